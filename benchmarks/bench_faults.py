@@ -30,12 +30,13 @@ import msgspec
 from faults import BLOCK, FAULTS, HEALTHY, Fault, Pace, Wrapped, visitor
 from raw_runs import NOT_DONE, append, read
 
+from ridgeline.config.load import BenchOptions
 from ridgeline.config.settings import settings_from
 from ridgeline.diagnose.facts import READING_GAP_S
 from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.diagnose.losses.latency_losses import Expected
 from ridgeline.engine.engine import Engine
-from ridgeline.measure.bench_options import BenchOptions, run_bench
+from ridgeline.measure.bench_options import run_bench
 from ridgeline.measure.client.engine_target import InProcessTarget
 from ridgeline.measure.client.load_client import OnStart
 from ridgeline.records import RunTrace, Sampling, Slo, StepStat

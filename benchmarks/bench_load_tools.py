@@ -143,7 +143,7 @@ def _ridgeline(url: str, model: str, folder: Path) -> Reported:
     out = folder / "out.json"
     command = [sys.executable, "-m", "ridgeline", "bench", "--url", url, "--endpoint", "chat"]
     command += ["--served-model-name", model, "--num-prompts", str(NUM_REQUESTS)]
-    command += ["--max-concurrency", "1", "--num-warmups", "0", "--json", str(out)]
+    command += ["--max-concurrency", "1", "--num-warmups", "0", "--output-json", str(out)]
     subprocess.run(command, timeout=180, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     found = json.loads(out.read_text())
 

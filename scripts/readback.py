@@ -121,7 +121,8 @@ def random_experts(folder: Path, family: str) -> str:
 
 def make(folder: Path) -> int:
     """Write every format and `expected.json`."""
-    from ridgeline.cli.commands.quantize import Choices, command
+    from ridgeline.cli.commands.quantize import command
+    from ridgeline.config.improve import QuantizeOptions
 
     models = {"demo": "demo"} | {
         family: random_experts(folder / f"random-{family}", family) for family in (*MOE, *WHOLE)
@@ -132,7 +133,7 @@ def make(folder: Path) -> int:
         command(
             model,
             folder / name,
-            Choices(**{key: value for key, value in choices.items() if key != "model"}),
+            QuantizeOptions(**{key: value for key, value in choices.items() if key != "model"}),
         )
     found = {name: _expected(_path(folder, name)) for name in FORMATS}
     (folder / "expected.json").write_text(json.dumps(found), encoding="utf-8")

@@ -1,23 +1,25 @@
-"""`ridgeline`: the entry point, and the one place where errors become lines and exit codes.
+"""The entry point of `ridgeline`, and the one place where errors become lines and exit codes.
 
-0 done · 1 something broke · 2 the user can mend it (one line: what, value, limit, fix) · 130
-interrupted. A traceback appears only with `--debug`, which may stand before or after the
-subcommand.
+0 done · 1 something broke · 2 a mistake that the user can correct (one line: what is wrong, the
+value, the limit, the fix) · 3 inconclusive (compare) · 130 interrupted. `--debug`, before or after
+the command, shows the traceback.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ridgeline.errors import RidgelineError, UserError
 
-PROMISE = re.compile(r"(ttft|tpot|e2el?|error|attainment):\S")
-MENDABLE, BROKEN, INTERRUPTED = 2, 1, 130
-_OF_A_PATH = {
+if TYPE_CHECKING:
+    import click
+
+SUCCESS, FAILURE, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+_PATH_ERRORS = {
     errno.ENOENT,
     errno.EACCES,
     errno.EPERM,
@@ -26,85 +28,108 @@ _OF_A_PATH = {
     errno.EISDIR,
     errno.ENAMETOOLONG,
 }
-SPINS = (
-    "1000"  # turns of a waiting OpenMP thread before it sleeps; libgomp's own default is 300,000
-)
+COMPLETION_VARIABLE = "_RIDGELINE_COMPLETE"  # set by the script of `ridgeline completion`
+SPIN_COUNT = "1000"  # iterations of a waiting OpenMP thread before it sleeps (libgomp: 300,000)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    # A thread that spins at a barrier takes the core from the one it waits for, whenever anything
-    # else runs: the event loop of this very process, or a neighbour. libgomp reads this when torch
-    # is imported, hence here. Measured in notes/experiments/2026-11-26-tried-linear-kernels.md.
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-    given = list(sys.argv[1:] if argv is None else argv)
-    args, debug = _without_debug(given)
+    # A thread that spins at a barrier takes the core from the thread it waits for, whenever
+    # anything else runs: this process's event loop, or a neighbour. libgomp reads the variable
+    # when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = is_debug(args)
     try:
-        return _run(_with_whole_promises(args))
+        code = _run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _discard_output()
+        return SUCCESS
     except BaseException as error:
         if debug and not isinstance(error, KeyboardInterrupt):
             raise
-        return _explain(error)
+        return _report(error)
+
+
+def is_debug(args: Sequence[str]) -> bool:
+    """Whether `--debug` stands anywhere before a `--`."""
+    end = args.index("--") if "--" in args else len(args)
+    return "--debug" in args[:end]
 
 
 def _run(args: list[str]) -> int:
+    import click
+
     from ridgeline.cli.app import app
 
+    completion = os.environ.get(COMPLETION_VARIABLE)
+    if completion:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(app, {}, "ridgeline", COMPLETION_VARIABLE, completion)
     try:
-        app(args, prog_name="ridgeline")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return 0
+        with app.make_context("ridgeline", args) as context:
+            code: int | None = app.invoke(context)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return USER_ERROR
+    except click.UsageError as error:
+        raise _usage_error(error) from None
+    return code or SUCCESS
 
 
-def _without_debug(args: list[str]) -> tuple[list[str], bool]:
-    """The arguments without `--debug` (but not past a `--`), and whether it was there."""
-    end = args.index("--") if "--" in args else len(args)
-    head = [arg for arg in args[:end] if arg != "--debug"]
-    return head + args[end:], len(head) < end
+def _usage_error(error: click.UsageError) -> UserError:
+    """What click found wrong with the command line, in the style of our errors."""
+    message = " ".join(error.message.split()).rstrip(".")
+    message = message[:1].lower() + message[1:]
+    near = getattr(error, "possibilities", None) or []
+    path = error.ctx.command_path if error.ctx is not None else "ridgeline"
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return UserError(
+        message, fix=f"{meant}{path} --help lists them" if near else f"see {path} --help"
+    )
 
 
-def _with_whole_promises(args: list[str]) -> list[str]:
-    """`--goodput ttft:200 tpot:50`, vLLM's way to write it, as one value."""
-    joined: list[str] = []
-    for arg in args:
-        follows = joined[-2:-1] == ["--goodput"] or (joined and joined[-1].startswith("--goodput="))
-        if follows and PROMISE.match(arg):
-            joined[-1] += f" {arg}"
-        else:
-            joined.append(arg)
-    return joined
+def _discard_output() -> None:
+    """Whoever read stdout has gone (`| head`): what is still buffered must not raise at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _explain(error: BaseException) -> int:
+def _report(error: BaseException) -> int:
     """Print the error as one line; returns its exit code."""
     if isinstance(error, KeyboardInterrupt):
-        _say("interrupted")
+        _print_error("interrupted")
         return INTERRUPTED
     if isinstance(error, UserError):
-        _say(str(error))
-        return MENDABLE
+        _print_error(str(error))
+        return USER_ERROR
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" at {error.filename}" if error.filename else ""
-        _say(f"the disk is full{where}; fix: free some space, or write elsewhere")
-        return BROKEN
-    if isinstance(error, OSError) and error.filename and error.errno in _OF_A_PATH:
-        _say(
-            f"the path cannot be used; got {str(error.filename)!r}: {error.strerror}; "
-            "fix: name one that exists and may be read or written"
+        _print_error(f"the disk is full{where}; fix: free some space, or write elsewhere")
+        return FAILURE
+    if isinstance(error, OSError) and error.filename and error.errno in _PATH_ERRORS:
+        _print_error(
+            f"cannot use this path; got {str(error.filename)!r}: {error.strerror}; "
+            "fix: name one that exists and can be read or written"
         )
-        return MENDABLE
+        return USER_ERROR
     if isinstance(error, RidgelineError):
-        _say(str(error))
+        _print_error(str(error))
     elif isinstance(error, OSError):
-        _say(f"the system refused: {error}")
+        _print_error(f"the operating system reported an error: {error}")
     else:
-        _say(f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)")
-    return BROKEN
+        _print_error(
+            f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)"
+        )
+    return FAILURE
 
 
-def _say(message: str) -> None:
-    """The message in red on stderr: one line, unless it holds a table (a memory budget)."""
+def _print_error(message: str) -> None:
+    """In red on stderr: one line, unless it contains a table (a memory budget)."""
     from rich.console import Console
 
     Console(stderr=True, highlight=False).print(

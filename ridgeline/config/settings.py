@@ -1,19 +1,27 @@
-"""What a user may ask of an engine: the flags of `ridgeline serve`, under vLLM's names.
+"""Settings of the engine, under vLLM's names: the `[engine]` table of a `ridgeline.toml`.
 
-`Settings` is stage one of configuration ("asked"): None means "derive it", and the engine's
-assembler resolves each into a plain value with its derivation (`ridgeline explain`). It is also the
-content of the `[engine]` table of a `ridgeline.toml`.
+`Settings` holds what was asked for: None means "derive it". The engine resolves every setting into
+a plain value with its derivation, which `ridgeline explain` prints.
 """
 
 from __future__ import annotations
 
-import math
-import tomllib
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from ridgeline.config.option import About, Section
+from ridgeline.config.units import (
+    BYTES,
+    COUNT,
+    DURATION,
+    MILLISECONDS,
+    NON_NEGATIVE_COUNT,
+    NON_NEGATIVE_SECONDS,
+    SEED,
+    TOKENS,
+    Range,
+)
 from ridgeline.errors import BadInput
 
 Batching = Literal["static", "dynamic", "continuous"]
@@ -21,18 +29,18 @@ DraftMethod = Literal[
     "ngram", "suffix", "lookahead", "draft_model", "self", "medusa", "eagle", "auto"
 ]
 MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
+MAX_THREADS = 1024  # more than any machine has; each takes memory when it starts
 
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speculative decoding as asked: the keys of vLLM's `--speculative-config`.
+    """Speculative decoding, with the keys of vLLM's `--speculative-config`.
 
-    `num_speculative_tokens`: drafts per sequence and step (None: as many as pay, by measured cost).
-    `prompt_lookup_min`, `prompt_lookup_max`: lengths of the n-grams that "ngram" looks up. `model`,
-    `quantization`: the draft model (of "auto", where there is one) and the format of its layers'
-    weights. `draft_sample_method`:
-    draft the likeliest token, or draw it (requests without a seed). `rejection_sample_method`: how
-    drawn drafts are judged. `speculative_token_tree`: the tree that "medusa" drafts, as a list of
-    nodes (`engine.speculate.tree`).
+    `num_speculative_tokens`: draft tokens per sequence and step (None: as many as pay, by measured
+    cost). `prompt_lookup_min`, `prompt_lookup_max`: lengths of the n-grams that "ngram" looks up.
+    `model`, `quantization`: the draft model and the format of its weights. `draft_sample_method`:
+    draft the most likely token, or sample it (requests without a seed). `rejection_sample_method`:
+    how sampled drafts are verified. `speculative_token_tree`: the tree that "medusa" drafts, as a
+    list of nodes.
     """
 
     method: DraftMethod
@@ -53,67 +61,145 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise BadInput(what, value=value, limit=f"1..{MAX_DRAFT_TOKENS}")
 
 
-MOST_THREADS = 1024  # more than any machine has: each takes memory when it starts
+class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engine settings. Counts are tokens or sequences, sizes bytes, times what the name says."""
 
+    title: ClassVar[str] = "Engine"
+    table: ClassVar[str] = "engine"
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Engine settings as asked. Counts are tokens or sequences, sizes bytes, times milliseconds."""
-
-    model: str = "demo"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    quantization: Literal["int8", "int4", "bf16"] | None = None
-    lm_head_quantization: Literal["int8", "int4", "bf16"] | None = None
-    activations: Literal["int8", "int16", "float32"] = "int8"
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
-    kv_cache_memory_bytes: int | None = None
-    block_size: int | None = None
-    enable_prefix_caching: bool = True
-    prefix_cache_ttl_s: float | None = None
-    enable_chunked_prefill: bool = True
-    batching: Batching = "continuous"
-    batch_wait_ms: float = 10.0
-    background_tokens: int | None = None
-    attention_backend: str = "auto"
-    layer_backend: str = "auto"
-    num_threads: int | None = None
-    num_threads_decode: int | None = None
-    thread_plan: Literal["fixed", "auto"] = "fixed"
-    speculative_config: Speculative | None = None
-    max_num_queued_reqs: int | None = 1024
-    max_num_queued_tokens: int | None = 1 << 20
-    slo_throttle: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in (
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "kv_cache_memory_bytes",
-            "block_size",
-            "num_threads",
-            "num_threads_decode",
-            "max_num_queued_reqs",
-            "max_num_queued_tokens",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                flag = "--" + name.replace("_", "-")
-                raise BadInput(f"{flag} must be positive", value=value, limit=">= 1")
-            if value is not None and "threads" in name and value > MOST_THREADS:
-                flag = "--" + name.replace("_", "-")
-                raise BadInput(f"{flag} is too large", value=value, limit=f"<= {MOST_THREADS}")
-        if self.background_tokens is not None and self.background_tokens < 0:
-            raise BadInput("--background-tokens is negative", value=self.background_tokens)
-        for name in ("batch_wait_ms", "prefix_cache_ttl_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                flag = "--" + name.replace("_", "-")
-                raise BadInput(f"{flag} is no length of time", value=value, limit=">= 0")
+    model: Annotated[
+        str, About("Model directory, 'demo', or 'dummy:SHAPE' (random weights).", flag="")
+    ] = "demo"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        About("Data type of weights and activations; auto uses the model's where it can run."),
+    ] = "auto"
+    device: Annotated[
+        str, About("Device to run on: cpu, cuda, cuda:N or auto.", metavar="DEVICE")
+    ] = "auto"
+    quantization: Annotated[
+        Literal["int8", "int4", "bf16"] | None,
+        About(
+            "Quantise the layers' weights when loading, rounding to nearest. `ridgeline quantize` "
+            "loses less accuracy at 4 bits.",
+            unset="as stored",
+        ),
+    ] = None
+    lm_head_quantization: Annotated[
+        Literal["int8", "int4", "bf16"] | None,
+        About("Quantise the LM head as well.", unset="as stored"),
+    ] = None
+    activations: Annotated[
+        Literal["int8", "int16", "float32"],
+        About(
+            "Precision of activations multiplied with 8- and 4-bit weights: int8 (W8A8, W4A8), or "
+            "weight-only int16 or float32, at two to three times the arithmetic."
+        ),
+    ] = "int8"
+    max_model_len: Annotated[
+        int | None,
+        About("Maximum prompt plus output length.", unit=TOKENS, unset="the model's limit"),
+    ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        About(
+            "Data type of the KV cache; auto uses that of the activations. int8 is lossy.",
+            panel="KV cache",
+        ),
+    ] = "auto"
+    kv_cache_memory_bytes: Annotated[
+        int | None, About("Size of the KV cache.", unit=BYTES, unset="from the free memory")
+    ] = None
+    block_size: Annotated[
+        int | None, About("Tokens per KV cache block.", unit=COUNT, unset="16")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, About("Reuse the KV cache of prompts that share a prefix.")
+    ] = True
+    prefix_cache_ttl_s: Annotated[
+        float | None,
+        About(
+            "Evict cached prefixes that were not used for this long.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+            unset="never",
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        About("Maximum sequences running at once.", unit=COUNT, unset="64", panel="Scheduling"),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        About("Token budget of one step.", unit=TOKENS, unset="512 on a CPU, 4096 on a GPU"),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool, About("Split long prompts over several steps, so that decoding continues.")
+    ] = True
+    batching: Annotated[Batching, About("How requests are combined into batches.")] = "continuous"
+    batch_wait_ms: Annotated[
+        float,
+        About("Dynamic batching: maximum wait for a fuller batch.", unit=MILLISECONDS),
+    ] = 10.0
+    background_tokens: Annotated[
+        int | None,
+        About(
+            "Token budget of background (batch) requests in a step that also serves interactive "
+            "requests; 0 pauses them.",
+            unit=TOKENS,
+            range=NON_NEGATIVE_COUNT,
+            unset="derived from measured step times",
+        ),
+    ] = None
+    max_num_queued_reqs: Annotated[
+        int | None,
+        About(
+            "Maximum waiting requests; further ones are rejected with a time to retry.", unit=COUNT
+        ),
+    ] = 1024
+    max_num_queued_tokens: Annotated[
+        int | None,
+        About("Maximum prompt tokens of waiting requests.", unit=TOKENS),
+    ] = 1 << 20
+    slo_throttle: Annotated[
+        bool,
+        About("Admit fewer requests of a class while its p95 TTFT or TPOT violates its SLO."),
+    ] = False
+    attention_backend: Annotated[
+        str,
+        About(
+            "Attention implementation; auto chooses, and `ridgeline explain` says why.",
+            panel="Execution",
+            metavar="NAME",
+        ),
+    ] = "auto"
+    layer_backend: Annotated[
+        str, About("Implementation of the layers around attention; auto chooses.", metavar="NAME")
+    ] = "auto"
+    num_threads: Annotated[
+        int | None,
+        About("CPU threads.", unit=COUNT, range=Range(1, MAX_THREADS), unset="the available cores"),
+    ] = None
+    num_threads_decode: Annotated[
+        int | None,
+        About(
+            "CPU threads of steps with at most 16 rows, which are mostly decode steps.",
+            unit=COUNT,
+            range=Range(1, MAX_THREADS),
+            unset="as --num-threads",
+        ),
+    ] = None
+    thread_plan: Annotated[
+        Literal["fixed", "auto"],
+        About("auto measures the best numbers of threads when the engine opens."),
+    ] = "fixed"
+    speculative_config: Annotated[
+        Speculative | None,
+        About('Speculative decoding, as vLLM\'s JSON: \'{"method": "ngram"}\'.', unset="off"),
+    ] = None
+    seed: Annotated[
+        int, About("Sampling seed of requests without one; also seeds loads.", unit=SEED)
+    ] = 0
 
 
 NAIVE = {
@@ -122,29 +208,7 @@ NAIVE = {
     "enable_prefix_caching": False,
     "enable_chunked_prefill": False,
 }
-"""What a naive deployment does: one request at a time, no reuse. The baseline of `optimize`."""
-
-
-def load_settings(path: Path) -> tuple[Settings, dict[str, Any]]:
-    """Read a `ridgeline.toml`: its `[engine]` table as Settings, its `[server]` as it stands."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(
-            "cannot read the configuration file", value=str(path), fix=str(error)
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(
-            "the configuration is not valid TOML", value=str(path), fix=str(error)
-        ) from None
-    unknown = sorted(set(document) - {"engine", "server", "provenance"})
-    if unknown:
-        raise BadInput(
-            "unknown table in the configuration",
-            value=unknown[0],
-            limit="engine, server, provenance",
-        )
-    return settings_from(document.get("engine", {}), where=str(path)), document.get("server", {})
+"""A naive deployment: one request at a time, no reuse. The baseline of `optimize`."""
 
 
 def settings_from(values: dict[str, Any], *, where: str = "settings") -> Settings:
@@ -160,14 +224,14 @@ def changed(settings: Settings) -> dict[str, Any]:
     """Only what differs from the defaults, for a short configuration file."""
     default = Settings()
     return {
-        field.name: _plain(getattr(settings, field.name))
+        field.name: _as_table(getattr(settings, field.name))
         for field in msgspec.structs.fields(Settings)
         if getattr(settings, field.name) != getattr(default, field.name)
     }
 
 
-def _plain(value: Any) -> Any:
-    """A nested record as a table of what was asked in it."""
+def _as_table(value: Any) -> Any:
+    """A nested record as a table of the keys that were set."""
     if not isinstance(value, msgspec.Struct):
         return value
     return {k: v for k, v in msgspec.structs.asdict(value).items() if v is not None}

@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish, OnStart, run_load
 from ridgeline.measure.client.target import Target
@@ -21,89 +22,26 @@ from ridgeline.measure.workload.arrivals import (
 from ridgeline.measure.workload.base import StopsEarly, Unstreamed
 from ridgeline.measure.workload.synthetic import Synthetic
 from ridgeline.measure.workload.traces import TraceWorkload
-from ridgeline.records import RunTrace, Slo
-
-METRICS = ("ttft", "tpot", "itl", "e2e")
-_ALIASES = {"e2el": "e2e"}
-
-
-class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The flags of `ridgeline bench` under vLLM's names (`vllm bench serve`), as written."""
-
-    workload: str = "chat-and-code"
-    num_prompts: int | None = 100
-    duration_s: float | None = None
-    request_rate: float = math.inf
-    burstiness: float = 1.0
-    max_concurrency: int | None = None
-    ramp_up_strategy: str | None = None
-    ramp_up_start_rps: float | None = None
-    ramp_up_end_rps: float | None = None
-    replay_speed: float | None = None
-    random_input_len: int | None = None
-    random_output_len: int | None = None
-    random_prefix_len: int = 0
-    ignore_eos: bool = True
-    stream: bool = True
-    goodput: str | None = None
-    percentile_metrics: str = "ttft,tpot,itl,e2e"
-    metric_percentiles: str = "50,90,95,99"
-    num_warmups: int = 4
-    warmup_s: float = 0.0
-    cooldown_s: float = 0.0
-    timeout_s: float = 600.0
-    seed: int = 0
-
-    @property
-    def slo(self) -> Slo | None:
-        return Slo.parse(self.goodput) if self.goodput else None
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The metrics to show, in the order asked."""
-        asked = [part.strip() for part in self.percentile_metrics.split(",") if part.strip()]
-        names = tuple(_ALIASES.get(name, name) for name in asked)
-        for name in names:
-            if name not in METRICS:
-                raise BadInput(
-                    "--percentile-metrics: unknown", value=name, limit=", ".join(METRICS)
-                )
-        return names
-
-    @property
-    def percentiles(self) -> tuple[float, ...]:
-        """The percentiles to show, 0..100."""
-        try:
-            values = tuple(float(part) for part in self.metric_percentiles.split(","))
-        except ValueError:
-            values = (math.nan,)
-        if not all(0 <= value <= 100 for value in values):
-            raise BadInput(
-                "--metric-percentiles: not percentiles",
-                value=self.metric_percentiles,
-                limit="0..100",
-                fix="write e.g. 50,90,99",
-            )
-        return values
+from ridgeline.records import RunTrace
 
 
 def check(options: BenchOptions) -> None:
     """Raise what is wrong with the options, before anything is loaded."""
-    _ = (options.slo, options.metrics, options.percentiles)
+    _ = (options.metrics, options.percentiles)
     workload_of(options)
     arrivals_of(options)
     load_of(options)
 
 
 def workload_of(options: BenchOptions) -> Workload:
-    """--random-input-len and --random-output-len stand for a synthetic workload."""
-    if options.random_input_len is None and options.random_output_len is None:
+    """The workload to send; --input-len and --output-len describe a synthetic one."""
+    if options.input_len is None and options.output_len is None:
         return parse_workload(options.workload)
     default = Synthetic()
     return Synthetic(
-        input=default.input if options.random_input_len is None else options.random_input_len,
-        output=default.output if options.random_output_len is None else options.random_output_len,
-        prefix=options.random_prefix_len,
+        input=default.input if options.input_len is None else options.input_len,
+        output=default.output if options.output_len is None else options.output_len,
+        prefix=options.prefix_len,
     )
 
 
@@ -143,7 +81,7 @@ def _ramp(options: BenchOptions) -> Ramp:
             fix="--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 16",
         )
     ramp = Ramp(low, high, 1.0, exponential=strategy == "exponential")
-    over_s = options.duration_s or (options.num_prompts or 1) / ramp.expected
+    over_s = options.duration_s or (options.max_requests or 1) / ramp.expected
     return msgspec.structs.replace(ramp, over_s=over_s)
 
 
@@ -160,7 +98,7 @@ def _replay(options: BenchOptions, speed: float) -> Instants:
 
 def load_of(options: BenchOptions) -> LoadOptions:
     return LoadOptions(
-        num_requests=options.num_prompts,
+        num_requests=options.max_requests,
         duration_s=options.duration_s,
         max_concurrency=None if _closed(options) else options.max_concurrency,
         num_warmups=options.num_warmups,

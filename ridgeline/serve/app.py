@@ -12,13 +12,14 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 import ridgeline
+from ridgeline.config.server import ServerOptions
 from ridgeline.errors import RidgelineError
 from ridgeline.roofline import Peaks
 from ridgeline.serve import operations, tokenize
 from ridgeline.serve.anthropic import routes as anthropic_routes
 from ridgeline.serve.anthropic.schemas import MessageEvent
 from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
-from ridgeline.serve.config import ServerOptions, split_names
+from ridgeline.serve.config import split_names
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, error_response, to_api_error, validation_error
 from ridgeline.serve.middleware import HttpMiddleware

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import uvicorn
 from fastapi import FastAPI
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.errors import BadInput
 from ridgeline.serve.auth.middleware import is_loopback
-from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.connection import ConnectionLimits, limited_protocol
 from ridgeline.serve.service import Service
 

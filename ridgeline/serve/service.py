@@ -10,12 +10,13 @@ from weakref import WeakSet
 
 from fastapi import Depends, Request
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.records import Sampling, Slo
 from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.middleware import caller_of
 from ridgeline.serve.auth.rate_limit import KeyBudget, KeyBudgets
-from ridgeline.serve.config import LIMITS, ServerOptions, model_name
+from ridgeline.serve.config import LIMITS, model_name
 from ridgeline.serve.drain import DrainState
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, check_limit

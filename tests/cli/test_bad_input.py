@@ -95,5 +95,7 @@ def test_a_kv_budget_for_less_than_one_sequence(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("flag", ["--num-threads", "--num-threads-decode"])
-def test_more_threads_than_any_machine_has(capsys: pytest.CaptureFixture[str], flag: str) -> None:
-    refused(capsys, ["generate", "demo", "x", flag, "100000000"], flag, "100000000", "1024")
+def test_more_threads_than_any_machine_has_are_refused(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    refused(capsys, ["generate", "demo", "x", flag, "100000000"], flag, "100000000", "1,024")

@@ -41,7 +41,7 @@ def test_a_fixed_depth_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_model_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "demo", "demo"]) == 2
-    assert "no effect behind another model" in capsys.readouterr().err
+    assert "no effect after a model" in capsys.readouterr().err
 
 
 def test_what_is_only_arithmetic_has_no_say(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.report.json_line import json_line
-from tests.cli.whole import SHAPE
+from tests.cli.command_line import SHAPE
 from tests.house.code import ROOT
 
 

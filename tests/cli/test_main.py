@@ -1,30 +1,31 @@
-"""The entry point: errors become one line and an exit code; --debug brings the traceback."""
+"""The entry point: errors become one line and an exit code, help is short, shells complete."""
 
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 
+import click
 import pytest
-import typer
 
-from ridgeline.cli import app as commands
+from ridgeline.cli import app as cli
 from ridgeline.cli.main import main
+from ridgeline.cli.params.click_command import debug_option
+from ridgeline.config.commands import COMMANDS
 from ridgeline.errors import BadInput, EngineUnavailable
 
 
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """An app whose only command raises what the list holds."""
+    """A command line that raises what the list holds."""
     errors: list[BaseException] = []
-    app = typer.Typer()
 
-    @app.command()
     def run() -> None:
         raise errors[0]
 
-    monkeypatch.setattr(commands, "app", app)
+    monkeypatch.setattr(cli, "app", click.Command("run", params=[debug_option()], callback=run))
     return errors
 
 
@@ -41,10 +42,10 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
         (
             PermissionError(errno.EACCES, "Permission denied", "x.json"),
             2,
-            "the path cannot be used; got 'x.json': Permission denied; fix: name one",
+            "cannot use this path; got 'x.json': Permission denied; fix: name one",
         ),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/x"), 2, "'/proc/x'"),
-        (OSError(errno.EIO, "Input/output error", "x.json"), 1, "the system refused"),
+        (OSError(errno.EIO, "Input/output error", "x.json"), 1, "the operating system reported"),
         (RuntimeError("oops"), 1, "internal error: RuntimeError: oops"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -64,7 +65,7 @@ def test_errors_become_lines(
 
 
 @pytest.mark.parametrize("args", [["--debug"], []])
-def test_debug_lets_the_traceback_through(raising: list[BaseException], args: list[str]) -> None:
+def test_debug_shows_the_traceback(raising: list[BaseException], args: list[str]) -> None:
     raising.append(BadInput("too big"))
     if args:
         with pytest.raises(BadInput):
@@ -79,12 +80,12 @@ def ridgeline(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("order", [["--debug", "inspect", "x"], ["inspect", "x", "--debug"]])
-def test_debug_may_stand_before_or_after(order: list[str]) -> None:
+def test_debug_may_precede_or_follow_the_command(order: list[str]) -> None:
     done = ridgeline(*order)
     assert done.returncode != 0 and "Traceback" in done.stderr and "BadModel" in done.stderr
 
 
-def test_after_two_dashes_debug_is_a_word() -> None:
+def test_debug_after_two_dashes_is_an_argument() -> None:
     done = ridgeline("inspect", "--", "--debug")
     assert done.returncode == 2 and "'--debug'" in done.stderr and "Traceback" not in done.stderr
 
@@ -96,9 +97,93 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert first == second
 
 
-def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serv"]) == 2
-    assert "serve" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("args", "meant"),
+    [
+        (["serv"], "did you mean serve?"),
+        (["bench", "--num-promts", "3"], "--num-prompts"),
+        (["bench", "a", "b"], "unexpected"),
+        (["bench", "--num-prompts"], "requires an argument"),
+    ],
+)
+def test_a_usage_error_is_one_line_with_a_suggestion(
+    capsys: pytest.CaptureFixture[str], args: list[str], meant: str
+) -> None:
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert meant in err and len(err.splitlines()) == 1 and not out
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "ridgeline optimize demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_root_help_has_a_whole_line_per_command(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert main([flag]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for group in ("Run:", "Measure:", "Improve:", "Plan:", "Tools:"):
+        assert group in lines
+    for command in COMMANDS.values():
+        assert any(line.split()[:1] == [command.name] and command.summary in line for line in lines)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_help_shows_every_option(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command, "-h"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    for option in COMMANDS[command].options.values():
+        for flag in option.flags if option.has_flag else (option.flag,):
+            assert flag in text.replace("\n", " ").replace("- ", "-") or flag in joined(text), flag
+
+
+def joined(text: str) -> str:
+    """The text without the line breaks that fall within a flag."""
+    return "".join(line.strip() for line in text.splitlines())
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    """`ridgeline bench --help | head -1`."""
+    command = [sys.executable, "-m", "ridgeline", "bench", "--help"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def complete(words: str) -> list[str]:
+    """What bash offers for the last of the words, by the generated script's protocol."""
+    environ = os.environ | {
+        "_RIDGELINE_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    command = [sys.executable, "-c", "import sys; from ridgeline.cli.main import main; main([])"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_the_shell_completes_commands_flags_and_choices() -> None:
+    assert complete("ridgeline opt") == ["optimize"]
+    assert complete("ridgeline serve --max-num-s") == ["--max-num-seqs"]
+    assert complete("ridgeline serve --batching st") == ["static"]
+
+
+def test_the_completion_script_is_one_that_bash_can_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert "_RIDGELINE_COMPLETE=bash_complete" in script and "complete -o nosort" in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_a_full_disk_is_one_line() -> None:

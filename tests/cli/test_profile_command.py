@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from ridgeline.cli.app import app
+from ridgeline.cli.main import main
 from ridgeline.hardware.ceilings import MeasuredCeilings
 
 CEILINGS = MeasuredCeilings(
@@ -17,11 +15,11 @@ CEILINGS = MeasuredCeilings(
     flops_s={"int4": 200e9, "int16": 150e9, "float32": 100e9},
     cpu_share=1.0,
 )
-LOAD = ["--random-input-len", "24", "--random-output-len", "8", "--max-concurrency", "2"]
+LOAD = ["--input-len", "24", "--output-len", "8", "--max-concurrency", "2"]
 
 
-def invoke(*args: str) -> Any:
-    return CliRunner().invoke(app, ["diagnose", "demo", "--profile", "--num-threads", "1", *args])
+def profile(*args: str) -> int:
+    return main(["diagnose", "demo", "--profile", "--num-threads", "1", *args])
 
 
 @pytest.fixture
@@ -30,37 +28,42 @@ def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("known_machine")
-def test_the_tables_the_chart_and_the_page(tmp_path: Path) -> None:
+def test_profile_prints_tables_and_writes_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.html"
-    done = invoke(*LOAD, "--html", str(page))
-    assert done.exit_code == 0, done.output
+    assert profile(*LOAD, "--html", str(page)) == 0
+    output = capsys.readouterr().out
     for words in ("prefill: a prompt of 24 tokens", "decode: 2 sequences of", "% of bound"):
-        assert words in done.output
+        assert words in output
     for words in ("q, k, v linears", "LM head", "host", "FLOP/byte", "GFLOP/s", "of its roof"):
-        assert words in done.output
+        assert words in output
     text = page.read_text(encoding="utf-8")
     assert text.count("<svg") == 4 and "<script" not in text and "http" not in text.split("<svg")[0]
     assert "What stands out" in text and "gate and up linears" in text
 
 
 @pytest.mark.usefixtures("known_machine")
-def test_json_has_every_figure() -> None:
-    done = invoke(*LOAD, "--json", "--quantization", "int4")
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout[done.stdout.index("{") :])
-    for phase in told["phases"]:
+def test_profile_as_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile(*LOAD, "--json", "--quantization", "int4") == 0
+    result = json.loads(capsys.readouterr().out)
+    for phase in result["phases"]:
         assert sum(row["time_s"] for row in phase["rows"]) == pytest.approx(phase["pass_s"])
         named = {row["operator"]: row for row in phase["rows"]}
         assert named["down"]["of_bound"] > 0 and named["host"]["of_bound"] is None
-    assert told["peaks"]["dtype"] == "int4"
+    assert result["peaks"]["dtype"] == "int4"
 
 
-def test_what_would_change_nothing_is_refused() -> None:
+def test_options_that_profile_does_not_read_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for flags in (["--request-rate", "3"], ["--url", "http://x"], ["--baseline", "x.jsonl"]):
-        done = invoke(*flags)
-        assert done.exit_code != 0 and "has no effect" in str(done.exception or done.output)
+        assert profile(*flags) == 2
+        assert "has no effect" in capsys.readouterr().err
 
 
-def test_a_longer_workload_than_the_model_takes_is_refused() -> None:
-    done = invoke("--max-model-len", "64", "--random-input-len", "80")
-    assert done.exit_code != 0 and "longer than the model" in str(done.exception or done.output)
+def test_a_workload_longer_than_the_context_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert profile("--max-model-len", "64", "--input-len", "80") == 2
+    assert "longer than the model" in capsys.readouterr().err

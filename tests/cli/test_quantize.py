@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.commands.quantize import Choices, command, recipe_for
+from ridgeline.cli.commands.quantize import command, recipe_for
+from ridgeline.config.improve import QuantizeOptions
 from ridgeline.config.settings import Settings
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
@@ -16,7 +17,7 @@ from ridgeline.modelspec.rewrite import linears
 
 def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "demo-int4"
-    assert command("demo", target, Choices(group_size=64, zeros=True, lm_head_bits=8)) == 0
+    assert command("demo", target, QuantizeOptions(group_size=64, zeros=True, lm_head_bits=8)) == 0
     assert str(target) in capsys.readouterr().out
     kinds = {path: linear.format for path, linear in linears(load_spec(str(target))).items()}
     assert (kinds["lm_head"].kind, kinds["layers.0.mlp.up"].group_size) == ("int8", 64)
@@ -31,10 +32,10 @@ def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_the_head_stays_as_stored_unless_asked(tmp_path: Path) -> None:
     for choices, kind in [
-        (Choices(), "bf16"),
-        (Choices(lm_head_bits=4), "int4"),
-        (Choices(bits=16), "bf16"),
-        (Choices(rotate=True, bits=8), "dense"),  # its numbers are no longer bfloat16's
+        (QuantizeOptions(), "bf16"),
+        (QuantizeOptions(lm_head_bits=4), "int4"),
+        (QuantizeOptions(bits=16), "bf16"),
+        (QuantizeOptions(rotate=True, bits=8), "dense"),  # its numbers are no longer bfloat16's
     ]:
         target = tmp_path / f"{choices.bits}-{choices.lm_head_bits}-{choices.rotate}"
         command("demo", target, choices)
@@ -43,18 +44,18 @@ def test_the_head_stays_as_stored_unless_asked(tmp_path: Path) -> None:
 
 def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     for wrong in [
-        Choices(bits=8, group_size=64),
-        Choices(bits=16, zeros=True),
-        Choices(bits=16, method="gptq"),
-        Choices(method="hqq", calibration=tmp_path / "text"),
-        Choices(method="smoothquant"),
-        Choices(bits_budget=float("nan")),
-        Choices(group_size=0),
-        Choices(method="qat", steps=0),
+        {"bits": 8, "group_size": 64},
+        {"bits": 16, "zeros": True},
+        {"bits": 16, "method": "gptq"},
+        {"method": "hqq", "calibration_text": tmp_path / "text"},
+        {"method": "smoothquant"},
+        {"bits_budget": float("nan")},
+        {"group_size": 0},
+        {"method": "qat", "steps": 0},
     ]:
         with pytest.raises(BadInput):
-            command("demo", tmp_path / "out", wrong)
-    assert recipe_for(Choices(bits=3)).group_size == 128
+            command("demo", tmp_path / "out", QuantizeOptions(**wrong))
+    assert recipe_for(QuantizeOptions(bits=3)).group_size == 128
 
 
 def test_the_head_can_be_quantised_while_loading() -> None:

@@ -1,46 +1,62 @@
-"""No number that cannot be is taken on the command line, and none begins any work."""
+"""A number out of range is refused, whatever its source, before any work begins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 
-from ridgeline.cli.params.engine import HELP
-from ridgeline.cli.validate.ranges import RANGES, Range, range_of
-from tests.cli.whole import NEEDED, NOBODY, SHAPE, options, refused
+from ridgeline.config.load import BenchOptions
+from ridgeline.config.option import Option, options_of
+from ridgeline.config.settings import Settings
+from ridgeline.config.units import Range
+from ridgeline.errors import BadInput
+from tests.cli.command_line import NEEDED, NO_SERVER, SHAPE, options, refused
+
+ENGINE = options_of(Settings)
 
 
-def numbers() -> Iterator[tuple[str, str, type]]:
-    """(command, option, int or float): every numeric option of the whole application."""
-    return (each for each in options() if each[2] in (int, float))
+def numbers() -> Iterator[tuple[str, Option]]:
+    """Every numeric option of the command line; the engine's once, with `serve`."""
+    for command, option in options():
+        is_number = option.type in (int, float) and not option.choices
+        shared = ENGINE.get(option.name) == option and command != "serve"
+        if is_number and not shared:
+            yield command, option
 
 
-def bad_ones() -> Iterator[tuple[str, str, str]]:
-    """The engine's flags are the same options everywhere: once will do."""
-    for command, name, kind in numbers():
-        if name not in HELP or command == "serve" or name == "seed":
-            finite = range_of(command, name).most < float("inf")
-            more = ["nan", *(["inf", "1e300"] if finite else [])] if kind is float else ["9" * 30]
-            yield from ((command, name, text) for text in ("-1", *more))
+def bad_texts(option: Option) -> Iterator[str]:
+    """Texts beyond both ends of the range, and what is not a number."""
+    assert option.range is not None
+    yield from ("-1", "nan")
+    if option.type is int:
+        yield "9" * 30
+    elif option.range.maximum < inf:
+        yield from ("inf", "1e300")
 
 
-def test_every_number_has_a_range() -> None:
-    known = {range_of(command, name) for command, name, _ in numbers()}
-    assert len(known) > 5
-    names = {name for command, each, _ in numbers() for name in (each, f"{command}.{each}")}
-    assert set(RANGES) <= names, "a row that no option has"
+def test_every_number_has_a_unit_with_a_range() -> None:
+    for command, option in numbers():
+        assert option.about.unit is not None, f"{command} {option.flag}"
+        assert option.range is not None and option.range != Range(-inf, inf), option.flag
+
+
+def test_every_default_is_in_range() -> None:
+    for _, option in numbers():
+        option.check(option.default, option.flag)
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize("command", sorted({command for command, _, _ in numbers()}))
-def test_a_number_that_cannot_be_is_refused_before_anything_begins(
+@pytest.mark.parametrize("command", sorted({command for command, _ in numbers()}))
+def test_numbers_out_of_range_are_refused_before_any_work(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    for of, name, text in bad_ones():
-        if of == command:
-            flag = "--" + name.replace("_", "-")
-            refused(capsys, [command, *NEEDED.get(command, []), flag, text], flag)
+    for owner, option in numbers():
+        if owner == command:
+            for text in bad_texts(option):
+                args = [command, *NEEDED.get(command, []), option.flag, text]
+                refused(capsys, args, option.flag)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -49,23 +65,35 @@ def test_a_number_that_cannot_be_is_refused_before_anything_begins(
     [
         (["mock-server", "--port", "99999"], "--port"),
         (["serve", "demo", "--port", "65536"], "--port"),
-        (["train-drafter", "demo", "-o", "made", "--rate", "0"], "--rate"),
+        (["serve", "demo", "--num-threads", "1025"], "--num-threads"),
+        (["train-drafter", "demo", "-o", "made", "--learning-rate", "0"], "--learning-rate"),
         (["bench", "--burstiness", "0"], "--burstiness"),
         (["cost", *SHAPE, "--pue", "0.5"], "--pue"),
         (["cost", *SHAPE, "--watts", "nan"], "--watts"),
         (["simulate", *SHAPE, "--num-seeds", "0"], "--num-seeds"),
         (["optimize", "demo", "--price-per-hour", "0"], "--price-per-hour"),
         (["explain", "demo", "--request-rate", "inf"], "--request-rate"),
-        (["chat", *NOBODY, "--max-tokens", "0"], "--max-tokens"),
+        (["chat", *NO_SERVER, "--max-tokens", "0"], "--max-tokens"),
     ],
 )
-def test_so_is_what_is_just_beyond(
+def test_values_just_out_of_range_are_refused(
     capsys: pytest.CaptureFixture[str], args: list[str], flag: str
 ) -> None:
     refused(capsys, args, flag)
 
 
-def test_ends_are_allowed_where_they_are_not_open() -> None:
-    assert Range(0, 1).holds(0) and Range(0, 1).holds(1) and not Range(0, 1).holds(float("nan"))
-    assert not Range(0, 1, open=True).holds(0) and str(Range(0, 5, open=True)) == "> 0, <= 5"
-    assert RANGES["request_rate"].holds(float("inf"))
+def test_a_range_contains_its_ends_unless_exclusive() -> None:
+    assert Range(0, 1).contains(0) and Range(0, 1).contains(1)
+    assert not Range(0, 1).contains(float("nan"))
+    assert not Range(0, 1, exclusive=True).contains(0)
+    assert str(Range(0, 5, exclusive=True)) == "> 0, <= 5"
+
+
+def test_a_program_is_held_to_the_same_ranges() -> None:
+    for section, values in ((Settings, {"max_num_seqs": 0}), (BenchOptions, {"num_prompts": 0})):
+        with pytest.raises(BadInput, match="out of range"):
+            section(**values)
+
+
+def test_request_rate_may_be_infinite() -> None:
+    assert BenchOptions().request_rate == inf

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.cli.commands.quantize import command
 from ridgeline.compress.formats.coded import BLOCKS, CodedWeight
 from ridgeline.compress.formats.floats import code_fp8, code_nf4
 from ridgeline.compress.formats.k_quants import k_lattice
@@ -15,6 +15,7 @@ from ridgeline.compress.methods.gptq import HessianFactor, factor_of, round_gptq
 from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.recipe import QuantizeRecipe, check
 from ridgeline.compress.statistics import InputStats
+from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints import ForeignWeights, foreign_in
 from ridgeline.engine.checkpoints.gguf import GgufWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
@@ -104,7 +105,7 @@ WRITTEN = {
 def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
     """Every weight bit for bit what rounding the original again gives."""
     format, kind = WRITTEN[numbers]
-    command("demo", tmp_path / "m", Choices(numbers=numbers, format=format))
+    command("demo", tmp_path / "m", QuantizeOptions(numbers=numbers, format=format))
     dense = with_dtype(load_spec("demo"), "float32")
     recipe = check(QuantizeRecipe(numbers=numbers))  # type: ignore[arg-type]
     name = str(tmp_path / "m" / "model.gguf" if format == "gguf" else tmp_path / "m")
@@ -135,11 +136,11 @@ def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
 @pytest.mark.parametrize(
     ("choices", "kind"),
     [
-        (Choices(group_size=32, zeros=True, format="gguf"), "Q4_1"),
-        (Choices(bits=5, group_size=32, format="gguf"), "Q5_0"),
+        (QuantizeOptions(group_size=32, zeros=True, format="gguf"), "Q4_1"),
+        (QuantizeOptions(bits=5, group_size=32, format="gguf"), "Q5_0"),
     ],
 )
-def test_gguf_grids(tmp_path: Path, choices: Choices, kind: str) -> None:
+def test_gguf_grids(tmp_path: Path, choices: QuantizeOptions, kind: str) -> None:
     command("demo", tmp_path / "m", choices)
     name = str(tmp_path / "m" / "model.gguf")
     assert read_gguf(name).tensors["blk.1.ffn_up.weight"].kind == kind
@@ -156,19 +157,21 @@ def test_gguf_grids(tmp_path: Path, choices: Choices, kind: str) -> None:
 
 def test_numbers_that_a_format_does_not_hold(tmp_path: Path) -> None:
     for choices, told in (
-        (Choices(numbers="nf4"), "no kernel here"),
-        (Choices(bits=5, group_size=32), "no kernel here"),
-        (Choices(numbers="q4_k", format="awq"), "does not hold"),
-        (Choices(bits=5, group_size=32, format="gptq"), "2, 3, 4 and 8"),
-        (Choices(bits=4, group_size=64, format="gguf"), "no such grid"),
-        (Choices(numbers="fp8-block", format="gguf"), "no such grid"),
+        (QuantizeOptions(numbers="nf4"), "no kernel here"),
+        (QuantizeOptions(bits=5, group_size=32), "no kernel here"),
+        (QuantizeOptions(numbers="q4_k", format="awq"), "does not hold"),
+        (QuantizeOptions(bits=5, group_size=32, format="gptq"), "2, 3, 4 and 8"),
+        (QuantizeOptions(bits=4, group_size=64, format="gguf"), "no such grid"),
+        (QuantizeOptions(numbers="fp8-block", format="gguf"), "no such grid"),
     ):
         with pytest.raises(CannotRun, match=told):
             command("demo", tmp_path / "m", choices)
         assert not (tmp_path / "m").exists()
     with pytest.raises(BadInput, match="is not made by"):
         command(
-            "demo", tmp_path / "m", Choices(numbers="nf4", method="gptq", format="bitsandbytes")
+            "demo",
+            tmp_path / "m",
+            QuantizeOptions(numbers="nf4", method="gptq", format="bitsandbytes"),
         )
     with pytest.raises(BadInput, match="zero-points"):
-        command("demo", tmp_path / "m", Choices(numbers="q6_k", zeros=True, format="gguf"))
+        command("demo", tmp_path / "m", QuantizeOptions(numbers="q6_k", zeros=True, format="gguf"))

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.commands.quantize import Choices, recipe_for
+from ridgeline.cli.commands.quantize import recipe_for
 from ridgeline.compress.methods.outliers import outlier_columns, round_split
 from ridgeline.compress.quantize_model import RIDGELINE, TableFormats, quantize_model
 from ridgeline.compress.recipe import QuantizeRecipe, check
 from ridgeline.compress.statistics import InputStats
 from ridgeline.compress.writers.gguf import GGUF
 from ridgeline.compress.writers.safetensors import COMPRESSED
+from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.self_check import check_layers
 from ridgeline.engine.quant import build_linear
@@ -151,9 +152,9 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="8 bits"):
         check(QuantizeRecipe(method="llm-int8"))
     with pytest.raises(BadInput, match="keeps nothing apart"):
-        recipe_for(Choices(method="gptq", threshold=5.0))
-    with pytest.raises(BadInput, match="no magnitude"):
-        recipe_for(Choices(method="llm-int8", bits=8, threshold=0.0))
+        recipe_for(QuantizeOptions(method="gptq", outlier_threshold=5.0))
+    with pytest.raises(BadInput, match="out of range"):
+        recipe_for(QuantizeOptions(method="llm-int8", bits=8, outlier_threshold=0.0))
     spec = LinearSpec(num_out=4, num_in=8, format=Format(kind="int8", bits=8, wide=2))
     with pytest.raises(CannotRun, match="llm-int8"):
         build_linear(spec, torch.randn(4, 8), None, torch.device("cpu"), torch.float32)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.cli.commands.quantize import command
+from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadModel, CannotRun
@@ -28,7 +29,7 @@ def logits(model: Path) -> torch.Tensor:
 
 
 def write(target: Path, **choices: object) -> Path:
-    command("demo", target, Choices(**choices))  # type: ignore[arg-type]
+    command("demo", target, QuantizeOptions(**choices))  # type: ignore[arg-type]
     return target
 
 

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.render.diagnose import print_diagnosis
+from ridgeline.config.load import BenchOptions
 from ridgeline.diagnose.losses.observed_steps import seen_steps
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import BenchOptions
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.results.event_log import Beside, write_run
 from ridgeline.roofline import phase_of

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.commands.diagnose import DiagnoseOutputs, run_diagnose
+from ridgeline.config.load import BenchOptions
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.diagnose.losses.observed_steps import seen_steps
@@ -18,7 +19,6 @@ from ridgeline.diagnose.losses.server_losses import blame_server
 from ridgeline.diagnose.losses.step_facts import batch_facts, missed_prefix
 from ridgeline.diagnose.rules.causes import findings
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import BenchOptions
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.results.event_log import Beside, write_run
 from ridgeline.records.progress import silent

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.cli.commands.inspect import command as inspect
-from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.cli.commands.quantize import command
+from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.self_check import check_layers
 from ridgeline.errors import BadInput
 
@@ -18,15 +19,15 @@ from ridgeline.errors import BadInput
 @pytest.mark.parametrize(
     "choices",
     [
-        Choices(zeros=True),
-        Choices(group_size=32, format="gptq"),
-        Choices(group_size=32, format="gguf"),
-        Choices(numbers="nf4", format="bitsandbytes"),
+        QuantizeOptions(zeros=True),
+        QuantizeOptions(group_size=32, format="gptq"),
+        QuantizeOptions(group_size=32, format="gguf"),
+        QuantizeOptions(numbers="nf4", format="bitsandbytes"),
     ],
     ids=lambda c: c.format,
 )
 def test_intact_checkpoints_pass(
-    tmp_path: Path, choices: Choices, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, choices: QuantizeOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command("demo", tmp_path / "m", choices)
     name = str(tmp_path / "m" / "model.gguf" if choices.format == "gguf" else tmp_path / "m")
@@ -41,7 +42,7 @@ def test_intact_checkpoints_pass(
 
 
 def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command("demo", tmp_path / "m", Choices(group_size=32, format="gptq"))
+    command("demo", tmp_path / "m", QuantizeOptions(group_size=32, format="gptq"))
     file = next((tmp_path / "m").glob("model-00004*"))  # layer 2
     tensors = load_file(file)
     name = next(n for n in tensors if n.endswith("o_proj.scales"))

@@ -13,18 +13,14 @@ from rich.console import Console
 from ridgeline.cli.commands.bench import BenchOutputs
 from ridgeline.cli.commands.bench import run_bench as bench_command
 from ridgeline.cli.render.bench import bench_tables
+from ridgeline.config.load import BenchOptions
+from ridgeline.config.sources import section_from
 from ridgeline.errors import BadInput, EngineUnavailable
-from ridgeline.measure.bench_options import (
-    BenchOptions,
-    arrivals_of,
-    check,
-    load_of,
-    run_bench,
-    workload_of,
-)
+from ridgeline.measure.bench_options import arrivals_of, check, load_of, run_bench, workload_of
 from ridgeline.measure.metrics.summary import summarise
 from ridgeline.measure.results.event_log import Beside, read_run
 from ridgeline.measure.results.vllm_result import vllm_result
+from ridgeline.records import Slo
 from ridgeline.roofline import Peaks, Work
 from ridgeline.workflows.bench.bench import BenchResult, bench_diagnosis, with_roofline
 from ridgeline.workflows.load.server_monitor import Observed
@@ -72,17 +68,17 @@ def test_flags_become_workload_arrivals_and_load():
     closed = BenchOptions(max_concurrency=8)
     assert arrivals_of(closed).label == "closed:8"
     assert load_of(closed).max_concurrency is None  # the process itself is the cap
-    random = BenchOptions(random_input_len=64, random_output_len=16, random_prefix_len=8)
+    random = BenchOptions(input_len=64, output_len=16, prefix_len=8)
     assert workload_of(random).name == "synthetic:input=64,output=16,prefix=8"
-    assert workload_of(BenchOptions(random_input_len=64)).name == "synthetic:input=64,output=128"
+    assert workload_of(BenchOptions(input_len=64)).name == "synthetic:input=64,output=128"
     assert workload_of(BenchOptions()).name == "chat-and-code"
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"goodput": "ttft"},
-        {"goodput": "ttft:abc"},
+        {"slo": "ttft"},
+        {"slo": "ttft:abc"},
         {"percentile_metrics": "ttft,latency"},
         {"metric_percentiles": "50,101"},
         {"metric_percentiles": "p50"},
@@ -92,22 +88,19 @@ def test_flags_become_workload_arrivals_and_load():
         {"burstiness": -1.0, "request_rate": 1.0},
         {"max_concurrency": 0},
         {"num_prompts": 0},
-        {"num_prompts": None},
-        {"random_input_len": 0},
+        {"input_len": 0},
         {"timeout_s": -1.0},
     ],
 )
 def test_every_wrong_option_is_found_before_anything_is_loaded(wrong):
     with pytest.raises(BadInput):
-        check(BenchOptions(**wrong))
+        check(section_from(BenchOptions, wrong))
 
 
 @pytest.fixture
 def run(in_virtual_time, scripted):
     async def main():
-        options = BenchOptions(
-            random_input_len=8, random_output_len=3, num_prompts=6, max_concurrency=2
-        )
+        options = BenchOptions(input_len=8, output_len=3, num_prompts=6, max_concurrency=2)
         return await run_bench(scripted(), options)
 
     return in_virtual_time(main())
@@ -145,7 +138,7 @@ def test_vllms_keys_are_there_with_vllms_meaning(run):
 def test_vllms_latencies_count_from_the_send(in_virtual_time, scripted):
     async def main():
         options = BenchOptions(
-            random_output_len=3,
+            output_len=3,
             num_prompts=8,
             request_rate=1000.0,
             max_concurrency=1,
@@ -191,7 +184,7 @@ def test_the_tables_show_figures_bounds_and_what_went_wrong(request_trace, run_t
     run = run_trace(requests, steps=steps, duration_s=1.0, client_cpu_share=0.99)
     peaks = Peaks(flops_s=1e9, bytes_s=1e9, dtype="float32", source="probe")
     device = ModelOnDevice(price=lambda shapes, n: Work(2e6, 5e6), peaks=peaks, name="here")
-    options = BenchOptions(goodput="ttft:250", metric_percentiles="50,99.9")
+    options = BenchOptions(slo=Slo.parse("ttft:250"), metric_percentiles="50,99.9")
     text = shown(run, options, device)
     for part in (
         "p99.9",
@@ -232,7 +225,7 @@ def bench(server, tmp_path, **options):
 
 
 def test_the_command_measures_prints_and_writes(server, tmp_path):
-    code, text = bench(server, tmp_path, goodput="ttft:20000", random_output_len=3)
+    code, text = bench(server, tmp_path, slo=Slo.parse("ttft:20000"), output_len=3)
     assert code == 0
     assert "4 ok" in text
     assert "attainment 100%" in text

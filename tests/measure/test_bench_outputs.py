@@ -16,8 +16,8 @@ from ridgeline.cli.commands.bench import (
     run_bench,
     run_bench_series,
 )
+from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import BenchOptions
 from ridgeline.measure.metrics.run_cost import prefill_share
 from ridgeline.measure.metrics.summary import summarise
 from ridgeline.measure.report.bench_page import RunSeries, bench_page
@@ -52,7 +52,7 @@ def test_one_run_in_every_form(tmp_path):
 
 def test_several_runs(tmp_path):
     options = BenchOptions(
-        workload=LOAD, num_prompts=30, num_warmups=0, goodput="ttft:2000", request_rate=50.0
+        workload=LOAD, num_prompts=30, num_warmups=0, slo=Slo.parse("ttft:2000"), request_rate=50.0
     )
     console = Console(record=True, width=120)
     html = tmp_path / "page.html"
@@ -73,8 +73,8 @@ def test_several_runs(tmp_path):
     ("options", "words"),
     [
         (BenchOptions(), "needs an SLO"),
-        (BenchOptions(goodput="ttft:9", num_prompts=24), ">= 25; fix: --num-prompts 100"),
-        (BenchOptions(goodput="ttft:9 attainment:100%"), "no number of requests"),
+        (BenchOptions(slo=Slo.parse("ttft:9"), num_prompts=24), ">= 25; fix: --num-prompts 100"),
+        (BenchOptions(slo=Slo.parse("ttft:9 attainment:100%")), "no number of requests"),
     ],
 )
 def test_a_search_needs_a_promise_that_can_be_shown(options, words):
@@ -183,7 +183,7 @@ def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
             Console(record=True),
         )
     assert json.loads(out.read_text())["completed"] == 60  # vLLM's keys: all that was sent
-    whole = BenchOptions(goodput="ttft:9", num_prompts=100, warmup_s=1.0)
+    whole = BenchOptions(slo=Slo.parse("ttft:9"), num_prompts=100, warmup_s=1.0)
     with pytest.raises(BadInput, match="--warmup-s has no effect with --find-goodput"):
         run_bench_series(
             whole, RemoteServer(url="http://h"), SeriesPlan(search=(1.0, 2.0)), BenchOutputs()

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.params.load import REPORTS
 from ridgeline.cli.render.bench import observed_table
 from ridgeline.errors import UserError
 from ridgeline.measure.metrics.remote_utilisation import use_of
@@ -93,5 +92,4 @@ def test_a_server_of_ours_says_how_often_it_multiplies() -> None:
 def test_a_device_that_nobody_knows_is_refused() -> None:
     with pytest.raises(UserError, match="h1000"):
         model_on_device("dummy:tinyllama-1.1b", "h1000")
-    assert "accelerator" in {name for name, _, _ in REPORTS}
     assert RemoteServer(url="http://h").shape is None

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.commands.bench import BenchOutputs, run_bench
-from ridgeline.measure.bench_options import BenchOptions
+from ridgeline.config.load import BenchOptions
 from ridgeline.measure.monitors import gpu as gpu_module
 from ridgeline.measure.monitors.gpu import NoGpus, NvmlGpus, open_gpus, uses
 from ridgeline.measure.monitors.machine_monitor import MachineReport, MachineWatch

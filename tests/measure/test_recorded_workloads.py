@@ -8,8 +8,9 @@ import statistics
 
 import pytest
 
+from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import BenchOptions, arrivals_of
+from ridgeline.measure.bench_options import arrivals_of
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.workload import Chat, LoadRequest, parse_workload
 from ridgeline.measure.workload.arrivals import (

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from ridgeline.measure.bench_options import BenchOptions, run_bench
+from ridgeline.config.load import BenchOptions
+from ridgeline.measure.bench_options import run_bench
 from ridgeline.measure.client.http_target import HttpTarget, waited_s
 from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.metrics.latency import e2e_s, queue_s, tpot_s

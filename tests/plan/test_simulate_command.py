@@ -89,8 +89,8 @@ def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("--isl", "0"),
-        ("--osl", "-1"),
+        ("--input-len", "0"),
+        ("--output-len", "-1"),
         ("--num-prompts", "100000000000"),
         ("--num-prompts", "0"),
         ("--replicas", "100000000000"),
@@ -103,7 +103,7 @@ def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
         ("--startup-s", "-1"),
         ("--mtbf-s", "1e-300"),
         ("--repair-s", "inf"),
-        ("--device", "h100-sxm=100000000000"),
+        ("--accelerator", "h100-sxm=100000000000"),
     ],
 )
 def test_numbers_that_no_fleet_has(

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.server import GracefulServer, listen, url_of, uvicorn_config
 from tests.serve.fake_engine import FakeEngine
 

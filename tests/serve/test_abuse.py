@@ -17,10 +17,10 @@ import httpx
 import pytest
 import torch
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from tests.serve.conftest import running
 
 PROMPTS = ["import os\n", "def add(a, b):\n", "class Point:\n", "for i in range("]

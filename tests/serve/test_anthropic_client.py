@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import anthropic
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from tests.serve import fake_engine
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine

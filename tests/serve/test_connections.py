@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 from tests.serve.test_run import SERVER

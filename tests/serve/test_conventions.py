@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.records import OutputGrammar, Slo
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

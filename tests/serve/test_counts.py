@@ -19,13 +19,13 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import RidgelineError
 from ridgeline.records import Event, Finished, Started, Token
 from ridgeline.serve.app import create_app
 from ridgeline.serve.batch.attach import BatchOptions, attach_batches
 from ridgeline.serve.batch.executor import background_engine
-from ridgeline.serve.config import ServerOptions
 from tests.serve.batch.helpers import jsonl
 from tests.serve.conftest import running
 

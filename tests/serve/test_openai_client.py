@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from tests.serve.fake_engine import ANSWER, MAX_MODEL_LEN, FakeEngine
 
 

@@ -26,8 +26,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_admin_app, create_app
-from ridgeline.serve.config import ServerOptions
 from tests.serve.batch.conftest import with_batches
 from tests.serve.fake_engine import FakeEngine
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 import ridgeline
+from ridgeline.config.server import ServerOptions
 from ridgeline.roofline import Peaks
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.metrics.engine_collector import ENGINE_COUNTERS
 from tests.serve.fake_engine import ANSWER, FakeEngine
 

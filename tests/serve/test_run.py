@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.errors import BadInput
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions, options_from
 from ridgeline.serve.server import listen, url_of
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
@@ -27,7 +27,7 @@ from tests.serve.fake_engine import ANSWER, FakeEngine
 SERVER = """
 import sys
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.server import listen, run, url_of
 from tests.serve.fake_engine import FakeEngine
 options = ServerOptions(port=0, shutdown_timeout_s=int(sys.argv[1]))
@@ -200,17 +200,6 @@ def test_a_taken_port_names_the_fix() -> None:
 def test_an_unresolvable_host_is_the_users_mistake() -> None:
     with pytest.raises(BadInput, match="--host"):
         listen(ServerOptions(host="no.such.host.invalid"))
-
-
-def test_flags_override_the_file() -> None:
-    options = options_from({"port": 1, "host": "0.0.0.0"}, {"port": 2, "host": None})
-    assert (options.port, options.host) == (2, "0.0.0.0")
-
-
-@pytest.mark.parametrize("table", [{"port": "x"}, {"prot": 1}, {"port": 70000}])
-def test_a_bad_server_table_is_named(table: dict[str, object]) -> None:
-    with pytest.raises(BadInput):
-        options_from(table, {})
 
 
 def test_tokens_leave_at_once() -> None:

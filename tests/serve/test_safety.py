@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.errors import BadInput
 from ridgeline.serve.app import create_admin_app, create_app
 from ridgeline.serve.auth.keys import ApiKey, KeyRing, load_keys, new_key
 from ridgeline.serve.auth.middleware import OPEN_PATHS
 from ridgeline.serve.auth.rate_limit import TokenBucket
-from ridgeline.serve.config import ServerOptions, options_from
 from ridgeline.serve.server import check_exposed
 from tests.serve.fake_engine import FakeEngine
 
@@ -273,7 +273,7 @@ def test_strangers_need_a_key() -> None:
 )
 def test_options_that_make_no_sense(table: dict[str, object]) -> None:
     with pytest.raises(BadInput):
-        options_from(table, {})
+        ServerOptions(**table)
 
 
 # -- administrators

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 
 NUM_REQUESTS = 40
 TEXT = (

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.records import Event, Finished, Sampling, Token, Usage
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.errors import ClientDisconnected
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
 from tests.serve.conftest import running

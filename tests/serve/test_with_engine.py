@@ -13,10 +13,10 @@ import openai
 import pytest
 import uvicorn
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.server import listen, url_of, uvicorn_config
 
 PROMPTS = ["import os\n", "def add(a, b):\n", "class Point:\n", "for i in range("]

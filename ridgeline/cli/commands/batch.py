@@ -18,7 +18,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.settings import Settings
+from ridgeline.config.tools import BatchFileOptions
 from ridgeline.errors import BadInput
 from ridgeline.serve.batch.offline_runner import (
     OfflineJob,
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
     from ridgeline.engine.engine import Engine
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
+def batch(call: Invocation) -> int:
+    """`ridgeline batch`."""
+    options = call.read(BatchFileOptions)
+    settings = call.settings(options.model)
+    return command(settings, options.file, options.output, options.served_model_name)
 
 
 def command(
@@ -77,9 +86,9 @@ def _check_models(job: OfflineJob, name: str) -> None:
 
 
 def _answer(engine: Engine, job: OfflineJob, output: Path, name: str, console: Console) -> Batch:
+    from ridgeline.config.server import ServerOptions
     from ridgeline.serve.app import create_app
     from ridgeline.serve.batch.executor import background_engine
-    from ridgeline.serve.config import ServerOptions
 
     app = create_app(background_engine(engine), ServerOptions(served_model_name=name))
     with bar(console) as progress:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 from rich.console import Console
 
-from ridgeline.cli.params.engine import refuse
+from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.bench import print_bench
 from ridgeline.cli.render.bench_series import print_series
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.cli.validate.output_paths import check_file
+from ridgeline.config.load import BenchOptions, BenchReport, BenchTarget, ReportLayout
+from ridgeline.config.rules import refuse
+from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import BenchOptions
 from ridgeline.measure.metrics.run_cost import cost_line
 from ridgeline.measure.report.vllm_block import vllm_block
 from ridgeline.measure.results import event_log_parquet
@@ -24,7 +24,7 @@ from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.bench.bench import BenchResult, bench
 from ridgeline.workflows.bench.bench_series import BenchSeries, SeriesPlan, bench_series
-from ridgeline.workflows.targets import Target
+from ridgeline.workflows.targets import RemoteServer, Target
 
 NOTHING_SUCCEEDED = 1
 
@@ -36,12 +36,17 @@ class BenchOutputs(msgspec.Struct, frozen=True, kw_only=True):
     log: Path | None = None
     html: Path | None = None
     trace: Path | None = None
-    layout: Literal["ridgeline", "vllm"] = "ridgeline"
+    layout: ReportLayout = "ridgeline"
     dollars_per_hour: float | None = None
 
     def check_writable(self) -> None:
         """BadInput, before anything is measured, for a path that cannot be written."""
-        files = {"--json": self.json, "--log": self.log, "--html": self.html, "--trace": self.trace}
+        files = {
+            "--output-json": self.json,
+            "--log": self.log,
+            "--html": self.html,
+            "--trace": self.trace,
+        }
         for flag, path in files.items():
             if path is not None:
                 check_file(path, flag)
@@ -58,29 +63,45 @@ class BenchOutputs(msgspec.Struct, frozen=True, kw_only=True):
             result.save_trace(self.trace)
 
 
-def run_bench_options(
-    options: BenchOptions, target: Target, report: Mapping[str, Any], rate_given: bool
-) -> int:
-    """One run or a series, by the report flags that were given; the exit code."""
+def bench_command(call: Invocation) -> int:
+    """`ridgeline bench`: one run, or a series of runs."""
+    report, settings = call.read(BenchReport), call.read(Settings)
+    options = msgspec.structs.replace(call.read(BenchOptions), seed=settings.seed)
     outputs = BenchOutputs(
-        **{name: report.get(name) for name in ("json", "log", "html", "trace")},
-        layout=report.get("layout", "ridgeline"),
-        dollars_per_hour=report.get("price_per_hour"),
+        json=report.output_json,
+        log=report.log,
+        html=report.html,
+        trace=report.trace,
+        layout=report.layout,
+        dollars_per_hour=report.price_per_hour,
     )
-    given = [name for name in ("num_runs", "sweep", "find_goodput") if name in report]
-    if not given:
+    target = bench_target(call)
+    if report.num_runs is None and report.sweep is None and report.find_goodput is None:
         return run_bench(options, target, outputs)
-    flags = ["--" + name.replace("_", "-") for name in given]
-    unused = [*flags[1:], *(["--layout"] if "layout" in report else [])]
-    if rate_given and given[0] != "num_runs":
-        unused.append("--request-rate")
-    refuse(unused, f"with {flags[0]}")
     plan = SeriesPlan(
-        num_runs=report.get("num_runs"),
-        rates=parse_rates(report["sweep"]) if "sweep" in report else (),
-        search=parse_range(report["find_goodput"]) if "find_goodput" in report else None,
+        num_runs=report.num_runs,
+        rates=() if report.sweep is None else parse_rates(report.sweep),
+        search=None if report.find_goodput is None else parse_range(report.find_goodput),
     )
     return run_bench_series(options, target, plan, outputs)
+
+
+def bench_target(call: Invocation) -> Target:
+    """The engine here, or the server at --url. Raises BadInput."""
+    given = call.read(BenchTarget)
+    if given.url is None:
+        refuse(["--model"] if given.model and given.named_model else [], "with MODEL")
+        return call.settings(given.model or given.named_model)
+    refuse(["MODEL"] if given.model and not given.accelerator else [], "with --url")
+    refuse(["--accelerator"] if given.accelerator and not given.model else [], "without MODEL")
+    return RemoteServer(
+        url=given.url,
+        model=given.served_model_name or given.named_model,
+        shape=given.model,
+        accelerator=given.accelerator,
+        endpoint=given.endpoint or "auto",
+        api_key=given.api_key,
+    )
 
 
 def run_bench(

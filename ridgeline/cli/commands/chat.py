@@ -15,21 +15,17 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.cli.commands.generate import figures
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.tools import ChatOptions
 from ridgeline.errors import RidgelineError
 from ridgeline.measure.client.http_target import authorization, base_url, no_server
 
 Message = dict[str, str]
 
 
-class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to, and how to sample."""
-
-    url: str
-    model: str | None = None
-    api_key: str | None = None
-    system: str | None = None
-    temperature: float = 0.7
-    max_tokens: int = 512
+def chat(call: Invocation) -> int:
+    """`ridgeline chat`."""
+    return command(call.read(ChatOptions))
 
 
 def command(options: ChatOptions) -> int:
@@ -114,7 +110,7 @@ def _pieces(
         "stream_options": {"include_usage": True},
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
-        **({"model": options.model} if options.model else {}),
+        **({"model": options.served_model_name} if options.served_model_name else {}),
     }
     try:
         with client.stream("POST", "/v1/chat/completions", json=body) as reply:

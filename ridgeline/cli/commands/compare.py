@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.tools import CompareOptions
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.aiperf import REQUESTS_FILE
 from ridgeline.measure.results.comparison import Judgement, differences, judge
@@ -20,6 +22,12 @@ from ridgeline.report.json_line import json_line
 
 REGRESSED, INCONCLUSIVE = 1, 3
 _STYLES = {"improved": "green", "regressed": "red", "inconclusive": "yellow", "unchanged": ""}
+
+
+def compare(call: Invocation) -> int:
+    """`ridgeline compare`."""
+    options = call.read(CompareOptions)
+    return command(options.a, options.b, options.threshold / 100, options.json)
 
 
 def command(

@@ -1,127 +1,52 @@
-"""The flags of `ridgeline diagnose`."""
+"""`ridgeline diagnose`: what latency is lost to, and what gives it back."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-import typer
 
-from ridgeline.cli.params.engine import EngineFlags, refuse, takes_engine_flags
-from ridgeline.cli.params.load import takes_load_flags
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.load import BenchOptions, DiagnoseOptions
+from ridgeline.config.rules import refuse
+from ridgeline.config.settings import Settings
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ridgeline.config.settings import Settings
-    from ridgeline.measure.bench_options import BenchOptions
     from ridgeline.workflows.diagnose.diagnose import ReferenceDevice
     from ridgeline.workflows.targets import Target
 
-PROFILED = ("workload", "max_concurrency", "random_input_len", "random_output_len")
-"""The load flags that say what is profiled."""
 
-
-Accelerator = Annotated[
-    str | None,
-    typer.Option(
-        help="With --url or --run, and MODEL: draw the roofline of what it ran on "
-        "(h100-sxm, 4xh100-sxm, here)."
-    ),
-]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(diagnose)
-
-
-@takes_engine_flags
-@takes_load_flags
-def diagnose(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A Hugging Face model directory, 'demo', or 'dummy:SHAPE' (random weights).",
-            show_default="demo",
-        ),
-    ] = None,
-    url: Annotated[str | None, typer.Option(help="Measure and judge the server here.")] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Judge a recorded run: a bench --log, or its folder.", metavar="PATH"),
-    ] = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Time each operator of prefill and decode steps.")
-    ] = False,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(help="An earlier run of the same model here: was it faster?", metavar="FILE"),
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="With --url: the model to ask for (default: its first).")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="With --url: the server's key.")
-    ] = None,
-    nsight: Annotated[
-        Path | None, typer.Option(help="Judge a CSV export of nsys or ncu.", metavar="FILE")
-    ] = None,
-    accelerator: Accelerator = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with the roofline.", metavar="FILE")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    *,
-    load: dict[str, Any],
-    engine: EngineFlags,
-) -> None:
-    """Say what latency is lost to, ranked, with the flag that gives it back.
-
-    With --profile: run prefill and decode steps of the workload on an engine here, and say of each
-    operator what it took and how near that is to its bound.
-    """
-    sources = {"--nsight": nsight, "--run": run, "--url": url, "--profile": profile}
-    asked = [name for name, value in sources.items() if value]
-    beside = {"--baseline": baseline, "--served-model-name": served_model_name}
-    beside |= {"--accelerator": accelerator} if run is None and url is None else {}
-    beside |= {str(model): model} if accelerator is None else {}
-    given = [*asked[1:], *(name for name, value in beside.items() if value)]
-    if nsight is not None:
-        page = ["--html"] if html else []
-        refuse([*engine.given, *_flags(load), *given, *page], "with --nsight")
-        raise typer.Exit(run_nsight(nsight, json))
-    from ridgeline.measure.bench_options import BenchOptions
+def diagnose(call: Invocation) -> int:
+    """`ridgeline diagnose`: an engine here, a server, a recorded run, or a profiler's export."""
     from ridgeline.workflows.diagnose.diagnose import ReferenceDevice
     from ridgeline.workflows.targets import RemoteServer
 
-    refuse(["--stream"] if "stream" in load else [], "here: latency is judged token by token")
-    amount = {"num_prompts": None} if "duration_s" in load else {}
-    options = BenchOptions(**{**amount, **load}, seed=engine.seed)
-    idle = [flag for flag in engine.given if flag != "--seed"]
+    given, settings = call.read(DiagnoseOptions), call.read(Settings)
+    if given.nsight is not None:
+        return run_nsight(given.nsight, given.json)
+    here = given.run is None and given.url is None
+    idle_model = given.model and not here and not given.accelerator
+    refuse(["MODEL"] if idle_model else [], "without --accelerator")
+    options = msgspec.structs.replace(call.read(BenchOptions), seed=settings.seed)
+    outputs = DiagnoseOutputs(html=given.html, json=given.json)
+    if given.profile:
+        return run_profile(options, call.settings(given.model), outputs)
     reference = None
-    if accelerator is not None:
-        reference = ReferenceDevice(model=model, accelerator=accelerator)
-    outputs = DiagnoseOutputs(html=html, json=json)
-    if run is not None:
-        loads = [flag for flag in _flags(load) if flag != "--goodput"]
-        refuse([*idle, *loads, *(g for g in given if g != "--baseline")], "with --run")
-        raise typer.Exit(
-            run_diagnose(options, run, outputs, baseline=baseline, reference=reference)
-        )
-    if url is not None:
-        refuse([*idle, *(g for g in given if g != "--served-model-name")], "with --url")
-        server = RemoteServer(url=url, model=served_model_name, api_key=api_key)
-        raise typer.Exit(run_diagnose(options, server, outputs, reference=reference))
-    refuse(["--served-model-name"] if served_model_name else [], "without --url")
-    refuse(["--accelerator"] if accelerator else [], "without --url or --run: it is here")
-    if profile:
-        others = [name for name in load if name not in PROFILED]
-        refuse([*_flags(others), *(["--baseline"] if baseline else [])], "with --profile")
-        raise typer.Exit(run_profile(options, engine.settings(model), outputs))
-    raise typer.Exit(run_diagnose(options, engine.settings(model), outputs, baseline=baseline))
+    if given.accelerator is not None:
+        reference = ReferenceDevice(model=given.model, accelerator=given.accelerator)
+    source: Target | Path
+    if given.run is not None:
+        source = given.run
+    elif given.url is not None:
+        source = RemoteServer(url=given.url, model=given.served_model_name, api_key=given.api_key)
+    else:
+        source = call.settings(given.model)
+    return run_diagnose(options, source, outputs, baseline=given.baseline, reference=reference)
 
 
 class DiagnoseOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +122,3 @@ def run_nsight(path: Path, as_json: bool, console: Console | None = None) -> int
     else:
         print_nsight(result, console or Console(highlight=False, soft_wrap=True))
     return 0
-
-
-def _flags(names: Any) -> list[str]:
-    return ["--" + name.replace("_", "-") for name in names]

@@ -6,8 +6,16 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.tools import DoctorOptions
 from ridgeline.hardware.doctor import Check, diagnose
 from ridgeline.report.json_line import json_line
+
+
+def doctor(call: Invocation) -> int:
+    """`ridgeline doctor`."""
+    options = call.read(DoctorOptions)
+    return command(options.json, options.refresh)
 
 
 def command(json: bool = False, refresh: bool = False, console: Console | None = None) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.evaluate import evaluation_text
 from ridgeline.cli.render.live_progress import live_progress
+from ridgeline.config.improve import EvaluateOptions
 from ridgeline.config.settings import Settings
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.evaluate.evaluate import evaluate
@@ -11,6 +13,18 @@ from ridgeline.workflows.evaluate.lm_eval import LmEvalOptions
 from ridgeline.workflows.evaluate.quality_reference import EvaluationSize
 
 NOT_PASSED = 1
+
+
+def evaluate_command(call: Invocation) -> int:
+    """`ridgeline eval`."""
+    options = call.read(EvaluateOptions)
+    lm_eval = None
+    if options.lm_eval is not None:
+        lm_eval = LmEvalOptions(
+            options.lm_eval, options.lm_eval_path, options.lm_eval_limit, options.lm_eval_program
+        )
+    original, candidate = Settings(model=options.a), call.settings(options.b)
+    return run_evaluate(original, candidate, options.budget, lm_eval, as_json=options.json)
 
 
 def run_evaluate(

@@ -10,12 +10,27 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.settings import Settings
+from ridgeline.config.tools import GenerateOptions
 from ridgeline.errors import RidgelineError
 from ridgeline.records import Failed, Finished, Sampling, Token
 
 if TYPE_CHECKING:
     from ridgeline.engine.engine import Engine
+
+
+def generate(call: Invocation) -> int:
+    """`ridgeline generate`."""
+    options = call.read(GenerateOptions)
+    sampling = Sampling(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        stop=options.stop,
+    )
+    settings = call.settings(options.model)
+    return command(settings, options.prompt, sampling, chat=options.chat)
 
 
 def command(settings: Settings, prompt: str, sampling: Sampling, *, chat: bool = False) -> int:

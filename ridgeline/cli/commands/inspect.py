@@ -10,6 +10,8 @@ import msgspec
 from rich.console import Console, Group
 from rich.table import Table
 
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.tools import InspectOptions
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.load import load_spec, read_json
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from ridgeline.engine.checkpoints.self_check import LayerCheck
 
 _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def inspect(call: Invocation) -> int:
+    """`ridgeline inspect`."""
+    options = call.read(InspectOptions)
+    return command(options.model, options.json, against=options.against)
 
 
 def command(

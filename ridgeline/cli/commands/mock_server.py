@@ -9,11 +9,27 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.tools import MockServerOptions
 from ridgeline.errors import CannotRun
 from ridgeline.measure.mock.cases import CASES
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
 from ridgeline.report.files import write_file
+
+
+def mock_server(call: Invocation) -> int:
+    """`ridgeline mock-server`."""
+    options = call.read(MockServerOptions)
+    if options.list_scripts:
+        return describe()
+    pace = Pace(
+        ttft_s=options.ttft_ms / 1000,
+        itl_s=options.itl_ms / 1000,
+        per_chunk=options.tokens_per_chunk,
+        seats=options.max_num_seqs,
+    )
+    return command(options.host, options.port, pace, options.log)
 
 
 def command(host: str, port: int, pace: Pace, log: Path | None) -> int:

@@ -7,8 +7,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.optimize import print_search
 from ridgeline.cli.render.optimize_progress import search_progress
+from ridgeline.config import improve as config
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 from ridgeline.report.files import check_writable
@@ -23,6 +25,33 @@ from ridgeline.workflows.optimize.optimize import (
 from ridgeline.workflows.optimize.restartable_server import RestartableServer, server_recipe
 
 INTERRUPTED = 130
+
+
+def optimize_command(call: Invocation) -> int:
+    """`ridgeline optimize`."""
+    given, target = call.read(config.OptimizeOptions), call.read(config.TargetServerOptions)
+    settings = call.settings(given.model)
+    options = OptimizeOptions(
+        workload=given.workload,
+        slo=given.slo,
+        objective=given.objective,
+        budget_s=given.budget,
+        dollars_per_hour=given.price_per_hour,
+        seed=settings.seed,
+        ladder=given.ladder,
+        calibration=given.calibration,
+    )
+    server = None
+    if target.url is not None and target.restart_cmd is not None:
+        server = RestartableServer(
+            url=target.url,
+            restart_cmd=target.restart_cmd,
+            server=target.server,
+            served_model_name=target.served_model_name,
+            start_timeout_s=target.start_timeout,
+        )
+    files = OptimizeFiles(output=given.output, config=call.config)
+    return run_optimize(settings, options, files, server)
 
 
 class OptimizeFiles(msgspec.Struct, frozen=True, kw_only=True):

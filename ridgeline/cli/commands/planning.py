@@ -1,143 +1,80 @@
-"""Flags of the commands that answer before anything is rented: predict, plan, simulate, cost."""
+"""The commands that need no hardware: predict, plan, simulate, cost."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ridgeline.cli.commands.calibrate import calibrate
-from ridgeline.cli.commands.pack import pack
-from ridgeline.cli.params.load import WORKLOADS
-from ridgeline.cli.params.planning import (
-    KV,
-    SHAPE,
-    WEIGHTS,
-    Acceptance,
-    AcceptStale,
-    BatchShare,
-    Calibrated,
-    Catalogue,
-    Cluster,
-    DecodeReplicas,
-    Devices,
-    Drafts,
-    Image,
-    Json,
-    NodeLabel,
-    OffPeakHours,
-    RayImage,
-    RouterName,
-    Seats,
-    Seeds,
-    SharePrefixes,
-    SpotInterruptions,
-    SpotLost,
-    SpotPrice,
-    StepTokens,
-    Sweep,
-    Workers,
-)
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config import planning as config
+from ridgeline.errors import BadInput
 
 if TYPE_CHECKING:
     from ridgeline.hardware.catalogue import Accelerator
+    from ridgeline.plan.cost.ownership import Owned, Spot
+    from ridgeline.plan.step_time.predict import Point
+
+SOME_FAILED = 2
 
 
-def add_plan_commands(app: typer.Typer) -> None:
-    """Register them."""
-    app.command()(calibrate)
-    app.command()(predict)
-    app.command()(plan)
-    app.command()(simulate)
-    app.command()(cost)
-    app.command()(pack)
-
-
-def predict(
-    model: Annotated[str | None, typer.Argument(help=SHAPE, show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="An accelerator of the catalogue.")] = None,
-    isl: Annotated[int, typer.Option(help="Prompt tokens.")] = 1024,
-    osl: Annotated[int, typer.Option(help="Answer tokens.")] = 256,
-    batch: Annotated[int, typer.Option(help="Requests in flight, in a closed loop.")] = 1,
-    tp: Annotated[int, typer.Option(help="Tensor parallel devices.")] = 1,
-    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
-    ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
-    weight_dtype: Annotated[str | None, typer.Option(help=WEIGHTS)] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help=KV)] = None,
-    cached: Annotated[int, typer.Option(help="Prompt tokens that the prefix cache holds.")] = 0,
-    max_num_batched_tokens: StepTokens = None,
-    num_speculative_tokens: Drafts = 0,
-    acceptance: Acceptance = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help="What drafts, on the same devices (default: lookup, free).")
-    ] = None,
-    input: Annotated[
-        str | None, typer.Option(help="JSONL of points; - reads stdin.", metavar="FILE")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Write JSONL there, not to stdout.", metavar="FILE")
-    ] = None,
-    catalogue: Catalogue = None,
-    calibration: Calibrated = None,
-    list_models: Annotated[
-        bool, typer.Option("--list-models", help="Print the known shapes and devices.")
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Predict time, throughput and memory of an operating point, from arithmetic alone."""
+def predict(call: Invocation) -> int:
+    """`ridgeline predict`: one operating point, or a file of them."""
     from rich.console import Console
 
     from ridgeline.cli.render.predict import prediction_table
-    from ridgeline.errors import BadInput
     from ridgeline.modelspec.families.shapes import known_shapes
-    from ridgeline.plan.step_time.predict import Point
     from ridgeline.report.json_line import json_line
     from ridgeline.workflows.planning.device_catalogue import read_catalogue
     from ridgeline.workflows.planning.predict import predict_point
 
+    options = call.read(config.PredictOptions)
     out = Console(highlight=False)
-    if list_models:
-        out.print("models:  " + " ".join(known_shapes()))
-        out.print("devices: " + " ".join(read_catalogue(catalogue, calibration)))
-        return
-    if input is not None:
-        if model is not None or device is not None:
-            raise BadInput("MODEL and --device have no effect with --input", value=input)
-        if not predict_file(input, output, read_catalogue(catalogue, calibration)):
-            raise typer.Exit(2)
-        return
-    if output is not None:
-        raise BadInput("--output has no effect without --input", value=str(output))
-    point = Point(
-        model=model or "",
-        device=device or "",
-        isl=isl,
-        osl=osl,
-        batch=batch,
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        cached=cached,
-        max_num_batched_tokens=max_num_batched_tokens,
-        num_speculative_tokens=num_speculative_tokens,
-        acceptance=acceptance,
-        draft_model=draft_model,
+    if options.list_models:
+        out.print("models:       " + " ".join(known_shapes()))
+        out.print(
+            "accelerators: " + " ".join(read_catalogue(options.catalogue, options.calibration))
+        )
+        return 0
+    if options.input is not None:
+        rows = read_catalogue(options.catalogue, options.calibration)
+        return 0 if predict_file(options.input, options.output, rows) else SOME_FAILED
+    result = predict_point(
+        point_of(options), catalogue=options.catalogue, calibration=options.calibration
     )
-    result = predict_point(point, catalogue=catalogue, calibration=calibration)
-    if json:
+    if options.json:
         print(json_line(result.to_dict()))
     else:
         out.print(prediction_table(result))
+    return 0
+
+
+def point_of(options: config.PredictOptions) -> Point:
+    """The operating point that the options describe."""
+    from ridgeline.plan.step_time.predict import Point
+
+    return Point(
+        model=options.model or "",
+        device=options.accelerator or "",
+        isl=options.input_len,
+        osl=options.output_len,
+        batch=options.max_concurrency,
+        tp=options.tensor_parallel_size,
+        pp=options.pipeline_parallel_size,
+        ep=options.expert_parallel_size,
+        weight_dtype=options.quantization,
+        kv_dtype=options.kv_cache_dtype,
+        cached=options.cached_tokens,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        num_speculative_tokens=options.num_speculative_tokens,
+        acceptance=options.acceptance,
+        draft_model=options.draft_model,
+    )
 
 
 def predict_file(source: str, output: Path | None, rows: dict[str, Accelerator]) -> bool:
     """Predict every line of a JSONL file (`-`: stdin); False if a line could not be predicted."""
-    from ridgeline.errors import BadInput
     from ridgeline.plan.step_time.predict import predict as predict_point
     from ridgeline.plan.step_time.predict import predict_lines
     from ridgeline.report.files import write_file
@@ -166,48 +103,8 @@ def predict_file(source: str, output: Path | None, rows: dict[str, Accelerator])
     return not failed
 
 
-def plan(
-    model: Annotated[str, typer.Argument(help=SHAPE, show_default=False)],
-    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
-    isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
-    osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
-    rate: Annotated[float, typer.Option(help="Requests per second.")] = 1.0,
-    cached: Annotated[
-        float, typer.Option(help="Share of prompt tokens that the prefix cache holds.")
-    ] = 0.0,
-    slo: Annotated[str, typer.Option(help="The promise, in ms.")] = "ttft:1000 tpot:50",
-    device: Annotated[
-        str | None, typer.Option(help="Devices, with commas (default: all that have a price).")
-    ] = None,
-    weight_dtype: Annotated[
-        str | None, typer.Option(help=f"With commas: {WEIGHTS} Default: as stored, and fp8.")
-    ] = None,
-    kv_dtype: Annotated[
-        str | None, typer.Option(help=f"With commas: {KV} Default: as stored, and fp8.")
-    ] = None,
-    budget: Annotated[float | None, typer.Option(help="Most dollars per month.")] = None,
-    price_per_hour: Annotated[
-        float | None, typer.Option(help="Dollars per device and hour, instead of the catalogue's.")
-    ] = None,
-    accept_stale: AcceptStale = False,
-    max_devices: Annotated[int, typer.Option(help="Most devices of one replica.")] = 16,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="For the commands (default: the longest request).")
-    ] = None,
-    catalogue: Catalogue = None,
-    calibration: Calibrated = None,
-    manifests: Annotated[
-        Path | None,
-        typer.Option(help="Write Kubernetes and Ray Serve manifests there.", metavar="FOLDER"),
-    ] = None,
-    cluster: Cluster = "gpu-operator",
-    node_label: NodeLabel = None,
-    image: Image = None,
-    ray_image: RayImage = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
-    json: Json = False,
-) -> None:
-    """Choose a fleet: devices, layout, formats, replicas; with intervals, dollars and commands."""
+def plan(call: Invocation) -> None:
+    """`ridgeline plan`."""
     from rich.console import Console
 
     from ridgeline.cli.render.plan import print_plan
@@ -217,225 +114,158 @@ def plan(
     from ridgeline.workflows.planning.plan import PlanOptions
     from ridgeline.workflows.planning.plan import plan as make_plan
 
+    given = call.read(config.PlanOptions)
+    place = Asked(
+        cluster=given.cluster,
+        image=given.image,
+        ray_image=given.ray_image,
+        node_label=given.node_label,
+    )
     options = PlanOptions(
-        model=model,
-        workload=workload,
-        isl=isl,
-        osl=osl,
-        rate=rate,
-        cached=cached,
-        slo=slo,
-        devices=device,
-        weight_dtypes=weight_dtype,
-        kv_dtypes=kv_dtype,
-        budget=budget,
-        price_per_hour=price_per_hour,
-        accept_stale=accept_stale,
-        max_devices=max_devices,
-        max_model_len=max_model_len,
-        catalogue=catalogue,
-        calibration=calibration,
-        manifests=manifests is not None,
-        place=Asked(cluster=cluster, image=image, ray_image=ray_image, node_label=node_label),
+        model=given.model,
+        workload=given.workload,
+        isl=given.input_len,
+        osl=given.output_len,
+        rate=given.request_rate,
+        cached=given.cached_share,
+        slo=given.slo,
+        devices=given.accelerator,
+        weight_dtypes=given.quantization,
+        kv_dtypes=given.kv_cache_dtype,
+        budget=given.monthly_budget,
+        price_per_hour=given.price_per_hour,
+        accept_stale=given.accept_stale,
+        max_devices=given.max_devices,
+        max_model_len=given.max_model_len,
+        catalogue=given.catalogue,
+        calibration=given.calibration,
+        manifests=given.manifests is not None,
+        place=place,
     )
     result = make_plan(options)
-    if html is not None:
-        write_file(html, [result.to_html().encode()])
-    if json:
+    if given.html is not None:
+        write_file(given.html, [result.to_html().encode()])
+    if given.json:
         print(json_line(result.to_dict()))
     else:
         print_plan(result, Console(highlight=False))
-    if manifests is not None:
+    if given.manifests is not None:
         err = Console(highlight=False, stderr=True)
-        for path in result.save_manifests(manifests):
+        for path in result.save_manifests(given.manifests):
             err.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
         left_out = {} if result.manifests is None else result.manifests.left_out
         for name, why in left_out.items():
             err.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
 
 
-def simulate(
-    model: Annotated[str, typer.Argument(help=SHAPE, show_default=False)],
-    device: Devices = None,
-    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
-    isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
-    osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
-    rate: Annotated[float, typer.Option(help="Requests per second, Poisson.")] = 1.0,
-    num_prompts: Annotated[int, typer.Option(help="Requests, or most of a recording.")] = 1000,
-    replay_speed: Annotated[
-        float | None, typer.Option(help="Keep a recording's instants, so many times as fast.")
-    ] = None,
-    batch_share: BatchShare = 0.0,
-    off_peak: OffPeakHours = None,
-    num_speculative_tokens: Drafts = 0,
-    acceptance: Acceptance = None,
-    replicas: Annotated[int, typer.Option(help="Replicas (with --autoscale: at least).")] = 1,
-    decode_replicas: DecodeReplicas = 0,
-    router: RouterName = "least-loaded",
-    tp: Annotated[int, typer.Option(help="Tensor parallel devices of a replica.")] = 1,
-    ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
-    weight_dtype: Annotated[str | None, typer.Option(help=WEIGHTS)] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help=KV)] = None,
-    slo: Annotated[str | None, typer.Option(help="The promise, in ms.")] = None,
-    max_num_seqs: Seats = None,
-    max_num_batched_tokens: StepTokens = None,
-    enable_prefix_caching: SharePrefixes = False,
-    autoscale: Annotated[int | None, typer.Option(help="Most replicas to scale to.")] = None,
-    target_in_flight: Annotated[
-        float, typer.Option(help="With --autoscale: requests in flight per replica.")
-    ] = 16.0,
-    startup_s: Annotated[float, typer.Option(help="Seconds until a new replica serves.")] = 120.0,
-    mtbf_s: Annotated[
-        float | None, typer.Option(help="Replicas fail after so many seconds, on average.")
-    ] = None,
-    repair_s: Annotated[float, typer.Option(help="Seconds until a failed one is back.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Decides every number.", min=0)] = 0,
-    num_seeds: Seeds = 1,
-    sweep: Sweep = None,
-    num_workers: Workers = None,
-    step_by_step: Annotated[
-        bool, typer.Option("--step-by-step", help="No leaps over calm steps: slow, the same.")
-    ] = False,
-    catalogue: Catalogue = None,
-    calibration: Calibrated = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a Chrome trace, for Perfetto.", metavar="FILE")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Run a fleet on a virtual clock: the engine's own scheduler, with modelled step times."""
+def simulate(call: Invocation) -> int:
+    """`ridgeline simulate`: one run, several seeds, or a sweep."""
     from ridgeline.cli.commands.simulate import SimulationOutputs, run_simulation
     from ridgeline.workflows.planning.simulate import SimulateOptions
 
+    given = call.read(config.SimulateOptions)
     options = SimulateOptions(
-        model=model,
-        device=device,
-        tp=tp,
-        ep=ep,
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        replicas=replicas,
-        decode_replicas=decode_replicas,
-        router=router,
-        workload=workload,
-        isl=isl,
-        osl=osl,
-        rate=rate,
-        num_prompts=num_prompts,
-        replay_speed=replay_speed,
-        batch_share=batch_share,
-        off_peak=off_peak,
-        num_speculative_tokens=num_speculative_tokens,
-        acceptance=acceptance,
-        slo=slo,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        prefix_caching=enable_prefix_caching,
-        autoscale=autoscale,
-        target_in_flight=target_in_flight,
-        startup_s=startup_s,
-        mtbf_s=mtbf_s,
-        repair_s=repair_s,
-        catalogue=catalogue,
-        calibration=calibration,
-        seed=seed,
-        num_seeds=num_seeds,
-        step_by_step=step_by_step,
+        model=given.model,
+        device=given.accelerator,
+        tp=given.tensor_parallel_size,
+        ep=given.expert_parallel_size,
+        weight_dtype=given.quantization,
+        kv_dtype=given.kv_cache_dtype,
+        replicas=given.replicas,
+        decode_replicas=given.decode_replicas,
+        router=given.router,
+        workload=given.workload,
+        isl=given.input_len,
+        osl=given.output_len,
+        rate=given.request_rate,
+        num_prompts=given.num_prompts,
+        replay_speed=given.replay_speed,
+        batch_share=given.batch_share,
+        off_peak=given.off_peak,
+        num_speculative_tokens=given.num_speculative_tokens,
+        acceptance=given.acceptance,
+        slo=given.slo,
+        max_num_seqs=given.max_num_seqs,
+        max_num_batched_tokens=given.max_num_batched_tokens,
+        prefix_caching=given.enable_prefix_caching,
+        autoscale=given.autoscale,
+        target_in_flight=given.target_in_flight,
+        startup_s=given.startup_s,
+        mtbf_s=given.mtbf_s,
+        repair_s=given.repair_s,
+        catalogue=given.catalogue,
+        calibration=given.calibration,
+        seed=given.seed,
+        num_seeds=given.num_seeds,
+        step_by_step=given.step_by_step,
     )
-    outputs = SimulationOutputs(html=html, trace=trace, json=json)
-    code = run_simulation(options, outputs, sweep or (), num_workers)
-    if code:
-        raise typer.Exit(code)
+    outputs = SimulationOutputs(html=given.html, trace=given.trace, json=given.json)
+    return run_simulation(options, outputs, given.sweep, given.num_workers)
 
 
-def cost(
-    model: Annotated[str, typer.Argument(help=SHAPE, show_default=False)],
-    device: Annotated[str, typer.Option(help="An accelerator of the catalogue.")],
-    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
-    isl: Annotated[int, typer.Option(help="Prompt tokens.")] = 1024,
-    osl: Annotated[int, typer.Option(help="Answer tokens.")] = 256,
-    rate: Annotated[float, typer.Option(help="Requests per second.")] = 1.0,
-    slo: Annotated[
-        str, typer.Option(help="The promise of the fleet, in ms.")
-    ] = "ttft:1000 tpot:50",
-    prefix: Annotated[int, typer.Option(help="Prompt tokens that requests share.")] = 0,
-    hit_rate: Annotated[float, typer.Option(help="Share of requests that find them cached.")] = 0.0,
-    prefixes: Annotated[int, typer.Option(help="How many such prefixes are kept.")] = 1,
-    batch: Annotated[bool, typer.Option("--batch", help="Use the batch interfaces.")] = False,
-    long_lived: Annotated[
-        bool, typer.Option("--long-lived", help="Write cached prefixes for an hour.")
-    ] = False,
-    price_per_hour: Annotated[
-        float | None, typer.Option(help="Dollars per device and hour: on demand, reserved, spot.")
-    ] = None,
-    spot_price: SpotPrice = None,
-    spot_interruptions: SpotInterruptions = 0.05,
-    spot_lost_s: SpotLost = 300.0,
-    owned_dollars: Annotated[
-        float | None, typer.Option(help="Owned devices: what one cost, host included.")
-    ] = None,
-    owned_years: Annotated[float, typer.Option(help="Years that it serves.")] = 4.0,
-    watts: Annotated[
-        float | None, typer.Option(help="Owned: watts of one under load, host included.")
-    ] = None,
-    dollars_per_kwh: Annotated[float, typer.Option(help="Owned: price of power.")] = 0.12,
-    pue: Annotated[float, typer.Option(help="Owned: power usage effectiveness.")] = 1.3,
-    prices: Annotated[
-        Path | None, typer.Option(help="Provider prices instead of ours (TOML).", metavar="FILE")
-    ] = None,
-    accept_stale: AcceptStale = False,
-    catalogue: Catalogue = None,
-    calibration: Calibrated = None,
-    json: Json = False,
-) -> None:
-    """Compare a fleet of your own with providers' prices: per request, per month, break-even."""
+def cost(call: Invocation) -> None:
+    """`ridgeline cost`."""
     from rich.console import Console
 
     from ridgeline.cli.render.cost import print_cost
-    from ridgeline.errors import BadInput
-    from ridgeline.plan.cost.ownership import Owned, Spot
     from ridgeline.report.json_line import json_line
     from ridgeline.workflows.planning.cost import CostOptions
     from ridgeline.workflows.planning.cost import cost as compare_cost
 
-    owned = None
-    if owned_dollars is not None:
-        if watts is None:
-            raise BadInput("--owned-dollars needs --watts", value=owned_dollars)
-        owned = Owned(
-            dollars=owned_dollars,
-            years=owned_years,
-            watts=watts,
-            dollars_per_kwh=dollars_per_kwh,
-            pue=pue,
-        )
-    spot = None
-    if spot_price is not None:
-        spot = Spot(price=spot_price, interruptions_per_hour=spot_interruptions, lost_s=spot_lost_s)
+    given = call.read(config.CostOptions)
     options = CostOptions(
-        model=model,
-        device=device,
-        workload=workload,
-        isl=isl,
-        osl=osl,
-        rate=rate,
-        slo=slo,
-        prefix=prefix,
-        hit_rate=hit_rate,
-        num_prefixes=prefixes,
-        batch=batch,
-        long_lived=long_lived,
-        price_per_hour=price_per_hour,
-        owned=owned,
-        spot=spot,
-        prices=prices,
-        accept_stale=accept_stale,
-        catalogue=catalogue,
-        calibration=calibration,
+        model=given.model,
+        device=given.accelerator,
+        workload=given.workload,
+        isl=given.input_len,
+        osl=given.output_len,
+        rate=given.request_rate,
+        slo=given.slo,
+        prefix=given.prefix_len,
+        hit_rate=given.hit_rate,
+        num_prefixes=given.num_prefixes,
+        batch=given.batch_api,
+        long_lived=given.long_lived,
+        price_per_hour=given.price_per_hour,
+        owned=owned_of(given),
+        spot=spot_of(given),
+        prices=given.prices,
+        accept_stale=given.accept_stale,
+        catalogue=given.catalogue,
+        calibration=given.calibration,
     )
     result = compare_cost(options)
-    if json:
+    if given.json:
         print(json_line(result.to_dict()))
     else:
         print_cost(result, Console(highlight=False))
+
+
+def owned_of(given: config.CostOptions) -> Owned | None:
+    """The price of owned devices, where one was given."""
+    from ridgeline.plan.cost.ownership import Owned
+
+    if given.owned_dollars is None:
+        return None
+    if given.watts is None:
+        raise BadInput("--owned-dollars needs --watts", value=given.owned_dollars)
+    return Owned(
+        dollars=given.owned_dollars,
+        years=given.owned_years,
+        watts=given.watts,
+        dollars_per_kwh=given.dollars_per_kwh,
+        pue=given.pue,
+    )
+
+
+def spot_of(given: config.CostOptions) -> Spot | None:
+    """The price of spot devices, where one was given."""
+    from ridgeline.plan.cost.ownership import Spot
+
+    if given.spot_price is None:
+        return None
+    return Spot(
+        price=given.spot_price,
+        interruptions_per_hour=given.spot_interruptions,
+        lost_s=given.spot_lost_s,
+    )

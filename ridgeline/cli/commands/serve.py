@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from rich.console import Console
 
-from ridgeline.cli.params.engine import refuse
+from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.validate.output_paths import check_file
+from ridgeline.config.server import ServeModel, ServerOptions
 from ridgeline.config.settings import Settings
+from ridgeline.config.tools import NewKeyOptions
 from ridgeline.hardware.probe import known
 from ridgeline.records import EngineInfo
 from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.keys import new_key as make_key
-from ridgeline.serve.config import ServerOptions, batch_app_options, options_from
+from ridgeline.serve.config import batch_app_options
 from ridgeline.serve.server import AdminListener, check_exposed, listen, run, url_of
 
 if TYPE_CHECKING:
@@ -28,9 +30,19 @@ if TYPE_CHECKING:
     from ridgeline.serve.batch.worker import DailyWindow
 
 
-def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) -> int:
-    """Serve until SIGINT or SIGTERM; `flags` override the file's `[server]` table."""
-    options = options_from(table, flags)
+def serve(call: Invocation) -> int:
+    """`ridgeline serve`."""
+    return command(call.settings(call.read(ServeModel).model), call.read(ServerOptions))
+
+
+def new_key(call: Invocation) -> None:
+    """`ridgeline new-key`: print a new key, and the entry of the keys file that accepts it."""
+    key, entry = make_key(call.read(NewKeyOptions).name)
+    print(f"{key}\n\n{entry}")
+
+
+def command(settings: Settings, options: ServerOptions) -> int:
+    """Serve until SIGINT or SIGTERM."""
     check_exposed(options)
     load_keys(options.api_key, options.api_keys_file)  # a bad file is refused before a model loads
     _check_batches(options)
@@ -66,12 +78,6 @@ def _peaks(settings: Settings) -> Peaks | None:
     return ConfigurationCosts(machine).peaks(settings)
 
 
-def new_key(name: str) -> None:
-    """Print a fresh key and the entry that lets it in."""
-    key, entry = make_key(name)
-    print(f"{key}\n\n{entry}")
-
-
 def _listen_for_admin(options: ServerOptions, held: contextlib.ExitStack) -> socket.socket | None:
     if options.admin_port is None:
         return None
@@ -81,9 +87,6 @@ def _listen_for_admin(options: ServerOptions, held: contextlib.ExitStack) -> soc
 def _check_batches(options: ServerOptions) -> None:
     """BadInput where the Batch API's flags are wrong: before a model loads."""
     if options.batch_store is None:
-        limit = options.batch_store_max_bytes
-        given = {"--batch-window": options.batch_window, "--batch-store-max-bytes": limit}
-        refuse([flag for flag, value in given.items() if value], "without --batch-store")
         return
     check_file(Path(options.batch_store), "--batch-store")
     _window(options)

@@ -19,7 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.live import Live
 
+from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.top import NUM_SHOWN, Served, Shown, table
+from ridgeline.config.tools import TopOptions
 from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.measure.client.http_target import authorization, base_url, no_server
 from ridgeline.report.json_line import json_line
@@ -91,10 +93,20 @@ def figures(now: Reading, last: Reading | None, old: Reading | None) -> dict[str
     return found
 
 
+def top(call: Invocation) -> int:
+    """`ridgeline top`."""
+    options = call.read(TopOptions)
+    return command(
+        options.url,
+        options.api_key,
+        once=options.once,
+        json=options.json,
+        interval_s=options.interval,
+    )
+
+
 def command(url: str, api_key: str | None, *, once: bool, json: bool, interval_s: float) -> int:
     """Look once, or until Ctrl-C."""
-    if json and not once:
-        raise BadInput("--json needs --once", fix="add --once")
     base, headers = base_url(url), authorization(api_key)
     with httpx.Client(base_url=base, headers=headers, timeout=10) as client:
         look = partial(look_at, client)

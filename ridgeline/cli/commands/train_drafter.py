@@ -8,8 +8,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.improve import TrainDrafterFiles, TrainDrafterOptions
+from ridgeline.config.rules import refuse
 from ridgeline.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,21 +19,15 @@ if TYPE_CHECKING:
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 224
 
 
-class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """The flags."""
-
-    kind: str = "medusa"
-    text: Path | None = None
-    own_tokens: int = 65_536
-    num_heads: int = 4
-    steps: int = 400
-    batch: int = 8
-    length: int = 128
-    rate: float = 2e-3
-    seed: int = 0
+def train_drafter(call: Invocation) -> int:
+    """`ridgeline train-drafter`."""
+    files, options = call.read(TrainDrafterFiles), call.read(TrainDrafterOptions)
+    has_heads = options.kind == "medusa" or options.heads is None
+    refuse([] if has_heads else ["--heads"], f"with --kind {options.kind}")
+    return command(files.model, files.output, options)
 
 
-def command(model: str, output: Path, choices: Choices) -> int:
+def command(model: str, output: Path, options: TrainDrafterOptions) -> int:
     """Sample, train, write; the exit code. Raises BadInput, BadModel, CannotRun."""
     from ridgeline.compress.calibration import read_text
     from ridgeline.compress.drafter_training.train_drafter import (
@@ -45,21 +40,21 @@ def command(model: str, output: Path, choices: Choices) -> int:
 
     if output.exists() and any(output.iterdir()):
         raise BadInput("the output folder is not empty", value=str(output), fix="name another")
-    read = read_text(choices.text)
+    read = read_text(options.text)
     recipe = DrafterRecipe(
-        kind=choices.kind,  # type: ignore[arg-type]
-        num_heads=choices.num_heads,
-        steps=choices.steps,
-        batch=choices.batch,
-        length=choices.length,
-        rate=choices.rate,
-        seed=choices.seed,
+        kind=options.kind,
+        num_heads=4 if options.heads is None else options.heads,
+        steps=options.steps,
+        batch=options.batch_size,
+        length=options.tokens,
+        rate=options.learning_rate,
+        seed=options.seed,
     )
     teacher, begun_s = load_teacher(model), perf_counter()
     text = load_tokenizer(model).encode(read)
-    own_tokens = _num_texts(choices) * (PROMPT_TOKENS + ANSWER_TOKENS)
+    own_tokens = _num_texts(options) * (PROMPT_TOKENS + ANSWER_TOKENS)
     check_enough(len(text) + own_tokens, recipe.length)  # before any are written
-    tokens = text + _own_text(model, text, output, choices)
+    tokens = text + _own_text(model, text, output, options)
     told = _Bar(recipe.steps)
     trained = train(teacher, tokens, recipe, output, told.tell)
     told.end()
@@ -68,42 +63,42 @@ def command(model: str, output: Path, choices: Choices) -> int:
     took_s = perf_counter() - begun_s
     print(f"{output}: {trained.nbytes / 1e6:.1f} MB, {len(tokens):,} tokens, {took_s:.0f} s")
     print(f"  a drawn draft is accepted with {rates} at place 1, 2, … (text kept apart)")
-    config = json.dumps({"method": choices.kind, "model": str(output)})
+    config = json.dumps({"method": options.kind, "model": str(output)})
     print(f"Use it: ridgeline serve {model} --speculative-config '{config}'")
     return 0
 
 
-def _own_text(model: str, text: list[int], output: Path, choices: Choices) -> list[int]:
+def _own_text(model: str, text: list[int], output: Path, options: TrainDrafterOptions) -> list[int]:
     """What the model goes on to say after pieces of the text, at temperature 1; kept beside the
     output until it is done, so that a run that goes on has the same."""
-    if not choices.own_tokens:
+    if not options.own_tokens:
         return []
     kept = output.with_name(output.name + ".own.json")
-    asked = {"model": model, "own_tokens": choices.own_tokens, "seed": choices.seed}
+    asked = {"model": model, "own_tokens": options.own_tokens, "seed": options.seed}
     if kept.is_file():
         found = json.loads(kept.read_text(encoding="utf-8"))
         if found["asked"] == asked:
             return list(found["tokens"])
-    tokens = _generated(model, text, choices)
+    tokens = _generated(model, text, options)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps({"asked": asked, "tokens": tokens}), encoding="utf-8")
     return tokens
 
 
-def _num_texts(choices: Choices) -> int:
-    return -(-choices.own_tokens // (PROMPT_TOKENS + ANSWER_TOKENS))
+def _num_texts(options: TrainDrafterOptions) -> int:
+    return -(-options.own_tokens // (PROMPT_TOKENS + ANSWER_TOKENS))
 
 
-def _generated(model: str, text: list[int], choices: Choices) -> list[int]:
+def _generated(model: str, text: list[int], options: TrainDrafterOptions) -> list[int]:
     from ridgeline.engine.engine import Engine
     from ridgeline.records import Sampling
 
-    count = _num_texts(choices)
+    count = _num_texts(options)
     step = max(1, (len(text) - PROMPT_TOKENS) // count)
     prompts = [text[i * step : i * step + PROMPT_TOKENS] for i in range(count)]
     print(f"  {model} writes {count} texts of its own", file=sys.stderr)
     warm = [
-        Sampling(temperature=1.0, seed=choices.seed + i, max_tokens=ANSWER_TOKENS, ignore_eos=True)
+        Sampling(temperature=1.0, seed=options.seed + i, max_tokens=ANSWER_TOKENS, ignore_eos=True)
         for i in range(count)
     ]
     with Engine.open(model, max_num_seqs=32) as engine:
@@ -116,12 +111,7 @@ class _Bar:
 
     def __init__(self, steps: int) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
         self._console = Console(stderr=True, highlight=False)
         self._bar = Progress(

@@ -1,1 +1,1 @@
-"""Params."""
+"""From the option table to click's parameters, and from what was typed to sections of options."""

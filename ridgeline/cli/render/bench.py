@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.measure.bench_options import BenchOptions
+from ridgeline.config.load import BenchOptions
 from ridgeline.measure.metrics.latency import Distribution, by_kind, split
 from ridgeline.measure.metrics.step_metrics import LatencyBounds, Occupancy
 from ridgeline.measure.metrics.summary import Summary, summarise

@@ -1,8 +1,7 @@
-"""Where the command line writes: looked at before a command begins, so that a place that cannot be
-written to costs no measurement, and nothing that was read is written over.
+"""Places that a command will write to, checked before it begins.
 
-A file is later written beside its place and renamed over it (`measure.log.write_file`); hence it
-is the folder that must take files. A folder may be yet to be made, by whoever writes into it.
+Files are later written beside their place and renamed over it, so the folder must accept files. A
+folder may be one that the command creates.
 """
 
 from __future__ import annotations
@@ -12,46 +11,32 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ridgeline.config.commands import Command
 from ridgeline.errors import BadInput
 
-FILES: dict[str, tuple[str, ...]] = {
-    "batch": ("output",),
-    "bench": ("json", "log", "html", "trace"),
-    "calibrate": ("output",),
-    "diagnose": ("html",),
-    "mock-server": ("log",),
-    "plan": ("html",),
-    "predict": ("output",),
-    "simulate": ("html", "trace"),
-}
-FOLDERS: dict[str, tuple[str, ...]] = {
-    "optimize": ("output",),
-    "plan": ("manifests",),
-    "quantize": ("output",),
-    "train-drafter": ("output",),
-}
-"""By command: the options that name what it writes."""
 
-
-def check_outputs(command: str, values: Mapping[str, Any]) -> None:
+def check_output_paths(command: Command, values: Mapping[str, Any]) -> None:
     """BadInput for the first place that cannot be written to, that two options name, or that
-    another one reads."""
-    files = _given(FILES.get(command, ()), values)
-    folders = _given(FOLDERS.get(command, ()), values)
-    for flag, path in files.items():
-        check_file(path, flag)
-    for flag, path in folders.items():
-        check_folder(path, flag)
+    another option reads."""
     written: dict[Path, str] = {}
-    for flag, path in {**files, **folders}.items():
-        other = written.setdefault(path.resolve(), flag)
-        if other != flag:
-            raise BadInput(f"{flag} and {other} name the same place", value=str(path))
-    for text, path in _read(values, {*files, *folders}):
-        if path.resolve() in written:
-            flag = written[path.resolve()]
-            what = f"{flag} would be written over what is read"
-            raise BadInput(what, value=text, fix=f"name another {flag}")
+    inputs: list[str | Path] = []
+    for name, option in command.options.items():
+        value = values.get(name)
+        if option.about.path not in ("file", "folder"):
+            inputs += [value] if isinstance(value, str | Path) else []
+        elif value is not None:
+            check = check_file if option.about.path == "file" else check_folder
+            check(value, option.flag)
+            other = written.setdefault(value.resolve(), option.flag)
+            if other != option.flag:
+                raise BadInput(f"{option.flag} and {other} name the same place", value=str(value))
+    for value in inputs:
+        for path in existing_files(value):
+            if path.resolve() in written:
+                flag = written[path.resolve()]
+                raise BadInput(
+                    f"{flag} would overwrite an input", value=str(value), fix=f"name another {flag}"
+                )
 
 
 def check_file(path: Path, flag: str) -> None:
@@ -59,25 +44,23 @@ def check_file(path: Path, flag: str) -> None:
     if path.is_dir():
         raise BadInput(f"{flag} is a folder", value=str(path), fix="name a file")
     if path.exists() and not path.is_file():
-        raise BadInput(f"{flag} is no ordinary file", value=str(path), fix="name a file")
+        raise BadInput(f"{flag} is not a regular file", value=str(path), fix="name a file")
     if not path.parent.is_dir():
-        raise BadInput(
-            f"{flag}: no such folder to write to", value=str(path), fix="create it first"
-        )
-    _check_takes_files(path.parent, path.name, flag)
+        raise BadInput(f"{flag}: no such folder", value=str(path), fix="create the folder first")
+    _check_accepts_files(path.parent, path.name, flag)
 
 
 def check_folder(path: Path, flag: str) -> None:
-    """BadInput where no folder of this name is, or can be made."""
+    """BadInput where no folder of this name exists or can be created."""
     if path.exists() and not path.is_dir():
         raise BadInput(f"{flag} is a file", value=str(path), fix="name a folder")
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    if not there.is_dir():
-        raise BadInput(f"{flag} cannot be made: {there} is a file", value=str(path))
-    _check_takes_files(there, "folder", flag)
+    nearest = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not nearest.is_dir():
+        raise BadInput(f"{flag} cannot be created: {nearest} is a file", value=str(path))
+    _check_accepts_files(nearest, "folder", flag)
 
 
-def _check_takes_files(folder: Path, name: str, flag: str) -> None:
+def _check_accepts_files(folder: Path, name: str, flag: str) -> None:
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}."):
             pass
@@ -87,17 +70,10 @@ def _check_takes_files(folder: Path, name: str, flag: str) -> None:
         ) from None
 
 
-def _given(names: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Path]:
-    return {f"--{name}": Path(values[name]) for name in names if values.get(name) is not None}
-
-
-def _read(values: Mapping[str, Any], written: set[str]) -> Iterator[tuple[str, Path]]:
-    """(as given, path) of everything else on the command line that is a file: `FILE`, and what
-    stands behind the colon of a recorded workload, `sharegpt:FILE`."""
-    for name, value in values.items():
-        if f"--{name}" in written or not isinstance(value, str | Path):
-            continue
-        text = str(value)
-        for each in (text, text.partition(":")[2]):
-            if each and "\0" not in each and len(each) < 4096 and Path(each).is_file():
-                yield text, Path(each)
+def existing_files(value: str | Path) -> Iterator[Path]:
+    """The file that an option's value names: as it stands, or after the colon of a recorded
+    workload, `sharegpt:FILE`."""
+    text = str(value)
+    for part in (text, text.partition(":")[2]):
+        if part and "\0" not in part and len(part) < 4096 and Path(part).is_file():
+            yield Path(part)

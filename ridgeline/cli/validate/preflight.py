@@ -1,48 +1,36 @@
-"""What every command looks at before it begins: its numbers (ranges.py), flags that would change
-nothing (idle.py), and where it writes (outputs.py). A mistake on the command line costs no time,
-and nothing that is there."""
+"""Checks before a command begins: options without an effect, and places to write to.
+
+A mistake on the command line must cost no time, and must not destroy a file.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Collection
 
-import typer
-
-from ridgeline.cli.validate.output_paths import check_outputs
-from ridgeline.cli.validate.ranges import check_numbers
-from ridgeline.cli.validate.unused_options import check_idle
-
-_CONTEXT = "typed"  # the parameter that Typer fills with its context
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.validate.output_paths import check_output_paths
+from ridgeline.config.commands import Command
+from ridgeline.config.rules import RULES, unused
+from ridgeline.errors import BadInput
 
 
-def look_first(app: typer.Typer) -> None:
-    """Make every command of `app` do so."""
-    for info in app.registered_commands:
-        assert info.callback is not None
-        info.callback = _looking(info.name or info.callback.__name__, info.callback)
+def check_before(invocation: Invocation) -> None:
+    """BadInput for the first option that would have no effect, or place that cannot be written."""
+    check_unused(invocation.command, {*invocation.typed, *swept(invocation.typed.get("sweep"))})
+    check_output_paths(invocation.command, invocation.values)
 
 
-def _looking(command: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(callback)
-    def looking(**values: Any) -> Any:
-        context = values.pop(_CONTEXT)
-        check_numbers(command, values)
-        check_idle(command, {name for name in values if _was_typed(context, name)}, values)
-        check_outputs(command, values)
-        return callback(**values)
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    typed = inspect.Parameter(_CONTEXT, kind, annotation=typer.Context)
-    signature = inspect.signature(callback, eval_str=True)
-    parameters = [each.replace(kind=kind) for each in signature.parameters.values()]
-    looking.__signature__ = signature.replace(parameters=[*parameters, typed])  # type: ignore[attr-defined]
-    looking.__annotations__ = {each.name: each.annotation for each in (*parameters, typed)}
-    return looking
+def check_unused(command: Command, typed: Collection[str]) -> None:
+    """BadInput for the first typed option that the others make meaningless."""
+    options = command.options
+    for rule in RULES.get(command.name, ()):
+        for name, relation, other in unused(rule, frozenset(typed)):
+            flag = options[name].flag
+            reason = f" {relation} {options[other].flag}" if relation else f": {other}"
+            raise BadInput(f"{flag} has no effect{reason}", fix=f"leave {flag} out")
 
 
-def _was_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def swept(sweep: object) -> set[str]:
+    """The settings that `simulate --sweep mtbf-s=3600,7200` varies: they count as set."""
+    texts = sweep if isinstance(sweep, tuple) else ()
+    return {str(text).partition("=")[0].strip().replace("-", "_") for text in texts}

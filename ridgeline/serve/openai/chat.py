@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fastapi import Request
 
-from ridgeline.serve.config import ServerOptions
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.generation.stream import ResponseStream
 from ridgeline.serve.openai.sampling_params import chat_prompt, chat_sampling, request_options
 from ridgeline.serve.openai.schemas import ChatCompletionRequest, NamedToolChoice

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.records import OutputGrammar
-from ridgeline.serve.config import LIMITS, ServerOptions
+from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.output_parsers import tool_call_format
 from ridgeline.serve.output_parsers.base import (

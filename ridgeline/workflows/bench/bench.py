@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.config.load import BenchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose import facts_of, time_shares, verdict
-from ridgeline.measure.bench_options import BenchOptions, check
+from ridgeline.measure.bench_options import check
 from ridgeline.measure.metrics.latency import outcome
 from ridgeline.measure.metrics.remote_utilisation import Use
 from ridgeline.measure.metrics.run_cost import Cost, cost_of_run

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.config.load import BenchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import BenchOptions, check
+from ridgeline.measure.bench_options import check
 from ridgeline.measure.goodput_search import find_goodput, least_requests, saturated
 from ridgeline.measure.metrics.remote_utilisation import Use
 from ridgeline.measure.metrics.run_cost import Cost, cost_of_run
@@ -223,7 +224,7 @@ def numbered(path: Path, number: int) -> Path:
 
 def _check_search(options: BenchOptions) -> None:
     """BadInput if so few requests can neither show that the SLO is met nor that it is not."""
-    slo, num_prompts = options.slo, options.num_prompts
+    slo, num_prompts = options.slo, options.max_requests
     if slo is None:
         raise BadInput("--find-goodput needs an SLO", fix="--goodput 'ttft:200 tpot:50'")
     for flag, value in {"--warmup-s": options.warmup_s, "--cooldown-s": options.cooldown_s}.items():

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from ridgeline.config.load import BenchOptions
 from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import BenchOptions, check
+from ridgeline.measure.bench_options import check
 from ridgeline.measure.monitors.server_config import ELSEWHERE
 from ridgeline.measure.results.event_log import (
     Beside,

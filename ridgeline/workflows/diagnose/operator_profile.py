@@ -9,10 +9,11 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.config.load import BenchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.roofline.operators import Profile, judge
 from ridgeline.errors import BadInput, UserError
-from ridgeline.measure.bench_options import BenchOptions, check, workload_of
+from ridgeline.measure.bench_options import check, workload_of
 from ridgeline.measure.workload import Chat, LoadRequest, plain_chat
 from ridgeline.records.progress import Observer, silent, stage
 from ridgeline.report.json_line import plain

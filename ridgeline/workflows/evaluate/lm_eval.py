@@ -107,8 +107,8 @@ def _last_output(log: Path) -> str:
 @contextmanager
 def serve_locally(engine: Engine) -> Iterator[tuple[str, str]]:
     """Serve the engine on a free local port; the address and the model's name."""
+    from ridgeline.config.server import ServerOptions
     from ridgeline.serve.app import create_app
-    from ridgeline.serve.config import ServerOptions
     from ridgeline.serve.server import GracefulServer, listen, url_of, uvicorn_config
 
     options, up = ServerOptions(port=0), threading.Event()

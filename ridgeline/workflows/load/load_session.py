@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput, UserError
-from ridgeline.measure.bench_options import BenchOptions, run_bench, workload_of
+from ridgeline.measure.bench_options import run_bench, workload_of
 from ridgeline.measure.client.engine_target import InProcessTarget, RenderChat
 from ridgeline.measure.client.http_target import HttpTarget, first_model, wire_to
 from ridgeline.measure.client.load_client import OnStart
@@ -138,9 +139,11 @@ async def _send_load(
     def count(trace: RequestTrace) -> None:
         nonlocal num_finished
         num_finished += 1
-        observer(StageAdvanced(stage="requests", completed=num_finished, total=options.num_prompts))
+        observer(
+            StageAdvanced(stage="requests", completed=num_finished, total=options.max_requests)
+        )
 
-    with stage(observer, "requests", total=options.num_prompts, unit="requests"):
+    with stage(observer, "requests", total=options.max_requests, unit="requests"):
         return await run_bench(target, options, on_finish=count, on_start=on_start)
 
 

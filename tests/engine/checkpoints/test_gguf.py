@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.cli.commands.quantize import command
 from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.quantize_model import WriteJob
 from ridgeline.compress.writers import gguf
+from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.gguf import GgufWeights
 from ridgeline.engine.checkpoints.gguf_blocks import DECODERS, decode_blocks
 from ridgeline.engine.checkpoints.load import load_decoder
@@ -69,12 +70,12 @@ def logits(model: str) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf") / "q4"
-    command("demo", folder, Choices(group_size=32, format="gguf"))
+    command("demo", folder, QuantizeOptions(group_size=32, format="gguf"))
     return folder / "model.gguf"
 
 
 def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
-    command("demo", tmp_path / "own", Choices(group_size=32))
+    command("demo", tmp_path / "own", QuantizeOptions(group_size=32))
     spec = load_spec(str(q4))
     assert spec.layers[3].mlp.down.format == blocks(4, 32)
     assert spec.lm_head.format.kind == "dense"
@@ -85,7 +86,7 @@ def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
 
 def test_q8_0_there_and_back(tmp_path: Path) -> None:
     """What its rounding costs, and that of rows to 8 bits in groups of 32."""
-    command("demo", tmp_path / "q8", Choices(bits=8, format="gguf"))
+    command("demo", tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
     truth = logits("demo")
     change = (logits(str(tmp_path / "q8" / "model.gguf")) - truth).norm() / truth.norm()
     assert 1e-4 < change < 0.03
@@ -119,7 +120,7 @@ def test_types_that_differ_within_a_product(
     """Every layer packed, in native segments; the model of the decoded weights within what rows of
     8 bits cost; nothing of it in float32."""
     as_q4_k_m(monkeypatch, tables=True)
-    command("demo", tmp_path / "m", Choices(numbers=numbers, format="gguf"))  # type: ignore[arg-type]
+    command("demo", tmp_path / "m", QuantizeOptions(numbers=numbers, format="gguf"))  # type: ignore[arg-type]
     name = str(tmp_path / "m" / "model.gguf")
     kinds = {key: tensor.kind for key, tensor in read_gguf(name).tensors.items()}
     assert kinds["blk.1.attn_v.weight"] == "Q8_0" != kinds["blk.1.attn_q.weight"]
@@ -154,7 +155,7 @@ def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         gguf, "_kind", lambda job, part: "Q4_0" if part.key == "embed" else kind_of(job, part)
     )
-    command("demo", tmp_path / "q4", Choices(group_size=32, format="gguf"))
+    command("demo", tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
     name = str(tmp_path / "q4" / "model.gguf")
     spec = with_dtype(load_spec(name), "float32")
     decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
@@ -214,11 +215,14 @@ def test_what_is_not_read_is_refused(q4: Path, tmp_path: Path) -> None:
         load_spec(str(other))
     with pytest.raises(BadModel, match="no such GGUF"):
         read_gguf(str(tmp_path / "none.gguf"))
-    for choices in (Choices(format="gguf"), Choices(format="gguf", group_size=64, zeros=True)):
+    for choices in (
+        QuantizeOptions(format="gguf"),
+        QuantizeOptions(format="gguf", group_size=64, zeros=True),
+    ):
         with pytest.raises(CannotRun, match="GGUF holds no such grid"):
             command("demo", tmp_path / "x", choices)
     with pytest.raises(BadInput):
-        command("demo", tmp_path / "x", Choices(bits=16, format="gguf"))
+        command("demo", tmp_path / "x", QuantizeOptions(bits=16, format="gguf"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.cli.commands.quantize import command
+from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.packed import PackedWeights
 from ridgeline.engine.checkpoints.tensor_names import Part
@@ -68,7 +69,7 @@ def untied(target: Path) -> str:
 
 
 def write(model: str, target: Path, **choices: object) -> str:
-    command(model, target, Choices(bits=8, **choices))  # type: ignore[arg-type]
+    command(model, target, QuantizeOptions(bits=8, **choices))  # type: ignore[arg-type]
     return str(target)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cli.params.units import table_of
-from ridgeline.config.settings import changed, settings_from
+from ridgeline.config.option import options_of
+from ridgeline.config.settings import Settings, Speculative, changed, settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.engine.speculate.config import Speculation
 from ridgeline.errors import BadInput, UserError
@@ -85,10 +85,11 @@ def test_a_context_without_room_for_a_draft_is_named_as_it_was_given(
 
 
 def test_the_flag_reads_json() -> None:
-    assert table_of("--x")('{"method": "ngram"}') == {"method": "ngram"}
+    option = options_of(Settings)["speculative_config"]
+    assert option.read('{"method": "ngram"}', "--x") == Speculative(method="ngram")
     for text in ("{", "[1]", "ngram"):
         with pytest.raises(BadInput, match="--x"):
-            table_of("--x")(text)
+            option.read(text, "--x")
 
 
 def test_a_config_survives_being_written_down() -> None:

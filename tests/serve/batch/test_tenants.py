@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
 from ridgeline.serve.batch.attach import BatchOptions, attach_batches
 from ridgeline.serve.batch.database import VERSION
 from ridgeline.serve.batch.executor import background_engine
 from ridgeline.serve.batch.store import BatchStore
-from ridgeline.serve.config import ServerOptions
 from tests.serve.batch.helpers import accepted, jsonl, request
 from tests.serve.batch.test_api import OVER, create, until
 from tests.serve.fake_engine import FakeEngine

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.records import Finished, Sampling, Token
 from ridgeline.serve.app import create_app
 from ridgeline.serve.batch.executor import InProcessExecutor, background_engine
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.worker import BatchWorker, WorkerOptions
-from ridgeline.serve.config import ServerOptions
 from tests.serve.batch.helpers import created, now, results
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)

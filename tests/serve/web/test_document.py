@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.web.page import build_page
 from tests.serve.fake_engine import FakeEngine
 

@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
-from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.server import listen, url_of
 from tests.serve.batch.conftest import with_batches
 from tests.serve.batch.helpers import jsonl, request

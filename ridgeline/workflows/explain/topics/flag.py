@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
-from ridgeline.cli.params.engine import HELP as ENGINE
+from ridgeline.config.option import Option, Section, options_of
+from ridgeline.config.server import ServerOptions
+from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import written
 from ridgeline.diagnose.rules.causes import shipped_causes
 from ridgeline.optimize import ladder
-from ridgeline.serve.config import HELP as SERVER
-from ridgeline.serve.config import ServerOptions
 from ridgeline.workflows.explain.topics import technique
 from ridgeline.workflows.explain.topics.base import Known, Page
 
 
 def names() -> Mapping[str, str]:
-    """Every field that is a flag; the dashes before it may be left out."""
-    return {name: name for name in (*SERVER, *ENGINE)}
+    """Every option of the engine and the server; the dashes of the flag may be left out."""
+    return {name: name for name in (*_flags(ServerOptions), *_flags(Settings))}
 
 
 def page(id: str, known: Known) -> Page:
     """The flag, with the techniques, rungs and causes that name it."""
     flag = "--" + id.replace("_", "-")
-    own = _engine(id, known) if id in ENGINE else _server(id)
+    engine = _flags(Settings)
+    own = _engine(engine[id], known) if id in engine else _server(_flags(ServerOptions)[id])
     techniques = [row for row in technique.rows().values() if _names(row["switch"], flag)]
     rungs = {rung.id for rung in ladder.load_default_ladder().rungs if id in _changed(rung)}
     causes = [each for each in shipped_causes() if _names(each.flag.get("ridgeline", ""), flag)]
@@ -42,16 +41,19 @@ def page(id: str, known: Known) -> Page:
     return Page(kind="flag", id=id, title=flag, lines=lines)
 
 
-def _engine(id: str, known: Known) -> tuple[tuple[str, str], ...]:
-    value = written(id, known.facts) if id in known.facts else "not set"
-    return (("is", ENGINE[id]), ("here", value), ("because", known.derivations.get(id, "default")))
+def _flags(section: type[Section]) -> dict[str, Option]:
+    return {name: option for name, option in options_of(section).items() if option.has_flag}
 
 
-def _server(id: str) -> tuple[tuple[str, str], ...]:
-    fields = {field.name: field for field in msgspec.structs.fields(ServerOptions)}
-    default = fields[id].default
-    shown = "" if default in (None, "", msgspec.NODEFAULT) else str(default)
-    return (("is", SERVER[id]), ("default", shown), ("of", "ridgeline serve"))
+def _engine(option: Option, known: Known) -> tuple[tuple[str, str], ...]:
+    value = written(option.name, known.facts) if option.name in known.facts else "not set"
+    because = known.derivations.get(option.name, "default")
+    return (("is", option.about.help), ("here", value), ("because", because))
+
+
+def _server(option: Option) -> tuple[tuple[str, str], ...]:
+    default = ("default", option.default_text)
+    return (("is", option.about.help), default, ("of", "ridgeline serve"))
 
 
 def _names(text: str, flag: str) -> bool:

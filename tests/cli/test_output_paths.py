@@ -1,4 +1,4 @@
-"""Nothing begins that could not be written at its end, and nothing that is read is written over."""
+"""Output paths are checked before any work, and no input is overwritten."""
 
 from __future__ import annotations
 
@@ -8,61 +8,57 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.cli.validate.output_paths import FILES, FOLDERS
-from tests.cli.whole import NEEDED, SHAPE, options, refused
+from ridgeline.config.option import Option
+from tests.cli.command_line import NEEDED, SHAPE, options, refused
 
-READ = {
-    "config", "file", "ladder", "calibration", "catalogue", "prices", "models", "text", "a", "b",
-    "run", "baseline", "nsight", "lm_eval_path",
-}  # fmt: skip
-"""Options that name what is read."""
+FILES = [(command, option) for command, option in options() if option.about.path == "file"]
+FOLDERS = [(command, option) for command, option in options() if option.about.path == "folder"]
 
 
-def given(command: str, name: str, place: str) -> list[str]:
+def given(command: str, option: Option, place: str) -> list[str]:
     """The command with this output, and with no other in its place."""
     needed = NEEDED.get(command, [])
-    if name == "output" and "-o" in needed:
+    if option.name == "output" and "-o" in needed:
         needed = needed[: needed.index("-o")]
-    return [command, *needed, f"--{name}", place]
+    if command == "predict":
+        needed = ["--input", "-"]
+    return [command, *needed, option.flag, place]
 
 
-OUTPUTS = [(command, name) for command, names in FILES.items() for name in names]
-MADE = [(command, name) for command, names in FOLDERS.items() for name in names]
-
-
-def test_every_path_is_read_or_looked_at() -> None:
-    paths = {(command, name) for command, name, kind in options() if kind is Path}
-    assert {*OUTPUTS, *MADE} <= paths
-    assert {name for _, name in paths - {*OUTPUTS, *MADE}} <= READ
+def test_every_path_is_an_input_or_an_output() -> None:
+    for command, option in options():
+        if option.type is Path:
+            assert option.about.path is not None, f"{command} {option.flag}"
+    assert len(FILES) > 8 and len(FOLDERS) > 3
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize(("command", "name"), OUTPUTS)
-def test_a_file_that_cannot_be_written_is_refused_first(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, name: str
+@pytest.mark.parametrize(("command", "option"), FILES)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, option: Option
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    flag = f"--{name}"
+    flag = option.flag
     for place, named in (
         ("folder", " is a folder"),
         ("nowhere/x", ": no such folder"),
         ("file/x", ": no such folder"),
-        ("/dev/null", " is no ordinary file"),
+        ("/dev/null", " is not a regular file"),
         ("/proc/x", " cannot be written"),
     ):
-        refused(capsys, given(command, name, place), f"{flag}{named}")
+        refused(capsys, given(command, option, place), f"{flag}{named}")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
 
 
 @pytest.mark.usefixtures("no_work")
-@pytest.mark.parametrize(("command", "name"), MADE)
-def test_so_is_a_folder_that_cannot_be(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, name: str
+@pytest.mark.parametrize(("command", "option"), FOLDERS)
+def test_a_folder_that_cannot_be_created_is_refused_before_any_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, option: Option
 ) -> None:
     (tmp_path / "file").write_text("mine")
     for place in ("file", "file/x", "/proc/x"):
-        refused(capsys, given(command, name, place), f"--{name}")
+        refused(capsys, given(command, option, place), option.flag)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -70,17 +66,17 @@ def test_so_is_a_folder_that_cannot_be(
 @pytest.mark.parametrize(
     "args",
     [
-        ["bench", "--json", "new", "--html", "new"],
+        ["bench", "--output-json", "new", "--html", "new"],
         ["bench", "--workload", "mine", "--log", "mine"],
         ["bench", "--workload", "sharegpt:mine", "--log", "./mine"],
         ["diagnose", "--run", "mine", "--html", "mine"],
         ["predict", "--input", "mine", "--output", "mine"],
-        ["plan", *SHAPE, "--catalogue", "mine", "--html", "mine"],
+        ["plan", SHAPE[0], "--catalogue", "mine", "--html", "mine"],
         ["simulate", *SHAPE, "--html", "new", "--trace", "./new"],
         ["batch", "mine", "--output", "mine"],
     ],
 )
-def test_no_two_files_are_one(
+def test_an_output_may_not_be_an_input_or_another_output(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, args: list[str]
 ) -> None:
     (tmp_path / "mine").write_text("mine")
@@ -93,7 +89,7 @@ def test_no_two_files_are_one(
     "more",
     [["--engine", "nosuch"], ["--engine", "demo", "--also", "demo=int8", "--also", "nosuch=int8"]],
 )
-def test_calibrate_knows_its_last_run_before_it_measures_the_first(
+def test_calibrate_checks_all_runs_before_the_first(
     capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     """`--engine nosuch` measures the small model first."""
@@ -101,7 +97,7 @@ def test_calibrate_knows_its_last_run_before_it_measures_the_first(
 
 
 @pytest.mark.usefixtures("no_work")
-def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
+def test_text_that_cannot_be_trained_on_is_refused_before_any_work(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "short.txt").write_text("short")
@@ -111,7 +107,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
 
 
 @pytest.mark.usefixtures("no_work")
-def test_what_is_written_anew_is_written_whole(
+def test_a_failed_run_leaves_the_earlier_output(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """What an earlier run left stays until the new one is complete."""

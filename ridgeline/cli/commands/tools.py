@@ -1,0 +1,24 @@
+"""Commands about the program itself: version and completion."""
+
+from __future__ import annotations
+
+import ridgeline
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.tools import CompletionOptions
+
+
+def version(call: Invocation) -> None:
+    """`ridgeline version`."""
+    print(ridgeline.__version__)
+
+
+def completion(call: Invocation) -> None:
+    """`ridgeline completion`: a script that makes the shell ask `ridgeline` for completions."""
+    from click.shell_completion import get_completion_class
+
+    from ridgeline.cli.app import app
+    from ridgeline.cli.main import COMPLETION_VARIABLE
+
+    shell = get_completion_class(call.read(CompletionOptions).shell)
+    assert shell is not None
+    print(shell(app, {}, "ridgeline", COMPLETION_VARIABLE).source())

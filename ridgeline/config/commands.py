@@ -1,0 +1,309 @@
+"""The commands of `ridgeline`: what each is for, and which sections of options it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from ridgeline.config.improve import (
+    EvaluateOptions,
+    OptimizeOptions,
+    QuantizeFiles,
+    QuantizeOptions,
+    TargetServerOptions,
+    TrainDrafterFiles,
+    TrainDrafterOptions,
+)
+from ridgeline.config.load import BenchOptions, BenchReport, BenchTarget, DiagnoseOptions
+from ridgeline.config.option import About, Option, Section, options_of
+from ridgeline.config.planning import (
+    CalibrateOptions,
+    CostOptions,
+    PackOptions,
+    PlanOptions,
+    PredictOptions,
+    SimulateOptions,
+)
+from ridgeline.config.server import ServeModel, ServerOptions
+from ridgeline.config.settings import Settings
+from ridgeline.config.tools import (
+    BatchFileOptions,
+    ChatOptions,
+    CompareOptions,
+    CompletionOptions,
+    DoctorOptions,
+    ExplainOptions,
+    GenerateOptions,
+    InspectOptions,
+    MockServerOptions,
+    NewKeyOptions,
+    TopOptions,
+)
+
+Group = Literal["Run", "Measure", "Improve", "Plan", "Tools"]
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A subcommand.
+
+    `summary` is its line in `ridgeline --help`; `details` and `examples` stand in its own help.
+    """
+
+    name: str
+    group: Group
+    summary: str
+    details: str = ""
+    examples: tuple[str, ...] = ()
+    sections: tuple[type[Section], ...] = ()
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """Every option of the command line, by name."""
+        return {
+            name: option
+            for section in self.all_sections
+            for name, option in options_of(section).items()
+            if option.on_command_line
+        }
+
+    @property
+    def all_sections(self) -> tuple[type[Section], ...]:
+        """Its sections, with that of `--config` where a file can set any of their options."""
+        reads_file = any(section.table for section in self.sections)
+        return (*self.sections, *((ConfigFile,) if reads_file else ()))
+
+
+class ConfigFile(Section, frozen=True, kw_only=True):
+    """Where options are read from besides the command line."""
+
+    title: ClassVar[str] = "Configuration"
+
+    config: Annotated[
+        Path | None,
+        About(
+            "Read options from this TOML file; flags and RIDGELINE_* variables override it.",
+            path="input",
+            ambient=False,
+        ),
+    ] = None
+
+
+_COMMANDS = (
+    Command(
+        name="serve",
+        group="Run",
+        summary="Serve a model over the OpenAI API.",
+        details="Also serves the Anthropic API, a chat page, and Prometheus metrics.",
+        examples=("ridgeline serve demo", "ridgeline serve ./model --quantization int8"),
+        sections=(ServeModel, ServerOptions, Settings),
+    ),
+    Command(
+        name="chat",
+        group="Run",
+        summary="Chat with a running server.",
+        details="Each line of input is one message; an empty line or Ctrl-D ends the chat, Ctrl-C "
+        "stops an answer. Prints the time to first token and the speed of every answer.",
+        examples=("ridgeline chat --url http://127.0.0.1:8000",),
+        sections=(ChatOptions,),
+    ),
+    Command(
+        name="generate",
+        group="Run",
+        summary="Answer one prompt on the terminal.",
+        examples=('ridgeline generate demo "def fib(n):" --max-tokens 64',),
+        sections=(GenerateOptions, Settings),
+    ),
+    Command(
+        name="batch",
+        group="Run",
+        summary="Answer a file of requests, without a server.",
+        details="An interrupted run continues where it stopped when the command is repeated.",
+        examples=("ridgeline batch requests.jsonl -o answers.jsonl --model demo",),
+        sections=(BatchFileOptions, Settings),
+    ),
+    Command(
+        name="new-key",
+        group="Run",
+        summary="Create an API key for `serve --api-keys-file`.",
+        examples=("ridgeline new-key alice",),
+        sections=(NewKeyOptions,),
+    ),
+    Command(
+        name="bench",
+        group="Measure",
+        summary="Measure an engine here, or any OpenAI-compatible server.",
+        details="Reports latencies, throughput and goodput, and what bounds them. MODEL runs in "
+        "this process; --url measures a server.",
+        examples=(
+            "ridgeline bench demo --request-rate 4 --slo ttft:200 tpot:50",
+            "ridgeline bench --url http://127.0.0.1:8000 --num-prompts 200",
+        ),
+        sections=(BenchTarget, BenchOptions, BenchReport, Settings),
+    ),
+    Command(
+        name="diagnose",
+        group="Measure",
+        summary="Find what limits latency, and the setting that helps.",
+        details="Measures an engine here (MODEL) or a server (--url), or reads a recorded run "
+        "(--run); ranks what latency is lost to. --profile times each operator instead.",
+        examples=(
+            "ridgeline diagnose --url http://127.0.0.1:8000",
+            "ridgeline diagnose --run run.jsonl",
+        ),
+        sections=(DiagnoseOptions, BenchOptions, Settings),
+    ),
+    Command(
+        name="compare",
+        group="Measure",
+        summary="Compare two results; exit code 1 if B regressed.",
+        details="Exit code 3 if the results are inconclusive.",
+        examples=("ridgeline compare before.json after.json --threshold 3",),
+        sections=(CompareOptions,),
+    ),
+    Command(
+        name="top",
+        group="Measure",
+        summary="Watch the metrics of a running server.",
+        details="Requests, speed, latencies, KV blocks, cache hits and batch requests; Ctrl-C "
+        "quits.",
+        examples=("ridgeline top --url http://127.0.0.1:8000",),
+        sections=(TopOptions,),
+    ),
+    Command(
+        name="optimize",
+        group="Improve",
+        summary="Find the fastest configuration, and prove it.",
+        details="Tries one technique at a time: measures, diagnoses, applies, verifies quality, and "
+        "keeps only proven improvements. Optimises the engine here (MODEL), or a server that "
+        "--restart-cmd starts. Writes a report and a ridgeline.toml.",
+        examples=(
+            "ridgeline optimize demo --budget 5m",
+            "ridgeline optimize --url 'http://127.0.0.1:{port}' \\\n"
+            "    --restart-cmd 'vllm serve ./model --port {port} {flags}'",
+        ),
+        sections=(OptimizeOptions, TargetServerOptions, Settings),
+    ),
+    Command(
+        name="quantize",
+        group="Improve",
+        summary="Write a checkpoint in fewer bits.",
+        details="An interrupted run continues where it stopped when the command is repeated.",
+        examples=("ridgeline quantize ./model -o ./model-int4 --method gptq",),
+        sections=(QuantizeFiles, QuantizeOptions),
+    ),
+    Command(
+        name="train-drafter",
+        group="Improve",
+        summary="Train a drafter for speculative decoding.",
+        details="An interrupted run continues where it stopped when the command is repeated.",
+        examples=("ridgeline train-drafter ./model -o ./drafter --kind eagle",),
+        sections=(TrainDrafterFiles, TrainDrafterOptions),
+    ),
+    Command(
+        name="eval",
+        group="Improve",
+        summary="Compare a candidate's outputs with the original's.",
+        details="Exit code 1 unless the candidate passes.",
+        examples=("ridgeline eval ./model ./model-int4 --budget 5m",),
+        sections=(EvaluateOptions, Settings),
+    ),
+    Command(
+        name="plan",
+        group="Plan",
+        summary="Choose hardware and a fleet for a demand and an SLO.",
+        details="Searches devices, parallelism, formats and replicas; prints costs with intervals "
+        "and the commands to start it.",
+        examples=("ridgeline plan llama-3.1-8b --request-rate 20 --slo ttft:500 tpot:40",),
+        sections=(PlanOptions,),
+    ),
+    Command(
+        name="predict",
+        group="Plan",
+        summary="Predict latency and throughput from arithmetic alone.",
+        examples=("ridgeline predict llama-3.1-8b --accelerator h100-sxm --max-concurrency 32",),
+        sections=(PredictOptions,),
+    ),
+    Command(
+        name="simulate",
+        group="Plan",
+        summary="Simulate a fleet with the engine's own scheduler.",
+        examples=("ridgeline simulate llama-3.1-8b --accelerator h100-sxm --request-rate 10",),
+        sections=(SimulateOptions,),
+    ),
+    Command(
+        name="cost",
+        group="Plan",
+        summary="Compare the cost of a fleet with API providers.",
+        examples=("ridgeline cost llama-3.1-8b --accelerator h100-sxm --request-rate 5",),
+        sections=(CostOptions,),
+    ),
+    Command(
+        name="pack",
+        group="Plan",
+        summary="Place several models on a stock of devices.",
+        examples=("ridgeline pack models.toml --accelerator h100-sxm=2,l4=4",),
+        sections=(PackOptions,),
+    ),
+    Command(
+        name="calibrate",
+        group="Plan",
+        summary="Measure this machine or a server, to predict with.",
+        details="Up to five short runs. Other planning commands and optimize take the file with "
+        "--calibration.",
+        examples=("ridgeline calibrate --engine ./model", "ridgeline calibrate --url http://host"),
+        sections=(CalibrateOptions,),
+    ),
+    Command(
+        name="explain",
+        group="Tools",
+        summary="Explain settings, techniques, metrics, flags or errors.",
+        details="Of a model: every engine setting as it would be used and why, and which "
+        "techniques would help here. Of a topic: what it means for this model and machine; "
+        "`explain topics` lists them. `explain speculation` measures whether speculative decoding "
+        "pays.",
+        examples=("ridgeline explain demo", "ridgeline explain --max-num-seqs"),
+        sections=(ExplainOptions, Settings),
+    ),
+    Command(
+        name="inspect",
+        group="Tools",
+        summary="Show a model's parameters, FLOPs, bytes and KV cache.",
+        details="Checks every layer of a quantised checkpoint; exit code 1 if one is faulty.",
+        examples=("ridgeline inspect demo",),
+        sections=(InspectOptions,),
+    ),
+    Command(
+        name="doctor",
+        group="Tools",
+        summary="Check this machine and report problems.",
+        examples=("ridgeline doctor",),
+        sections=(DoctorOptions,),
+    ),
+    Command(
+        name="mock-server",
+        group="Tools",
+        summary="Serve scripted answers, to test load generators.",
+        details="The requested model name chooses the script.",
+        examples=("ridgeline mock-server --list",),
+        sections=(MockServerOptions,),
+    ),
+    Command(
+        name="completion",
+        group="Tools",
+        summary="Print a shell completion script.",
+        examples=(
+            'eval "$(ridgeline completion bash)"  # in ~/.bashrc',
+            "ridgeline completion fish > ~/.config/fish/completions/ridgeline.fish",
+        ),
+        sections=(CompletionOptions,),
+    ),
+    Command(name="version", group="Tools", summary="Print the version."),
+)
+COMMANDS: Mapping[str, Command] = {command.name: command for command in _COMMANDS}
+TABLES: Mapping[str, type[Section]] = {
+    section.table: section for command in _COMMANDS for section in command.sections if section.table
+}
+"""The tables of a `ridgeline.toml`."""

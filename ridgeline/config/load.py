@@ -1,0 +1,295 @@
+"""Options of a load, of the server it is sent to, and of the report: bench and diagnose."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from ridgeline.config import shared
+from ridgeline.config.option import About, Section
+from ridgeline.config.units import (
+    COUNT,
+    DURATION,
+    MAX_COUNT,
+    NON_NEGATIVE_COUNT,
+    NON_NEGATIVE_SECONDS,
+    NUMBER,
+    RATE,
+    Range,
+)
+from ridgeline.errors import BadInput
+from ridgeline.records import Slo
+
+METRICS = ("ttft", "tpot", "itl", "e2e")
+DEFAULT_NUM_PROMPTS = 100
+_ALIASES = {"e2el": "e2e"}
+Endpoint = Literal["auto", "completions", "chat"]
+ReportLayout = Literal["ridgeline", "vllm"]
+
+
+class BenchOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A load, under the names of `vllm bench serve`. Times are seconds, lengths tokens."""
+
+    title: ClassVar[str] = "Load"
+    table: ClassVar[str] = "load"
+
+    workload: Annotated[str, shared.WORKLOAD] = "chat-and-code"
+    num_prompts: Annotated[
+        int | None,
+        About(
+            "Requests to send.",
+            unit=COUNT,
+            unset=f"{DEFAULT_NUM_PROMPTS}; with --duration-s no limit",
+        ),
+    ] = None
+    duration_s: Annotated[float | None, About("Time to send requests for.", unit=DURATION)] = None
+    input_len: Annotated[
+        int | None,
+        shared.INPUT_LEN.but(
+            help="Send random prompts of this many tokens instead of a workload.",
+            aliases=("random-input-len", "isl"),
+        ),
+    ] = None
+    output_len: Annotated[
+        int | None,
+        shared.OUTPUT_LEN.but(
+            help="Output tokens of random prompts.", aliases=("random-output-len", "osl")
+        ),
+    ] = None
+    prefix_len: Annotated[
+        int,
+        shared.PREFIX_LEN.but(
+            help="Prompt tokens that all random prompts share.", aliases=("random-prefix-len",)
+        ),
+    ] = 0
+    ignore_eos: Annotated[
+        bool, About("Generate as many tokens as the workload says, past the end of text.")
+    ] = True
+    stream: Annotated[
+        bool, About("Stream answers; without, only end-to-end latency is observed (with --url).")
+    ] = True
+    timeout_s: Annotated[float, About("Maximum time for one answer.", unit=DURATION)] = 600.0
+    request_rate: Annotated[
+        float,
+        shared.REQUEST_RATE.but(
+            range=Range(0, math.inf, exclusive=True),
+            aliases=("rate",),
+            unset="inf: all at once",
+            panel="Arrivals",
+        ),
+    ] = math.inf
+    burstiness: Annotated[
+        float,
+        About(
+            "Shape of the arrivals: 1 Poisson, below 1 burstier, above 1 more even.",
+            unit=NUMBER,
+            range=Range(0, math.inf, exclusive=True),
+        ),
+    ] = 1.0
+    max_concurrency: Annotated[
+        int | None, About("Maximum requests in flight.", unit=COUNT, unset="unlimited")
+    ] = None
+    ramp_up_strategy: Annotated[
+        Literal["linear", "exponential"] | None,
+        About("Increase the rate over the run, from the start to the end rate."),
+    ] = None
+    ramp_up_start_rps: Annotated[
+        float | None, About("Requests per second at the start of the ramp.", unit=RATE)
+    ] = None
+    ramp_up_end_rps: Annotated[
+        float | None, About("Requests per second at the end of the ramp.", unit=RATE)
+    ] = None
+    replay_speed: Annotated[float | None, shared.REPLAY_SPEED] = None
+    slo: Annotated[Slo | None, shared.SLO.but(panel="Measurement")] = None
+    percentile_metrics: Annotated[
+        str, About("Metrics to report, separated by commas.", metavar="METRICS")
+    ] = "ttft,tpot,itl,e2e"
+    metric_percentiles: Annotated[
+        str, About("Percentiles to report, separated by commas.", metavar="PERCENTILES")
+    ] = "50,90,95,99"
+    num_warmups: Annotated[
+        int,
+        About("Requests to send before the measurement.", unit=COUNT, range=NON_NEGATIVE_COUNT),
+    ] = 4
+    warmup_s: Annotated[
+        float,
+        About(
+            "Exclude requests that arrive in this time at the start.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+        ),
+    ] = 0.0
+    cooldown_s: Annotated[
+        float,
+        About(
+            "Exclude requests that arrive in this time at the end.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+        ),
+    ] = 0.0
+    seed: int = 0
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics to report, in the order given. Raises BadInput."""
+        given = [part.strip() for part in self.percentile_metrics.split(",") if part.strip()]
+        names = tuple(_ALIASES.get(name, name) for name in given)
+        for name in names:
+            if name not in METRICS:
+                raise BadInput(
+                    "--percentile-metrics: unknown metric", value=name, limit=", ".join(METRICS)
+                )
+        return names
+
+    @property
+    def percentiles(self) -> tuple[float, ...]:
+        """The percentiles to report, 0..100. Raises BadInput."""
+        try:
+            values = tuple(float(part) for part in self.metric_percentiles.split(","))
+        except ValueError:
+            values = (math.nan,)
+        if not all(0 <= value <= 100 for value in values):
+            raise BadInput(
+                "--metric-percentiles must be percentiles",
+                value=self.metric_percentiles,
+                limit="0..100",
+                fix="write e.g. 50,90,99",
+            )
+        return values
+
+    @property
+    def max_requests(self) -> int | None:
+        """How many requests to send; None: as many as come within the duration."""
+        if self.num_prompts is None and self.duration_s is None:
+            return DEFAULT_NUM_PROMPTS
+        return self.num_prompts
+
+
+class BenchTarget(Section, frozen=True, kw_only=True):
+    """What `bench` measures: MODEL in this process, or a server."""
+
+    title: ClassVar[str] = "Target"
+
+    model: Annotated[str | None, shared.OPTIONAL_MODEL] = None
+    named_model: Annotated[
+        str | None,
+        About(
+            "The same as MODEL, in vLLM's spelling; with --url, as --served-model-name.",
+            flag="model",
+            metavar="MODEL",
+            ambient=False,
+        ),
+    ] = None
+    url: Annotated[
+        str | None, shared.URL.but(help="Measure the OpenAI-compatible server at this address.")
+    ] = None
+    served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
+    endpoint: Annotated[
+        Endpoint | None, About("With --url: API to use.", unset="auto", ambient=False)
+    ] = None
+    api_key: Annotated[str | None, shared.API_KEY] = None
+    accelerator: Annotated[
+        str | None,
+        About(
+            "With --url and MODEL: what the server runs on (h100-sxm, 4xh100-sxm, here), for MFU.",
+            metavar="NAME",
+            ambient=False,
+        ),
+    ] = None
+
+
+class BenchReport(Section, frozen=True, kw_only=True):
+    """Repetitions of a bench run, and what is written about it."""
+
+    title: ClassVar[str] = "Repetition"
+    table: ClassVar[str] = "bench"
+    prefix: ClassVar[str] = "bench_"
+
+    num_runs: Annotated[
+        int | None,
+        About(
+            "Repeat the run, and report confidence intervals.",
+            unit=COUNT,
+            range=Range(2, MAX_COUNT),
+        ),
+    ] = None
+    sweep: Annotated[
+        str | None, About("Measure at each of these request rates: 1,2,4.", metavar="RATES")
+    ] = None
+    find_goodput: Annotated[
+        str | None,
+        About("Find the highest request rate in LOW:HIGH that meets --slo.", metavar="LOW:HIGH"),
+    ] = None
+    layout: Annotated[ReportLayout, About("Layout of the console report.", panel="Output")] = (
+        "ridgeline"
+    )
+    price_per_hour: Annotated[float | None, shared.PRICE_PER_HOUR] = None
+    output_json: Annotated[
+        Path | None,
+        About(
+            "Write the result as JSON, under vLLM's keys.",
+            path="file",
+            ambient=False,
+            since="0.2",
+        ),
+    ] = None
+    log: Annotated[
+        Path | None,
+        About(
+            "Write every request and step: JSON lines, or a table if FILE ends in .parquet.",
+            path="file",
+            ambient=False,
+        ),
+    ] = None
+    html: Annotated[Path | None, shared.HTML] = None
+    trace: Annotated[Path | None, shared.TRACE] = None
+
+
+class DiagnoseOptions(Section, frozen=True, kw_only=True):
+    """What `diagnose` judges, and what it is held against."""
+
+    title: ClassVar[str] = "Source"
+
+    model: Annotated[str | None, shared.OPTIONAL_MODEL] = None
+    url: Annotated[
+        str | None, shared.URL.but(help="Measure and diagnose the server at this address.")
+    ] = None
+    run: Annotated[
+        Path | None,
+        About(
+            "Diagnose a recorded run: a file of `bench --log`, or its folder.",
+            metavar="PATH",
+            path="input",
+            ambient=False,
+        ),
+    ] = None
+    nsight: Annotated[
+        Path | None, About("Diagnose a CSV export of nsys or ncu.", path="input", ambient=False)
+    ] = None
+    profile: Annotated[
+        bool, About("Time every operator of prefill and decode steps instead.", ambient=False)
+    ] = False
+    baseline: Annotated[
+        Path | None,
+        About(
+            "Compare with an earlier run of this model on this machine.",
+            path="input",
+            ambient=False,
+        ),
+    ] = None
+    accelerator: Annotated[
+        str | None,
+        About(
+            "With MODEL and --url or --run: add the roofline of what it ran on (h100-sxm, "
+            "4xh100-sxm, here).",
+            metavar="NAME",
+            ambient=False,
+        ),
+    ] = None
+    served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
+    api_key: Annotated[str | None, shared.API_KEY] = None
+    html: Annotated[
+        Path | None, shared.HTML.but(help="Write an HTML page with the roofline.", panel="Output")
+    ] = None
+    json: Annotated[bool, shared.JSON] = False

@@ -1,0 +1,437 @@
+"""Options of the commands that plan: predict, plan, simulate, cost, pack, calibrate."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from ridgeline.config import shared
+from ridgeline.config.option import About, Section
+from ridgeline.config.units import (
+    COUNT,
+    DOLLARS,
+    DURATION,
+    MAX_SECONDS,
+    NON_NEGATIVE_COUNT,
+    NON_NEGATIVE_SECONDS,
+    NUMBER,
+    POSITIVE_DOLLARS,
+    SHARE,
+    TOKENS,
+    Range,
+)
+
+PLANNING_SLO = "ttft:1000 tpot:50"
+Router = Literal["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session"]
+Cluster = Literal["gpu-operator", "gke", "eks", "eks-auto", "karpenter", "aks"]
+
+
+class PredictOptions(Section, frozen=True, kw_only=True):
+    """One operating point, or a file of them."""
+
+    title: ClassVar[str] = "Operating point"
+    table: ClassVar[str] = "predict"
+    prefix: ClassVar[str] = "predict_"
+
+    model: Annotated[str | None, shared.SHAPE.but(required=False)] = None
+    accelerator: Annotated[str | None, shared.ACCELERATOR.but(unset="the calibrated one")] = None
+    input_len: Annotated[int, shared.INPUT_LEN] = 1024
+    output_len: Annotated[int, shared.OUTPUT_LEN] = 256
+    max_concurrency: Annotated[
+        int, About("Requests in flight, in a closed loop.", unit=COUNT, aliases=("batch",))
+    ] = 1
+    cached_tokens: Annotated[
+        int,
+        About(
+            "Prompt tokens found in the prefix cache.",
+            unit=TOKENS,
+            range=NON_NEGATIVE_COUNT,
+            aliases=("cached",),
+            since="0.2",
+        ),
+    ] = 0
+    quantization: Annotated[str | None, shared.QUANTIZATION] = None
+    kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
+    tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
+    pipeline_parallel_size: Annotated[int, shared.PIPELINE_PARALLEL] = 1
+    expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
+    max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
+    num_speculative_tokens: Annotated[int, shared.DRAFT_TOKENS] = 0
+    acceptance: Annotated[float | None, shared.ACCEPTANCE] = None
+    draft_model: Annotated[
+        str | None,
+        About(
+            "Speculative decoding: draft model on the same devices.",
+            metavar="MODEL",
+            unset="n-gram lookup, at no cost",
+        ),
+    ] = None
+    input: Annotated[
+        str | None,
+        About(
+            "JSONL file of operating points; - reads stdin.",
+            panel="Input and output",
+            metavar="FILE",
+            ambient=False,
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        About("With --input: where to write JSONL.", path="file", ambient=False, unset="stdout"),
+    ] = None
+    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
+    calibration: Annotated[Path | None, shared.CALIBRATION] = None
+    list_models: Annotated[
+        bool, About("List the known models and accelerators, and exit.", ambient=False)
+    ] = False
+    json: Annotated[bool, shared.JSON] = False
+
+
+class PlanOptions(Section, frozen=True, kw_only=True):
+    """A fleet to choose: model, demand, SLO and limits. Lists are comma-separated names."""
+
+    title: ClassVar[str] = "Demand"
+    table: ClassVar[str] = "plan"
+    prefix: ClassVar[str] = "plan_"
+
+    model: Annotated[str, shared.SHAPE]
+    workload: Annotated[str | None, shared.WORKLOAD] = None
+    input_len: Annotated[int | None, shared.INPUT_LEN.but(unset="1024")] = None
+    output_len: Annotated[int | None, shared.OUTPUT_LEN.but(unset="256")] = None
+    request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
+    cached_share: Annotated[
+        float,
+        About(
+            "Share of prompt tokens found in the prefix cache.",
+            unit=SHARE,
+            aliases=("cached",),
+            since="0.2",
+        ),
+    ] = 0.0
+    slo: Annotated[str, shared.SLO_TEXT] = PLANNING_SLO
+    accelerator: Annotated[
+        str | None,
+        shared.ACCELERATOR.but(
+            help="Accelerators to consider, separated by commas.",
+            metavar="NAMES",
+            unset="all that have a price",
+            panel="Fleet",
+        ),
+    ] = None
+    quantization: Annotated[
+        str | None,
+        shared.QUANTIZATION.but(
+            help="Weight formats to consider, separated by commas.",
+            metavar="FORMATS",
+            unset="as stored, and fp8",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        shared.KV_CACHE_DTYPE.but(
+            help="KV cache formats to consider, separated by commas.",
+            metavar="FORMATS",
+            unset="as stored, and fp8",
+        ),
+    ] = None
+    monthly_budget: Annotated[
+        float | None,
+        About("Maximum cost per month.", unit=DOLLARS, range=POSITIVE_DOLLARS, since="0.2"),
+    ] = None
+    price_per_hour: Annotated[float | None, shared.DEVICE_PRICE] = None
+    accept_stale: Annotated[bool, shared.ACCEPT_STALE] = False
+    max_devices: Annotated[int, About("Maximum devices of one replica.", unit=COUNT)] = 16
+    max_model_len: Annotated[
+        int | None,
+        About(
+            "Context length in the generated commands.", unit=TOKENS, unset="the longest request"
+        ),
+    ] = None
+    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
+    calibration: Annotated[Path | None, shared.CALIBRATION] = None
+    manifests: Annotated[
+        Path | None,
+        About(
+            "Write Kubernetes and Ray Serve manifests to this folder.",
+            panel="Deployment",
+            path="folder",
+            ambient=False,
+        ),
+    ] = None
+    cluster: Annotated[
+        Cluster, About("Kind of cluster whose node labels the manifests select by.")
+    ] = "gpu-operator"
+    node_label: Annotated[
+        str | None, About("Select nodes by this label instead.", metavar="KEY=VALUE")
+    ] = None
+    image: Annotated[
+        str | None,
+        About("vLLM image, by tag or digest.", metavar="NAME:TAG", unset="a fixed release"),
+    ] = None
+    ray_image: Annotated[
+        str | None,
+        About("Ray image with vLLM, by tag or digest.", metavar="NAME:TAG", unset="a release"),
+    ] = None
+    html: Annotated[Path | None, shared.HTML.but(panel="Output")] = None
+    json: Annotated[bool, shared.JSON] = False
+    seed: int = 0
+    today: date | None = None
+
+
+class SimulateOptions(Section, frozen=True, kw_only=True):
+    """A fleet and its load, for a run on a virtual clock."""
+
+    title: ClassVar[str] = "Load"
+    table: ClassVar[str] = "simulate"
+    prefix: ClassVar[str] = "simulate_"
+
+    model: Annotated[str, shared.SHAPE]
+    workload: Annotated[str | None, shared.WORKLOAD] = None
+    input_len: Annotated[int | None, shared.INPUT_LEN.but(unset="1024")] = None
+    output_len: Annotated[int | None, shared.OUTPUT_LEN.but(unset="256")] = None
+    request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
+    num_prompts: Annotated[
+        int, About("Requests to send; of recorded traffic, at most this many.", unit=COUNT)
+    ] = 1000
+    replay_speed: Annotated[float | None, shared.REPLAY_SPEED] = None
+    batch_share: Annotated[
+        float, About("Share of requests that run in the background.", unit=SHARE)
+    ] = 0.0
+    off_peak: Annotated[
+        str | None,
+        About(
+            "When background requests run: 22:00-06:00, optionally @18:30 for the start time.",
+            metavar="HOURS",
+        ),
+    ] = None
+    slo: Annotated[str | None, shared.SLO_TEXT] = None
+    accelerator: Annotated[
+        str | None,
+        shared.ACCELERATOR.but(
+            help="Accelerator of the catalogue, or a mixed fleet: h100-sxm=2,l40s=4.",
+            panel="Fleet",
+            unset="the calibrated one",
+        ),
+    ] = None
+    replicas: Annotated[int, About("Replicas; with --autoscale, the minimum.", unit=COUNT)] = 1
+    decode_replicas: Annotated[
+        int,
+        About(
+            "Disaggregation: replicas that decode, while the others prefill.",
+            unit=COUNT,
+            range=NON_NEGATIVE_COUNT,
+        ),
+    ] = 0
+    router: Annotated[Router, About("How requests are routed to replicas.")] = "least-loaded"
+    tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
+    expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
+    quantization: Annotated[str | None, shared.QUANTIZATION] = None
+    kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
+    max_num_seqs: Annotated[int | None, shared.SLOTS] = None
+    max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
+    enable_prefix_caching: Annotated[bool, About("Share the prefixes of recorded prompts.")] = False
+    num_speculative_tokens: Annotated[int, shared.DRAFT_TOKENS] = 0
+    acceptance: Annotated[float | None, shared.ACCEPTANCE] = None
+    autoscale: Annotated[
+        int | None,
+        About(
+            "Scale up to this many replicas.",
+            panel="Scaling and failures",
+            unit=COUNT,
+            unset="off",
+        ),
+    ] = None
+    target_in_flight: Annotated[
+        float,
+        About(
+            "Autoscaling: target requests in flight per replica.",
+            unit=NUMBER,
+            range=Range(1e-3, 1e6),
+        ),
+    ] = 16.0
+    startup_s: Annotated[
+        float,
+        About(
+            "Autoscaling: time until a new replica serves.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+        ),
+    ] = 120.0
+    mtbf_s: Annotated[
+        float | None,
+        About(
+            "Mean time between failures of a replica.",
+            unit=DURATION,
+            range=Range(1, MAX_SECONDS),
+            unset="never fails",
+        ),
+    ] = None
+    repair_s: Annotated[
+        float,
+        About("Time to repair a replica.", unit=DURATION, range=NON_NEGATIVE_SECONDS),
+    ] = 120.0
+    seed: Annotated[int, shared.SEED_OF_ALL.but(panel="Runs")] = 0
+    num_seeds: Annotated[
+        int, About("Repeat with this many seeds, for confidence intervals.", unit=COUNT)
+    ] = 1
+    sweep: Annotated[
+        tuple[str, ...],
+        About(
+            "Compare settings, as replicas=2,4,8; repeat it for all combinations.",
+            metavar="NAME=VALUES",
+            ambient=False,
+        ),
+    ] = ()
+    num_workers: Annotated[
+        int | None, About("With --sweep: parallel processes.", unit=COUNT, unset="the cores")
+    ] = None
+    step_by_step: Annotated[bool, About("Plan every step; slower, with the same result.")] = False
+    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
+    calibration: Annotated[Path | None, shared.CALIBRATION] = None
+    html: Annotated[Path | None, shared.HTML.but(panel="Output")] = None
+    trace: Annotated[Path | None, shared.TRACE] = None
+    json: Annotated[bool, shared.JSON] = False
+
+
+class CostOptions(Section, frozen=True, kw_only=True):
+    """A fleet of one's own, to be compared with providers' prices."""
+
+    title: ClassVar[str] = "Demand"
+    table: ClassVar[str] = "cost"
+    prefix: ClassVar[str] = "cost_"
+
+    model: Annotated[str, shared.SHAPE]
+    accelerator: Annotated[str, shared.ACCELERATOR.but(required=True)]
+    workload: Annotated[str | None, shared.WORKLOAD] = None
+    input_len: Annotated[int, shared.INPUT_LEN] = 1024
+    output_len: Annotated[int, shared.OUTPUT_LEN] = 256
+    request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
+    slo: Annotated[str, shared.SLO_TEXT] = PLANNING_SLO
+    prefix_len: Annotated[int, shared.PREFIX_LEN.but(aliases=("prefix",))] = 0
+    hit_rate: Annotated[float, About("Share of requests whose prefix is cached.", unit=SHARE)] = 0.0
+    num_prefixes: Annotated[
+        int, About("Prefixes kept in the cache.", unit=COUNT, aliases=("prefixes",), since="0.2")
+    ] = 1
+    batch_api: Annotated[
+        bool, About("Compare with the providers' batch prices.", aliases=("batch",), since="0.2")
+    ] = False
+    long_lived: Annotated[bool, About("Pay providers to cache prefixes for an hour.")] = False
+    price_per_hour: Annotated[float | None, shared.DEVICE_PRICE.but(panel="Prices")] = None
+    spot_price: Annotated[
+        float | None,
+        About("Spot price per device and hour, shown in addition.", unit=DOLLARS),
+    ] = None
+    spot_interruptions: Annotated[
+        float,
+        About("Spot: interruptions of a device per hour.", unit=NUMBER, range=Range(0, 3600)),
+    ] = 0.05
+    spot_lost_s: Annotated[
+        float,
+        About(
+            "Spot: time lost to an interruption, restart included.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+        ),
+    ] = 300.0
+    owned_dollars: Annotated[
+        float | None,
+        About("Owned devices: purchase price of one, host included.", unit=DOLLARS),
+    ] = None
+    owned_years: Annotated[
+        float,
+        About(
+            "Owned devices: years in service.",
+            unit=NUMBER,
+            range=Range(0, 1000, exclusive=True),
+        ),
+    ] = 4.0
+    watts: Annotated[
+        float | None,
+        About(
+            "Owned devices: power of one under load, host included.",
+            unit=NUMBER,
+            range=Range(0, 1e9),
+        ),
+    ] = None
+    dollars_per_kwh: Annotated[float, About("Owned devices: price of power.", unit=DOLLARS)] = 0.12
+    pue: Annotated[
+        float,
+        About(
+            "Owned devices: power usage effectiveness of the data centre.",
+            unit=NUMBER,
+            range=Range(1, 1000),
+        ),
+    ] = 1.3
+    prices: Annotated[
+        Path | None,
+        About("TOML file of provider prices to use instead of the built-in.", path="input"),
+    ] = None
+    accept_stale: Annotated[bool, shared.ACCEPT_STALE] = False
+    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
+    calibration: Annotated[Path | None, shared.CALIBRATION] = None
+    json: Annotated[bool, shared.JSON.but(panel="Output")] = False
+    today: date | None = None
+
+
+class PackOptions(Section, frozen=True, kw_only=True):
+    """Several models for a stock of devices."""
+
+    models: Annotated[
+        Path,
+        About(
+            "TOML file of [[model]] rows: model, rate, isl, osl, weight_dtype.",
+            positional=True,
+            required=True,
+            path="input",
+        ),
+    ]
+    accelerator: Annotated[
+        str,
+        shared.ACCELERATOR.but(
+            help="Devices in stock, by their names in the catalogue: h100-sxm=2,l4=4.",
+            metavar="STOCK",
+            required=True,
+        ),
+    ]
+    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
+    json: Annotated[bool, shared.JSON] = False
+
+
+class CalibrateOptions(Section, frozen=True, kw_only=True):
+    """What to calibrate: the engine on this machine, or a server."""
+
+    engine: Annotated[
+        str | None,
+        About(
+            "Calibrate Ridgeline's engine here with this model, larger than the caches.",
+            metavar="MODEL",
+        ),
+    ] = None
+    url: Annotated[
+        str | None, shared.URL.but(help="Calibrate the server at this address, from outside.")
+    ] = None
+    quantization: Annotated[
+        str | None,
+        About(
+            "With --engine: weight formats to run, separated by commas: dense, int8, int4, bf16.",
+            metavar="FORMATS",
+            unset="three of them",
+        ),
+    ] = None
+    also: Annotated[
+        tuple[str, ...],
+        About(
+            "With --engine: another model to run, which makes the fit more general; repeatable.",
+            metavar="MODEL=FORMAT",
+        ),
+    ] = ()
+    served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
+    api_key: Annotated[str | None, shared.API_KEY] = None
+    output: Annotated[Path, About("Where to write the calibration.", path="file")] = Path(
+        "calibration.json"
+    )
+    budget: Annotated[
+        float, About("Time for the measurement, without loading models.", unit=DURATION)
+    ] = 300.0
+    json: Annotated[bool, shared.JSON] = False

@@ -1,0 +1,176 @@
+"""Which options make others meaningless, as data.
+
+No option that was typed is ignored silently: one that would have no effect is an error. Only the
+command line counts: a file or an environment variable may hold options for other occasions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from ridgeline.config.load import BenchOptions
+from ridgeline.config.settings import NAIVE, Settings
+from ridgeline.errors import BadInput
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """`option` has no effect unless one of `others` is set."""
+
+    option: str
+    others: tuple[str, ...]
+
+
+class Displaces(msgspec.Struct, frozen=True):
+    """With `option`, the `others` have no effect."""
+
+    option: str
+    others: tuple[str, ...]
+
+
+class Restricts(msgspec.Struct, frozen=True):
+    """With `option`, nothing but `kept` has an effect."""
+
+    option: str
+    kept: tuple[str, ...]
+
+
+class Fixed(msgspec.Struct, frozen=True):
+    """The command sets `options` itself; `reason` completes "--x has no effect: "."""
+
+    options: tuple[str, ...]
+    reason: str
+
+
+Rule = Needs | Displaces | Restricts | Fixed
+ENGINE = tuple(name for name in Settings.__struct_fields__ if name != "model")
+LOAD = BenchOptions.__struct_fields__
+_ENGINE_WITHOUT_SEED = tuple(name for name in ENGINE if name != "seed")
+_LOAD_RULES: tuple[Rule, ...] = (
+    Needs("prefix_len", ("input_len", "output_len")),
+    Displaces("input_len", ("workload",)),
+    Displaces("output_len", ("workload",)),
+)
+_JUDGED = ("html", "json", "accelerator", "model", "seed", "slo", "config")
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "bench": (
+        *_LOAD_RULES,
+        Needs("burstiness", ("request_rate", "sweep", "find_goodput")),
+        Needs("served_model_name", ("url",)),
+        Needs("endpoint", ("url",)),
+        Needs("accelerator", ("url",)),
+        Needs("stream", ("url",)),
+        Displaces("url", _ENGINE_WITHOUT_SEED),
+        Displaces("num_runs", ("sweep", "find_goodput", "layout")),
+        Displaces("sweep", ("find_goodput", "layout", "request_rate")),
+        Displaces("find_goodput", ("layout", "request_rate")),
+        Displaces("served_model_name", ("named_model",)),
+    ),
+    "diagnose": (
+        Restricts("nsight", ("json", "config")),
+        Restricts("run", (*_JUDGED, "baseline")),
+        Restricts("url", (*_JUDGED, *LOAD, "served_model_name", "api_key")),
+        Restricts(
+            "profile",
+            (
+                *(*ENGINE, "workload", "max_concurrency", "input_len", "output_len"),
+                *("model", "html", "json", "config"),
+            ),
+        ),
+        Fixed(("stream",), "latency is diagnosed token by token"),
+        *_LOAD_RULES,
+        Needs("burstiness", ("request_rate",)),
+        Needs("served_model_name", ("url",)),
+        Needs("accelerator", ("url", "run")),
+    ),
+    "optimize": (
+        Fixed(tuple(NAIVE), "optimize chooses it"),
+        Needs("url", ("restart_cmd",)),
+        Needs("restart_cmd", ("url",)),
+        Needs("server", ("url",)),
+        Needs("served_model_name", ("url",)),
+        Needs("start_timeout", ("url",)),
+    ),
+    "top": (Needs("json", ("once",)),),
+    "eval": (
+        Needs("lm_eval_path", ("lm_eval",)),
+        Needs("lm_eval_limit", ("lm_eval",)),
+        Needs("lm_eval_program", ("lm_eval",)),
+    ),
+    "calibrate": (
+        Displaces("url", ("quantization", "also")),
+        Needs("served_model_name", ("url",)),
+    ),
+    "predict": (
+        Displaces(
+            "input",
+            (
+                *("model", "accelerator", "input_len", "output_len", "max_concurrency"),
+                *("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"),
+                *("quantization", "kv_cache_dtype", "cached_tokens", "max_num_batched_tokens"),
+                *("num_speculative_tokens", "acceptance", "draft_model"),
+            ),
+        ),
+        Needs("output", ("input",)),
+    ),
+    "plan": (
+        Displaces("workload", ("input_len", "output_len")),
+        Displaces("node_label", ("cluster",)),
+        Needs("cluster", ("manifests",)),
+        Needs("node_label", ("manifests",)),
+        Needs("image", ("manifests",)),
+        Needs("ray_image", ("manifests",)),
+    ),
+    "simulate": (
+        Needs("repair_s", ("mtbf_s",)),
+        Needs("target_in_flight", ("autoscale",)),
+        Needs("startup_s", ("autoscale",)),
+        Needs("acceptance", ("num_speculative_tokens",)),
+        Needs("num_workers", ("sweep",)),
+        Displaces("workload", ("input_len", "output_len")),
+        Displaces("replay_speed", ("request_rate",)),
+    ),
+    "cost": (
+        Needs("hit_rate", ("prefix_len",)),
+        Needs("num_prefixes", ("prefix_len",)),
+        Needs("spot_interruptions", ("spot_price",)),
+        Needs("spot_lost_s", ("spot_price",)),
+        Needs("owned_years", ("owned_dollars",)),
+        Needs("watts", ("owned_dollars",)),
+        Needs("dollars_per_kwh", ("owned_dollars",)),
+        Needs("pue", ("owned_dollars",)),
+        Displaces("workload", ("input_len", "output_len")),
+    ),
+    "serve": (
+        Needs("batch_window", ("batch_store",)),
+        Needs("batch_store_max_bytes", ("batch_store",)),
+    ),
+}
+"""By command."""
+
+
+def refuse(flags: Sequence[str], when: str) -> None:
+    """BadInput for the first of `flags`: "--x has no effect {when}"."""
+    for flag in flags:
+        raise BadInput(f"{flag} has no effect {when}", fix=f"leave {flag} out")
+
+
+def unused(rule: Rule, typed: frozenset[str]) -> Iterator[tuple[str, str, str]]:
+    """(option without an effect, "with" or "without", the other option or the reason), of `typed`.
+
+    The second is "" where the third is a reason.
+    """
+    if isinstance(rule, Fixed):
+        yield from ((name, "", rule.reason) for name in rule.options if name in typed)
+    elif rule.option not in typed:
+        return
+    elif isinstance(rule, Needs):
+        if not typed & {*rule.others}:
+            yield rule.option, "without", rule.others[0]
+    elif isinstance(rule, Displaces):
+        yield from ((name, "with", rule.option) for name in rule.others if name in typed)
+    else:
+        others = (name for name in typed if name not in (*rule.kept, rule.option))
+        yield from ((name, "with", rule.option) for name in sorted(others))

@@ -1,0 +1,199 @@
+"""Options of the server: the `[server]` table of a `ridgeline.toml` and flags of `ridgeline serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from ridgeline.config import shared
+from ridgeline.config.option import About, Section
+from ridgeline.config.units import (
+    BYTES,
+    COUNT,
+    DURATION,
+    NON_NEGATIVE_SECONDS,
+    PORT,
+    TOKENS,
+)
+from ridgeline.errors import BadInput
+from ridgeline.records import Slo
+
+ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml"]
+ReasoningFormat = Literal["think", "think_open"]
+_TIMEOUT = About("", unit=DURATION, range=NON_NEGATIVE_SECONDS, flag="")
+
+
+class ServeModel(Section, frozen=True, kw_only=True):
+    """The model that `ridgeline serve` opens."""
+
+    model: Annotated[str | None, shared.OPTIONAL_MODEL] = None
+
+
+class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the HTTP server. Times are seconds, sizes bytes; None switches a limit off."""
+
+    title: ClassVar[str] = "Server"
+    table: ClassVar[str] = "server"
+
+    host: Annotated[
+        str,
+        About(
+            "Address to listen on. Anything but loopback needs an API key or --insecure.",
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, About("Port to listen on; 0 takes a free one.", unit=PORT)] = 8000
+    served_model_name: Annotated[
+        str | None,
+        About("Model name that clients use.", metavar="NAME", unset="the name of MODEL"),
+    ] = None
+    admin_port: Annotated[
+        int | None,
+        About("Loopback port for metrics, state, aborting and draining.", unit=PORT, unset="none"),
+    ] = None
+    shutdown_timeout_s: Annotated[
+        int,
+        About(
+            "Maximum wait for running requests after SIGTERM.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+        ),
+    ] = 30
+    log_requests: Annotated[bool, About("Log a line per request, without its content.")] = False
+    enable_per_request_metrics: Annotated[
+        bool, About("Return timings with the usage where a request sets include_metrics.")
+    ] = False
+    stream_interval: Annotated[
+        int, About("Tokens per streamed chunk; the first is sent at once.", unit=TOKENS)
+    ] = 1
+    enable_auto_tool_choice: Annotated[
+        bool, About("Let the model decide to call tools (tool_choice: auto).")
+    ] = False
+    tool_call_parser: Annotated[
+        ToolFormat | None, About("Format in which this model writes tool calls.")
+    ] = None
+    reasoning_parser: Annotated[
+        ReasoningFormat | None,
+        About("How this model marks its reasoning; think_open: opened by the prompt."),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        About(
+            "Key that clients must send.",
+            panel="Access and limits",
+            metavar="KEY",
+            env="RIDGELINE_API_KEY",
+        ),
+    ] = None
+    api_keys_file: Annotated[
+        str | None,
+        About("TOML file of hashed keys with their names and limits.", metavar="FILE"),
+    ] = None
+    insecure: Annotated[bool, About("Serve non-local clients without a key, at your own risk.")] = (
+        False
+    )
+    allowed_hosts: Annotated[
+        str, About("Accepted Host headers, separated by commas.", metavar="HOSTS")
+    ] = ""
+    allowed_origins: Annotated[
+        str,
+        About("Web origins that may call this server, separated by commas.", metavar="ORIGINS"),
+    ] = ""
+    max_body_bytes: Annotated[int, About("Maximum size of a request body.", unit=BYTES)] = 4 << 20
+    max_num_connections: Annotated[
+        int, About("Maximum connections, and maximum requests in progress.", unit=COUNT)
+    ] = 4096
+    requests_per_minute: Annotated[
+        int | None, About("Rate limit of each key, in requests.", unit=COUNT, unset="none")
+    ] = None
+    tokens_per_minute: Annotated[
+        int | None,
+        About("Rate limit of each key, in prompt and output tokens.", unit=TOKENS, unset="none"),
+    ] = None
+    header_timeout_s: Annotated[
+        float, _TIMEOUT.but(help="Maximum time for a client to send its headers.")
+    ] = 15.0
+    body_timeout_s: Annotated[
+        float, _TIMEOUT.but(help="Maximum time for a client to send its body.")
+    ] = 30.0
+    send_timeout_s: Annotated[
+        float, _TIMEOUT.but(help="Maximum time for a client to accept data.")
+    ] = 30.0
+    keep_alive_s: Annotated[
+        int, _TIMEOUT.but(help="Time after which idle connections are closed.")
+    ] = 15
+    slo_classes: Annotated[
+        str,
+        About(
+            "SLOs by request class: 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",
+            panel="SLO and cost",
+            metavar="CLASSES",
+        ),
+    ] = ""
+    default_slo_class: Annotated[
+        str | None,
+        About("Class of requests that name none.", metavar="CLASS", unset="the first"),
+    ] = None
+    price_per_hour: Annotated[float | None, shared.PRICE_PER_HOUR] = None
+    batch_store: Annotated[
+        str | None,
+        About(
+            "SQLite file of the Batch API.",
+            panel="Batch API",
+            metavar="FILE",
+            unset="no Batch API",
+        ),
+    ] = None
+    batch_store_max_bytes: Annotated[
+        int | None,
+        About(
+            "Maximum size of that file; when full, uploads are rejected with 413.",
+            unit=BYTES,
+            unset="16 GiB",
+        ),
+    ] = None
+    batch_window: Annotated[
+        str | None,
+        About(
+            "Hours in which batch requests are started: 22:00-06:00.",
+            metavar="HOURS",
+            unset="always",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = self.parsed_slo_classes
+        if self.default_slo_class is not None and self.default_slo_class not in known:
+            raise BadInput(
+                "--default-slo-class must be one of --slo-classes",
+                value=self.default_slo_class,
+                limit=", ".join(known) or "no classes are defined",
+            )
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise BadInput(
+                "--enable-auto-tool-choice needs --tool-call-parser",
+                fix="name the format in which this model writes tool calls",
+            )
+
+    @property
+    def parsed_slo_classes(self) -> dict[str, Slo]:
+        """SLOs by the name of their class."""
+        return parse_slo_classes(self.slo_classes)
+
+    @property
+    def default_slo(self) -> Slo | None:
+        """The SLO of requests that name no class: the default class's, else the first one's."""
+        classes = self.parsed_slo_classes
+        return classes[self.default_slo_class or next(iter(classes))] if classes else None
+
+
+def parse_slo_classes(text: str) -> dict[str, Slo]:
+    """SLOs by name, in order, of `chat=ttft:500 tpot:50;bulk=e2e:60000`. Raises BadInput."""
+    classes: dict[str, Slo] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, slo = part.partition("=")
+        if not equals or not name.strip().isidentifier() or name.strip() in classes:
+            fix = "write e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000' (milliseconds)"
+            raise BadInput("--slo-classes cannot be read", value=part, fix=fix)
+        classes[name.strip()] = Slo.parse(slo)
+    return classes

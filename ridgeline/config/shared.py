@@ -1,0 +1,132 @@
+"""Descriptions of options that several commands have: one name, one text, one meaning."""
+
+from __future__ import annotations
+
+from ridgeline.config.option import About
+from ridgeline.config.units import (
+    COUNT,
+    DOLLARS,
+    NON_NEGATIVE_COUNT,
+    NUMBER,
+    RATE,
+    SEED,
+    SHARE,
+    TOKENS,
+    Range,
+)
+from ridgeline.records import Slo
+
+
+def checked_slo(text: str) -> str:
+    """The text of an SLO as it stands. Raises BadInput where it cannot be parsed."""
+    Slo.parse(text)
+    return text
+
+
+SLO_TERM = r"(ttft|tpot|e2el?|error|attainment):\S+"
+
+MODEL = About(
+    "Model directory, 'demo', or 'dummy:SHAPE' (random weights).",
+    positional=True,
+    required=True,
+)
+OPTIONAL_MODEL = MODEL.but(required=False, unset="demo")
+SHAPE = About(
+    "Name of a published architecture, a config.json, or a model directory.",
+    positional=True,
+    required=True,
+)
+JSON = About("Print JSON instead of text.", ambient=False)
+HTML = About("Write an HTML page with charts.", path="file", ambient=False)
+TRACE = About("Write a Chrome trace, for Perfetto.", path="file", ambient=False)
+SEED_OF_ALL = About("Seed of everything random.", unit=SEED)
+
+WORKLOAD = About(
+    "Requests to send: chat-and-code, chat, code, synthetic:input=256,output=128, synthetic-chat, "
+    "rag, code-edit, long-document, batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, "
+    "conversations:FILE, azure:FILE, burstgpt:FILE, mooncake:FILE.",
+    metavar="WORKLOAD",
+)
+SLO = About(
+    "Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.",
+    metavar="SLO",
+    aliases=("goodput",),
+    parse=Slo.parse,
+    words=SLO_TERM,
+)
+SLO_TEXT = SLO.but(parse=checked_slo)
+REQUEST_RATE = About(
+    "Requests per second, Poisson arrivals.", unit=RATE, aliases=("rate",), since="0.2"
+)
+INPUT_LEN = About("Prompt tokens of a request.", unit=TOKENS, aliases=("isl",), since="0.2")
+OUTPUT_LEN = About("Output tokens of a request.", unit=TOKENS, aliases=("osl",), since="0.2")
+PREFIX_LEN = About(
+    "Prompt tokens that all requests share.",
+    unit=TOKENS,
+    range=NON_NEGATIVE_COUNT,
+    since="0.2",
+)
+REPLAY_SPEED = About(
+    "Replay recorded arrival times, sped up by this factor.",
+    metavar="FACTOR",
+    unit=NUMBER,
+    range=Range(0, 1e9, exclusive=True),
+)
+STEP_TOKENS = About("Token budget of one step.", unit=TOKENS, unset="8192; with --calibration 512")
+SLOTS = About(
+    "Maximum sequences running at once on a replica.",
+    unit=COUNT,
+    unset="256; with --calibration 64",
+)
+DRAFT_TOKENS = About(
+    "Speculative decoding: draft tokens per sequence and step.",
+    unit=TOKENS,
+    range=NON_NEGATIVE_COUNT,
+)
+ACCEPTANCE = About("Speculative decoding: probability that a draft token is accepted.", unit=SHARE)
+
+URL = About("Address of a running server with the OpenAI API.", metavar="URL", ambient=False)
+API_KEY = About("API key of the server.", metavar="KEY", env="RIDGELINE_API_KEY", ambient=False)
+SERVED_MODEL_NAME = About(
+    "Model to request from the server.",
+    metavar="NAME",
+    unset="the first it lists",
+    ambient=False,
+)
+
+ACCELERATOR = About(
+    "Accelerator, by its name in the catalogue (`ridgeline predict --list-models`).",
+    metavar="NAME",
+    aliases=("device",),
+    since="0.2",
+)
+CATALOGUE = About("TOML catalogue of accelerators to use instead of the built-in.", path="input")
+CALIBRATION = About(
+    "Calibration written by `ridgeline calibrate`; adds its device, this-machine.", path="input"
+)
+QUANTIZATION = About(
+    "Weight format: float32, bfloat16, float16, fp8, int8, int4 or mxfp4.",
+    metavar="FORMAT",
+    unset="as stored",
+    aliases=("weight-dtype",),
+    since="0.2",
+)
+KV_CACHE_DTYPE = About(
+    "KV cache format: float32, bfloat16, float16, fp8 or int8.",
+    metavar="FORMAT",
+    unset="as stored",
+    aliases=("kv-dtype",),
+    since="0.2",
+)
+TENSOR_PARALLEL = About(
+    "Devices that every layer is split over.", unit=COUNT, aliases=("tp",), since="0.2"
+)
+PIPELINE_PARALLEL = About(
+    "Stages that the layers are divided into.", unit=COUNT, aliases=("pp",), since="0.2"
+)
+EXPERT_PARALLEL = About(
+    "Devices that whole experts are spread over.", unit=COUNT, aliases=("ep",), since="0.2"
+)
+PRICE_PER_HOUR = About("Price of this machine per hour.", unit=DOLLARS)
+DEVICE_PRICE = About("Price per device and hour.", unit=DOLLARS, unset="from the catalogue")
+ACCEPT_STALE = About("Use prices older than a year; the output says so.")

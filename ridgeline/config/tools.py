@@ -1,0 +1,234 @@
+"""Options of the commands that generate, talk to a server, look, explain and check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from ridgeline.config import shared
+from ridgeline.config.option import About, Section
+from ridgeline.config.units import (
+    COUNT,
+    DURATION,
+    MAX_SECONDS,
+    MILLISECONDS,
+    NUMBER,
+    PERCENT,
+    PORT,
+    TOKENS,
+    Range,
+)
+
+LOCAL_URL = "http://127.0.0.1:8000"
+_TEMPERATURE = About("Sampling temperature; 0 is greedy.", unit=NUMBER, range=Range(0, 1e6))
+_MAX_TOKENS = About("Maximum output tokens.", unit=TOKENS)
+
+
+class GenerateOptions(Section, frozen=True, kw_only=True):
+    """One prompt, and how its answer is sampled."""
+
+    title: ClassVar[str] = "Sampling"
+    table: ClassVar[str] = "generate"
+    prefix: ClassVar[str] = "generate_"
+
+    model: Annotated[str, shared.MODEL]
+    prompt: Annotated[
+        str, About("The prompt; - reads it from stdin.", positional=True, required=True)
+    ]
+    max_tokens: Annotated[int, _MAX_TOKENS] = 128
+    temperature: Annotated[float, _TEMPERATURE] = 0.0
+    top_p: Annotated[
+        float,
+        About("Nucleus sampling.", unit=NUMBER, range=Range(0, 1, exclusive=True)),
+    ] = 1.0
+    stop: Annotated[
+        tuple[str, ...],
+        About("Stop at this text; repeatable.", metavar="TEXT", ambient=False),
+    ] = ()
+    chat: Annotated[bool, About("Apply the model's chat template.")] = False
+
+
+class BatchFileOptions(Section, frozen=True, kw_only=True):
+    """A file of requests to answer without a server."""
+
+    title: ClassVar[str] = "Batch"
+
+    file: Annotated[
+        Path,
+        About(
+            "JSONL file of requests, in the format of /v1/batches.",
+            positional=True,
+            required=True,
+            path="input",
+        ),
+    ]
+    output: Annotated[
+        Path,
+        About(
+            "JSONL file for the answers.",
+            short="-o",
+            path="file",
+            required=True,
+            ambient=False,
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        About(
+            "Model directory, 'demo', or 'dummy:SHAPE' (random weights).",
+            metavar="MODEL",
+            unset="demo",
+            ambient=False,
+        ),
+    ] = None
+    served_model_name: Annotated[
+        str | None,
+        About(
+            "Model name used in the file.",
+            metavar="NAME",
+            unset="the name of the model",
+            ambient=False,
+        ),
+    ] = None
+
+
+class ChatOptions(Section, frozen=True, kw_only=True):
+    """A server to talk to, and how its answers are sampled."""
+
+    title: ClassVar[str] = "Chat"
+    table: ClassVar[str] = "chat"
+    prefix: ClassVar[str] = "chat_"
+
+    url: Annotated[str, shared.URL.but(ambient=True)] = LOCAL_URL
+    api_key: Annotated[str | None, shared.API_KEY] = None
+    served_model_name: Annotated[
+        str | None, shared.SERVED_MODEL_NAME.but(aliases=("model",), unset="the server's default")
+    ] = None
+    system: Annotated[str | None, About("System prompt.", metavar="TEXT")] = None
+    temperature: Annotated[float, _TEMPERATURE] = 0.7
+    max_tokens: Annotated[int, _MAX_TOKENS] = 512
+
+
+class TopOptions(Section, frozen=True, kw_only=True):
+    """A server to watch."""
+
+    title: ClassVar[str] = "Server"
+    table: ClassVar[str] = "top"
+    prefix: ClassVar[str] = "top_"
+
+    url: Annotated[str, shared.URL.but(ambient=True)] = LOCAL_URL
+    api_key: Annotated[str | None, shared.API_KEY] = None
+    interval: Annotated[
+        float,
+        About("Time between updates.", unit=DURATION, range=Range(0.05, MAX_SECONDS)),
+    ] = 1.0
+    once: Annotated[bool, About("Print one table and exit.", ambient=False)] = False
+    json: Annotated[bool, shared.JSON.but(help="With --once: print JSON.")] = False
+
+
+class CompareOptions(Section, frozen=True, kw_only=True):
+    """Two results to compare."""
+
+    a: Annotated[
+        Path,
+        About(
+            "Result file, or a folder of repeated runs.",
+            positional=True,
+            required=True,
+            path="input",
+        ),
+    ]
+    b: Annotated[
+        Path,
+        About("The result to compare with A.", positional=True, required=True, path="input"),
+    ]
+    threshold: Annotated[float, About("Smallest change that matters.", unit=PERCENT)] = 2.0
+    json: Annotated[bool, shared.JSON] = False
+
+
+class ExplainOptions(Section, frozen=True, kw_only=True):
+    """What to explain, and for which load."""
+
+    title: ClassVar[str] = "Load"
+    table: ClassVar[str] = "explain"
+    prefix: ClassVar[str] = "explain_"
+
+    subject: Annotated[
+        str | None,
+        About("A model, or a topic (`ridgeline explain topics`).", positional=True, unset="demo"),
+    ] = None
+    model: Annotated[
+        str | None,
+        About("The model for which a topic is explained.", positional=True, unset="demo"),
+    ] = None
+    workload: Annotated[str | None, shared.WORKLOAD.but(unset="chat-and-code")] = None
+    slo: Annotated[str | None, shared.SLO_TEXT.but(unset="ttft:500 tpot:50")] = None
+    request_rate: Annotated[float | None, shared.REQUEST_RATE] = None
+    json: Annotated[bool, shared.JSON.but(panel="Output")] = False
+
+
+class InspectOptions(Section, frozen=True, kw_only=True):
+    """A model to describe."""
+
+    model: Annotated[str, shared.MODEL]
+    against: Annotated[
+        str | None,
+        About("Original of a quantised model, to measure the error against.", metavar="MODEL"),
+    ] = None
+    json: Annotated[bool, shared.JSON] = False
+
+
+class DoctorOptions(Section, frozen=True, kw_only=True):
+    """A check of this machine."""
+
+    refresh: Annotated[bool, About("Measure again, even if there are recent results.")] = False
+    json: Annotated[bool, shared.JSON] = False
+
+
+class NewKeyOptions(Section, frozen=True, kw_only=True):
+    """An API key to create."""
+
+    name: Annotated[str, About("Name of the key's owner.", positional=True, required=True)]
+
+
+class CompletionOptions(Section, frozen=True, kw_only=True):
+    """A shell to complete commands in."""
+
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"],
+        About("Shell to generate the script for.", positional=True, required=True),
+    ]
+
+
+class MockServerOptions(Section, frozen=True, kw_only=True):
+    """A scripted server, to test load generators against."""
+
+    title: ClassVar[str] = "Server"
+    table: ClassVar[str] = "mock-server"
+    prefix: ClassVar[str] = "mock_server_"
+
+    host: Annotated[str, About("Address to listen on.", metavar="ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, About("Port to listen on; 0 takes a free one.", unit=PORT)] = 8001
+    ttft_ms: Annotated[float, About("Model 'steady': time to first token.", unit=MILLISECONDS)] = (
+        50.0
+    )
+    itl_ms: Annotated[float, About("Model 'steady': time between tokens.", unit=MILLISECONDS)] = (
+        10.0
+    )
+    tokens_per_chunk: Annotated[int, About("Model 'steady': tokens per chunk.", unit=TOKENS)] = 1
+    max_num_seqs: Annotated[
+        int | None,
+        About(
+            "Maximum requests at once; further ones queue.",
+            unit=COUNT,
+            unset="unlimited",
+            since="0.2",
+        ),
+    ] = None
+    log: Annotated[
+        Path | None,
+        About("On exit, write when each token was sent.", path="file", ambient=False),
+    ] = None
+    list_scripts: Annotated[
+        bool, About("List the scripts, and exit.", flag="list", ambient=False)
+    ] = False
