@@ -61,7 +61,7 @@ from ridgeline.workflows.calibrate.step_passes import (
     runs_of,
     settings_of,
 )
-from ridgeline.workflows.calibrate.under_load import Loaded, windows
+from ridgeline.workflows.calibrate.load_windows import Loaded, windows
 
 CALIBRATED_WITH = runs_of(
     "dummy:qwen2.5-0.5b", "dense,int8", also=("dummy:llama-1b-32k=int4", "demo=int8")

@@ -62,7 +62,7 @@ from ridgeline.plan.step_time.replica import Replica
 from ridgeline.plan.step_time.simulated import Modelled, reading_s
 from ridgeline.records import RunTrace, Slo
 from ridgeline.workflows.calibrate.calibrate_engine import machine_for
-from ridgeline.workflows.calibrate.under_load import busy_of
+from ridgeline.workflows.calibrate.load_windows import busy_of
 from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
 from ridgeline.workflows.optimize.engine_environment import EngineDeployment
 

@@ -40,7 +40,7 @@ from ridgeline.workflows.calibrate.step_passes import (
     quietest,
     settings_of,
 )
-from ridgeline.workflows.calibrate.under_load import Loaded, middle_wait_s, windows
+from ridgeline.workflows.calibrate.load_windows import Loaded, middle_wait_s, windows
 
 BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
 MOST_RUNS = 5
