@@ -43,27 +43,27 @@ from ridgeline.plan.calibration.fit import Facts
 from ridgeline.plan.step_time.memory import MemoryAsked, memory
 from ridgeline.plan.step_time.predict import Point, predict_on
 from ridgeline.workflows.calibrate.calibrate_engine import (
-    calibrated,
-    facts,
-    machine_for,
-    undisturbed,
-    waiting,
-    write,
+    EngineCalibration,
+    calibrated_replica,
+    calibration_facts,
+    fit_calibration,
+    request_overheads,
+    undisturbed_speed,
 )
-from ridgeline.workflows.calibrate.step_bench import Measured, Rig, rig
+from ridgeline.workflows.calibrate.step_bench import StepBench, StepTiming, open_step_bench
 from ridgeline.workflows.calibrate.step_passes import (
-    Clock,
-    Ran,
-    Run,
-    measure_run,
-    often,
-    quietest,
-    runs_of,
-    settings_of,
+    CalibrationRun,
+    PassTimer,
+    StepMeasurement,
+    calibration_runs,
+    fastest_passes,
+    measure_passes,
+    median_of_repeats,
+    run_settings,
 )
-from ridgeline.workflows.calibrate.load_windows import Loaded, windows
+from ridgeline.workflows.calibrate.load_windows import LoadWindow, measure_windows
 
-CALIBRATED_WITH = runs_of(
+CALIBRATED_WITH = calibration_runs(
     "dummy:qwen2.5-0.5b", "dense,int8", also=("dummy:llama-1b-32k=int4", "demo=int8")
 )
 RUN_S, LEAST_S = 36.0, 42.0  # of a run's passes in one round; of a sitting, to begin another piece
@@ -102,11 +102,11 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     run: bool
-    ran: Ran
+    ran: StepMeasurement
     kv_tokens: int = 0
     memory: Memory
     facts: Facts | None = None  # of runs of the calibration
-    loaded: tuple[Loaded, ...] = ()  # on the last line of the last run
+    loaded: tuple[LoadWindow, ...] = ()  # on the last line of the last run
 
 
 # ---- measuring ---------------------------------------------------------------------------------
@@ -136,60 +136,60 @@ def measure(path: Path, seconds: float) -> bool:
     return all_kept
 
 
-def pieces() -> Iterator[tuple[int, bool, Run]]:
+def pieces() -> Iterator[tuple[int, bool, CalibrationRun]]:
     """(round, whether of the calibration, what): everything once, then everything again."""
     for round_ in range(ROUNDS):
         for run in CALIBRATED_WITH:
             yield round_, True, run
         for model, name, _, _ in POINTS:
-            yield round_, False, Run(model=model, quantization=name)
+            yield round_, False, CalibrationRun(model=model, quantization=name)
 
 
-def of_run(run: Run, round_: int) -> Iterator[Raw]:
+def of_run(run: CalibrationRun, round_: int) -> Iterator[Raw]:
     """One run of the calibration; the last one under arrivals too."""
-    found, settings = memory_now(), settings_of(run)
+    found, settings = memory_now(), run_settings(run)
     dense_dtype = resolve(settings).dtype
-    with rig(settings) as bench:
-        rans = list(measure_run(bench, run, RUN_S))
+    with open_step_bench(settings) as bench:
+        measurements = list(measure_passes(bench, run, RUN_S))
         is_last = run == CALIBRATED_WITH[-1]
-        loaded = tuple(windows(bench, run.model, run.quantization)) if is_last else ()
-    told = facts(rans, found, 0.0, dense_dtype)
-    for ran in rans:
+        loaded = tuple(measure_windows(bench, run.model, run.quantization)) if is_last else ()
+    told = calibration_facts(measurements, found, 0.0, dense_dtype)
+    for ran in measurements:
         raw = Raw(round=round_, run=True, ran=ran, memory=found, facts=told)
-        yield raw if ran is not rans[-1] else msgspec.structs.replace(raw, loaded=loaded)
+        yield raw if ran is not measurements[-1] else msgspec.structs.replace(raw, loaded=loaded)
 
 
-def of_points(run: Run, round_: int) -> Iterator[Raw]:
+def of_points(run: CalibrationRun, round_: int) -> Iterator[Raw]:
     """The points of one model in one format."""
     decodes, prompts = next(p[2:] for p in POINTS if p[:2] == (run.model, run.quantization))
     found = memory_now()
     kv_tokens = default_kv_tokens(run)
     longest = max([context for _, context in decodes] + list(prompts)) + 64
     settings = msgspec.structs.replace(
-        settings_of(run, kv_bytes=KV_BYTES), max_model_len=min(longest, 4200)
+        run_settings(run, kv_bytes=KV_BYTES), max_model_len=min(longest, 4200)
     )
-    with rig(settings, seed=1) as bench:
-        bench.first(16)
+    with open_step_bench(settings, seed=1) as bench:
+        bench.prefill(16)
         for _ in range(VISITS):
             for ran in each_point(bench, run, decodes, prompts):
                 yield Raw(round=round_, run=False, ran=ran, kv_tokens=kv_tokens, memory=found)
 
 
 def each_point(
-    bench: Rig, run: Run, decodes: tuple[tuple[int, int], ...], prompts: tuple[int, ...]
-) -> Iterator[Ran]:
+    bench: StepBench, run: CalibrationRun, decodes: tuple[tuple[int, int], ...], prompts: tuple[int, ...]
+) -> Iterator[StepMeasurement]:
     """(batch, context) of decodes, (0, tokens) of prompts."""
-    clock = Clock(run)
+    clock = PassTimer(run)
     for shape in decodes:
-        yield clock.timed("decode", shape, partial(bench.decode, *shape))
+        yield clock.measure("decode", shape, partial(bench.decode, *shape))
     for tokens in prompts:
-        again = partial(often, partial(asking, bench, tokens))
-        yield clock.timed("ttft", (0, tokens), again)
+        again = partial(median_of_repeats, partial(asking, bench, tokens))
+        yield clock.measure("ttft", (0, tokens), again)
 
 
-def asking(bench: Rig, tokens: int) -> Measured:
+def asking(bench: StepBench, tokens: int) -> StepTiming:
     """From asking an idle engine to the answer's one token."""
-    return Measured((), 0, bench.ttft_s(tokens))
+    return StepTiming((), 0, bench.ttft_s(tokens))
 
 
 def memory_now() -> Memory:
@@ -197,7 +197,7 @@ def memory_now() -> Memory:
     return Memory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
 
 
-def default_kv_tokens(run: Run) -> int:
+def default_kv_tokens(run: CalibrationRun) -> int:
     """What the engine would resolve to by itself."""
     fields = {"model": run.model, "quantization": run.quantization}
     limit = load_planning_spec(run.model).max_positions
@@ -225,7 +225,7 @@ def rows_of(raws: list[Raw], calibration: Calibration, single: bool) -> Iterator
     """Every point against its prediction; one KV row per model and format."""
     told: set[str] = set()
     counts = [raw for raw in raws if not raw.run]
-    kept = (firsts if single else quietest)([raw.ran for raw in counts])
+    kept = (firsts if single else fastest_passes)([raw.ran for raw in counts])
     for raw in counts:
         ran = raw.ran
         if not any(ran is each for each in kept):
@@ -233,7 +233,7 @@ def rows_of(raws: list[Raw], calibration: Calibration, single: bool) -> Iterator
         name = f"{ran.model.removeprefix('dummy:')} {ran.quantization or 'fp32'}"
         if name not in told:
             told.add(name)
-            machine = machine_for(calibration, ran.model, ran.quantization)
+            machine = calibrated_replica(calibration, ran.model, ran.quantization)
             longest = min(KV_LENGTH, machine.spec.max_positions)
             asked = MemoryAsked(max_num_seqs=64, max_model_len=longest)
             tokens = memory(machine, asked).kv_tokens
@@ -246,28 +246,28 @@ def rows_of(raws: list[Raw], calibration: Calibration, single: bool) -> Iterator
         )
 
 
-def firsts(ran: list[Ran]) -> list[Ran]:
+def firsts(ran: list[StepMeasurement]) -> list[StepMeasurement]:
     """Of each kind the first visit."""
-    met: dict[tuple[object, ...], Ran] = {}
+    met: dict[tuple[object, ...], StepMeasurement] = {}
     for each in ran:
-        met.setdefault((each.model, each.quantization, each.kind, each.asked), each)
+        met.setdefault((each.model, each.quantization, each.kind, each.requested), each)
     return list(met.values())
 
 
 def where(raw: Raw) -> str:
     if raw.ran.kind == "decode":
-        return f"{raw.ran.asked[0]} x {raw.ran.asked[1]}"
-    return f"prompt of {raw.ran.asked[1]}"
+        return f"{raw.ran.requested[0]} x {raw.ran.requested[1]}"
+    return f"prompt of {raw.ran.requested[1]}"
 
 
 def predicted_ms(calibration: Calibration, raw: Raw) -> float:
     """What `ridgeline predict` says."""
-    machine = machine_for(calibration, raw.ran.model, raw.ran.quantization)
+    machine = calibrated_replica(calibration, raw.ran.model, raw.ran.quantization)
     if raw.ran.kind == "decode":
         done = raw.ran.shapes[len(raw.ran.shapes) // 2][1]
         point = Point(model="", device="", isl=done, osl=1, batch=len(raw.ran.shapes))
         return predict_on(machine, point, ROOMY).decode_ms
-    point = Point(model="", device="", isl=raw.ran.asked[1], osl=1)
+    point = Point(model="", device="", isl=raw.ran.requested[1], osl=1)
     return predict_on(machine, point, ROOMY).ttft_ms
 
 
@@ -279,8 +279,8 @@ def together(runs: list[Raw]) -> Facts:
     each = [raw.facts for raw in runs if raw.facts is not None]
     sizes, kinds = each[0].bandwidth_bytes_s, each[0].peak_flops
     rates = {n: max(f.bandwidth_bytes_s[n] for f in each) for n in sizes}
-    rates[max(rates, key=int)] = undisturbed([raw.ran for raw in runs]).read_bytes_s
-    first_s, reading = waiting(quietest([raw.ran for raw in runs]))
+    rates[max(rates, key=int)] = undisturbed_speed([raw.ran for raw in runs]).read_bytes_s
+    first_s, reading = request_overheads(fastest_passes([raw.ran for raw in runs]))
     return msgspec.structs.replace(
         each[0],
         runs=tuple(dict.fromkeys(name for f in each for name in f.runs)),
@@ -331,9 +331,9 @@ def table(
 ) -> Iterator[str]:
     runs = [raw for raw in raws if raw.run]
     loaded = [window for raw in runs for window in raw.loaded]
-    calibration = calibrated([raw.ran for raw in runs], together(runs), loaded)
+    calibration = fit_calibration([raw.ran for raw in runs], together(runs), loaded)
     if calibration_path is not None:
-        write(calibration, calibration_path)
+        EngineCalibration(calibration=calibration).save(calibration_path)
     rows = list(rows_of(raws, calibration, single))
     yield from summary(rows)
     yield ""

@@ -61,8 +61,8 @@ from ridgeline.plan.simulate.summary import keeps, tpot_of
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.plan.step_time.simulated import Modelled, reading_s
 from ridgeline.records import RunTrace, Slo
-from ridgeline.workflows.calibrate.calibrate_engine import machine_for
-from ridgeline.workflows.calibrate.load_windows import busy_of
+from ridgeline.workflows.calibrate.calibrate_engine import calibrated_replica
+from ridgeline.workflows.calibrate.load_windows import busy_steps
 from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
 from ridgeline.workflows.optimize.engine_environment import EngineDeployment
 
@@ -160,7 +160,7 @@ def measure(bench: Bench, name: str, path: Path, seconds: float) -> bool:
                 rate=rate,
                 seed=7,
                 numbers=numbers(run, bench),
-                steps=tuple(busy_of(run.steps)),
+                steps=tuple(busy_steps(run.steps)),
             )
             append(path, [real])
             print(told, flush=True)
@@ -238,7 +238,7 @@ def simulated(
 ) -> dict[str, float]:
     """`place`: the seed of where the weather begins."""
     settings = bench.settings
-    machine = machine_for(calibration, settings.model, settings.quantization)
+    machine = calibrated_replica(calibration, settings.model, settings.quantization)
     over, weather = calibration.overheads, calibration.weather
     build = Build(
         name=settings.model,
@@ -343,7 +343,7 @@ def steps_table(reals: list[Real], calibration: Calibration) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for real in reals:
         settings = BENCHES[real.model].settings
-        machine = machine_for(calibration, settings.model, settings.quantization)
+        machine = calibrated_replica(calibration, settings.model, settings.quantization)
         kinds: dict[str, list[Busy]] = {}
         for step in real.steps:
             kinds.setdefault(kind_of(step), []).append(step)

@@ -34,16 +34,16 @@ from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, predict
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.simulated import Modelled
-from ridgeline.workflows.calibrate.calibrate_engine import waiting
+from ridgeline.workflows.calibrate.calibrate_engine import request_overheads
 from ridgeline.workflows.calibrate.step_passes import (
     DECODES,
-    Ran,
-    Run,
-    Speed,
-    kinds_of,
-    moods,
-    runs_of,
-    settings_of,
+    CalibrationRun,
+    MachineSpeed,
+    StepMeasurement,
+    calibration_runs,
+    pass_slowness,
+    run_settings,
+    step_kinds,
 )
 
 MIB = 1 << 20
@@ -157,18 +157,18 @@ def test_what_a_sequence_costs_to_begin_is_no_cost_of_the_steps_after(found: Cal
 
 
 def test_runs_are_named_and_the_model_s_own_come_last() -> None:
-    def run(model: str, quantization: str | None) -> Run:
-        return Run(model=model, quantization=quantization)
+    def run(model: str, quantization: str | None) -> CalibrationRun:
+        return CalibrationRun(model=model, quantization=quantization)
 
     small = (run("demo", None), run("demo", "int8"))
-    assert runs_of("m", None) == (*small, *(run("m", name) for name in (None, "int8", "int4")))
-    assert runs_of("m", "int8, dense", ["n=int4", "demo=bf16"]) == (
+    assert calibration_runs("m", None) == (*small, *(run("m", name) for name in (None, "int8", "int4")))
+    assert calibration_runs("m", "int8, dense", ["n=int4", "demo=bf16"]) == (
         run("demo", "int8"), run("n", "int4"), run("demo", "bf16"), run("m", "int8"), run("m", None)
     )  # fmt: skip
-    assert runs_of("demo", None) == (*small, run("demo", "int4"))
+    assert calibration_runs("demo", None) == (*small, run("demo", "int4"))
     for also, words in ((["n"], "MODEL=FORMAT"), (["n=int3"], "unknown format")):
         with pytest.raises(BadInput, match=words):
-            runs_of("m", None, also)
+            calibration_runs("m", None, also)
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
@@ -180,7 +180,7 @@ def test_a_budget_without_time_is_refused(budget: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("model", ["demo", "dummy:qwen2.5-0.5b", "dummy:tinyllama-1.1b"])
 def test_every_measured_decode_has_room(model: str) -> None:
     """Half a GB would not do for the last."""
-    settings = settings_of(Run(model=model, quantization="int8"))
+    settings = run_settings(CalibrationRun(model=model, quantization="int8"))
     resolved = resolve(settings)
     for batch, context in DECODES:
         if context + 64 <= resolved.max_model_len:
@@ -188,15 +188,15 @@ def test_every_measured_decode_has_room(model: str) -> None:
 
 
 def test_decodes_that_the_cache_cannot_hold_are_left_out() -> None:
-    run = Run(model="m", quantization=None)
+    run = CalibrationRun(model="m", quantization=None)
 
     def asked(num_blocks: int) -> list[tuple[int, int]]:
         resolved = SimpleNamespace(num_blocks=num_blocks, block_size=16)
         bench = SimpleNamespace(
             engine=SimpleNamespace(resolved=resolved), decode=None, first=lambda *shape: None
         )
-        bench.decode = bench.first
-        return [shape for kind, shape, _ in kinds_of(bench, run) if kind == "decode"]
+        bench.decode = bench.prefill
+        return [shape for kind, shape, _ in step_kinds(bench, run) if kind == "decode"]
 
     assert asked(10_000) == list(DECODES)
     few = asked(600)
@@ -335,57 +335,57 @@ def test_a_single_simulation_is_the_best_guess_and_seeds_draw_moods(
     assert drawn["low"] < 0.5 * plain and drawn["high"] > 2 * plain  # type: ignore[index]
 
 
-def test_what_readers_cost_is_told_from_the_shortest_steps() -> None:
-    """Streamed against waited for, per token; a large model's steps hide it."""
-    speed = Speed(1e10, 1e11)
+def test_streaming_cost_comes_from_the_engine_with_the_shortest_steps() -> None:
+    """Streamed against blocking decodes, per token; the long steps of a large model hide it."""
+    speed = MachineSpeed(1e10, 1e11)
 
-    def ran(kind: str, model: str, batch: int, seconds: float) -> Ran:
+    def ran(kind: str, model: str, batch: int, seconds: float) -> StepMeasurement:
         shapes = ((1, 40),) * batch
-        return Ran(
-            model=model, quantization=None, kind=kind, asked=(batch, 40), shapes=shapes,
+        return StepMeasurement(
+            model=model, quantization=None, kind=kind, requested=(batch, 40), shapes=shapes,
             num_sampled=batch, seconds=seconds, speed=speed,
         )  # fmt: skip
 
-    first_s, found = waiting(
+    first_s, found = request_overheads(
         [
             *(ran("decode", "small", n, 1e-3 + 1e-4 * n) for n in (1, 8)),
             *(ran("streamed", "small", n, 1e-3 + 1.6e-4 * n) for n in (1, 8)),
             ran("decode", "large", 8, 0.100),
             ran("streamed", "large", 8, 0.150),
             ran("ttft", "large", 0, 2e-2),
-            ran("asked", "large", 0, 3e-2),
+            ran("streamed_ttft", "large", 0, 3e-2),
             ran("ttft", "huge", 0, 4e-2),
-            ran("asked", "huge", 0, 5e-2),
+            ran("streamed_ttft", "huge", 0, 5e-2),
             ran("ttft", "small", 0, 1e-3),
-            ran("asked", "small", 0, 3e-3),
+            ran("streamed_ttft", "small", 0, 3e-3),
         ]
     )
     assert found.token_s == pytest.approx(6e-5) and found.first_s == 3e-3
     assert first_s == 1e-3
-    alone = waiting([ran("decode", "small", 1, 1e-3), ran("ttft", "small", 0, 2e-3)])
+    alone = request_overheads([ran("decode", "small", 1, 1e-3), ran("ttft", "small", 0, 2e-3)])
     assert alone == (2e-3, Reading(token_s=0.0, first_s=0.0))
 
 
-def test_moods_are_of_passes_over_the_same_steps() -> None:
-    """Slow passes over the middle one; what was seen once, or too little of, tells none."""
-    speed = Speed(1e10, 1e11)
+def test_slowness_compares_passes_over_the_same_steps() -> None:
+    """Passes over the middle one; kinds measured once, and passes of few kinds, do not count."""
+    speed = MachineSpeed(1e10, 1e11)
 
-    def ran(kind: str, batch: int, seconds: float) -> Ran:
-        return Ran(
-            model="m", quantization=None, kind=kind, asked=(batch, 40), shapes=((1, 40),) * batch,
+    def ran(kind: str, batch: int, seconds: float) -> StepMeasurement:
+        return StepMeasurement(
+            model="m", quantization=None, kind=kind, requested=(batch, 40), shapes=((1, 40),) * batch,
             num_sampled=batch, seconds=seconds, speed=speed,
         )  # fmt: skip
 
     costs = {1: 1e-3, 2: 3e-3, 4: 4e-3, 8: 9e-3, 16: 1e-2}
     slow = (1.0, 1.25, 0.8)
     decodes = [ran("decode", n, cost * each) for each in slow for n, cost in costs.items()]
-    assert sorted(moods(decodes)) == pytest.approx(sorted(slow), rel=1e-3)
+    assert sorted(pass_slowness(decodes)) == pytest.approx(sorted(slow), rel=1e-3)
     burst = [*decodes, ran("decode", 1, 5e-3)]  # a fourth visit of one kind is no pass
-    assert moods(burst) == moods(decodes)
-    prompts = [ran("first", n, cost * each) for each in (2.0, 2.0) for n, cost in costs.items()]
-    assert len(moods([*decodes, *prompts])) == 5
-    assert moods([ran("ttft", n, 1.0) for n in costs] * 2) == ()
-    assert moods(decodes[:5]) == ()
+    assert pass_slowness(burst) == pass_slowness(decodes)
+    prompts = [ran("prefill", n, cost * each) for each in (2.0, 2.0) for n, cost in costs.items()]
+    assert len(pass_slowness([*decodes, *prompts])) == 5
+    assert pass_slowness([ran("ttft", n, 1.0) for n in costs] * 2) == ()
+    assert pass_slowness(decodes[:5]) == ()
 
 
 def test_simulations_count_readers_and_the_model_of_the_engine_does_not() -> None:

@@ -3,7 +3,6 @@ server of known pace is measured over HTTP."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from ridgeline.plan.calibration.remote_server import (
     predict_served,
 )
 from ridgeline.workflows.calibrate import calibrate_server
-from ridgeline.workflows.calibrate.calibrate_server import Remote, calibrate
+from ridgeline.workflows.calibrate.calibrate_server import calibrate_server as calibrate
+from ridgeline.workflows.targets import RemoteServer
 from tests.diagnose.mock_thread import mock_server
 
 ABOUT = About(
@@ -87,29 +87,30 @@ def test_what_cannot_be_identified_is_named_or_refused() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same five runs, made smaller."""
-    monkeypatch.setattr(calibrate_server, "LENGTHS", (16, 64, 256))
+    monkeypatch.setattr(calibrate_server, "PROMPT_LENGTHS", (16, 64, 256))
     monkeypatch.setattr(calibrate_server, "WAVES", (2, 6))
-    monkeypatch.setattr(calibrate_server, "ANSWER", 12)
+    monkeypatch.setattr(calibrate_server, "WAVE_OUTPUT", 12)
     monkeypatch.setattr(calibrate_server, "REPEATS", 1)
 
 
 def test_a_server_of_known_pace_is_measured(short: None) -> None:
     with mock_server(ttft_s=0.1, itl_s=0.03) as url:
-        found = asyncio.run(calibrate(Remote(url=url), 30.0))
+        found = calibrate(RemoteServer(url=url), 30.0).calibration
     assert found.ttft_s(100) == pytest.approx(0.1, rel=0.3)
     assert found.tpot_s(4, 60) == pytest.approx(0.03, rel=0.3)
     assert len(found.runs) <= 5 and found.residuals
     assert "by_pair_s" in found.unknown
 
 
-def test_too_few_seats_are_noticed(short: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """One at a time: no wave is answered together, and nothing is made up."""
+def test_a_server_with_one_slot_gets_a_note_and_no_fit(short: None) -> None:
+    """No wave generates at once, and nothing is made up."""
+    events: list[object] = []
     with (
         mock_server(ttft_s=0.02, itl_s=0.002, seats=1) as url,
         pytest.raises(BadInput, match="two requests at once"),
     ):
-        asyncio.run(calibrate(Remote(url=url), 30.0))
-    assert "too few seats" in capsys.readouterr().err
+        calibrate(RemoteServer(url=url), 30.0, events.append)
+    assert any("too few slots" in str(event) for event in events)
 
 
 def test_the_file_answers_predict_and_nothing_else(

@@ -1,8 +1,8 @@
-"""What `ridgeline calibrate` sees under arrivals: every step, by an event loop that reads.
+"""Measure an engine under load: every step, with an event loop that reads the tokens.
 
-Steps that are timed one kind at a time know nothing of a client that takes turns with the engine,
-of a queue, or of the machine from one second to the next. A few seconds of open-loop Poisson
-arrivals, prompts and answers of many lengths, at three shares of the capacity, do.
+Steps timed one kind at a time show nothing of a client that shares the interpreter with the engine,
+of a queue, or of how the machine varies from one second to the next. A few seconds of Poisson
+arrivals with many lengths of prompts and outputs, at three shares of the capacity, do.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from ridgeline.measure.workload.arrivals import Instants
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.plan.calibration.interference import Busy, is_fresh
 from ridgeline.records import RequestTrace, RunTrace, StepStat
-from ridgeline.workflows.calibrate.step_bench import Rig
+from ridgeline.workflows.calibrate.step_bench import StepBench
 
-SHARES = (0.3, 0.55, 0.75)  # of the capacity
+LOAD_SHARES = (0.3, 0.55, 0.75)  # of the capacity
 WINDOW_S, GRACE_S = 10.0, 3.0
-PROMPTS, ANSWERS = (16, 448), (8, 96)  # tokens; log-uniform
-SAME_S = 1e-3  # between the instants that a step and its request's start are noted at
-_MIDDLE = 128  # tokens of a prompt that costs about the mean
-_TOGETHER = 8  # sequences that share a decode step, to tell the capacity
+PROMPT_TOKENS, OUTPUT_TOKENS = (16, 448), (8, 96)  # log-uniform between these
+SAME_START_S = 1e-3  # between the recorded start of a step and that of its request
+_MEAN_PROMPT = 128  # tokens of a prompt that costs about the mean
+_SHARED_BATCH = 8  # sequences per decode step, to estimate the capacity
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """One window. `waits_s`: of each request that found the engine idle, from asking to the first
-    token, besides the step."""
+class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """One window at a share of the capacity.
+
+    `waits_s`: of each request that found the engine idle, the time from the request to its first
+    token, without the step.
+    """
 
     model: str
     quantization: str | None
@@ -43,8 +46,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     waits_s: tuple[float, ...]
 
 
-class _Mixed:
-    """Requests of many lengths."""
+class _MixedWorkload:
+    """Requests with many lengths of prompts and outputs."""
 
     name = "calibrate"
 
@@ -54,62 +57,68 @@ class _Mixed:
     def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
         rng = random.Random(f"{seed}/lengths")
         for i in range(n):
-            length = _drawn(rng, PROMPTS)
+            length = _log_uniform(rng, PROMPT_TOKENS)
             prompt = tuple(rng.randrange(3, self._vocab_size) for _ in range(length))
             yield LoadRequest(
-                id=f"c{i}", kind="calibrate", prompt=prompt, max_tokens=_drawn(rng, ANSWERS)
+                id=f"c{i}",
+                kind="calibrate",
+                prompt=prompt,
+                max_tokens=_log_uniform(rng, OUTPUT_TOKENS),
             )
 
 
-def windows(bench: Rig, model: str, quantization: str | None) -> Iterator[Loaded]:
-    """One per share of the capacity."""
-    alone_s = bench.first(_MIDDLE).seconds
-    together_s = bench.decode(_TOGETHER, _MIDDLE).seconds
-    answer = (ANSWERS[1] - ANSWERS[0]) / math.log(ANSWERS[1] / ANSWERS[0])
-    capacity = 1 / (alone_s + answer * together_s / _TOGETHER)
-    for seed, share in enumerate(SHARES):
-        run = asyncio.run(_run(bench, share * capacity, seed))
-        yield Loaded(
+def measure_windows(bench: StepBench, model: str, quantization: str | None) -> Iterator[LoadWindow]:
+    """One window per share of the capacity."""
+    prefill_s = bench.prefill(_MEAN_PROMPT).seconds
+    decode_s = bench.decode(_SHARED_BATCH, _MEAN_PROMPT).seconds
+    low, high = OUTPUT_TOKENS
+    mean_output = (high - low) / math.log(high / low)
+    capacity = 1 / (prefill_s + mean_output * decode_s / _SHARED_BATCH)
+    for seed, share in enumerate(LOAD_SHARES):
+        run = asyncio.run(_run_window(bench, share * capacity, seed))
+        yield LoadWindow(
             model=model,
             quantization=quantization,
             share=share,
-            steps=tuple(busy_of(run.steps)),
-            waits_s=tuple(waits_of(run.requests, run.steps)),
+            steps=tuple(busy_steps(run.steps)),
+            waits_s=tuple(first_token_waits_s(run.requests, run.steps)),
         )
 
 
-async def _run(bench: Rig, rate: float, seed: int) -> RunTrace:
+async def _run_window(bench: StepBench, rate: float, seed: int) -> RunTrace:
     rng = random.Random(f"{seed}/arrivals")
     count = max(4, round(rate * WINDOW_S))
-    dues = Instants(
+    arrivals = Instants(
         at_s=tuple(sorted(rng.uniform(0.0, WINDOW_S) for _ in range(count))),
         label=f"poisson:{rate!r}",
         rate=rate,
     )
     options = LoadOptions(num_requests=count, grace_s=GRACE_S, seed=seed)
     bench.engine.drain_steps()
-    workload = _Mixed(bench.engine.resolved.spec.vocab_size)
-    return await run_load(InProcessTarget(bench.engine), workload, dues, options)
+    workload = _MixedWorkload(bench.engine.resolved.spec.vocab_size)
+    return await run_load(InProcessTarget(bench.engine), workload, arrivals, options)
 
 
-def busy_of(steps: Sequence[StepStat]) -> Iterator[Busy]:
-    """Each step with its seconds: until the next one where any sequence goes on, else its own."""
+def busy_steps(steps: Sequence[StepStat]) -> Iterator[Busy]:
+    """Each step with its seconds: until the next step if a sequence continues, else its own."""
     for step, after in pairwise(steps):
         if not step.shapes:
             continue
-        ends = {new + done for new, done in step.shapes}
-        goes_on = any(done in ends for _, done in after.shapes)
+        ends = {new + cached for new, cached in step.shapes}
+        continues = any(cached in ends for _, cached in after.shapes)
         yield Busy(
             at_s=step.at_s,
-            seconds=after.at_s - step.at_s if goes_on else step.plan_s + step.run_s,
+            seconds=after.at_s - step.at_s if continues else step.plan_s + step.run_s,
             shapes=step.shapes,
             num_sampled=step.num_sampled,
         )
 
 
-def waits_of(requests: Sequence[RequestTrace], steps: Sequence[StepStat]) -> Iterator[float]:
-    """Of requests whose only step is alone: first token less asking less that step."""
-    alone = {
+def first_token_waits_s(
+    requests: Sequence[RequestTrace], steps: Sequence[StepStat]
+) -> Iterator[float]:
+    """Time to first token without the step, of requests that were alone in their only step."""
+    single = {
         step.at_s: step.plan_s + step.run_s
         for step in steps
         if len(step.shapes) == 1 and is_fresh(step.shapes)
@@ -118,19 +127,19 @@ def waits_of(requests: Sequence[RequestTrace], steps: Sequence[StepStat]) -> Ite
         started_s = request.started_s
         if started_s is None or not request.token_s:
             continue
-        near = [at_s for at_s in alone if abs(at_s - started_s) <= SAME_S]
+        near = [at_s for at_s in single if abs(at_s - started_s) <= SAME_START_S]
         if near:
-            wait_s = request.token_s[0] - request.scheduled_s - alone[near[0]]
+            wait_s = request.token_s[0] - request.scheduled_s - single[near[0]]
             if wait_s >= 0:
                 yield wait_s
 
 
-def middle_wait_s(found: Sequence[Loaded]) -> float | None:
-    """The middle of all windows' waits."""
-    waits = [wait_s for each in found for wait_s in each.waits_s]
+def median_wait_s(windows: Sequence[LoadWindow]) -> float | None:
+    """The median over all windows; None without any."""
+    waits = [wait_s for window in windows for wait_s in window.waits_s]
     return median(waits) if waits else None
 
 
-def _drawn(rng: random.Random, between: tuple[int, int]) -> int:
+def _log_uniform(rng: random.Random, between: tuple[int, int]) -> int:
     low, high = between
     return round(math.exp(rng.uniform(math.log(low), math.log(high))))
