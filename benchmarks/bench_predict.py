@@ -50,6 +50,7 @@ from ridgeline.workflows.calibrate.calibrate_engine import (
     request_overheads,
     undisturbed_speed,
 )
+from ridgeline.workflows.calibrate.load_windows import LoadWindow, measure_windows
 from ridgeline.workflows.calibrate.step_bench import StepBench, StepTiming, open_step_bench
 from ridgeline.workflows.calibrate.step_passes import (
     CalibrationRun,
@@ -61,7 +62,6 @@ from ridgeline.workflows.calibrate.step_passes import (
     median_of_repeats,
     run_settings,
 )
-from ridgeline.workflows.calibrate.load_windows import LoadWindow, measure_windows
 
 CALIBRATED_WITH = calibration_runs(
     "dummy:qwen2.5-0.5b", "dense,int8", also=("dummy:llama-1b-32k=int4", "demo=int8")
@@ -176,7 +176,10 @@ def of_points(run: CalibrationRun, round_: int) -> Iterator[Raw]:
 
 
 def each_point(
-    bench: StepBench, run: CalibrationRun, decodes: tuple[tuple[int, int], ...], prompts: tuple[int, ...]
+    bench: StepBench,
+    run: CalibrationRun,
+    decodes: tuple[tuple[int, int], ...],
+    prompts: tuple[int, ...],
 ) -> Iterator[StepMeasurement]:
     """(batch, context) of decodes, (0, tokens) of prompts."""
     clock = PassTimer(run)

@@ -161,12 +161,15 @@ def test_runs_are_named_and_the_model_s_own_come_last() -> None:
         return CalibrationRun(model=model, quantization=quantization)
 
     small = (run("demo", None), run("demo", "int8"))
-    assert calibration_runs("m", None) == (*small, *(run("m", name) for name in (None, "int8", "int4")))
+    assert calibration_runs("m", None) == (
+        *small,
+        *(run("m", name) for name in (None, "int8", "int4")),
+    )
     assert calibration_runs("m", "int8, dense", ["n=int4", "demo=bf16"]) == (
         run("demo", "int8"), run("n", "int4"), run("demo", "bf16"), run("m", "int8"), run("m", None)
     )  # fmt: skip
     assert calibration_runs("demo", None) == (*small, run("demo", "int4"))
-    for also, words in ((["n"], "MODEL=FORMAT"), (["n=int3"], "unknown format")):
+    for also, words in ((["n"], "MODEL=FORMAT"), (["n=int3"], "unknown weight format")):
         with pytest.raises(BadInput, match=words):
             calibration_runs("m", None, also)
 
@@ -193,7 +196,7 @@ def test_decodes_that_the_cache_cannot_hold_are_left_out() -> None:
     def asked(num_blocks: int) -> list[tuple[int, int]]:
         resolved = SimpleNamespace(num_blocks=num_blocks, block_size=16)
         bench = SimpleNamespace(
-            engine=SimpleNamespace(resolved=resolved), decode=None, first=lambda *shape: None
+            engine=SimpleNamespace(resolved=resolved), decode=None, prefill=lambda *shape: None
         )
         bench.decode = bench.prefill
         return [shape for kind, shape, _ in step_kinds(bench, run) if kind == "decode"]

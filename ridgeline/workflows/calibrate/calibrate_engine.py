@@ -76,9 +76,7 @@ def calibrate_engine(
         resolve(run_settings(run))  # an error in the last run must not cost the others
     started_s = time.perf_counter()
     available = system.memory()
-    memory = Memory(
-        total_bytes=available.total_bytes, available_bytes=available.available_bytes
-    )
+    memory = Memory(total_bytes=available.total_bytes, available_bytes=available.available_bytes)
     measurements: list[StepMeasurement] = []
     windows: list[LoadWindow] = []
     for number, run in enumerate(runs, 1):
@@ -97,9 +95,7 @@ def calibrate_engine(
     if not measurements:
         raise BadInput("nothing was measured within --budget", value=budget_s, fix="allow more")
     dense_dtype = resolve(run_settings(runs[-1])).dtype
-    facts = calibration_facts(
-        measurements, memory, time.perf_counter() - started_s, dense_dtype
-    )
+    facts = calibration_facts(measurements, memory, time.perf_counter() - started_s, dense_dtype)
     return EngineCalibration(calibration=fit_calibration(measurements, facts, windows))
 
 
@@ -290,9 +286,7 @@ def _interference(calibration: Calibration, windows: Sequence[LoadWindow]) -> We
 def calibrated_replica(calibration: Calibration, model: str, quantization: str | None) -> Replica:
     """A model on the calibrated device."""
     weight_dtype = None if quantization is None else FORMATS[quantization]
-    return replica(
-        load_planning_spec(model), calibration.accelerator(), weight_dtype=weight_dtype
-    )
+    return replica(load_planning_spec(model), calibration.accelerator(), weight_dtype=weight_dtype)
 
 
 def _shapes_text(shapes: Sequence[tuple[int, int]]) -> str:

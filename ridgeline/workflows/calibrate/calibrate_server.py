@@ -20,8 +20,6 @@ from datetime import date
 from statistics import median
 from typing import Any
 
-import msgspec
-
 import ridgeline
 from ridgeline.errors import EngineUnavailable
 from ridgeline.measure.client.http_target import HttpTarget, first_model
