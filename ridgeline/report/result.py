@@ -21,6 +21,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         """The result as dicts, lists and plain values, as `save` writes it to a .json file."""
         return dict(plain(self))
 
+    def to_json(self) -> str:
+        """The result as indented JSON."""
+        return msgspec.json.format(json_line(self.to_dict()), indent=2)
+
     def to_html(self) -> str:
         """A self-contained HTML page: no scripts, nothing fetched."""
         name = type(self).__name__
@@ -30,14 +34,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             eyebrow="Ridgeline",
             heading=name,
             lede="",
-            text=msgspec.json.format(json_line(self.to_dict()), indent=2),
+            text=self.to_json(),
         )
 
     def save(self, path: str | Path) -> Path:
         """Write the result as .json or .html, by the suffix of `path`, and return the path."""
         path = Path(path)
         if path.suffix == ".json":
-            content = msgspec.json.format(json_line(self.to_dict()), indent=2)
+            content = self.to_json()
         elif path.suffix == ".html":
             content = self.to_html()
         else:

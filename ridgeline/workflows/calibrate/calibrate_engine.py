@@ -236,7 +236,9 @@ def fit_calibration(
     samples = [
         Sample(
             what=f"{each.model} {each.quantization or 'dense'}: {_shapes_text(each.shapes)}",
-            work=replicas(each.model, each.quantization).work(each.shapes, each.num_sampled),
+            work=replicas(each.model, each.quantization).calibrated_work(
+                each.shapes, each.num_sampled
+            ),
             seconds=each.seconds,
             prompt=each.kind == "prefill",
         )
