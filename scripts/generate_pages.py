@@ -1,4 +1,4 @@
-"""Write the reference pages that are read off the code: HTTP API, metrics, techniques.
+"""Write the reference pages that are read off the code: HTTP API, Python API, metrics, techniques.
 
 `python -m scripts.generate_pages` writes them to docs/reference/; with `--check` it changes nothing
 and exits with 1 where a page is out of date.
@@ -34,6 +34,17 @@ HTTP_HEAD = """\
 Generated from the server's OpenAPI document (`GET /openapi.json`). Which fields are honoured, refused or ignored, and
 the meaning of each error: [request fields and errors](request-fields.md). How to use the server:
 [serve a model](../guides/serve.md).
+"""
+PYTHON_HEAD = """\
+# Python API
+
+Importing `ridgeline` loads nothing heavy; each name below is resolved on first use.
+
+```python
+import ridgeline
+
+print(ridgeline.generate("demo", "def add(a, b):", max_tokens=32))
+```
 """
 METRICS_HEAD = """\
 # Metrics
@@ -199,11 +210,21 @@ def bodies_of(operation: dict[str, Any]) -> list[str]:
     return lines
 
 
+def python_api() -> str:
+    """The public names of the package, documented by mkdocstrings from their docstrings."""
+    import ridgeline
+
+    names = [name for name in ridgeline.__all__ if not name.startswith("_")]
+    entries = "\n".join(f"::: ridgeline.{name}\n" for name in names)
+    return NOTICE.format(source="the docstrings") + PYTHON_HEAD + "\n" + entries
+
+
 def pages() -> dict[Path, str]:
     return {
         REFERENCE / "techniques.md": techniques(),
         REFERENCE / "metrics.md": metrics(),
         REFERENCE / "http-api.md": http_api(),
+        REFERENCE / "python.md": python_api(),
     }
 
 
