@@ -48,7 +48,7 @@ from ridgeline.engine.scheduler.speculation.base import (
     StepCapacity,
 )
 from ridgeline.engine.speculate.build import measure_drafts, measure_steps
-from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.controller import DepthController
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 
 Clock = Callable[[], float]
@@ -258,7 +258,7 @@ def show(name: str, workload: str, batch: int, found: dict[str, float]) -> None:
 def by_clock(engine: Engine, clock: Clock) -> None:
     """The controller measures and decides by another clock."""
     controller = engine._loop.scheduler.draft_scheduler._proposer
-    if not isinstance(controller, Controller) or clock is time.perf_counter:
+    if not isinstance(controller, DepthController) or clock is time.perf_counter:
         return
     loop, resolved, drafter = engine._loop, engine.resolved, controller._drafter
     controller._clock = clock

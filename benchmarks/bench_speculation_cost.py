@@ -34,11 +34,11 @@ from safetensors.torch import save_file
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.scheduler.speculation.base import DraftContext, NoDrafts
-from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
-from ridgeline.engine.speculate.depth_control.controller import Controller
-from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows
-from ridgeline.engine.speculate.depth_control.time_credit import Account
-from ridgeline.engine.speculate.drafters.base import Drafter, Guess, kind_of
+from ridgeline.engine.speculate.depth_control.acceptance_rate import AcceptanceRates
+from ridgeline.engine.speculate.depth_control.controller import DepthController
+from ridgeline.engine.speculate.depth_control.lookup_accuracy import LookupAccuracy
+from ridgeline.engine.speculate.depth_control.time_credit import TimeCredit
+from ridgeline.engine.speculate.drafters.base import Drafter, LookupGuess, kind_of
 
 KIND = kind_of(8)
 
@@ -77,9 +77,9 @@ class ScriptedLookup:
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    def look(self, each: DraftContext, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> LookupGuess:
         tokens = self._script.guess(each, most)
-        return Guess(tokens, (KIND,) * len(tokens))
+        return LookupGuess(tokens, (KIND,) * len(tokens))
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass
@@ -105,9 +105,9 @@ class ScriptedDrafter:
         self._inner.forget(seq_id, tokens, tenant)
 
 
-def controller_of(engine: Engine) -> Controller:
+def controller_of(engine: Engine) -> DepthController:
     found = engine._loop.scheduler.draft_scheduler._proposer
-    assert isinstance(found, Controller)
+    assert isinstance(found, DepthController)
     return found
 
 
@@ -141,7 +141,7 @@ def small_draft(shape: str, folder: Path) -> None:
     save_file({n: t.bfloat16() for n, t in weights.items()}, folder / "model.safetensors")
 
 
-def best_gain(controller: Controller, batch: int, alpha: float) -> str:
+def best_gain(controller: DepthController, batch: int, alpha: float) -> str:
     """What alpha and the curve predict for the best depth, and the price of a draft token there."""
     cost, draft_cost = controller.costs
     plain_s = cost.seconds(batch, batch)
@@ -156,7 +156,7 @@ def best_gain(controller: Controller, batch: int, alpha: float) -> str:
     return f"by the curve {best:.2f} with {depth} drafts, each {price:.3f} of a plain step"
 
 
-def show_curve(controller: Controller) -> None:
+def show_curve(controller: DepthController) -> None:
     cost, draft_cost = controller.costs
     for runs in (1, 8):
         one = cost.seconds(runs, runs)
@@ -169,7 +169,11 @@ def show_curve(controller: Controller) -> None:
 
 
 def measure(
-    args: argparse.Namespace, engine: Engine, controller: Controller, script: Script, batch: int
+    args: argparse.Namespace,
+    engine: Engine,
+    controller: DepthController,
+    script: Script,
+    batch: int,
 ) -> None:
     prompts = prompts_of(batch, args.context, engine.resolved.spec.vocab_size)
     sampling = Sampling(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
@@ -181,8 +185,8 @@ def measure(
     for alpha in args.alphas:
         script.tell(answers, alpha)
         told = best_gain(controller, batch, alpha)
-        controller.acceptance, controller.shadows = Acceptance(), Shadows()
-        controller.account = Account()  # only one sort of drafts is scripted
+        controller.acceptance, controller.shadows = AcceptanceRates(), LookupAccuracy()
+        controller.account = TimeCredit()  # only one sort of drafts is scripted
         result = compare(engine, drafts, [prompts] * (1 + args.rounds), sampling)
         show("scripted", f"alpha {alpha:.2f}", batch, result)
         print(f"{told:>60}", flush=True)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from bench_speculation import CONFIGS, prompts_of, sampling_of, switched
 
 from ridgeline import Engine
-from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.controller import DepthController
 from ridgeline.engine.speculate.depth_control.plan import plain_plan
 
 TURN = 7
@@ -43,7 +43,7 @@ class Timed(NamedTuple):
         return sum(self.seconds)
 
 
-def overruled(controller: Controller, asked: SimpleNamespace) -> None:
+def overruled(controller: DepthController, asked: SimpleNamespace) -> None:
     """It decides, and nothing comes of it."""
     decide: Callable[..., Any] = controller._decide
     propose: Callable[..., Any] = controller.propose
@@ -65,7 +65,7 @@ def steps(engine: Engine, batch: int, num_prompts: int) -> list[Timed]:
     """Every full decode step of the answers, in order."""
     loop, asked, found = engine._loop, SimpleNamespace(now=False), list[Timed]()
     controller = loop.scheduler.draft_scheduler._proposer
-    assert isinstance(controller, Controller)
+    assert isinstance(controller, DepthController)
     overruled(controller, asked)
     switch, clock = switched(engine, batch, loop.clock), time.perf_counter
     num_steps = 0

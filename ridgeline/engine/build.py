@@ -25,8 +25,8 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache, NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.speculation.base import DraftProposer
-from ridgeline.engine.speculate.build import speculate
-from ridgeline.engine.speculate.drafters.target_model import Target
+from ridgeline.engine.speculate.build import build_speculation
+from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.structured_output import make_masks
 from ridgeline.engine.structured_output.base import TokenMasks
 from ridgeline.engine.tokenization import HfTokenizer, Tokenizer, load_tokenizer
@@ -52,7 +52,7 @@ def assemble(
     """
     tokenizer = load_tokenizer(resolved.model)
     target = cache(lambda: _target(resolved))
-    speculation = speculate(resolved.speculative_config, tokenizer, resolved, clock, target)
+    speculation = build_speculation(resolved.speculative_config, tokenizer, resolved, clock, target)
     scheduler = make_scheduler(resolved, speculation.drafts)
     decoder, kv = target().decoder, target().cache
     scheduler.pool.watch_high_water(PagesAhead(kv).reached)
@@ -65,7 +65,7 @@ def assemble(
     return EngineParts(tokenizer, scheduler, runner, masks, num_bytes)
 
 
-def _target(resolved: ResolvedSettings) -> Target:
+def _target(resolved: ResolvedSettings) -> TargetModel:
     """Weights and cache of the model that answers."""
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     decoder = load_decoder(
@@ -85,7 +85,7 @@ def _target(resolved: ResolvedSettings) -> Target:
         device,
         kv_format(resolved.kv_cache_dtype),
     )
-    return Target(decoder, kv, resolved.attention_backend, resolved.layer_backend)
+    return TargetModel(decoder, kv, resolved.attention_backend, resolved.layer_backend)
 
 
 def _masks(tokenizer: Tokenizer, resolved: ResolvedSettings) -> TokenMasks:

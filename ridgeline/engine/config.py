@@ -26,7 +26,7 @@ from ridgeline.engine.execution.threads import measured_rates, plan_threads
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudget, KvBudgetInputs, kv_budget
-from ridgeline.engine.speculate.config import Speculation, resolve_speculation
+from ridgeline.engine.speculate.config import ResolvedSpeculation, resolve_speculation
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -83,7 +83,7 @@ class ResolvedSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     num_threads_decode: int
     thread_plan: str
-    speculative_config: Speculation | None
+    speculative_config: ResolvedSpeculation | None
     max_num_queued_reqs: int | None
     max_num_queued_tokens: int | None
     slo_throttle: bool
@@ -110,7 +110,7 @@ class Models(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int
 
     @staticmethod
-    def of(spec: ModelSpec, speculation: Speculation | None) -> Models:
+    def of(spec: ModelSpec, speculation: ResolvedSpeculation | None) -> Models:
         extra = (
             (speculation.weight_bytes, speculation.kv_bytes_per_token) if speculation else (0, 0)
         )

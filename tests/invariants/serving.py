@@ -45,13 +45,13 @@ from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
 from ridgeline.engine.speculate.drafters.base import Lookup
 from ridgeline.engine.speculate.drafters.combined import Combined, Lookups
 from ridgeline.engine.speculate.drafters.eagle import EagleDrafter, EagleLayer, EagleShape
-from ridgeline.engine.speculate.drafters.hidden_states import States
+from ridgeline.engine.speculate.drafters.hidden_states import HiddenStates
 from ridgeline.engine.speculate.drafters.layer_skip import SelfDrafter
 from ridgeline.engine.speculate.drafters.lookahead import LookaheadDrafter
-from ridgeline.engine.speculate.drafters.medusa import Heads, MedusaDrafter
+from ridgeline.engine.speculate.drafters.medusa import MedusaDrafter, MedusaHeads
 from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
 from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
-from ridgeline.engine.speculate.drafters.target_model import Target
+from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.speculate.token_tree import FixedTree, TokenTree, parse_tree
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
@@ -95,9 +95,9 @@ class Model:
         decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
         return Model(spec, decoder, attention)
 
-    def target(self, kv: KvCache) -> Target:
+    def target(self, kv: KvCache) -> TargetModel:
         layer_backend, _ = choose_forward("auto", self.spec, torch.device("cpu"), torch.float32)
-        return Target(self.decoder, kv, self.attention, layer_backend)
+        return TargetModel(self.decoder, kv, self.attention, layer_backend)
 
     @property
     def slack(self) -> float:
@@ -215,7 +215,7 @@ class _TreeOracle(_Oracle):
 
 
 def drafts_of(
-    model: Model, requests: Sequence[Request], schedule: Schedule, kv: KvCache, states: States
+    model: Model, requests: Sequence[Request], schedule: Schedule, kv: KvCache, states: HiddenStates
 ) -> DraftProposer:
     if not schedule.drafts:
         return NoDrafts()
@@ -227,7 +227,7 @@ def drafts_of(
         return FixedDepth(drafter, schedule.depth)
     if schedule.drafts == "medusa":
         size = model.spec.hidden_size
-        heads = Heads(torch.zeros(3, size, size), torch.zeros(3, size))
+        heads = MedusaHeads(torch.zeros(3, size, size), torch.zeros(3, size))
         medusa = MedusaDrafter(heads, model.decoder, states, drawn=Drawn(), draws=False)
         return FixedTree(medusa, TREE) if schedule.trees else FixedDepth(medusa, schedule.depth)
     if schedule.drafts == "eagle":
@@ -239,7 +239,7 @@ def drafts_of(
     return FixedDepth(_Oracle(answers, model.spec.vocab_size), schedule.depth)
 
 
-def _eagle(model: Model, schedule: Schedule, states: States) -> EagleDrafter:
+def _eagle(model: Model, schedule: Schedule, states: HiddenStates) -> EagleDrafter:
     """A layer of random weights that roughly passes the state on."""
     size, random = model.spec.hidden_size, torch.Generator().manual_seed(6)
     shape = EagleShape(
@@ -284,7 +284,7 @@ def _build(
         "cpu",
         kv_format(model.spec.kv_dtype),
     )
-    states = States(window=64)
+    states = HiddenStates(window=64)
     attention = build_attention(model.attention, model.spec, kv)
     eos, drafts = model.spec.eos_token_ids, drafts_of(model, requests, schedule, kv, states)
     verifier = Verifier(witness=_row_observer(drafts))

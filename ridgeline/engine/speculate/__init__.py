@@ -1,7 +1,12 @@
-"""Speculative decoding: guess several tokens cheaply, verify them in one step.
+"""Speculative decoding: draft several tokens cheaply and verify them in one step.
 
-The registry names the drafters; none is imported until it is chosen (`assemble.py`). What the
-scheduler knows of it is in `ridgeline.engine.scheduler.speculation.draft_scheduler`.
+  drafters/       n-gram and suffix lookup, draft model, layer skip, Medusa, EAGLE, lookahead
+  depth_control/  how deep to draft for which sequence, from measured costs
+  token_tree.py   trees of drafts
+  config.py       resolves the user's speculative config
+  build.py        builds what scheduler and runner need
+
+The registry names the drafters and imports none before it is chosen.
 """
 
 from __future__ import annotations

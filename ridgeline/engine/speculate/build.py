@@ -1,4 +1,4 @@
-"""From a resolved speculative config to what scheduler and runner need of it."""
+"""Builds what scheduler and runner need from a resolved speculative config."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier, Witness
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Runner
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftProposer, NoDrafts
-from ridgeline.engine.speculate.config import LOOKUP_MAX, LOOKUP_MIN, Speculation, draft_spec
-from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.config import (
+    LOOKUP_MAX,
+    LOOKUP_MIN,
+    ResolvedSpeculation,
+    draft_spec,
+)
+from ridgeline.engine.speculate.depth_control.controller import DepthController
 from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve, measure
 from ridgeline.engine.speculate.drafters.base import Drafter, Lookup
@@ -33,13 +38,13 @@ from ridgeline.engine.speculate.drafters.checkpoint import read_config
 from ridgeline.engine.speculate.drafters.combined import Combined, Lookups
 from ridgeline.engine.speculate.drafters.draft_model import DraftModelDrafter
 from ridgeline.engine.speculate.drafters.eagle import WINDOW, EagleDrafter, load_layer
-from ridgeline.engine.speculate.drafters.hidden_states import States
+from ridgeline.engine.speculate.drafters.hidden_states import HiddenStates
 from ridgeline.engine.speculate.drafters.layer_skip import SelfDrafter, choose_layers
 from ridgeline.engine.speculate.drafters.lookahead import LookaheadDrafter
 from ridgeline.engine.speculate.drafters.medusa import MedusaDrafter, load_heads
 from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
 from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
-from ridgeline.engine.speculate.drafters.target_model import Target
+from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.speculate.drafters.tokenizer_check import check_same_tokens
 from ridgeline.engine.speculate.token_tree import FixedTree, parse_tree
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
@@ -56,12 +61,12 @@ MEASURED, DRAFTED = 72, (1, 4)  # tokens of a text that drafting is timed on; de
 
 
 def _nothing(_runner: Runner) -> None:
-    """What a fixed depth measures."""
+    """The calibration of a fixed depth: none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speculating:
-    """The scheduler's side of it, the runner's, and the bytes of a draft model's weights."""
+class SpeculationParts:
+    """The scheduler's part, the runner's part, and the bytes of a draft model's weights."""
 
     drafts: DraftProposer
     verifier: Verifier
@@ -71,31 +76,28 @@ class Speculating:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A drafter (None: lookups only), the bytes of its weights, and what it wants to see of every
-    step."""
+class _BuiltDrafter:
+    """A drafter (None: lookups only), the bytes of its weights, and the hidden states it reads."""
 
     drafter: Drafter | None
     nbytes: int = 0
-    states: States | None = None
+    states: HiddenStates | None = None
 
 
-def speculate(
-    used: Speculation | None,
+def build_speculation(
+    used: ResolvedSpeculation | None,
     tokenizer: Tokenizer,
     resolved: ResolvedSettings,
     clock: Callable[[], float],
-    target: Callable[[], Target],
-) -> Speculating:
-    """The parts for `used`. Raises CannotRun where a draft model speaks other tokens.
+    target: Callable[[], TargetModel],
+) -> SpeculationParts:
+    """The parts for `used`. Raises CannotRun if a draft model has a different vocabulary.
 
-    `target` loads the model that is drafted for, once; it is called by what needs it.
-
-    Where the depth is chosen by measured cost, `calibrate` measures: once, before anybody is
-    served.
+    `target` loads the target model once, when first needed. If the depth is chosen by measured
+    cost, `calibrate` measures once, before requests are served.
     """
     if used is None:
-        return Speculating(NoDrafts(), Verifier())
+        return SpeculationParts(NoDrafts(), Verifier())
     drawn = Drawn()
     lookup, witness = _lookup(used)
     verifier = Verifier(used.rejection_sample_method or "block", drawn, witness)
@@ -104,12 +106,12 @@ def speculate(
     if used.speculative_token_tree is not None:
         assert isinstance(made.drafter, MedusaDrafter)
         tree = FixedTree(made.drafter, parse_tree(used.speculative_token_tree))
-        return Speculating(tree, verifier, made.nbytes, observer=observer)
+        return SpeculationParts(tree, verifier, made.nbytes, observer=observer)
     if not used.automatic:
         alone = made.drafter if lookup is None else None
         fixed = FixedDepth(alone or Combined(lookup, made.drafter), most)
-        return Speculating(fixed, verifier, made.nbytes, observer=observer)
-    controller = Controller(made.drafter, most, clock, lookup, drawn.clear)
+        return SpeculationParts(fixed, verifier, made.nbytes, observer=observer)
+    controller = DepthController(made.drafter, most, clock, lookup, drawn.clear)
 
     def calibrate(runner: Runner) -> None:
         steps = StepTimeCurve(measure_steps(runner, resolved, clock))
@@ -118,7 +120,7 @@ def speculate(
         elif drafts := measure_drafts(made.drafter, resolved, clock, made.states):
             controller.calibrate(steps, DraftCost(drafts))
 
-    return Speculating(controller, verifier, made.nbytes, calibrate, observer)
+    return SpeculationParts(controller, verifier, made.nbytes, calibrate, observer)
 
 
 def measure_steps(
@@ -139,11 +141,13 @@ def measure_drafts(
     drafter: Drafter,
     resolved: ResolvedSettings,
     clock: Callable[[], float],
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> list[tuple[int, int, float]]:
-    """(sequences, depth, seconds) of drafts on text that repeats itself. `states`: where the
-    drafter looks for those of the target. Nothing where contexts are too short for one of them:
-    then nothing is drafted either."""
+    """(sequences, depth, seconds) of drafts on repetitive text.
+
+    `states`: where the drafter looks up hidden states of the target. Empty if contexts are too
+    short for one sequence; then nothing is drafted either.
+    """
     like_C = torch.zeros(resolved.spec.hidden_size, dtype=DTYPES[resolved.dtype])
     like_C = like_C.to(resolved.device)
     most, turns, found = min(8, resolved.max_num_seqs), 4, []
@@ -171,7 +175,7 @@ def measure_drafts(
 
 
 def _open(i: int, text: list[int], resolved: ResolvedSettings) -> DraftContext:
-    """The `i`-th of some sequences that stand on blocks which nobody uses yet, if there are any."""
+    """The `i`-th of several sequences placed on unused blocks, if there are any."""
     num_blocks = -(-MEASURED // resolved.block_size)
     blocks = tuple(range(i * num_blocks, (i + 1) * num_blocks))
     known = blocks if blocks[-1] < resolved.num_blocks else ()
@@ -179,34 +183,36 @@ def _open(i: int, text: list[int], resolved: ResolvedSettings) -> DraftContext:
 
 
 def _drafter(
-    used: Speculation,
+    used: ResolvedSpeculation,
     tokenizer: Tokenizer,
     resolved: ResolvedSettings,
     drawn: Drawn,
-    target: Callable[[], Target],
+    target: Callable[[], TargetModel],
     clock: Callable[[], float],
-) -> _Made:
+) -> _BuiltDrafter:
     if used.method == "self":
-        return _Made(_self(used, tokenizer, target(), drawn, clock))
+        return _BuiltDrafter(_self(used, tokenizer, target(), drawn, clock))
     if used.method == "medusa":
         return _medusa(used, target().decoder, drawn)
     if used.method == "eagle":
         return _eagle(used, target().decoder, resolved, drawn)
     if used.model is None:
-        return _Made(None)
-    return _Made(*_draft_model(used, tokenizer, resolved, drawn))
+        return _BuiltDrafter(None)
+    return _BuiltDrafter(*_draft_model(used, tokenizer, resolved, drawn))
 
 
-def _medusa(used: Speculation, decoder: Decoder, drawn: Drawn) -> _Made:
+def _medusa(used: ResolvedSpeculation, decoder: Decoder, drawn: Drawn) -> _BuiltDrafter:
     assert used.model is not None
-    states = States(window=1)
+    states = HiddenStates(window=1)
     heads = load_heads(used.model, read_config(used.model, "medusa"), decoder)
     draws = used.draft_sample_method == "probabilistic"
     drafter = MedusaDrafter(heads, decoder, states, drawn=drawn, draws=draws)
-    return _Made(drafter, heads.nbytes, states)
+    return _BuiltDrafter(drafter, heads.nbytes, states)
 
 
-def _eagle(used: Speculation, decoder: Decoder, resolved: ResolvedSettings, drawn: Drawn) -> _Made:
+def _eagle(
+    used: ResolvedSpeculation, decoder: Decoder, resolved: ResolvedSettings, drawn: Drawn
+) -> _BuiltDrafter:
     assert used.model is not None
     config = read_config(used.model, "eagle")
     layer = load_layer(used.model, config, decoder, resolved.max_model_len)
@@ -215,7 +221,7 @@ def _eagle(used: Speculation, decoder: Decoder, resolved: ResolvedSettings, draw
     cache = KvCache.allocate(layer.spec, num_blocks, block_size, dtype, decoder.device)
     site = Site.of(layer.spec, decoder.device, dtype, block_size)
     backend, _ = choose_attention("auto", site)
-    states = States(window=WINDOW)
+    states = HiddenStates(window=WINDOW)
     drafter = EagleDrafter(
         layer,
         build_attention(backend, layer.spec, cache),
@@ -224,13 +230,13 @@ def _eagle(used: Speculation, decoder: Decoder, resolved: ResolvedSettings, draw
         drawn=drawn,
         draws=used.draft_sample_method == "probabilistic",
     )
-    return _Made(drafter, layer.nbytes, states)
+    return _BuiltDrafter(drafter, layer.nbytes, states)
 
 
 def _self(
-    used: Speculation,
+    used: ResolvedSpeculation,
     tokenizer: Tokenizer,
-    target: Target,
+    target: TargetModel,
     drawn: Drawn,
     clock: Callable[[], float],
 ) -> SelfDrafter:
@@ -242,8 +248,7 @@ def _self(
 
 
 def sample_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
-    """A piece of text to measure on: shipped source code, or anything where there is no
-    tokenizer."""
+    """Text to measure on: shipped source code, or random tokens without a tokenizer."""
     if isinstance(tokenizer, NoTokenizer):
         rng = random.Random(0)
         return [rng.randrange(vocab_size) for _ in range(NUM_SAMPLED)]
@@ -251,8 +256,8 @@ def sample_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
     return tokenizer.encode(text[: 16 * NUM_SAMPLED])[:NUM_SAMPLED]
 
 
-def _lookup(used: Speculation) -> tuple[Lookup | None, Witness | None]:
-    """Who looks up, and who wants to see what the model says at drafted rows."""
+def _lookup(used: ResolvedSpeculation) -> tuple[Lookup | None, Witness | None]:
+    """The lookup, and the observer of the model's output at drafted rows."""
     if used.method == "ngram":
         assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
         return NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max), None
@@ -265,7 +270,7 @@ def _lookup(used: Speculation) -> tuple[Lookup | None, Witness | None]:
 
 
 def _draft_model(
-    used: Speculation, tokenizer: Tokenizer, resolved: ResolvedSettings, drawn: Drawn
+    used: ResolvedSpeculation, tokenizer: Tokenizer, resolved: ResolvedSettings, drawn: Drawn
 ) -> tuple[DraftModelDrafter, int]:
     assert used.model is not None
     check_same_tokens(tokenizer, load_tokenizer(used.model), used.model)

@@ -1,4 +1,4 @@
-"""From a speculative config as asked to one as used, with its derivation."""
+"""Resolves a speculative config, with the derivation of every value."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _DEPTH = {True: "depth chosen in every step by measured cost", False: "a fixed d
 _COMMON = ("method", "num_speculative_tokens")
 
 
-class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Speculation as used; the names are those of `ridgeline.config.settings.Speculative`.
+class ResolvedSpeculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Speculation as used; field names follow `ridgeline.config.settings.Speculative`.
 
-    What does not belong to the method is None. `weight_bytes` and `kv_bytes_per_token`: what a
-    draft model adds to those of the target. `automatic`: the controller chooses depths up to
-    `num_speculative_tokens`; otherwise that many are drafted always.
+    Fields that do not belong to the method are None. `weight_bytes` and `kv_bytes_per_token`: what
+    a draft model adds to the target's. `automatic`: the controller chooses depths up to
+    `num_speculative_tokens`; otherwise exactly that many are drafted.
     """
 
     method: str
@@ -77,8 +77,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def resolve_speculation(
     settings: Settings, target: ModelSpec, max_model_len: int, why: dict[str, str]
-) -> Speculation | None:
-    """Every value of the config. Raises BadInput, BadModel or CannotRun where it cannot be."""
+) -> ResolvedSpeculation | None:
+    """Resolve every value of the config. Raises BadInput, BadModel or CannotRun."""
     asked = settings.speculative_config
     if asked is None:
         why["speculative_config"] = "default: one token per sequence and step"
@@ -95,7 +95,7 @@ def resolve_speculation(
     told = _DEPTH[asked.num_speculative_tokens is None]
     why["speculative_config"] = f"as requested: {asked.method}, {told}; tokens stay as without it"
     low, high = _lengths(asked) if asked.method == "ngram" else (None, None)
-    return Speculation(
+    return ResolvedSpeculation(
         method=asked.method,
         num_speculative_tokens=depth,
         automatic=asked.num_speculative_tokens is None,
@@ -105,7 +105,7 @@ def resolve_speculation(
 
 
 def _depth(asked: Speculative, max_model_len: int) -> int:
-    """Drafts per step, as asked or as many as may pay. BadInput where no sequence has the room."""
+    """Drafts per step, as requested or as many as may pay. Raises BadInput if no sequence has room."""
     most = max_model_len - 2
     if most < 1:
         raise BadInput(
@@ -128,7 +128,7 @@ def _depth(asked: Speculative, max_model_len: int) -> int:
 
 
 def _check_own(asked: Speculative) -> None:
-    """A key that the method would not look at is refused."""
+    """Reject keys that the method does not use."""
     known = {*_COMMON, *_OWN[asked.method]}
     for name, value in msgspec.structs.asdict(asked).items():
         if value is not None and name not in known:
@@ -141,7 +141,7 @@ def _check_own(asked: Speculative) -> None:
 
 
 def _check_model_named(asked: Speculative) -> None:
-    """What only a draft model would look at needs one."""
+    """Reject draft-model keys without a draft model."""
     alone = ("quantization", "draft_sample_method", "rejection_sample_method")
     idle = [name for name in alone if getattr(asked, name) is not None]
     if asked.model is None and (idle or asked.method == "draft_model"):
@@ -151,8 +151,8 @@ def _check_model_named(asked: Speculative) -> None:
         )
 
 
-def draft_spec(used: Speculation | Speculative, dtype: str) -> ModelSpec:
-    """The draft model as it will run: its dtype is the target's, its quantisation its own."""
+def draft_spec(used: ResolvedSpeculation | Speculative, dtype: str) -> ModelSpec:
+    """The draft model's spec as run: the target's dtype, its own quantisation."""
     assert used.model is not None
     spec = with_dtype(load_spec(used.model), dtype)
     return apply_quantization(spec, used.quantization) if used.quantization else spec
@@ -160,7 +160,7 @@ def draft_spec(used: Speculation | Speculative, dtype: str) -> ModelSpec:
 
 def _draft_model(
     asked: Speculative, depth: int, target: ModelSpec, max_model_len: int, why: dict[str, str]
-) -> Speculation:
+) -> ResolvedSpeculation:
     assert asked.model is not None
     spec = draft_spec(asked, target.dtype)
     _check_size(spec, target)
@@ -177,7 +177,7 @@ def _draft_model(
         f"{_DEPTH[asked.num_speculative_tokens is None]}; greedy and seeded answers stay as "
         "without it, the others keep their distribution"
     )
-    return Speculation(
+    return ResolvedSpeculation(
         method=asked.method,
         num_speculative_tokens=depth,
         automatic=asked.num_speculative_tokens is None,
@@ -190,7 +190,9 @@ def _draft_model(
     )
 
 
-def _self(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]) -> Speculation:
+def _self(
+    asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]
+) -> ResolvedSpeculation:
     if len(target.layers) < 2:
         raise CannotRun(
             "a model of one layer has none to leave out",
@@ -202,7 +204,7 @@ def _self(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]
         f"{_DEPTH[asked.num_speculative_tokens is None]}; greedy and seeded answers stay as "
         "without it, the others keep their distribution"
     )
-    return Speculation(
+    return ResolvedSpeculation(
         method="self",
         num_speculative_tokens=depth,
         automatic=asked.num_speculative_tokens is None,
@@ -211,7 +213,9 @@ def _self(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]
     )
 
 
-def _trained(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]) -> Speculation:
+def _trained(
+    asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]
+) -> ResolvedSpeculation:
     """A drafter that was trained for this model."""
     if asked.model is None:
         raise BadInput(
@@ -234,7 +238,7 @@ def _trained(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, s
         f"as requested: {asked.method} {asked.model}, {how}; greedy and seeded "
         "answers stay as without it, the others keep their distribution"
     )
-    return Speculation(
+    return ResolvedSpeculation(
         method=asked.method,
         num_speculative_tokens=tree.depth if tree else min(depth, config.num_heads or depth),
         automatic=num is None and tree is None,
@@ -248,7 +252,7 @@ def _trained(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, s
 
 
 def _tree(asked: Speculative, config: DrafterConfig, most: int) -> TokenTree:
-    """The tree, no deeper than there are heads; it says itself how deep it is."""
+    """The tree, no deeper than the number of heads."""
     assert asked.speculative_token_tree is not None
     tree, num = parse_tree(asked.speculative_token_tree), asked.num_speculative_tokens
     limit = min(config.num_heads, most)
@@ -263,7 +267,7 @@ def _tree(asked: Speculative, config: DrafterConfig, most: int) -> TokenTree:
 
 
 def _layer_kv_bytes(config: DrafterConfig, target: ModelSpec, name: str) -> int:
-    """Of the drafter's own layer, where it has one."""
+    """KV bytes per token of the drafter's own layer, if it has one."""
     if not config.layer:
         return 0
     from ridgeline.engine.speculate.drafters.eagle import shape_of
@@ -282,7 +286,7 @@ def _check_size(spec: ModelSpec, target: ModelSpec) -> None:
 
 
 def _lengths(asked: Speculative) -> tuple[int, int]:
-    """Shortest and longest n-gram: one that was named alone bounds the other's default."""
+    """Shortest and longest n-gram; giving only one bounds the other's default."""
     low, high = asked.prompt_lookup_min, asked.prompt_lookup_max
     low = min(LOOKUP_MIN, high or LOOKUP_MIN) if low is None else low
     high = max(LOOKUP_MAX, low) if high is None else high

@@ -1,23 +1,23 @@
-"""Trees of drafts: several guesses per place, verified in one step.
+"""Trees of drafts: several candidates per position, verified in one step.
 
-    [(0,), (0, 0), (0, 1), (1,), (1, 0)]      a node is the ranks on the way to it: (1, 0) is the
-                                              likeliest token behind the second likeliest one
-      root ── 0 ── 0        leaves (0, 0), (0, 1), (1, 0): three chains of two tokens;
-           │    └─ 1        the first is the trunk
-           └─ 1 ── 0
+  [(0,), (0, 0), (0, 1), (1,), (1, 0)]      a node is the ranks on the path to it: (1, 0) is the most
+                                            likely token after the second most likely one
+    root ── 0 ── 0        leaves (0, 0), (0, 1), (1, 0): three chains of two tokens;
+         │    └─ 1        the first is the trunk
+         └─ 1 ── 0
 
-What. Where the first guess of a place is wrong, the second often is right: a tree holds both, and
-what follows each. It is verified by walking down (greedy and seeded requests: `walk`), or, where
-the guesses were drawn, by rejection at each node, child after child (`rejection.tree`).
+Where the first candidate of a position is wrong, the second is often right: a tree contains both,
+and continuations of each. It is verified by walking down (greedy and seeded requests:
+`exact_match`), or, if candidates were sampled, by rejection at each node, child after child
+(`rejection_sampling`).
 
-Source. SpecInfer (Miao et al. 2023, arXiv 2305.09781), Medusa (Cai et al. 2024, arXiv 2401.10774);
+Source: SpecInfer (Miao et al. 2023, arXiv 2305.09781), Medusa (Cai et al. 2024, arXiv 2401.10774);
 the notation is that of vLLM's `speculative_token_tree`.
 
-Invariants. Those of `walk` and `rejection`: greedy and seeded tokens are those of plain decoding,
-the others keep their distribution.
-When it loses. Every leaf is a chain of its own in the step (`core/branches.py`): what two have in
-common is computed for each. A tree pays where rows are nearly free, on memory's time: one sequence,
-large weights. Nothing decides on its size: as a fixed depth, it is always drafted.
+Invariants: greedy and seeded tokens equal plain decoding, other requests keep their distribution.
+When it loses: every leaf is a chain of its own in the step, so shared prefixes are computed for
+each. A tree pays where rows are nearly free because the step is bound by bandwidth: one sequence,
+large weights. Its size is fixed: no controller decides on it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TREE = re.compile(rf"\s*\[\s*{_NODE}\s*(?:,\s*{_NODE}\s*)*,?\s*\]\s*")
 
 
 class TokenTree(NamedTuple):
-    """The leaves, the trunk first: chains of ranks."""
+    """The leaves, trunk first: chains of ranks."""
 
     leaves: tuple[Path, ...]
 
@@ -47,18 +47,19 @@ class TokenTree(NamedTuple):
 
     @property
     def widths(self) -> list[int]:
-        """Guesses wanted by place."""
+        """Number of candidates wanted per position."""
         places = range(self.depth)
         return [1 + max(leaf[i] for leaf in self.leaves if len(leaf) > i) for i in places]
 
     @property
     def size(self) -> int:
-        """Guesses of all places."""
+        """Number of candidates of all positions."""
         return sum(self.widths)
 
     def within(self, most: int, found: Sequence[int]) -> tuple[Path, ...]:
-        """Its leaves where no more than `most` tokens may be drafted, and place i has `found[i]`
-        guesses."""
+        """Its leaves if at most `most` tokens may be drafted and position i has `found[i]`
+        candidates.
+        """
         cut: dict[Path, None] = {}
         for leaf in self.leaves:
             there = [rank < num for rank, num in zip(leaf, found, strict=False)]
@@ -68,7 +69,7 @@ class TokenTree(NamedTuple):
 
 
 def parse_tree(text: str) -> TokenTree:
-    """Raises BadInput where it is no tree, or a node's elder sibling or its parent is missing."""
+    """Parse the notation. Raises BadInput if a node's parent or elder sibling is missing."""
     if not _TREE.fullmatch(text):
         raise BadInput(
             "speculative_token_tree is not a list of nodes",
@@ -100,13 +101,14 @@ def _goes_on(node: Path, nodes: Mapping[Path, None] | set[Path]) -> bool:
 
 
 class TreeDrafter(Protocol):
-    """Guesses trees."""
+    """A drafter that drafts trees."""
 
     def trees(
         self, contexts: Sequence[DraftContext], tree: TokenTree
     ) -> list[list[tuple[int, ...]]]:
-        """Per entry the chains of its leaves, the trunk first, each of at most `most` tokens; none
-        where it has nothing to say."""
+        """Per entry the chains of its leaves, trunk first, each of at most `most` tokens; none
+        without a draft.
+        """
         ...
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None: ...

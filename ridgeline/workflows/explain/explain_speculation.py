@@ -15,10 +15,10 @@ from rich.table import Table
 
 from ridgeline.config.settings import Settings, Speculative
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.speculate.depth_control.controller import MARGIN, Controller
+from ridgeline.engine.speculate.depth_control.controller import MARGIN, DepthController
 from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
-from ridgeline.engine.speculate.depth_control.plan import Costs
-from ridgeline.engine.speculate.depth_control.report import Row, rows, survivals, verdict
+from ridgeline.engine.speculate.depth_control.plan import DraftingCosts
+from ridgeline.engine.speculate.depth_control.report import BreakEvenRow, rows, survivals, verdict
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
 from ridgeline.report.json_line import json_line
@@ -35,7 +35,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float
     share: float
     alpha: list[float]
-    rows: list[Row]
+    rows: list[BreakEvenRow]
     verdict: str
 
 
@@ -62,7 +62,7 @@ def measured(settings: Settings) -> list[Told]:
     """Every workload at every batch that has seats."""
     with Engine.open(**msgspec.to_builtins(settings)) as engine:
         controller = engine._loop.scheduler.draft_scheduler._proposer
-        assert isinstance(controller, Controller)
+        assert isinstance(controller, DepthController)
         costs, most = controller.costs, controller.max_drafts
         batches = [b for b in BATCHES if b <= engine.resolved.max_num_seqs]
         found = []
@@ -73,7 +73,7 @@ def measured(settings: Settings) -> list[Told]:
 
 
 def _told(
-    name: str, batch: int, costs: Costs, most: int, share: float, alive: Sequence[float]
+    name: str, batch: int, costs: DraftingCosts, most: int, share: float, alive: Sequence[float]
 ) -> Told:
     table = rows(costs, batch, alive, most)
     before = (1.0, *alive)
@@ -89,7 +89,7 @@ def _told(
 
 
 def _drafted(
-    engine: Engine, controller: Controller, prompts: Sequence[list[int]]
+    engine: Engine, controller: DepthController, prompts: Sequence[list[int]]
 ) -> tuple[float, list[float]]:
     """Share of steps that had a draft, and how far drafts of DEPTH tokens got."""
     drafting = engine._loop.scheduler.draft_scheduler

@@ -6,8 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.engine.speculate.depth_control.lookup_accuracy import prior
-from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE
-from ridgeline.engine.speculate.drafters.base import AGAIN, AGREES, ALONE, DIFFERS, Guess, kind_of
+from ridgeline.engine.speculate.depth_control.plan import MIN_CHANCE
+from ridgeline.engine.speculate.drafters.base import (
+    AGAIN,
+    AGREES,
+    ALONE,
+    DIFFERS,
+    LookupGuess,
+    kind_of,
+)
 
 MOST_AGREEING = 32
 
@@ -43,11 +50,13 @@ def num_agreeing(tokens: Sequence[int], end: int) -> int:
     return num
 
 
-def slow_guess(tokens: Sequence[int], low: int, high: int, num_prompt: int, most: int) -> Guess:
+def slow_guess(
+    tokens: Sequence[int], low: int, high: int, num_prompt: int, most: int
+) -> LookupGuess:
     """A copy that overlaps the end goes on with what it copied."""
     end = slow_search(tokens, low, high)
     if end is None:
-        return Guess((), ())
+        return LookupGuess((), ())
     told, length, period = (
         slow_told(tokens, low, high),
         num_agreeing(tokens, end),
@@ -57,7 +66,7 @@ def slow_guess(tokens: Sequence[int], low: int, high: int, num_prompt: int, most
     kinds = [
         kind_of(length + i, told[place], own=place >= num_prompt) for i, place in enumerate(places)
     ]
-    return Guess(tuple(tokens[place] for place in places), tuple(kinds))
+    return LookupGuess(tuple(tokens[place] for place in places), tuple(kinds))
 
 
 class SlowShadows:
@@ -67,7 +76,7 @@ class SlowShadows:
         self.all: dict[int, tuple[float, float]] = {}
         self.own: dict[int, dict[int, tuple[float, float]]] = {}
 
-    def judge(self, seq_id: int, guess: Guess, came: Sequence[int]) -> None:
+    def judge(self, seq_id: int, guess: LookupGuess, came: Sequence[int]) -> None:
         own = self.own.setdefault(seq_id, {})
         for token, kind, true in zip(guess.tokens, guess.kinds, came, strict=False):
             for counts, fade in ((self.all, 0.99), (own, 0.85)):
@@ -85,7 +94,7 @@ class SlowShadows:
                 right, num = own[kind]
                 chance = (right + 3.0 * chance) / (num + 3.0)
             alive *= chance
-            if alive < LEAST_CHANCE:
+            if alive < MIN_CHANCE:
                 break
             found.append(alive)
         return found
@@ -105,7 +114,7 @@ def slow_depths(
         (-chance, place, i)
         for i, own in enumerate(survivals)
         for place, chance in enumerate(own)
-        if chance >= LEAST_CHANCE
+        if chance >= MIN_CHANCE
     )
     best, depths, deepest, tokens = (*plain, 0), [0] * len(survivals), 0, float(plain[0])
     for num, (chance, place, i) in enumerate(order[:num_free], 1):

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from ridgeline import Engine
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
-from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
-from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.acceptance_rate import AcceptanceRates
+from ridgeline.engine.speculate.depth_control.controller import DepthController
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
-from ridgeline.engine.speculate.depth_control.step_timer import Pace
-from ridgeline.engine.speculate.depth_control.time_credit import Account
-from ridgeline.engine.speculate.drafters.base import NO_GUESS, Guess, kind_of
+from ridgeline.engine.speculate.depth_control.step_timer import PlainStepTimer
+from ridgeline.engine.speculate.depth_control.time_credit import TimeCredit
+from ridgeline.engine.speculate.drafters.base import NO_GUESS, LookupGuess, kind_of
 from ridgeline.records import Sampling
 
 SAMPLING = Sampling()
@@ -51,7 +51,7 @@ class World:
     ) -> None:
         self.now_s, self.rng = 0.0, random.Random(4)
         self.seconds, self.alpha, self.draft_s, self.batch = seconds, alpha, draft_s, batch
-        self.controller = Controller(self, 8, lambda: self.now_s)
+        self.controller = DepthController(self, 8, lambda: self.now_s)
         grid = {(b, b * d): told(b, b * d) for b in (1, 2, 4, 8, 16, 32) for d in (1, 2, 3, 5, 9)}
         drafts = [(n, k, draft_s * k * (1 + n / 8)) for n in (1, 8) for k in (1, 4)]
         self.controller.calibrate(StepTimeCurve(grid), DraftCost(drafts))
@@ -183,7 +183,7 @@ def test_what_is_cold_behind_drafts_does_not_make_plain_steps_look_dear(batch: i
 def test_where_prompts_come_between_the_second_plain_step_is_learnt_from() -> None:
     """Else drafts would stay away from every decode step for as long as prompts keep coming."""
     now_s, cost = 0.0, StepTimeCurve({(2, 2): 1.0})
-    pace, learnt = Pace(lambda: now_s), []
+    pace, learnt = PlainStepTimer(lambda: now_s), []
     for took_s in (5.0, 1.2):
         pace.asked()  # beside a prompt, with drafts
         pace.begin(RUNS[:2])
@@ -195,7 +195,7 @@ def test_where_prompts_come_between_the_second_plain_step_is_learnt_from() -> No
 
 
 def test_what_a_drafter_loses_is_no_reason_to_look_up_less() -> None:
-    account = Account(both=True)
+    account = TimeCredit(both=True)
     account.drafted(account.looked, 5e-3, 5e-3, 10e-3, 10e-3)
     gain = account.gain_lately
     account.drafted(account.computed, -80e-3, 5e-3, 90e-3, 10e-3)
@@ -213,20 +213,20 @@ def test_an_engine_measures_its_curve_and_answers_as_without() -> None:
         expected = [each.tokens for each in plain.generate(prompts, greedy)]
     with Engine.open("demo", speculative_config={"method": "ngram"}, **options) as engine:
         drafts = engine._loop.scheduler.draft_scheduler._proposer
-        assert isinstance(drafts, Controller) and 0 < drafts.costs.step.seconds(2, 2) < 1.0
+        assert isinstance(drafts, DepthController) and 0 < drafts.costs.step.seconds(2, 2) < 1.0
         assert [each.tokens for each in engine.generate(prompts, greedy)] == expected
 
 
 def test_before_it_is_calibrated_nothing_is_drafted() -> None:
     world = World(flat, 0.9, 0.0, 2, flat)
-    world.controller = Controller(world, 4, lambda: world.now_s)
+    world.controller = DepthController(world, 4, lambda: world.now_s)
     contexts = [DraftContext(0, (), 1, "", SAMPLING, 0, 8)]
     assert not any(world.controller.should_propose(RUNS[:2]) for _ in range(99))
     assert world.controller.propose(contexts, StepCapacity(1, 1, 9)) == [()]
 
 
 def test_acceptance_is_learnt_by_place_and_by_sequence() -> None:
-    acceptance, rng = Acceptance(), random.Random(1)
+    acceptance, rng = AcceptanceRates(), random.Random(1)
     for _ in range(400):
         acceptance.learn(0, 2, 2 if rng.random() < 0.5 else 1)
         acceptance.learn(1, 2, 0)
@@ -268,17 +268,17 @@ class Bursts:
 
     def __init__(self, told: Seconds, ask_s: float) -> None:
         self.now_s, self.num_known, self.ask_s = 0.0, 1, ask_s
-        self.controller = Controller(None, 16, lambda: self.now_s, self)
+        self.controller = DepthController(None, 16, lambda: self.now_s, self)
         grid = {(1, 1 + depth): told(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
         self.controller.calibrate(StepTimeCurve(grid))
 
-    def look(self, each: DraftContext, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> LookupGuess:
         self.now_s += self.ask_s
         place = len(each.tokens) % (self.NEW + self.COPIED)
         if place < self.NEW:
             return NO_GUESS
         num = min(most, self.NEW + self.COPIED - place)
-        return Guess((1,) * num, (kind_of(8),) * num)
+        return LookupGuess((1,) * num, (kind_of(8),) * num)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass
@@ -320,7 +320,7 @@ class Cold(Bursts):
 
     num_cold = 0
 
-    def look(self, each: DraftContext, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> LookupGuess:
         self.now_s += self.ask_s
         self.num_cold = 2
         return NO_GUESS
@@ -343,7 +343,7 @@ def test_what_is_cold_behind_a_question_is_booked_as_its_price() -> None:
 class Dear(Bursts):
     """Nothing can be looked up, and to remember an answer takes two plain steps."""
 
-    def look(self, each: DraftContext, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> LookupGuess:
         self.now_s += self.ask_s
         return NO_GUESS
 
@@ -410,7 +410,7 @@ def test_a_drafter_that_is_wrong_takes_nothing_from_a_lookup_that_is_right() -> 
     costs = beside.controller.costs.step
     drafts = [(n, k, 0.1e-3 * n * k) for n in (1, 8) for k in (1, 4)]
     clock = lambda: beside.now_s  # noqa: E731
-    beside.controller = Controller(Wrong(beside), 16, clock, beside)
+    beside.controller = DepthController(Wrong(beside), 16, clock, beside)
     beside.controller.calibrate(costs, DraftCost(drafts))
     for world in (alone, beside):
         for _ in range(800):

@@ -25,7 +25,7 @@ from ridgeline.engine.speculate.drafters.layer_skip import (
     choose_layers,
     influences,
 )
-from ridgeline.engine.speculate.drafters.target_model import Target
+from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.errors import BadInput, CannotRun
 
 GREEDY = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
@@ -39,11 +39,11 @@ def parts() -> EngineParts:
 
 
 @pytest.fixture(scope="module")
-def target(parts: EngineParts) -> Target:
-    return Target(parts.runner.decoder, parts.runner.cache, "native", "torch")
+def target(parts: EngineParts) -> TargetModel:
+    return TargetModel(parts.runner.decoder, parts.runner.cache, "native", "torch")
 
 
-def drafter(target: Target, kept: tuple[int, ...] = ALL, draws: bool = False) -> SelfDrafter:
+def drafter(target: TargetModel, kept: tuple[int, ...] = ALL, draws: bool = False) -> SelfDrafter:
     return SelfDrafter(target, kept, drawn=Drawn(), draws=draws)
 
 
@@ -58,7 +58,7 @@ def contexts(
     return DraftContext(0, tokens, 1, "", sampling, 5, 99, len(tokens) - 1, blocks)
 
 
-def test_with_all_layers_it_drafts_the_answer(parts: EngineParts, target: Target) -> None:
+def test_with_all_layers_it_drafts_the_answer(parts: EngineParts, target: TargetModel) -> None:
     tokens = parts.tokenizer.encode(TEXT)
     [drafts] = drafter(target).draft([contexts(parts, tokens, 9)], [6])
     with Engine.open("demo", kv_cache_memory_bytes=16 << 20, num_threads=1) as engine:
@@ -67,7 +67,7 @@ def test_with_all_layers_it_drafts_the_answer(parts: EngineParts, target: Target
 
 
 def test_it_writes_behind_the_computed_tokens_of_kept_layers_only(
-    parts: EngineParts, target: Target
+    parts: EngineParts, target: TargetModel
 ) -> None:
     tokens, kept = parts.tokenizer.encode(TEXT)[:40], (0, 2, 5)
     each = contexts(parts, tokens, 3)
@@ -82,21 +82,23 @@ def test_it_writes_behind_the_computed_tokens_of_kept_layers_only(
 
 @pytest.mark.parametrize(("num_tokens", "depth"), [(32, 1), (31, 2), (29, 4), (17, 5)])
 def test_a_draft_ends_where_the_block_ends(
-    parts: EngineParts, target: Target, num_tokens: int, depth: int
+    parts: EngineParts, target: TargetModel, num_tokens: int, depth: int
 ) -> None:
     tokens = parts.tokenizer.encode(TEXT * 2)[:num_tokens]
     [drafts] = drafter(target).draft([contexts(parts, tokens, 2)], [5])
     assert len(drafts) == depth
 
 
-def test_without_places_or_far_behind_it_says_nothing(parts: EngineParts, target: Target) -> None:
+def test_without_places_or_far_behind_it_says_nothing(
+    parts: EngineParts, target: TargetModel
+) -> None:
     tokens = parts.tokenizer.encode(TEXT * 4)[:90]
     nothing = DraftContext(0, tokens, 1, "", GREEDY, 5, 99, 89, ())
     behind = DraftContext(1, tokens, 1, "", GREEDY, 5, 99, 0, tuple(range(6)))
     assert drafter(target).draft([nothing, behind], [3, 3]) == [(), ()]
 
 
-def test_drawn_drafts_come_with_their_distribution(parts: EngineParts, target: Target) -> None:
+def test_drawn_drafts_come_with_their_distribution(parts: EngineParts, target: TargetModel) -> None:
     tokens, own = parts.tokenizer.encode(TEXT), drafter(target, (0, 1, 3, 5), draws=True)
     warm = contexts(parts, tokens, 9, Sampling(temperature=1.1, top_k=20))
     [drafts] = own.draft([warm], [3])
@@ -108,7 +110,7 @@ def test_drawn_drafts_come_with_their_distribution(parts: EngineParts, target: T
     assert not own._drawn._rows
 
 
-def test_layers_that_do_nothing_are_left_out(target: Target, parts: EngineParts) -> None:
+def test_layers_that_do_nothing_are_left_out(target: TargetModel, parts: EngineParts) -> None:
     """Two blocks are made to pass their input on: they go first, and nothing disagrees."""
     decoder = target.decoder
     idle = {1, 4}
@@ -123,7 +125,7 @@ def test_layers_that_do_nothing_are_left_out(target: Target, parts: EngineParts)
     assert found[1] == pytest.approx(0.0, abs=1e-6) and min(found[0], found[2]) > 1e-3
 
 
-def test_the_best_measured_set_is_taken(target: Target, parts: EngineParts) -> None:
+def test_the_best_measured_set_is_taken(target: TargetModel, parts: EngineParts) -> None:
     tokens = parts.tokenizer.encode(TEXT * 3)[:64]
     kept = choose_layers(target, tokens, 3, time.perf_counter, 60.0)
     assert 1 <= len(kept.layers) < 6 and kept.layers == tuple(sorted(kept.layers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ridgeline.engine.sampling.verify.exact_match import confirmed
 from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext
-from ridgeline.engine.speculate.drafters.lookahead import MOST_GRAMS, LookaheadDrafter
+from ridgeline.engine.speculate.drafters.lookahead import MAX_GRAMS, LookaheadDrafter
 from ridgeline.records import Sampling
 
 AT = SamplePoint(Sampling(), 0, 0, 1)
@@ -67,11 +67,11 @@ def test_runs_that_agree_make_longer_grams() -> None:
 def test_a_pool_is_bounded_and_ends_with_its_sequence() -> None:
     drafter = LookaheadDrafter()
     drafter.look(contexts([1]), 1)
-    for token in range(2 * MOST_GRAMS):
+    for token in range(2 * MAX_GRAMS):
         run = Run(0, 0, (token,), (0,), AT)
         drafter.watch(run, [(token + 1, None)])
-    assert len(drafter._pools[0].grams) == MOST_GRAMS
-    assert drafter.look(contexts([1, 2 * MOST_GRAMS - 2]), 2).tokens[0] == 2 * MOST_GRAMS - 1
+    assert len(drafter._pools[0].grams) == MAX_GRAMS
+    assert drafter.look(contexts([1, 2 * MAX_GRAMS - 2]), 2).tokens[0] == 2 * MAX_GRAMS - 1
     drafter.forget(0, [], "")
     assert not drafter._pools
     drafter.watch(Run(0, 0, (5,), (0,), AT), [(6, None)])

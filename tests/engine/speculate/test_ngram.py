@@ -18,7 +18,7 @@ from ridgeline.engine.speculate.drafters.base import (
     DIFFERS,
     KINDS,
     NO_GUESS,
-    Guess,
+    LookupGuess,
     kind_of,
     parts_of,
 )
@@ -94,7 +94,7 @@ def test_lengths_of_grams_and_tokens_are_checked() -> None:
 def test_evidence_is_what_was_said_before_and_by_whom(
     text: list[int], length: int, told: int
 ) -> None:
-    def looked(num_prompt: int) -> Guess:
+    def looked(num_prompt: int) -> LookupGuess:
         each = DraftContext(0, text, num_prompt, "", SAMPLING, 0, 99)
         return NgramDrafter(2, 3).look(each, 1)
 

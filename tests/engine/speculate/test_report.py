@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.engine.speculate.depth_control.plan import Costs
+from ridgeline.engine.speculate.depth_control.plan import DraftingCosts
 from ridgeline.engine.speculate.depth_control.report import break_even, rows, survivals, verdict
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 
@@ -25,7 +25,7 @@ def test_rows_say_what_a_step_costs_and_gives() -> None:
     alive = survivals([10.0, 8.0, 0.0], [8.0, 4.0, 0.0])
     assert alive == [0.8, 0.5, 0.0]
     assert survivals([10.0, 2.0], [5.0, 2.0]) == [0.5, 0.5], "never likelier than the place before"
-    one, two, _, four = rows(Costs(step, None), 1, alive, 4)
+    one, two, _, four = rows(DraftingCosts(step, None), 1, alive, 4)
     assert (one.slower, one.tokens) == (pytest.approx(1.2), pytest.approx(1.8))
     assert two.gain == pytest.approx(2.3 / 1.4) and two.gain > one.gain > four.gain
     assert two.break_even == pytest.approx(break_even(1.4, 2))
@@ -36,6 +36,6 @@ def test_rows_say_what_a_step_costs_and_gives() -> None:
 def test_a_drafter_that_computes_is_paid_for() -> None:
     step = StepTimeCurve({(1, 1): 1.0, (1, 2): 1.0, (1, 5): 1.0})
     draft = DraftCost([(1, 1, 0.5), (1, 4, 2.0), (8, 1, 0.5), (8, 4, 2.0)])
-    [row] = rows(Costs(step, draft), 1, [0.3], 1)
+    [row] = rows(DraftingCosts(step, draft), 1, [0.3], 1)
     assert row.slower == pytest.approx(1.5, abs=0.01) and row.gain < 1
     assert verdict([row], 1.0, 0.03).startswith("off")

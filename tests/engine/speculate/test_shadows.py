@@ -9,15 +9,15 @@ import pytest
 
 import ridgeline._native as _native
 from ridgeline.engine.scheduler.speculation.base import DraftContext, StepCapacity
-from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows, prior
-from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE, Costs, best_plan
+from ridgeline.engine.speculate.depth_control.lookup_accuracy import LookupAccuracy, prior
+from ridgeline.engine.speculate.depth_control.plan import MIN_CHANCE, DraftingCosts, best_plan
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 from ridgeline.engine.speculate.drafters.base import (
     AGREES,
     DIFFERS,
     KINDS,
     NO_GUESS,
-    Guess,
+    LookupGuess,
     kind_of,
 )
 from ridgeline.engine.speculate.drafters.combined import Combined, Lookups
@@ -29,13 +29,13 @@ def contexts(tokens: list[int], seq_id: int = 0) -> DraftContext:
     return DraftContext(seq_id, tokens, 1, "", Sampling(), 0, 99)
 
 
-def guess(tokens: Sequence[int], *kinds: int) -> Guess:
-    return Guess(tuple(tokens), (kinds * len(tokens))[: len(tokens)])
+def guess(tokens: Sequence[int], *kinds: int) -> LookupGuess:
+    return LookupGuess(tuple(tokens), (kinds * len(tokens))[: len(tokens)])
 
 
 def test_plain_decoding_judges_a_guess() -> None:
     """Of each kind it is learnt how often it was right where the tokens before it were."""
-    shadows, rng = Shadows(), random.Random(4)
+    shadows, rng = LookupAccuracy(), random.Random(4)
     tokens, good, bad = [0], kind_of(8), kind_of(8, DIFFERS)
     for _ in range(3000):
         right = [len(tokens) + i for i in range(3)]
@@ -56,7 +56,7 @@ def test_plain_decoding_judges_a_guess() -> None:
 
 
 def test_what_is_known_of_a_guess_is_learnt_once() -> None:
-    shadows, kind = Shadows(), kind_of(8)
+    shadows, kind = LookupAccuracy(), kind_of(8)
     shadows.keep(contexts([1, 2]), guess((3, 4, 5), kind))
     shadows.compare(0, [1, 2])
     assert shadows.chance(kind) == prior(kind) and not shadows._record.num_pending
@@ -73,7 +73,7 @@ def test_what_is_known_of_a_guess_is_learnt_once() -> None:
 
 
 def test_a_sequence_is_like_the_others_until_it_shows_more() -> None:
-    shadows, kind = Shadows(), kind_of(8)
+    shadows, kind = LookupAccuracy(), kind_of(8)
     for _ in range(40):
         shadows.keep(contexts([1]), guess((2, 3), kind))
         shadows.compare(0, [1, 2, 3])
@@ -90,8 +90,8 @@ def test_a_sequence_is_like_the_others_until_it_shows_more() -> None:
 
 
 def test_the_record_is_that_of_the_plain_way() -> None:
-    rng, shadows, slow = random.Random(11), Shadows(), SlowShadows()
-    pending = dict[int, tuple[int, Guess]]()
+    rng, shadows, slow = random.Random(11), LookupAccuracy(), SlowShadows()
+    pending = dict[int, tuple[int, LookupGuess]]()
     texts = {i: [rng.randrange(3) for _ in range(4)] for i in range(5)}
     for _ in range(2000):
         seq_id = rng.randrange(5)
@@ -101,7 +101,7 @@ def test_the_record_is_that_of_the_plain_way() -> None:
         if len(text) > start:
             slow.judge(seq_id, said, text[start:])
         num, kinds = rng.randint(0, 6), [rng.randrange(56) for _ in range(6)]
-        made = Guess(tuple(rng.randrange(3) for _ in range(num)), tuple(kinds[:num]))
+        made = LookupGuess(tuple(rng.randrange(3) for _ in range(num)), tuple(kinds[:num]))
         assert shadows.survivals(seq_id, made) == pytest.approx(slow.survivals(seq_id, made.kinds))
         shadows.keep(contexts(text, seq_id), made)
         pending[seq_id] = len(text), made
@@ -123,11 +123,11 @@ def test_priors_follow_the_evidence() -> None:
 class _Says:
     """A lookup that always says the same."""
 
-    def __init__(self, name: str, guess: Guess) -> None:
+    def __init__(self, name: str, guess: LookupGuess) -> None:
         self.name, self.guess, self.forgotten = name, guess, 0
 
-    def look(self, each: DraftContext, most: int) -> Guess:
-        return Guess(self.guess.tokens[:most], self.guess.kinds[:most])
+    def look(self, each: DraftContext, most: int) -> LookupGuess:
+        return LookupGuess(self.guess.tokens[:most], self.guess.kinds[:most])
 
     def forget(self, seq_id: int, tokens: object, tenant: str) -> None:
         self.forgotten += 1
@@ -168,7 +168,7 @@ def test_the_plan_is_the_best_of_all_plans() -> None:
     rng = random.Random(9)
     for turn in range(60):
         grid = {(2, rows): 1.0 + rng.random() * rows for rows in (2, 3, 4, 5, 6, 8)}
-        costs = Costs(
+        costs = DraftingCosts(
             StepTimeCurve(grid), DraftCost([(1, 1, 0.2), (1, 4, 0.5), (8, 1, 0.6), (8, 4, 2)])
         )
         survivals = [sorted((rng.random() for _ in range(3)), reverse=True) for _ in range(2)]
@@ -193,17 +193,17 @@ def test_depths_are_those_of_the_plain_way() -> None:
         line = sorted(1 + 4 * rng.random() for _ in range(81))
         plain_s = 0.9 * line[0]
         found = _native.choose_depths(
-            survivals, computed, num_free, num, plain_s, line, drafting_s, LEAST_CHANCE
+            survivals, computed, num_free, num, plain_s, line, drafting_s, MIN_CHANCE
         )
         slow = slow_depths(survivals, computed, num_free, (num, plain_s), line, drafting_s)
         assert found[0] == slow[0]
         assert found[1:] == pytest.approx(slow[1:])
     with pytest.raises(ValueError, match="shorter"):
-        _native.choose_depths([[0.9, 0.8]], [False], 5, 1, 1.0, [1.0], [], LEAST_CHANCE)
+        _native.choose_depths([[0.9, 0.8]], [False], 5, 1, 1.0, [1.0], [], MIN_CHANCE)
 
 
 def _rate(
-    depths: list[int], survivals: list[list[float]], computed: list[bool], costs: Costs
+    depths: list[int], survivals: list[list[float]], computed: list[bool], costs: DraftingCosts
 ) -> float:
     tokens = 2 + sum(sum(own[:depth]) for own, depth in zip(survivals, depths, strict=True))
     deepest = max((d for d, own in zip(depths, computed, strict=True) if own), default=0)

@@ -9,11 +9,11 @@ import pytest
 from ridgeline.config.option import options_of
 from ridgeline.config.settings import Settings, Speculative, changed, settings_from
 from ridgeline.engine.config import resolve
-from ridgeline.engine.speculate.config import Speculation
+from ridgeline.engine.speculate.config import ResolvedSpeculation
 from ridgeline.errors import BadInput, UserError
 
 
-def resolved(config: dict[str, Any] | None, **settings: Any) -> Speculation | None:
+def resolved(config: dict[str, Any] | None, **settings: Any) -> ResolvedSpeculation | None:
     asked = settings_from({"speculative_config": config, **settings})
     found = resolve(asked)
     assert "speculative_config" in found.derivations

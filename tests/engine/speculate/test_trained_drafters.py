@@ -32,8 +32,8 @@ from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.checkpoint import CONFIG, write_drafter
 from ridgeline.engine.speculate.drafters.eagle import EagleDrafter, EagleLayer
-from ridgeline.engine.speculate.drafters.hidden_states import States
-from ridgeline.engine.speculate.drafters.medusa import Heads, MedusaDrafter
+from ridgeline.engine.speculate.drafters.hidden_states import HiddenStates
+from ridgeline.engine.speculate.drafters.medusa import MedusaDrafter, MedusaHeads
 from ridgeline.errors import BadInput, BadModel, UserError
 from ridgeline.records import Request
 
@@ -83,10 +83,10 @@ def test_heads_say_what_the_student_learnt(teacher: Teacher) -> None:
         student.bias_KC.normal_(generator=random)
     tokens = text(30)
     batch = teacher(torch.tensor([tokens]))
-    states = States(window=1)
+    states = HiddenStates(window=1)
     h_TC = batch.h_BLC[0]
     states.observe([Run(0, 0, tuple(tokens), (), None)], [0], h_TC)
-    heads = Heads(student.weight_KCC.detach(), student.bias_KC.detach())
+    heads = MedusaHeads(student.weight_KCC.detach(), student.bias_KC.detach())
     drafter = MedusaDrafter(heads, teacher.decoder, states, drawn=Drawn(), draws=False)
     [drafts] = drafter.draft([contexts([*tokens, 9])], [5])
     expected = []
@@ -106,7 +106,7 @@ def make_eagle(teacher: Teacher, num_blocks: int = 40) -> tuple[EagleStudent, Ea
     layer = EagleLayer(student.shape, tensors, teacher.decoder, 512)
     cache = KvCache.allocate(layer.spec, num_blocks, 4, torch.float32, "cpu")
     attention = build_attention("torch", layer.spec, cache)
-    pool, states = BlockPool(num_blocks, 4), States(window=64)
+    pool, states = BlockPool(num_blocks, 4), HiddenStates(window=64)
     return student, EagleDrafter(layer, attention, pool, states, drawn=Drawn(), draws=False)
 
 
@@ -162,7 +162,7 @@ def test_without_states_or_blocks_eagle_says_nothing(teacher: Teacher) -> None:
 def test_states_follow_what_was_accepted() -> None:
     """Rows of rejected drafts never get in; a gap begins anew; the window bounds what is kept."""
     at = SamplePoint(GREEDY, 0, 0, 1)
-    states = States(window=4)
+    states = HiddenStates(window=4)
     rows = torch.arange(20.0)[:, None]
     states.observe([Run(1, 0, (5, 6), (), None), Run(2, 0, (5,), (), at)], [0, 1], rows[:3])
     assert states.of(1, 3) is not None and states.of(1, 2) is None
@@ -188,7 +188,7 @@ def test_states_of_steps_that_were_put_aside() -> None:
     against a list that keeps everything."""
     rng, at = random.Random(5), SamplePoint(GREEDY, 0, 0, 1)
     for window in (1, 3, 100):
-        states, all_rows, told = States(window), {0: [0.0], 1: [1.0]}, 2.0
+        states, all_rows, told = HiddenStates(window), {0: [0.0], 1: [1.0]}, 2.0
         states.observe(
             [Run(i, 0, (5,), (), at) for i in (0, 1)], [1, 1], torch.tensor([[0.0], [1]])
         )

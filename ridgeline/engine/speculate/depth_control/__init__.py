@@ -1,1 +1,1 @@
-"""Depth control."""
+"""Decides how many tokens to draft for each sequence."""

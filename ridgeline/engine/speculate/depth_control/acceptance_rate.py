@@ -1,8 +1,8 @@
-"""How likely a draft's i-th token is accepted, where those before it were: per sequence, by place.
+"""Probability that a draft's i-th token is accepted given that those before it were.
 
-Counts fade: of all sequences together slowly, of one sequence with every verdict, and also while it
-is not drafted for, so that a sequence that was hard to guess is tried again later. A sequence of
-which little is known is taken to be like the others.
+Counts decay: slowly over all sequences, for one sequence with every verdict and also while it is
+not drafted for, so that a sequence that was hard to predict is tried again. A sequence with few
+verdicts is assumed to resemble the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LARGEST_UNIT = 1e9
 
 
 class _Counts:
-    """`unit`: what a new verdict adds. Growing, it makes all old ones count for less."""
+    """`unit`: the weight of a new verdict. It grows, so that older ones count less."""
 
     __slots__ = ("kept", "tried", "unit")
 
@@ -26,7 +26,7 @@ class _Counts:
         self.unit = 1.0
 
     def note(self, num_drafted: int, num_accepted: int, fade: float) -> None:
-        """Places up to the first refusal were tried; those before it were kept."""
+        """Positions up to the first rejection were tried; those before it were accepted."""
         self.fade(fade)
         num_tried = min(num_drafted, num_accepted + 1)
         self.tried += [0.0] * (num_tried - len(self.tried))
@@ -50,8 +50,10 @@ class _Counts:
         return (self.kept[place] + weight * like) / (self.tried[place] + weight)
 
 
-class Acceptance:
-    """See the head of this file. `prior`: the chance of a token before anything is known."""
+class AcceptanceRates:
+    """Acceptance by position, per sequence and over all. `prior`: assumed before anything is
+    learnt.
+    """
 
     def __init__(self, prior: float = _PRIOR) -> None:
         self._prior = prior
@@ -74,7 +76,7 @@ class Acceptance:
         self._own.pop(seq_id, None)
 
     def rates(self, depth: int) -> list[float]:
-        """Of all sequences: the chance of each place, where those before it were accepted."""
+        """Over all sequences: the acceptance of each position given those before it."""
         found = self._rates
         like = found[-1] if found else self._prior
         for place in range(len(found), depth):
@@ -83,8 +85,9 @@ class Acceptance:
         return found[:depth]
 
     def survivals(self, seq_id: int, rates: Sequence[float], least: float = 0.0) -> list[float]:
-        """Chance that the first 1, 2, … drafts of a sequence are all accepted, as long as it is
-        not below `least`."""
+        """Probability that the first 1, 2, … drafts of a sequence are all accepted, while at least
+        `least`.
+        """
         own, found, alive = self._own.get(seq_id), [], 1.0
         for place, like in enumerate(rates):
             alive *= like if own is None else own.rate(place, like, _LIKE_OTHERS)

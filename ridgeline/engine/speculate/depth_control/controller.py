@@ -1,35 +1,30 @@
-"""How deep to draft, for whom, in this step: as deep as pays, from measured costs.
+"""Chooses how deep to draft for each sequence in this step: as deep as pays, from measured costs.
 
-What. What can be looked up is looked up first: that costs microseconds. Every token that could ride
-in the step, looked up or yet to be computed by a drafter, has a chance (`shadows.py`,
-`acceptance.py`) and makes the step longer by what the measured curve says (`cost.py`); the tokens
-are taken at which the whole batch gets most tokens per second (`choose.py`). If that is not clearly
-more than the step gives without drafts, nothing is drafted.
+Lookups are made first, since they cost microseconds. Every token that could be drafted, looked up
+or yet to be computed, has an acceptance probability (`LookupAccuracy`, `AcceptanceRates`) and
+lengthens the step as measured (`StepTimeCurve`). The tokens are chosen that maximise the batch's
+tokens per second (`DepthPlan`). If the gain over a plain step is not clear, nothing is drafted.
 
-Never lose. The predicted gain must exceed a margin (half of it, while drafting: hysteresis), and
-there is an account in seconds. Every step pays in a small share of its time; every draft pays in
-what plain decoding would have taken for the same tokens, less what was taken (beside prompts, by
-the curve: nothing else can be told apart there). Drafting, and probing while drafting does not pay,
-are only done on credit: a probe must be covered by it. Without credit, what promises a gain may try
-to earn some, once in `PROBE_STEPS` steps, and half as often after every try that lost; what is
-looked up and what is computed have credits of their own (`account.py`). So whatever the predictions
-are worth, what is lost is about that share, and what the account may hold (a few steps). A plain
-step after at most `PLAIN_STEPS` with drafts keeps what they are compared with up to date. How good
-lookups are needs no probes: a guess that is not verified is compared with what plain decoding
-gives; but what their rows cost is tried now and then where they are likely right. While nothing is
-drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of the time,
-reading new prompts and remembering answers included (what cannot be afforded is not remembered);
-where drafts have saved time lately, a part of that is spent on asking more often, for what can be
-copied begins and ends within a few steps.
+Bounded loss. The predicted gain must exceed a margin (half of it while drafting: hysteresis), and a
+credit in seconds is kept (`TimeCredit`). Every step adds a small share of its time; a step with
+drafts adds what plain decoding would have taken for the same tokens minus what it took (next to
+prompts, by the curve). Drafting, and probing while drafting does not pay, require credit. Without
+credit, a predicted gain may be tried once in `PROBE_STEPS` steps, and half as often after every
+loss; lookups and computed drafts have separate credits. So whatever the predictions are worth, the
+loss is bounded by that share plus the credit's ceiling of a few steps. A plain step after at most
+`PLAIN_STEPS` steps with drafts keeps the baseline current. The accuracy of lookups needs no probes,
+since unverified guesses are compared with plain decoding, but the cost of their rows is probed
+occasionally where they are likely right. While nothing is drafted, the decision itself is made
+rarely enough to take less than `ASK_SHARE` of the time, including reading new prompts and
+remembering responses; after recent gains a part of them is spent on deciding more often, because
+copyable passages start and end within a few steps.
 
-Source. SmartSpec / TurboSpec (Liu et al. 2024, arXiv 2406.14066): goodput as the objective; the
-curve instead of a roofline, because kernels are staircases.
+Source: SmartSpec / TurboSpec (Liu et al. 2024, arXiv 2406.14066): goodput as the objective; a
+measured curve instead of a roofline, because kernel times are staircases.
 
-Invariant. Depth changes no token of requests that are greedy or have a seed (`walk.py`), and no
-distribution (`rejection.py`).
-When it loses. Deciding takes 0.05 ms of a step with one sequence whose weights push it out of the
-caches, 0.1 with eight, and more where somebody drafts by a model: it is asked seldom while it is of
-no use.
+Invariant: depth changes no token of greedy or seeded requests and no distribution of others. When
+it loses: deciding takes 0.05 ms of a step with one sequence whose weights evict it from the caches,
+0.1 ms with eight, and more with a draft model; it is done rarely while useless.
 """
 
 from __future__ import annotations
@@ -38,13 +33,18 @@ from collections.abc import Callable, Sequence
 
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
-from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
-from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows
-from ridgeline.engine.speculate.depth_control.plan import Costs, Plan, best_plan, plain_plan
+from ridgeline.engine.speculate.depth_control.acceptance_rate import AcceptanceRates
+from ridgeline.engine.speculate.depth_control.lookup_accuracy import LookupAccuracy
+from ridgeline.engine.speculate.depth_control.plan import (
+    DepthPlan,
+    DraftingCosts,
+    best_plan,
+    plain_plan,
+)
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
-from ridgeline.engine.speculate.depth_control.step_timer import Pace, is_decode
-from ridgeline.engine.speculate.depth_control.time_credit import Account, Purse
-from ridgeline.engine.speculate.drafters.base import NO_GUESS, Drafter, Guess, Lookup
+from ridgeline.engine.speculate.depth_control.step_timer import PlainStepTimer, is_decode
+from ridgeline.engine.speculate.depth_control.time_credit import CreditBalance, TimeCredit
+from ridgeline.engine.speculate.drafters.base import NO_GUESS, Drafter, Lookup, LookupGuess
 from ridgeline.engine.speculate.drafters.combined import Combined
 
 MARGIN = 0.03
@@ -59,8 +59,8 @@ MOST_SLOWER = 4.0  # times what was expected, or a plain step: a step that took 
 NEW_TO_READ = 16  # tokens that a drafter has not read and that its cost per draft does not hold
 
 
-class Step:
-    """What was decided for the step under way, and when."""
+class DraftingStep:
+    """The decision for the current step, and when it was made."""
 
     __slots__ = (
         "computed_s",
@@ -74,7 +74,7 @@ class Step:
         "room",
     )
 
-    def __init__(self, room: StepCapacity, plan: Plan) -> None:
+    def __init__(self, room: StepCapacity, plan: DepthPlan) -> None:
         self.room, self.plan = room, plan
         self.looked_up = set[int]()  # sequences whose draft was looked up
         self.num_computed = self.deepest = 0
@@ -87,10 +87,12 @@ def _nothing() -> None:
     pass
 
 
-class Controller:
-    """See the head of this file. `drafter`: who computes drafts, if anybody does; `max_drafts`: drafts
-    per sequence and step at the very most. `lookup`: who is asked first. `renew` is called before
-    every step that may draft without asking the drafter."""
+class DepthController:
+    """Chooses depths from measured costs.
+
+    `drafter` computes drafts, if there is one; `max_drafts` bounds drafts per sequence and step;
+    `lookup` goes first; `renew` runs before every step that may draft without the drafter.
+    """
 
     def __init__(
         self,
@@ -101,35 +103,37 @@ class Controller:
         renew: Callable[[], None] = _nothing,
     ) -> None:
         assert drafter is not None or lookup is not None
-        self.acceptance, self.shadows = Acceptance(), Shadows()
-        self.account = Account(both=drafter is not None and lookup is not None)
+        self.acceptance, self.shadows = AcceptanceRates(), LookupAccuracy()
+        self.account = TimeCredit(both=drafter is not None and lookup is not None)
         self._drafter, self._lookup = drafter, lookup
         self.max_drafts, self._clock, self._renew = most, clock, renew
-        self._costs: Costs | None = None
-        self._under_way: Step | None = None
+        self._costs: DraftingCosts | None = None
+        self._under_way: DraftingStep | None = None
         self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
         self._since_asked, self._rest = 0, 1
         self._leisure = FIRST_LEISURE  # plain steps that may be spent on asking and remembering
         self._plain_s = 0.0  # what a plain step took by the latest plan
-        self._pace = Pace(clock)
-        self._drafted: Purse | None = (
+        self._pace = PlainStepTimer(clock)
+        self._drafted: CreditBalance | None = (
             None  # whose drafts were in the latest step that was asked for
         )
         self._read: dict[int, int] = {}  # by sequence: known tokens when it was drafted for
 
     def calibrate(self, step_cost: StepTimeCurve, draft_cost: DraftCost | None = None) -> None:
-        """Before it nothing is drafted. `draft_cost`: of the drafter, if there is one."""
-        self._costs = Costs(step_cost, draft_cost)
+        """Set the measured costs; nothing is drafted before. `draft_cost`: of the drafter, if there
+        is one.
+        """
+        self._costs = DraftingCosts(step_cost, draft_cost)
 
     @property
-    def costs(self) -> Costs:
-        """What steps and drafts cost by now; to be asked after `calibrate`."""
+    def costs(self) -> DraftingCosts:
+        """Current costs of steps and drafts; valid after `calibrate`."""
         assert self._costs is not None
         return self._costs
 
     @property
     def drafter(self) -> Drafter:
-        """Lookup and drafter as one, for whoever decides on depths without this."""
+        """Lookup and drafter as one, for a proposer that decides depths by itself."""
         if self._lookup is None and self._drafter is not None:
             return self._drafter
         return Combined(self._lookup, self._drafter)
@@ -137,7 +141,7 @@ class Controller:
     # -- the scheduler's side
 
     def should_propose(self, runs: Sequence[Run]) -> bool:
-        """While nothing is drafted, the question is asked every few steps only."""
+        """While nothing is drafted, decide only every few steps."""
         self._since_asked += 1
         if self._costs is None:
             return False
@@ -161,7 +165,7 @@ class Controller:
         self._since_asked = 0
         guesses = [self._look(each) for each in contexts]
         plan, computed = self._decide(contexts, guesses, room)
-        step = self._under_way = Step(room, plan)
+        step = self._under_way = DraftingStep(room, plan)
         step.is_try = not self._drafting
         drafts = self._proposer(contexts, guesses, computed, step)
         step.drafted_s = self._clock()
@@ -201,8 +205,8 @@ class Controller:
 
     # -- deciding
 
-    def _look(self, each: DraftContext) -> Guess:
-        """What can be looked up; what was looked up before is judged on the way."""
+    def _look(self, each: DraftContext) -> LookupGuess:
+        """Look up guesses, and judge the previous ones on the way."""
         if self._lookup is None:
             return NO_GUESS
         self.shadows.compare(each.seq_id, each.tokens)
@@ -211,10 +215,9 @@ class Controller:
         return guess
 
     def _decide(
-        self, contexts: Sequence[DraftContext], guesses: Sequence[Guess], room: StepCapacity
-    ) -> tuple[Plan, list[bool]]:
-        """The plan, and whose drafts are to be computed. All depths are 0 where none is clearly
-        worth it."""
+        self, contexts: Sequence[DraftContext], guesses: Sequence[LookupGuess], room: StepCapacity
+    ) -> tuple[DepthPlan, list[bool]]:
+        """The plan, and whose drafts to compute. All depths are 0 if no gain is clear."""
         assert self._costs is not None
         costs = self._costs
         none, plain = [False] * len(contexts), plain_plan(len(contexts), room, costs)
@@ -243,7 +246,9 @@ class Controller:
     def _with_computed(
         self, contexts: Sequence[DraftContext], looked: Sequence[list[float]]
     ) -> tuple[list[list[float]], list[bool]]:
-        """Chances where a drafter speaks for every sequence of which it expects more."""
+        """Probabilities with the drafter speaking for every sequence where it is expected to do
+        better.
+        """
         rates = self.acceptance.rates(self.max_drafts)
         mixed, which = [], []
         for each, own in zip(contexts, looked, strict=True):
@@ -258,13 +263,15 @@ class Controller:
     def _read_one(
         self,
         contexts: Sequence[DraftContext],
-        plan: Plan,
+        plan: DepthPlan,
         computed: Sequence[bool],
         chances: Sequence[Sequence[float]],
         room: StepCapacity,
-    ) -> Plan:
-        """`plan`, with one sequence at most that the drafter has to read first: a whole batch's
-        prompts for one try cost more steps than many tries save."""
+    ) -> DepthPlan:
+        """Restrict `plan` to at most one sequence whose prompt the drafter must read first.
+
+        Reading a whole batch's prompts for one attempt costs more steps than many attempts save.
+        """
         new = [
             i
             for i, (each, own) in enumerate(zip(contexts, computed, strict=True))
@@ -279,37 +286,38 @@ class Controller:
         if costs.draft is not None:
             seconds += costs.draft.seconds(len(drafted), max(drafted))
         more = sum(sum(own[:depth]) for own, depth in zip(chances, depths, strict=True))
-        return Plan(depths, room.num_runs + more, seconds)
+        return DepthPlan(depths, room.num_runs + more, seconds)
 
     def _shows_plain(self, runs: Sequence[Run], cost: StepTimeCurve) -> bool:
-        """Plain steps after so many that were asked for, and at the start of every batch, until one
-        was behind another: what is cold behind drafts is not what plain decoding costs."""
+        """Whether this step should be plain, to keep the baseline current.
+
+        After a number of steps with drafts, and at the start of every batch until two plain steps
+        followed each other: caches left cold by drafts do not show the cost of plain decoding.
+        """
         is_due = self._since_plain >= self._until_plain
         return (is_due or not cost.has_seen(len(runs))) and is_decode(runs)
 
-    def _probe(self, contexts: Sequence[DraftContext], plain: Plan) -> Plan:
-        """For the first in order: it stays the first until it is finished, so that a draft model
-        reads few prompts for this."""
+    def _probe(self, contexts: Sequence[DraftContext], plain: DepthPlan) -> DepthPlan:
+        """Probe with the first sequence in order, so that a draft model reads few prompts for this."""
         depths = [min(PROBE_DEPTH, contexts[0].max_drafts), *plain.depths[1:]]
-        return Plan(depths, plain.tokens, plain.seconds)
+        return DepthPlan(depths, plain.tokens, plain.seconds)
 
-    def _probe_curve(self, looked: Sequence[list[float]], plain: Plan) -> Plan:
-        """What was looked up and is likely right, although it does not seem to pay: that may be an
-        error of what was measured at the start. As seldom as tries without credit, but on it."""
+    def _probe_curve(self, looked: Sequence[list[float]], plain: DepthPlan) -> DepthPlan:
+        """Draft a likely lookup that seems not to pay, on credit, to correct the measured curve."""
         depths = [sum(chance >= LIKELY for chance in own) for own in looked]
         purse = self.account.looked
         if not any(depths) or not purse.affords_try or not purse.may_try():
             return plain
-        return Plan(depths, plain.tokens, plain.seconds)
+        return DepthPlan(depths, plain.tokens, plain.seconds)
 
     def _proposer(
         self,
         contexts: Sequence[DraftContext],
-        guesses: Sequence[Guess],
+        guesses: Sequence[LookupGuess],
         computed: Sequence[bool],
-        step: Step,
+        step: DraftingStep,
     ) -> list[tuple[int, ...]]:
-        """The drafts of a plan, and in `step` who made them."""
+        """The drafts of a plan; records in `step` who made them."""
         depths = step.plan.depths
         found = [
             () if own else guess.tokens[:depth]
@@ -330,8 +338,8 @@ class Controller:
         step.deepest, step.num_computed = max(asked), sum(depth > 0 for depth in asked)
         return [own or other for own, other in zip(found, drafted, strict=True)]
 
-    def _idle(self, contexts: Sequence[DraftContext], step: Step) -> None:
-        """Nothing is drafted: the next question is put off."""
+    def _idle(self, contexts: Sequence[DraftContext], step: DraftingStep) -> None:
+        """Nothing is drafted: postpone the next decision."""
         for each in contexts:
             self.acceptance.idle(each.seq_id)
         self._plain_s = step.plan.seconds
@@ -339,11 +347,11 @@ class Controller:
         self._rest = 1 + min(MOST_REST - 1, max(0, int(-self._leisure / self._ask_share())))
 
     def _ask_share(self) -> float:
-        """Of every step, what may be spent beside drafts."""
+        """Share of every step that may be spent on deciding."""
         return ASK_SHARE + ASK_OF_GAIN * self.account.gain_lately
 
     def _spend(self, took_s: float) -> None:
-        """On asking or on remembering, while nothing is drafted."""
+        """Account for time spent on deciding or remembering while nothing is drafted."""
         self.account.asked(took_s)
         if self._plain_s:
             self._leisure -= took_s / self._plain_s
@@ -351,7 +359,7 @@ class Controller:
     # -- accounting
 
     def _passed(self) -> None:
-        """Nobody was asked in the step that ends."""
+        """The step that ends made no decision."""
         if self._costs is None:
             return
         has_learnt, over_s, plain_s = self._pace.passed(self._costs.step)
@@ -364,8 +372,10 @@ class Controller:
         elif over_s and self._drafted is not None:
             self._drafted.pay(-over_s / plain_s)
 
-    def _settle(self, step: Step, outcomes: Sequence[DraftOutcome], costs: Costs) -> None:
-        """Correct the curves by this step, and the balance by what it saved."""
+    def _settle(
+        self, step: DraftingStep, outcomes: Sequence[DraftOutcome], costs: DraftingCosts
+    ) -> None:
+        """Correct the curves by this step, and the credit by what it saved."""
         room, cost, now_s = step.room, costs.step, self._clock()
         if step.deepest and costs.draft is not None and not step.must_read:
             costs.draft.learn(step.num_computed, step.deepest, step.computed_s)
@@ -387,9 +397,9 @@ class Controller:
         self.account.asked(self._clock() - now_s)
 
     def _book(
-        self, step: Step, outcomes: Sequence[DraftOutcome], plain_s: float, took_s: float
+        self, step: DraftingStep, outcomes: Sequence[DraftOutcome], plain_s: float, took_s: float
     ) -> None:
-        """A step with drafts, that took `took_s` where a plain one takes `plain_s`."""
+        """Account for a step with drafts that took `took_s` where a plain one takes `plain_s`."""
         num_runs = step.room.num_runs
         per_token_s = plain_s / num_runs
         tokens = num_runs + sum(outcome.num_accepted for outcome in outcomes)

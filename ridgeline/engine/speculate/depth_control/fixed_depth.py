@@ -1,4 +1,4 @@
-"""Between scheduler and drafter: how deep to draft, for whom."""
+"""Drafts a fixed number of tokens in every step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.engine.speculate.drafters.base import Drafter
 
 
 class FixedDepth:
-    """Every sequence drafts up to `depth` tokens in every step; the first in order go first."""
+    """Every sequence drafts up to `depth` tokens in every step; the first in order have precedence."""
 
     def __init__(self, drafter: Drafter, depth: int) -> None:
         self._drafter, self._depth = drafter, depth

@@ -1,17 +1,16 @@
-"""How good lookups are, learnt from what they said, whether or not it was verified.
+"""Accuracy of lookups, learnt from their guesses whether or not these were verified.
 
-A lookup's guess is made in a few microseconds. Whatever becomes of it, verified, in part, or left
-out of the step because drafting does not pay: soon the sequence knows what really came, and that
-judges it. So how often such tokens are right is known without a single wasted row: there is nothing
-to probe.
+A guess costs a few microseconds. Whether it is verified, partly verified, or left out because
+drafting does not pay, the sequence soon knows the real tokens, and those judge it. So accuracy is
+learnt without a single wasted row; no probes are needed.
 
-Learnt is the chance of a token of a kind, where those before it in the guess were right: of all
-sequences together, and of one sequence, which is taken to be like the others until it has shown
-more. A guess goes on for as long as its kinds make likely: past a place where the text went two
-ways before, seldom.
+Learnt is the probability of a token of a kind given that those before it in the guess were right:
+over all sequences, and per sequence, which is assumed to resemble the others until it has shown
+more. A guess continues as long as its kinds make it likely; rarely past a position where the text
+diverged before.
 
-It is the same acceptance as verification would have found, greedy or sampled: a guess that names
-one token per place is accepted where it is the token that was drawn (`walk.py`).
+It equals the acceptance that verification would find, greedy or sampled: a guess that names one
+token per position is accepted where it equals the sampled token.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from collections.abc import Sequence
 
 import ridgeline._native as _native
 from ridgeline.engine.scheduler.speculation.base import DraftContext
-from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE
+from ridgeline.engine.speculate.depth_control.plan import MIN_CHANCE
 from ridgeline.engine.speculate.drafters.base import (
     AGAIN,
     AGREES,
     DIFFERS,
     HIGHEST,
     KINDS,
-    Guess,
+    LookupGuess,
     kind_of,
     parts_of,
 )
@@ -42,7 +41,7 @@ _FADE_ALL, _FADE_OWN = 0.99, 0.85  # with every token of the kind
 
 
 def prior(kind: int) -> float:
-    """The chance of a token of which nothing was learnt."""
+    """The probability assumed for a token of a kind before anything is learnt."""
     level, told, own = parts_of(kind)
     chance = 1 - (1 - _PRIORS[level]) * _DOUBT.get(told, 1.0)
     return max(0.05, chance) * (1.0 if own else _PROMPT)
@@ -53,29 +52,30 @@ _NUM_USED = kind_of(1 << HIGHEST, AGAIN) + 1
 _PRIOR_OF = [prior(kind) for kind in range(_NUM_USED)] + [0.5] * (KINDS - _NUM_USED)
 
 
-class Shadows:
-    """See the head of this file."""
+class LookupAccuracy:
+    """Probability that looked-up tokens are right, by kind, per sequence and over all."""
 
     def __init__(self) -> None:
         self._record = _native.GuessRecord(
-            _PRIOR_OF, _PRIOR_WEIGHT, _LIKE_OTHERS, _FADE_ALL, _FADE_OWN, LEAST_CHANCE
+            _PRIOR_OF, _PRIOR_WEIGHT, _LIKE_OTHERS, _FADE_ALL, _FADE_OWN, MIN_CHANCE
         )
 
     def chance(self, kind: int) -> float:
-        """Of a token of any sequence."""
+        """Probability of a token of any sequence."""
         return self._record.chance(kind)
 
-    def survivals(self, seq_id: int, guess: Guess) -> list[float]:
-        """Chance that the first 1, 2, … tokens of a guess are all accepted, while it is worth
-        considering."""
+    def survivals(self, seq_id: int, guess: LookupGuess) -> list[float]:
+        """Probability that the first 1, 2, … tokens of a guess are all accepted, while worth
+        considering.
+        """
         return self._record.survivals(seq_id, guess.kinds)
 
-    def keep(self, each: DraftContext, guess: Guess) -> None:
-        """What was said of a sequence in this step, whether or not it is drafted."""
+    def keep(self, each: DraftContext, guess: LookupGuess) -> None:
+        """Record the guess for a sequence in this step, whether or not it is drafted."""
         self._record.keep(each.seq_id, len(each.tokens), guess.tokens, guess.kinds)
 
     def compare(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Judge what was said of the sequence last by what is known now."""
+        """Judge the sequence's last guess by the tokens known now."""
         self._record.compare(seq_id, tokens)
 
     def forget(self, seq_id: int) -> None:

@@ -1,12 +1,11 @@
-"""Which draft tokens ride in a step: those at which expected tokens per second are highest.
+"""Chooses the draft tokens of a step that maximise expected tokens per second.
 
-Every token that could be drafted has a chance to be accepted, and makes the step longer by what the
-measured curve says. Tokens are added in order of falling chance; the number is taken at which
+Every possible draft token has an acceptance probability and lengthens the step as measured. Tokens
+are added in order of decreasing probability, up to the number that maximises
 
-    expected tokens / (T(runs, rows) + what drafting costs)
+  expected tokens / (T(runs, rows) + cost of drafting)
 
-is largest. A token of a sequence is never likelier than the one before it, so the order never
-leaves one out.
+A token of a sequence is never more likely than the one before it, so this order leaves no gaps.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import ridgeline._native as _native
 from ridgeline.engine.scheduler.speculation.base import StepCapacity
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 
-LEAST_CHANCE = 0.02  # a token that is less likely is not considered
+MIN_CHANCE = 0.02  # a token that is less likely is not considered
 
 
-class Plan(NamedTuple):
-    """Depth per sequence; what the step is expected to give and to take, drafting included."""
+class DepthPlan(NamedTuple):
+    """Depth per sequence; expected tokens and seconds of the step, drafting included."""
 
     depths: list[int]
     tokens: float
@@ -33,30 +32,36 @@ class Plan(NamedTuple):
         return self.tokens / self.seconds
 
 
-class Costs(NamedTuple):
-    """Seconds of steps, and of drafts that are computed (None: nothing is)."""
+class DraftingCosts(NamedTuple):
+    """Seconds of steps, and of computed drafts (None: there are none)."""
 
     step: StepTimeCurve
     draft: DraftCost | None
 
 
-def plain_plan(num_opens: int, room: StepCapacity, costs: Costs) -> Plan:
-    """Nothing is drafted."""
+def plain_plan(num_opens: int, room: StepCapacity, costs: DraftingCosts) -> DepthPlan:
+    """The plan without drafts."""
     seconds = costs.step.seconds(room.num_runs, room.num_rows)
-    return Plan([0] * num_opens, float(room.num_runs), seconds)
+    return DepthPlan([0] * num_opens, float(room.num_runs), seconds)
 
 
 def best_plan(
-    survivals: Sequence[Sequence[float]], computed: Sequence[bool], room: StepCapacity, costs: Costs
-) -> Plan:
-    """`survivals[i][k]`: the chance that the first k + 1 drafts of sequence i are all accepted.
-    `computed[i]`: its draft costs what `costs.draft` says; the others cost nothing."""
+    survivals: Sequence[Sequence[float]],
+    computed: Sequence[bool],
+    room: StepCapacity,
+    costs: DraftingCosts,
+) -> DepthPlan:
+    """The best plan. `survivals[i][k]`: probability that the first k + 1 drafts of sequence i are
+    accepted.
+
+    `computed[i]`: its draft costs what `costs.draft` says; others are free.
+    """
     num_tokens = min(room.num_free, sum(map(len, survivals)))
     plain = plain_plan(len(survivals), room, costs)
     if num_tokens <= 0:
         return plain
     line = costs.step.line(room.num_runs, room.num_rows + 1, num_tokens)
-    return Plan(
+    return DepthPlan(
         *_native.choose_depths(
             survivals,
             computed,
@@ -65,15 +70,15 @@ def best_plan(
             plain.seconds,
             line,
             _drafting_s(survivals, computed, costs),
-            LEAST_CHANCE,
+            MIN_CHANCE,
         )
     )
 
 
 def _drafting_s(
-    survivals: Sequence[Sequence[float]], computed: Sequence[bool], costs: Costs
+    survivals: Sequence[Sequence[float]], computed: Sequence[bool], costs: DraftingCosts
 ) -> list[float]:
-    """Seconds of drafts of 1, 2, … tokens that are computed; none where nothing is."""
+    """Seconds of computed drafts of 1, 2, … tokens; empty if there are none."""
     if costs.draft is None or not any(computed):
         return []
     num = sum(computed)

@@ -1,8 +1,8 @@
-"""What lookups would have gained on known text: the controller's own decisions on a virtual clock.
+"""What lookups would have gained on known text: the controller's decisions on a virtual clock.
 
-Nothing is computed: the text says which guesses were right, the given curve what the steps would
-have taken. It serves as a quick estimate before anything is served: of prompts alone, say, as far
-as answers repeat themselves and their prompts like prompts do.
+Nothing is computed: the text shows which guesses were right, the given curve how long steps would
+have taken. A quick estimate before serving, for example from prompts, as far as responses repeat
+themselves as prompts do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
-from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.controller import DepthController
 from ridgeline.engine.speculate.depth_control.step_cost import StepTimeCurve
 from ridgeline.engine.speculate.drafters.base import Lookup
 from ridgeline.records import Sampling
@@ -46,7 +46,7 @@ class _Clock:
 
 
 class _Sequence:
-    """One text on its way."""
+    """One text in progress."""
 
     def __init__(self, seq_id: int, text: Text) -> None:
         self.seq_id, (self.whole, self.num_prompt) = seq_id, text
@@ -60,8 +60,9 @@ class _Sequence:
         return DraftContext(self.seq_id, self.known, self.num_prompt, "", _GREEDY, 0, self.left - 1)
 
     def take(self, draft: Sequence[int]) -> int:
-        """The head of the draft that the text confirms, and one token more; how long that head
-        is."""
+        """Accept the prefix of the draft that the text confirms, and one more token; returns that
+        prefix's length.
+        """
         future = self.whole[len(self.known) :]
         num = next((i for i, t in enumerate(draft) if t != future[i]), len(draft))
         self.known += future[: num + 1]
@@ -71,10 +72,9 @@ class _Sequence:
 def replay(
     texts: Sequence[Text], lookup: Lookup, curve: StepTimeCurve, batch: int, most: int
 ) -> Replayed:
-    """`batch` texts at a time, those that end replaced by the next. `curve` is corrected on the
-    way, as in service, by itself: it is not to be used elsewhere meanwhile."""
+    """Replay `batch` texts at a time, replacing those that end. `curve` is modified as in service."""
     clock = _Clock()
-    controller = Controller(None, most, clock, lookup)
+    controller = DepthController(None, most, clock, lookup)
     controller.calibrate(curve)
     waiting = [_Sequence(i, text) for i, text in enumerate(texts) if len(text[0]) > text[1]]
     waiting.reverse()
@@ -96,9 +96,9 @@ def replay(
 
 
 def _step(
-    running: Sequence[_Sequence], controller: Controller, curve: StepTimeCurve, clock: _Clock
+    running: Sequence[_Sequence], controller: DepthController, curve: StepTimeCurve, clock: _Clock
 ) -> int:
-    """One step of everybody; how many tokens it gave."""
+    """One step of all running texts; returns the number of tokens."""
     num = len(running)
     wants = controller.should_propose([_RUN] * num)
     able = [each for each in running if each.left > 1] if wants else []

@@ -1,9 +1,9 @@
-"""What a drafter must achieve here to pay, and what it achieves: the numbers behind a verdict.
+"""What a drafter must achieve to pay, and what it achieves: the numbers behind a verdict.
 
-With K drafts per sequence a step takes T(K) times as long as without (measured, drafting
-included), and gives 1 + a_1 + a_1 a_2 + … tokens, a_i being the chance of the i-th draft where
-those before it were accepted. Break-even is where both are equal; for one chance a at every place
-that is the root of 1 + a + … + a^K = T(K).
+With K drafts per sequence a step takes T(K) times as long as a plain one (measured, drafting
+included) and yields 1 + a_1 + a_1 a_2 + … tokens, with a_i the acceptance of the i-th draft given
+those before it. Break-even is where both are equal; for equal acceptance a at every position it is
+the root of 1 + a + … + a^K = T(K).
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.engine.speculate.depth_control.plan import Costs
+from ridgeline.engine.speculate.depth_control.plan import DraftingCosts
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One depth at one batch. `slower`: T(K) / T(0). `break_even`: None where no chance pays.
-    `tokens`: expected per sequence and step; `gain`: against plain decoding, in steps that carry
-    drafts."""
+class BreakEvenRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One depth at one batch size. `slower`: T(K) / T(0). `break_even`: None if no acceptance pays.
+
+    `tokens`: expected per sequence and step; `gain`: relative to plain decoding, in steps with
+    drafts.
+    """
 
     depth: int
     slower: float
@@ -30,9 +32,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survivals(tried: Sequence[float], kept: Sequence[float]) -> list[float]:
-    """Chance that the first 1, 2, … drafts are all accepted, from how many drafts reached so far
-    and how many were accepted so far, place by place. Where few long drafts did better than many
-    short ones, the shorter ones count."""
+    """Probability that the first 1, 2, … drafts are all accepted, from counts of tried and accepted
+    ones.
+
+    If few long drafts did better than many short ones, the short ones count.
+    """
     found: list[float] = []
     for k, t in zip(kept, tried, strict=True):
         found.append(min(k / t if t else 0.0, found[-1] if found else 1.0))
@@ -40,7 +44,7 @@ def survivals(tried: Sequence[float], kept: Sequence[float]) -> list[float]:
 
 
 def break_even(slower: float, depth: int) -> float | None:
-    """The chance per token at which `depth` drafts pay for a step `slower` times as long."""
+    """The acceptance per token at which `depth` drafts pay for a step `slower` times as long."""
     if slower > depth + 1:
         return None
     low, high = 0.0, 1.0
@@ -51,9 +55,10 @@ def break_even(slower: float, depth: int) -> float | None:
     return high
 
 
-def rows(costs: Costs, batch: int, alive: Sequence[float], most: int) -> list[Row]:
-    """Every depth up to `most`, each sequence of the batch drafting that many. Depths beyond those
-    of which `alive` says something have no more tokens than these."""
+def rows(costs: DraftingCosts, batch: int, alive: Sequence[float], most: int) -> list[BreakEvenRow]:
+    """Every depth up to `most`, each sequence of the batch drafting that many; depths beyond
+    `alive` add no tokens.
+    """
     found = []
     plain_s = costs.step.seconds(batch, batch)
     for depth in (d for d in DEPTHS if d <= most):
@@ -61,13 +66,15 @@ def rows(costs: Costs, batch: int, alive: Sequence[float], most: int) -> list[Ro
         took_s += 0.0 if costs.draft is None else costs.draft.seconds(batch, depth)
         slower, tokens = took_s / plain_s, 1 + sum(alive[:depth])
         even = break_even(slower, depth)
-        row = Row(depth=depth, slower=slower, break_even=even, tokens=tokens, gain=tokens / slower)
+        row = BreakEvenRow(
+            depth=depth, slower=slower, break_even=even, tokens=tokens, gain=tokens / slower
+        )
         found.append(row)
     return found
 
 
-def verdict(found: Sequence[Row], share: float, margin: float) -> str:
-    """In words. `share`: of the steps that had a draft at all."""
+def verdict(found: Sequence[BreakEvenRow], share: float, margin: float) -> str:
+    """The verdict as text. `share`: of the steps that had a draft at all."""
     best = max(found, key=lambda row: row.gain, default=None)
     if best is None or best.gain <= 1 + margin:
         return "off: no depth is expected to win here"

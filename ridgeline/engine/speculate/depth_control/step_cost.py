@@ -1,11 +1,10 @@
-"""What a decode step costs: T(runs, rows), measured on this model and this machine.
+"""The cost of a decode step, T(runs, rows), measured on this model and machine.
 
-At the start the runner is timed on a grid of batches and depths; between the grid's points the
-curve is interpolated (kernels are staircases, so the points lie where drafts put them). While the
-engine serves, every decode step that carries no prompt corrects it: contexts grow, and other work
-shares the machine. What plain steps show is taken to hold for steps with drafts too, but not the
-other way round: drafts that are dearer than predicted would make plain decoding look dear, and
-themselves worth while.
+At start the runner is timed on a grid of batch sizes and depths; the curve interpolates between
+them (kernel times are staircases, so the grid points are where drafts put them). While the engine
+serves, every decode step without prompts corrects it, since contexts grow and other work shares the
+machine. Corrections from plain steps also apply to steps with drafts, but not vice versa: drafts
+that cost more than predicted would make plain decoding look expensive, and themselves worthwhile.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _GREEDY = Sampling(temperature=0.0)
 
 
 class StepTimeCurve:
-    """T(runs, rows) in seconds; `learn` corrects it (`native/speculation/drafts.h`).
+    """T(runs, rows) in seconds; `learn` corrects it.
 
-    What was measured at the start is multiplied by the machine's factor; a plain step's by that of
-    its batch; one with drafts by that of all such steps, and by one that depends on rows per run:
-    learnt at `KNOTS` and interpolated, so that neighbours tell of depths that were never tried. A
-    knot that nothing is told of drifts to what others are: a depth that once looked dear, because
-    something else ran, would never be tried again.
+    The initial measurement is multiplied by a factor of the machine; a plain step's also by that of
+    its batch; one with drafts by that of all such steps and by one that depends on rows per run,
+    learnt at `KNOTS` and interpolated. A knot without observations drifts towards the others:
+    otherwise a depth that once looked expensive because of a disturbance would never be tried
+    again.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -49,28 +48,29 @@ class StepTimeCurve:
         self._curve = _native.StepCurve({runs: _rising(p) for runs, p in points.items()}, KNOTS)
 
     def seconds(self, runs: int, rows: int) -> float:
-        """Of a step with `runs` sequences that feed `rows` rows together."""
+        """Seconds of a step with `runs` sequences that feed `rows` rows in total."""
         return self._curve.seconds(runs, rows)
 
     def line(self, runs: int, first: int, count: int) -> list[float]:
-        """Seconds for `first`, `first` + 1, … rows (more than `runs`): `count` values. None is
-        larger than one with more rows behind it: a step takes no longer than one with more rows."""
+        """Seconds for `count` row counts from `first` on (more than `runs`); non-decreasing."""
         return self._curve.line(runs, first, count)
 
     def learn(self, runs: int, rows: int, seconds: float) -> None:
-        """A step that was measured. One that took ten times too long says nothing (a page fault,
-        another process), and none says more than that it takes twice as long. A first that was
-        slower is half believed, one that was faster wholly: nothing is fast by accident."""
+        """Take in a measured step.
+
+        A step ten times too long is ignored (a page fault, another process), and none counts as
+        more than twice as long. A first observation that is slower counts half, a faster one fully:
+        no step is fast by accident.
+        """
         self._curve.learn(runs, rows, seconds)
 
     def has_seen(self, runs: int) -> bool:
-        """Whether a plain step of this batch corrected what was measured at the start."""
+        """Whether a plain step of this batch size corrected the initial measurement."""
         return self._curve.has_seen(runs)
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """A step takes no longer than one with more rows: where it was timed longer, something else
-    ran, and a plain step that looks slow would make every draft look free."""
+    """Make times non-decreasing in rows: a longer one with fewer rows was a disturbance."""
     least = accumulate((seconds for _, seconds in reversed(points)), min)
     return [(rows, s) for (rows, _), s in zip(points, reversed(list(least)), strict=True)]
 
@@ -85,9 +85,9 @@ def measure(
     max_model_len: int,
     budget_s: float = BUDGET_S,
 ) -> dict[tuple[int, int], float]:
-    """Time decode steps on scratch blocks of a cache that nobody uses yet: medians, in seconds.
+    """Median seconds of decode steps on unused blocks of the cache.
 
-    Ends early, with the smaller batches measured, when `budget_s` is spent.
+    Ends after `budget_s` with the smaller batches measured.
     """
     longest = min(max_model_len, num_blocks * block_size, CONTEXT + max(DEPTHS) + 1)
     depths = [depth for depth in DEPTHS if depth + 2 <= longest]
@@ -140,8 +140,9 @@ def _timed(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> float:
 
 
 class DraftCost:
-    """Seconds that a drafter takes for `sequences` drafts of `depth` tokens: a + b·k + c·n + d·n·k,
-    from four measurements, corrected as it is used."""
+    """Seconds for `sequences` drafts of `depth` tokens: a + b·k + c·n + d·n·k, from four
+    measurements and corrected in use.
+    """
 
     def __init__(self, samples: Iterable[tuple[int, int, float]]) -> None:
         import numpy as np

@@ -1,13 +1,12 @@
-"""What plain steps take, and what asking adds to them: by the clock, from step to step.
+"""Times plain steps and the overhead of deciding, from step to step.
 
-What. A decode step in which nobody was asked, behind another such step, is what decoding takes
-without speculation; one in four corrects the curve, which costs what it costs. Everything else is
-compared with that as a whole, from the moment a step is planned to that at which its tokens are
-known: a step in which somebody was asked and nothing was drafted, and the step behind one with a
-question or with drafts. So what no stopwatch inside a step sees is booked as well: code and weights
-that were pushed out of the caches.
+A decode step without a decision, following another such step, shows the cost of decoding without
+speculation; one in four corrects the curve. Everything else is compared with it as a whole, from
+the planning of a step until its tokens are known: a step with a decision but no drafts, and the
+step after a decision or drafts. So effects that no timer inside a step sees are included, such as
+code and weights evicted from caches.
 
-Invariant. Nothing that drafts cost makes plain steps look dear.
+Invariant: the cost of drafts never makes plain steps look expensive.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _NOTHING = False, 0.0, 0.0
 _NEW = 0.1  # weight of the latest observation of what asking costs
 
 
-class Pace:
-    """See the head of this file. `asking_s`: what a question that leads to no draft costs."""
+class PlainStepTimer:
+    """Times plain steps. `asking_s`: the cost of a decision that leads to no draft."""
 
     __slots__ = (
         "_after_s",
@@ -53,26 +52,31 @@ class Pace:
         self._runs, self._begun_s = runs, self._clock()
 
     def took_s(self) -> float:
-        """Since then."""
+        """Seconds since then."""
         return self._clock() - self._begun_s
 
     def must_learn(self) -> None:
-        """The next plain step behind another corrects the curve; where prompts come between, the
-        second one does, whatever was before it."""
+        """Make the next plain step after another correct the curve; with prompts in between, the
+        second one.
+        """
         self._must_learn = True
 
     def asked(self) -> None:
-        """Somebody was asked in this step."""
+        """A decision was made in this step."""
         self._calm = 0
 
     def asked_in_vain(self, over_s: float, least_s: float) -> None:
-        """Nothing was drafted: the step took `over_s` longer than a plain one, `least_s` of it by
-        the stopwatch."""
+        """Nothing was drafted: the step took `over_s` longer than a plain one, at least `least_s`
+        by the timer.
+        """
         self._asked_s += _NEW * (max(over_s, least_s) - self._asked_s)
 
     def passed(self, cost: StepTimeCurve) -> tuple[bool, float, float]:
-        """The step ends and nobody was asked in it: whether it corrected the curve, by how much it
-        took too long, if it stands behind a question (else 0), and what a plain one takes."""
+        """The step ends without a decision.
+
+        Returns whether it corrected the curve, its excess if it follows a decision (else 0), and
+        the cost of a plain step.
+        """
         self._calm += 1
         runs, self._runs, is_first = self._runs, (), self._calm == 1
         if not (is_first or self._must_learn or self._calm % EVERY == 0) or not runs:
@@ -90,10 +94,10 @@ class Pace:
         return True, 0.0, 0.0
 
     def after_in_vain(self, over_s: float) -> None:
-        """The step behind a question that led to no draft."""
+        """The step after a decision without drafts."""
         self._after_s += _NEW * (over_s - self._after_s)
 
 
 def is_decode(runs: Sequence[Run]) -> bool:
-    """Every run feeds one known token."""
+    """Whether every run feeds one known token."""
     return all(len(run.tokens) - run.num_drafts == 1 for run in runs)

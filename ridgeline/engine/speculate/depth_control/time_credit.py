@@ -1,10 +1,10 @@
-"""What drafts have saved and lost, in seconds against plain steps of the same batch; and the credit
-without which nothing is drafted.
+"""What drafts have saved and lost, in seconds relative to plain steps, and the credit that allows
+drafting.
 
-Every step pays in `LOSS_SHARE` of a plain step; every step with drafts pays in what it saved (or
-takes what it lost). The balance has a ceiling, so that an old gain does not pay for a new loss.
-What is looked up and what is computed have purses of their own: probes of a draft model that does
-not pay must not take the credit of a lookup that does, nor put its tries off.
+Every step adds `LOSS_SHARE` of a plain step; every step with drafts adds what it saved (or
+subtracts what it lost). The balance has a ceiling, so an old gain does not pay for a new loss.
+Lookups and computed drafts have separate balances: probes of a draft model that does not pay must
+not consume the credit of a lookup that does, nor delay its tries.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ _FADE = 1 / 64  # per step, of what was saved lately
 _NEW = 0.3  # weight of the latest try in what tries are taken to lose
 
 
-class Purse:
-    """One sort of drafts: `credit` in plain steps, and when it may be tried without earning. It
-    gets `share` of what every step pays in. `lately`: plain steps saved per step of late
-    (negative: lost)."""
+class CreditBalance:
+    """The balance of one kind of drafts: `credit` in plain steps, and when a try without credit is
+    due.
+
+    It receives `share` of what every step adds. `lately`: plain steps saved per step recently
+    (negative: lost).
+    """
 
     __slots__ = ("_share", "_since_try", "_try_loss", "_try_steps", "credit", "lately")
 
@@ -30,7 +33,7 @@ class Purse:
 
     @property
     def affords_try(self) -> bool:
-        """Whether the credit covers what a try is taken to lose."""
+        """Whether the credit covers the expected loss of a try."""
         return self.credit >= self._try_loss
 
     def begun(self, num_steps: int) -> None:
@@ -47,15 +50,15 @@ class Purse:
         self.credit = min(MOST_CREDIT, self.credit + steps)
 
     def may_probe(self) -> bool:
-        """A short draft although it does not pay: every so often, on credit."""
+        """Whether a short draft that does not pay may be made: every so often, on credit."""
         return self.affords_try and self._due(PROBE_STEPS)
 
     def may_try(self) -> bool:
-        """What promises a gain, without credit: half as often after every try that lost."""
+        """Whether a predicted gain may be tried without credit: half as often after every loss."""
         return self._due(self._try_steps)
 
     def judge(self, lost: float, *, was_try: bool) -> None:
-        """What became of drafts, in plain steps."""
+        """Record the outcome of drafts, in plain steps."""
         if not was_try:
             self._try_steps = PROBE_STEPS
             return
@@ -69,22 +72,21 @@ class Purse:
         return True
 
 
-class Account:
-    """See the head of this file. `looked`, `computed`: the purses of the two sorts; `both`: there
-    are both."""
+class TimeCredit:
+    """The balances of `looked`-up and `computed` drafts; `both`: there are both kinds."""
 
     def __init__(self, *, both: bool = False) -> None:
         share = 0.5 if both else 1.0
-        self.looked, self.computed = Purse(share), Purse(share)
+        self.looked, self.computed = CreditBalance(share), CreditBalance(share)
         self.saved_s = self.lost_s = self.promised_s = self.drafting_s = 0.0
 
-    def purse(self, computed: bool) -> Purse:
+    def purse(self, computed: bool) -> CreditBalance:
         return self.computed if computed else self.looked
 
     def drafted(
-        self, purse: Purse, saved_s: float, promised_s: float, took_s: float, plain_s: float
+        self, purse: CreditBalance, saved_s: float, promised_s: float, took_s: float, plain_s: float
     ) -> None:
-        """A step with drafts: what it saved (negative: lost), and what had been predicted."""
+        """A step with drafts: what it saved (negative: lost), and what was predicted."""
         if saved_s > 0:
             self.saved_s += saved_s
         else:
@@ -94,22 +96,24 @@ class Account:
         purse.drafted(saved_s / plain_s)
 
     def begun(self, num_steps: int) -> None:
-        """So many steps, with drafts or without."""
+        """Count steps, with drafts or without."""
         self.looked.begun(num_steps)
         self.computed.begun(num_steps)
 
     @property
     def gain_lately(self) -> float:
-        """Plain steps saved per step of late, by the sorts that saved any: what one sort loses is
-        no reason to ask the other less often."""
+        """Plain steps saved per step recently, over the kinds that saved any.
+
+        A loss of one kind is no reason to consult the other less often.
+        """
         return sum(max(0.0, purse.lately) for purse in (self.looked, self.computed))
 
     def asked(self, took_s: float) -> None:
-        """Time spent beside drafts: on deciding that nothing is drafted, or on remembering."""
+        """Time spent deciding that nothing is drafted, or remembering."""
         self.lost_s += took_s
 
     def as_dict(self) -> dict[str, float]:
-        """Seconds so far. `draft_scheduler`: of steps with drafts. `promised`: predicted to be saved."""
+        """Seconds so far, for metrics."""
         return {
             "speculation_saved_s": self.saved_s,
             "speculation_lost_s": self.lost_s,

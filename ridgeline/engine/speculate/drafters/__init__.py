@@ -1,1 +1,1 @@
-"""Drafters."""
+"""The drafters, one file per method."""

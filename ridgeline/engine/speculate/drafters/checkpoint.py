@@ -1,8 +1,8 @@
 """Trained drafters on disk: a folder with `drafter.json` and `model.safetensors`.
 
-`drafter.json` says what it is and whom it drafts for: sizes, and a fingerprint of the target's
-hidden space (its final norm, which quantising leaves alone and a rotation does not). Quantised
-forms of a model are served by the same drafter; another model is refused.
+`drafter.json` holds the kind, the sizes, and a fingerprint of the target's hidden space (its final
+norm, which quantisation leaves unchanged and a rotation does not). A drafter serves all quantised
+forms of its model; another model is refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _TRAIN = "make one: ridgeline train-drafter MODEL --kind {kind} --output DIR"
 
 
 class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `drafter.json` holds. `num_heads`: of medusa. `layer`: the shape of eagle's. `made`: how
-    it was trained, for people."""
+    """The content of `drafter.json`. `num_heads`: of medusa. `layer`: the shape of eagle's layer.
+    `made`: how it was trained, for information.
+    """
 
     kind: str
     hidden_size: int
@@ -73,7 +74,7 @@ def read_config(name: str, kind: str) -> DrafterConfig:
 
 
 def check_sizes(config: DrafterConfig, target: ModelSpec, name: str) -> None:
-    """CannotRun where the drafter cannot belong to this model: cheap, before weights are loaded."""
+    """Raise CannotRun if the sizes do not fit this model; cheap, before weights are loaded."""
     theirs = config.hidden_size, config.vocab_size
     ours = target.hidden_size, target.vocab_size
     if theirs != ours:
@@ -86,7 +87,7 @@ def check_sizes(config: DrafterConfig, target: ModelSpec, name: str) -> None:
 
 
 def check_target(config: DrafterConfig, decoder: Decoder, name: str) -> None:
-    """CannotRun where sizes agree and the model is another one all the same."""
+    """Raise CannotRun if the sizes fit but the drafter was trained for another model."""
     own = fingerprint(decoder)
     if config.target != own:
         raise CannotRun(
@@ -98,7 +99,7 @@ def check_target(config: DrafterConfig, decoder: Decoder, name: str) -> None:
 
 
 def fingerprint(decoder: Decoder) -> str:
-    """Of the space in which the last hidden states live: the gain of the final norm."""
+    """Fingerprint of the space of last hidden states: the gain of the final norm."""
     gain_C = getattr(decoder.norm, "gain_C", torch.ones(decoder.spec.hidden_size))
     numbers = gain_C.detach().float().cpu().to(torch.bfloat16).view(torch.int16).numpy()
     return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
@@ -107,7 +108,7 @@ def fingerprint(decoder: Decoder) -> str:
 def read_tensors(
     name: str, kind: str, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The drafter's tensors, exactly those of `shapes`. Raises BadModel."""
+    """The drafter's tensors, exactly those in `shapes`. Raises BadModel."""
     file = drafter_path(name, kind) / SINGLE
     found = {tensor: entry.shape for tensor, entry in read_header(file).items()}
     if found != dict(shapes):
@@ -122,13 +123,13 @@ def read_tensors(
 
 
 def weight_bytes(name: str, kind: str, dtype: str) -> int:
-    """What the drafter's tensors will occupy in `dtype`."""
+    """Bytes of the drafter's tensors in `dtype`."""
     entries = read_header(drafter_path(name, kind) / SINGLE).values()
     return sum(math.prod(entry.shape) for entry in entries) * DTYPES[dtype].itemsize
 
 
 def write_drafter(folder: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> int:
-    """Write a drafter in bfloat16; the bytes of its weights."""
+    """Write a drafter in bfloat16; returns the bytes of its weights."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {k: v.detach().to(torch.bfloat16).contiguous() for k, v in tensors.items()}
     save_file(kept, folder / SINGLE, metadata={"format": "pt"})

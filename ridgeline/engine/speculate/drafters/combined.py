@@ -1,15 +1,15 @@
-"""Several drafters as one: the cheapest that has something to say goes first.
+"""Several drafters as one: the cheapest with a guess goes first.
 
-What. Lookups cost microseconds, so they are asked first, in order; of their guesses the one that
-rests on the longest evidence is taken. Only where none has one does a drafter that computes speak.
+Lookups cost microseconds, so they go first, in order; of their guesses the one with the longest
+evidence is used. Only if none has a guess does a drafter compute one.
 
-Source. The order is that of hybrid SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) and of
-SAM-Decoding, which fall back to a model where the match is short.
+Source: hybrid SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) and SAM-Decoding, which fall
+back to a model after short matches.
 
-Invariant. A draft comes whole from one drafter, so that its rule of verification holds: what was
-looked up is walked, what was drawn is judged against what it was drawn from.
-When it loses. A lookup with a long but wrong match speaks where the model would have been right;
-the controller sees that in the acceptance of that kind, and asks the model instead.
+Invariant: a draft comes entirely from one drafter, so its verification rule holds: lookups are
+matched exactly, sampled drafts are judged against the distribution they were sampled from. When it
+loses: a lookup with a long but wrong match preempts a model that would have been right; the
+controller sees this in the acceptance of that kind and uses the model instead.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.engine.scheduler.speculation.base import DraftContext
-from ridgeline.engine.speculate.drafters.base import KINDS, NO_GUESS, Drafter, Guess, Lookup
+from ridgeline.engine.speculate.drafters.base import KINDS, NO_GUESS, Drafter, Lookup, LookupGuess
 
 
 class Lookups:
-    """Several lookups as one; kinds are told apart by the lookup's place."""
+    """Several lookups as one; their kinds are distinguished by the lookup's position."""
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
         self._lookups = tuple(lookups)
         self.name = "+".join(each.name for each in self._lookups)
 
-    def look(self, each: DraftContext, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> LookupGuess:
         best, found = -1, NO_GUESS
         for place, lookup in enumerate(self._lookups):
             guess = lookup.look(each, most)
             if guess.tokens and guess.kinds[0] > best:
                 best, first = guess.kinds[0], place * KINDS
-                found = Guess(guess.tokens, tuple([first + kind for kind in guess.kinds]))
+                found = LookupGuess(guess.tokens, tuple([first + kind for kind in guess.kinds]))
         return found
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
@@ -42,7 +42,7 @@ class Lookups:
 
 
 class Combined:
-    """A lookup, and a drafter where it has nothing to say, as one drafter of any depth."""
+    """A lookup, with a drafter as its fallback, as one drafter of any depth."""
 
     def __init__(self, lookup: Lookup | None, drafter: Drafter | None) -> None:
         assert lookup is not None or drafter is not None

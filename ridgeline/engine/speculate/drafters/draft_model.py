@@ -1,20 +1,20 @@
 """A small model drafts for a large one.
 
-What. A second decoder with a KV cache of its own reads what the sequences know and goes on by
-itself: one forward pass per drafted token, for all sequences of the step at once. What the verifier
-refused is forgotten by going back to the longest head that both have in common.
+A second decoder with its own KV cache reads the sequences' known tokens and continues: one forward
+pass per drafted token, for all sequences of the step together. Rejected tokens are undone by going
+back to the longest common prefix.
 
-Source. Speculative decoding (Leviathan et al. 2023; Chen et al. 2023).
+Source: speculative decoding (Leviathan et al. 2023; Chen et al. 2023).
 
-Invariants. Requests that are greedy or have a seed get the draft model's likeliest tokens and are
-walked, so that their answers are those of plain decoding. The others' drafts are *drawn*, after the
-request's own temperature and restrictions, and verified by rejection (`draft_sample_method`
-"greedy" drafts the likeliest for everybody). Both models speak the same tokens, compared by content
-when the engine is assembled; ids that the target does not have are never drafted.
-When it loses. T_draft / T_target is the price of a guess: with c = 0.2 and 60 % acceptance the gain
-is gone at three drafts. On small targets the passes are overhead, not arithmetic.
+Invariants: greedy and seeded requests get the draft model's most likely tokens and are verified by
+exact match, so their output equals plain decoding. Drafts of other requests are sampled with the
+request's temperature and restrictions and verified by rejection (`draft_sample_method` "greedy"
+drafts the most likely tokens for all). Both models must have the same vocabulary, compared by
+content when the engine is built; ids unknown to the target are never drafted. When it loses: a
+draft costs T_draft / T_target; at a cost of 0.2 and 60 % acceptance the gain is gone at three
+drafts. On small targets the passes are overhead rather than arithmetic.
 
-Shapes: T rows of a pass, S sequences, V the target's vocabulary, Q the draft model's.
+Shape suffixes: T rows of a pass, S sequences, V the target's vocabulary, Q the draft model's.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.sampling import (
-    Guess,
+    PartialDraft,
     all_argmax,
-    given,
+    finished_drafts,
     numbers_for,
     take,
     take_named,
@@ -45,7 +45,7 @@ CHUNK = 512  # rows of one pass while a prompt is being read
 
 
 @dataclass(slots=True)
-class _Reader:
+class _ModelReader:
     """What the draft model has computed of one sequence."""
 
     tokens: list[int] = field(default_factory=list)
@@ -53,15 +53,16 @@ class _Reader:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Guess(Guess):
-    """One sequence's draft in the making, and how far it has been read."""
+class _ModelDraft(PartialDraft):
+    """One sequence's unfinished draft, and how far it has been read."""
 
-    reader: _Reader
+    reader: _ModelReader
 
 
 class DraftModelDrafter:
-    """See the head of this file. `draws`: draw for requests without a seed. `vocab_size`: the
-    target's."""
+    """Drafts with a second model. `draws`: sample for requests without a seed. `vocab_size`: the
+    target's.
+    """
 
     name = "draft_model"
 
@@ -78,7 +79,7 @@ class DraftModelDrafter:
         self._decoder, self._attention, self._pool = decoder, attention, pool
         self._drawn, self._draws, self._vocab_size = drawn, draws, vocab_size
         self._last_tokens = last_tokens_of(decoder, attention, vocab_size)
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, _ModelReader] = {}
 
     @torch.inference_mode()
     def draft(
@@ -91,16 +92,18 @@ class DraftModelDrafter:
         while going:
             self._go_on(going)
             going = [guess for guess in going if not guess.is_done]
-        return given(contexts, [guess for guess in guesses if guess is not None], self._drawn)
+        return finished_drafts(
+            contexts, [guess for guess in guesses if guess is not None], self._drawn
+        )
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         reader = self._readers.pop(seq_id, None)
         if reader is not None:
             self._pool.release_all(reader.blocks)
 
-    def _begin(self, each: DraftContext, depth: int) -> _Guess | None:
-        """Go back to what is still right, and find blocks for what is to come; None without."""
-        reader = self._readers.setdefault(each.seq_id, _Reader())
+    def _begin(self, each: DraftContext, depth: int) -> _ModelDraft | None:
+        """Go back to the common prefix and allocate blocks; None if there are none."""
+        reader = self._readers.setdefault(each.seq_id, _ModelReader())
         _go_back(reader.tokens, each.tokens)
         depth = min(depth, self._decoder.spec.max_positions - len(each.tokens))
         num_missing = self._pool.num_blocks_for(len(each.tokens) + depth) - len(reader.blocks)
@@ -108,10 +111,10 @@ class DraftModelDrafter:
             return None
         reader.blocks += [self._pool.allocate() for _ in range(num_missing)]
         own = numbers_for(each, depth, self._draws)
-        return _Guess(each, depth, own, reader=reader)
+        return _ModelDraft(each, depth, own, reader=reader)
 
-    def _read(self, guesses: Sequence[_Guess]) -> None:
-        """Feed all but the last known token, where more than that is new."""
+    def _read(self, guesses: Sequence[_ModelDraft]) -> None:
+        """Feed all but the last known token, if more than that is new."""
         for guess in guesses:
             reader, tokens = guess.reader, guess.each.tokens
             while len(tokens) - len(reader.tokens) > CHUNK:
@@ -120,8 +123,8 @@ class DraftModelDrafter:
                 self._hidden([Run(guess.each.seq_id, start, fed, tuple(reader.blocks), None)])
                 reader.tokens += fed
 
-    def _go_on(self, guesses: Sequence[_Guess]) -> None:
-        """One pass: everybody's next token."""
+    def _go_on(self, guesses: Sequence[_ModelDraft]) -> None:
+        """One pass: the next token of every draft."""
         runs = [_run(guess) for guess in guesses]
         if all_argmax(guesses):
             take_named(guesses, self._last_tokens(runs))
@@ -137,8 +140,9 @@ class DraftModelDrafter:
 
 
 def _as_wide(logits_SQ: Tensor, width: int) -> Tensor:
-    """Over the target's vocabulary, which may be padded differently: no chance for what is not in
-    both."""
+    """Logits over the target's vocabulary, which may be padded differently; -inf for ids not in
+    both.
+    """
     missing = width - logits_SQ.shape[1]
     if missing > 0:
         return torch.nn.functional.pad(logits_SQ, (0, missing), value=-torch.inf)
@@ -146,14 +150,14 @@ def _as_wide(logits_SQ: Tensor, width: int) -> Tensor:
 
 
 def _go_back(computed: list[int], known: Sequence[int]) -> None:
-    """Forget what differs, and the last known token: its logits are wanted again."""
+    """Forget what differs, and the last known token, whose logits are needed again."""
     num = min(len(computed), len(known) - 1)
     while computed[:num] != list(known[:num]):
         num = next(i for i in range(num) if computed[i] != known[i])
     del computed[num:]
 
 
-def _run(guess: _Guess) -> Run:
+def _run(guess: _ModelDraft) -> Run:
     start = len(guess.reader.tokens)
     known = guess.each.tokens
     new = (*known[start:], *guess.drafts[max(0, start - len(known)) :])

@@ -1,26 +1,26 @@
-"""One layer that goes on from the target's last hidden state, token by token.
+"""EAGLE: one layer that continues from the target's last hidden state, token by token.
 
-What. At each place the layer takes the embedding of the token there and the state of the place
-before it, and gives what the target's last hidden state will be; the target's own LM head turns it
-into a distribution over the next token. The first draft starts from a true state, the further ones
-from the layer's own: unlike Medusa's heads, each sees the tokens that were drafted before it.
+At each position the layer takes the embedding of its token and the state of the position before,
+and predicts the target's last hidden state; the target's own LM head turns it into a distribution
+over the next token. The first draft starts from a true state, further ones from the layer's own
+output: unlike Medusa's heads, each sees the tokens drafted before it.
 
-    place        t-1            t              n-1          n
-    token               x_t         …      x_n-1 ──┐     draft 1 ──┐
-    state       h_t-1 ───┴─▶ (h_t)  …  h_n-2 ──────┴▶ f_n-1 ───────┴▶ f_n ─▶ LM head ─▶ draft 2
+  position     t-1            t              n-1          n
+  token               x_t         …      x_n-1 ──┐     draft 1 ──┐
+  state       h_t-1 ───┴─▶ (h_t)  …  h_n-2 ──────┴▶ f_n-1 ───────┴▶ f_n ─▶ LM head ─▶ draft 2
 
-Its keys and values are its own (one layer's worth), of true states; drafts write behind them, and
-are written over. It reads as many of the latest states as the runner has kept (`WINDOW`): where a
-sequence begins in the prefix cache, its context begins behind the hit.
+It has keys and values of its own (one layer's worth) of true states; drafts write behind them and
+are overwritten. It reads as many of the latest states as the runner keeps (`WINDOW`): if a sequence
+starts with a prefix hit, its context begins after the hit.
 
-Source. EAGLE (Li et al. 2024, arXiv 2401.15077); trained on its own output for the further places
-as in EAGLE-3 (Li et al. 2025, arXiv 2503.01840) by `ridgeline train-drafter --kind eagle`.
+Source: EAGLE (Li et al. 2024, arXiv 2401.15077); trained on its own output for further positions as
+in EAGLE-3 (Li et al. 2025, arXiv 2503.01840) by `ridgeline train-drafter --kind eagle`.
 
-Invariants. Those of `base`; drawn drafts are judged by rejection.
-When it loses. A pass per draft, each with the whole LM head: on a model of few layers that is a
-third of the model's own pass.
+Invariants: those of the drafter interface; sampled drafts are verified by rejection. When it loses:
+one pass per draft, each with the whole LM head: on a model of few layers that is a third of the
+model's own pass.
 
-Shapes: T rows of a pass, S sequences, R rows of one sequence, C hidden_size, V vocabulary.
+Shape suffixes: T rows of a pass, S sequences, R rows of one sequence, C hidden_size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
-from ridgeline.engine.speculate.drafters.hidden_states import States
+from ridgeline.engine.speculate.drafters.hidden_states import HiddenStates
 from ridgeline.engine.speculate.drafters.sampling import (
-    Guess,
+    PartialDraft,
     all_argmax,
-    given,
+    finished_drafts,
     numbers_for,
     take,
     take_named,
@@ -79,7 +79,7 @@ class EagleShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     norm_eps: float
 
     def shapes(self, size: int) -> dict[str, tuple[int, ...]]:
-        """Of its tensors, for a target of hidden size `size`."""
+        """Shapes of its tensors, for a target of hidden size `size`."""
         wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         inner = self.intermediate_size
         return {
@@ -97,7 +97,7 @@ class EagleShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         }
 
     def spec(self, target: ModelSpec) -> ModelSpec:
-        """The target with this layer alone: what its cache and its attention are made for."""
+        """The target's spec with this layer alone, for its cache and attention."""
         shapes = self.shapes(target.hidden_size)
 
         def linear(name: str) -> LinearSpec:
@@ -130,7 +130,7 @@ def shape_of(config: DrafterConfig, name: str) -> EagleShape:
 
 
 class EagleLayer:
-    """The layer with its weights, the target's embedding and head. `spec` is the layer's."""
+    """The layer's weights with the target's embedding and LM head. `spec` is the layer's."""
 
     def __init__(
         self, shape: EagleShape, tensors: Mapping[str, Tensor], decoder: Decoder, context: int
@@ -165,7 +165,7 @@ class EagleLayer:
 
 
 def normed(e_TC: Tensor) -> Tensor:
-    """Embeddings at the scale of states."""
+    """Embeddings at the scale of hidden states."""
     return F.rms_norm(e_TC, e_TC.shape[-1:], None, 1e-6)
 
 
@@ -179,8 +179,8 @@ def load_layer(name: str, config: DrafterConfig, decoder: Decoder, context: int)
 
 
 @dataclass(slots=True)
-class _Reader:
-    """What was read of one sequence: places from `base` on, `num` of them, in `blocks`."""
+class _EagleReader:
+    """What was read of one sequence: `num` positions from `base` on, stored in `blocks`."""
 
     base: int
     num: int = 0
@@ -188,15 +188,18 @@ class _Reader:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Guess(Guess):
-    reader: _Reader
+class _EagleDraft(PartialDraft):
+    reader: _EagleReader
     h_RC: Tensor
     """The states that the next pass starts from."""
 
 
 class EagleDrafter:
-    """See the head of this file. `draws`: draw for requests without a seed. `states` is filled by
-    the runner; `pool` numbers the blocks of the layer's own cache, which `attention` reads."""
+    """Drafts with an EAGLE layer. `draws`: sample for requests without a seed.
+
+    The runner fills `states`; `pool` numbers the blocks of the layer's own cache, read by
+    `attention`.
+    """
 
     name = "eagle"
 
@@ -205,7 +208,7 @@ class EagleDrafter:
         layer: EagleLayer,
         attention: Attention,
         pool: BlockPool,
-        states: States,
+        states: HiddenStates,
         *,
         drawn: Drawn,
         draws: bool,
@@ -213,7 +216,7 @@ class EagleDrafter:
         self._layer, self._attention, self._pool = layer, attention, pool
         self._states, self._drawn, self._draws = states, drawn, draws
         self._likeliest = likeliest_of(layer.decoder)
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, _EagleReader] = {}
 
     @torch.inference_mode()
     def draft(
@@ -226,7 +229,7 @@ class EagleDrafter:
         while going:
             self._go_on(going)
             going = [guess for guess in going if not guess.is_done]
-        return given(contexts, guesses, self._drawn)
+        return finished_drafts(contexts, guesses, self._drawn)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._states.forget(seq_id)
@@ -234,8 +237,8 @@ class EagleDrafter:
         if reader is not None:
             self._pool.release_all(reader.blocks)
 
-    def _begin(self, each: DraftContext, depth: int) -> _Guess | None:
-        """Take the states that are new, and find blocks; None without states or without blocks."""
+    def _begin(self, each: DraftContext, depth: int) -> _EagleDraft | None:
+        """Take the new states and allocate blocks; None without states or blocks."""
         known = self._states.of(each.seq_id, len(each.tokens))
         if known is None:
             return None
@@ -248,17 +251,17 @@ class EagleDrafter:
         reader.blocks += [self._pool.allocate() for _ in range(num_missing)]
         self._states.use_up(each.seq_id)
         own = numbers_for(each, depth, self._draws)
-        return _Guess(each, depth, own, reader=reader, h_RC=h_RC)
+        return _EagleDraft(each, depth, own, reader=reader, h_RC=h_RC)
 
-    def _reader(self, seq_id: int, start: int) -> _Reader:
-        """Where reading goes on; anew where states are missing in between."""
-        reader = self._readers.setdefault(seq_id, _Reader(start))
+    def _reader(self, seq_id: int, start: int) -> _EagleReader:
+        """Where reading continues; from the start if states in between are missing."""
+        reader = self._readers.setdefault(seq_id, _EagleReader(start))
         if reader.base + reader.num != start:
             reader.base, reader.num = start, 0
         return reader
 
-    def _go_on(self, guesses: Sequence[_Guess]) -> None:
-        """One pass: everybody's next token."""
+    def _go_on(self, guesses: Sequence[_EagleDraft]) -> None:
+        """One pass: the next token of every draft."""
         runs = [_run(guess) for guess in guesses]
         h_TC = torch.cat([guess.h_RC for guess in guesses])
         f_TC = self._layer(runs, h_TC, self._attention)
@@ -274,8 +277,8 @@ class EagleDrafter:
             take(guesses, self._layer.decoder.logits(f_SC))
 
 
-def _run(guess: _Guess) -> Run:
-    """The tokens behind the states, at the reader's own places."""
+def _run(guess: _EagleDraft) -> Run:
+    """The tokens after the states, at the reader's own positions."""
     each, reader = guess.each, guess.reader
     start, tokens = reader.num, tuple(each.tokens[len(each.tokens) - len(guess.h_RC) :])
     if guess.drafts:

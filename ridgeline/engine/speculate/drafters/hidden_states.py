@@ -1,13 +1,13 @@
-"""What drafters learn from that read the target's mind: its last hidden states, as steps make them.
+"""The target's last hidden states, recorded from steps for drafters that read them.
 
-The runner shows every step's rows after its tokens are chosen. Of a sequence the latest rows are
-kept, as many as `window`, without a gap, if it ran in the last `window` steps: rows of rejected
-drafts never get in, and where a sequence goes on at another place (preempted, a prefix hit) its
-rows begin anew. A step is put aside as it is, which costs a microsecond whatever its batch; only
-when somebody asks (or many are put aside, or a large one) its rows are told apart. While nothing
-is drafted nobody asks.
+The runner passes every step's rows after its tokens are chosen. The latest rows of a sequence are
+kept, at most `window` of them and without gaps, if it ran within the last `window` steps. Rows of
+rejected drafts are never included, and a sequence that continues elsewhere (preempted, a prefix
+hit) starts anew. A step is recorded as a whole, which costs a microsecond for any batch; its rows
+are assigned to sequences only on demand, or when many steps or a large one are pending. While
+nothing is drafted there is no demand.
 
-Shapes: T rows of a step, R rows of one sequence, C hidden_size.
+Shape suffixes: T rows of a step, R rows of one sequence, C hidden_size.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _Trail:
         return self.start + self.num_rows
 
 
-class States:
-    """See the head of this file."""
+class HiddenStates:
+    """Recent last hidden states by sequence."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -51,8 +51,9 @@ class States:
             self._tell_apart()
 
     def of(self, seq_id: int, num_known: int) -> tuple[int, Tensor] | None:
-        """(first position, rows_RC up to the one that the last of `num_known` tokens was chosen
-        from); None where they are not known."""
+        """(first position, rows_RC up to the row that chose the last of `num_known` tokens); None
+        if unknown.
+        """
         self._tell_apart()
         trail = self._trails.get(seq_id)
         if trail is None or not trail.parts or trail.end != num_known - 1:
@@ -62,13 +63,13 @@ class States:
         return trail.start, trail.parts[0]
 
     def pretend(self, seq_id: int, num_known: int, like_C: Tensor) -> None:
-        """As if steps had made the sequence's missing rows: for measuring what drafts cost."""
+        """Fill in missing rows of a sequence, to measure the cost of drafts."""
         trail = self._trails.get(seq_id)
         start = 0 if trail is None else trail.end
         self._add(seq_id, start, like_C.expand(num_known - 1 - start, -1))
 
     def use_up(self, seq_id: int) -> None:
-        """The rows were read; those that follow go on where they ended."""
+        """Mark the rows as read; later ones continue where they ended."""
         trail = self._trails.get(seq_id)
         if trail is not None:
             trail.start, trail.parts, trail.num_rows = trail.end, [], 0
@@ -78,8 +79,9 @@ class States:
         self._trails.pop(seq_id, None)
 
     def _tell_apart(self) -> None:
-        """The rows of what was put aside to their sequences; a window needs no more steps than it
-        has rows."""
+        """Assign the rows of recorded steps to their sequences; a window needs no more steps than
+        rows.
+        """
         notes, self._notes = self._notes[-self._window :], []
         for runs, num_outputs, x_TC in notes:
             first = 0

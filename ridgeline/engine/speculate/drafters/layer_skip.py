@@ -1,28 +1,27 @@
-"""The model drafts for itself, with some of its layers left out.
+"""Self-speculation: the model drafts with some of its layers left out.
 
-What. A draft pass goes through the embedding, the layers that are kept, and the head. It reads what
-the target has computed of the sequence (each kept layer its own KV cache) and writes the drafted
-places of those layers behind it; the step that verifies goes through all layers and writes these
-places anew, with the right numbers. No weights and no cache of its own.
+A draft pass goes through the embedding, the kept layers and the LM head. It reads what the target
+has computed of the sequence (each kept layer its own KV cache) and writes the drafted positions of
+those layers; the verifying step runs all layers and overwrites these positions with the correct
+values. It has no weights and no cache of its own.
 
-Which layers are left out is measured once, before anybody is served, on text that ships with
-Ridgeline (or its own vocabulary at random, without a tokenizer): how little a layer turns the
-stream that runs through it says in which order layers go; for each number of them, how often the
-rest says the same as the whole, and what a pass costs, give the expected gain; the best is taken.
-Leaving out the last ones is early exit, and one of the possibilities.
+Which layers to leave out is measured once, before serving, on text shipped with Ridgeline (or
+random tokens without a tokenizer). How little a layer turns the residual stream gives the order of
+removal; for each number of layers the agreement with the full model and the cost of a pass give the
+expected gain, and the best is used. Leaving out the last layers is early exit, one of the
+possibilities.
 
-Source. Draft & Verify (Zhang et al. 2024, arXiv 2309.08168) skips layers chosen by search;
+Source: Draft & Verify (Zhang et al. 2024, arXiv 2309.08168) skips layers chosen by search;
 LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) exits early with a shared cache; the order is
 ShortGPT's block influence (Men et al. 2024, arXiv 2403.03853), which needs one pass instead of a
 search.
 
-Invariants. Those of `base`. A draft writes only behind the tokens that the target has computed, in
-blocks that the step's plan has made the sequence's own, and never beyond the last of them: where
-the block ends, the draft ends.
-When it loses. Every kept layer is paid for again, and so is the head, which on small models is a
-third of it all. A model that was not trained to exit early agrees with its own half too seldom.
+Invariants: those of the drafter interface. A draft writes only behind the tokens computed by the
+target, in blocks that the step plan has allocated to the sequence, and ends where the last block
+ends. When it loses: every kept layer is paid again, and so is the LM head, a third of a small
+model. A model not trained for early exit rarely agrees with its own half.
 
-Shapes: T rows of a pass, C hidden_size, V vocabulary.
+Shape suffixes: T rows of a pass, C hidden_size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.sampling import (
-    Guess,
+    PartialDraft,
     all_argmax,
-    given,
+    finished_drafts,
     numbers_for,
     take,
     take_named,
 )
 from ridgeline.engine.speculate.drafters.target_model import (
-    Target,
+    TargetModel,
     last_hidden,
     last_tokens_of,
     states,
@@ -59,11 +58,13 @@ REPEATS = 5
 
 
 class SelfDrafter:
-    """See the head of this file. `draws`: draw for requests without a seed."""
+    """Drafts with a subset of the target's layers. `draws`: sample for requests without a seed."""
 
     name = "self"
 
-    def __init__(self, target: Target, kept: Sequence[int], *, drawn: Drawn, draws: bool) -> None:
+    def __init__(
+        self, target: TargetModel, kept: Sequence[int], *, drawn: Drawn, draws: bool
+    ) -> None:
         own = target.only(kept)
         self.kept = tuple(kept)
         self._decoder, self._attention = own.decoder, own.attention()
@@ -81,13 +82,13 @@ class SelfDrafter:
         while going:
             self._go_on(going)
             going = [guess for guess in going if not guess.is_done]
-        return given(contexts, guesses, self._drawn)
+        return finished_drafts(contexts, guesses, self._drawn)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
-        """Nothing is kept."""
+        """Keeps no state per sequence."""
 
-    def _go_on(self, guesses: Sequence[Guess]) -> None:
-        """One pass: everybody's next token."""
+    def _go_on(self, guesses: Sequence[PartialDraft]) -> None:
+        """One pass: the next token of every draft."""
         runs = [_run(guess) for guess in guesses]
         if all_argmax(guesses):
             take_named(guesses, self._last_tokens(runs))
@@ -95,16 +96,16 @@ class SelfDrafter:
             x_SC = last_hidden(self._decoder, self._attention, runs)
             take(guesses, self._decoder.logits(x_SC))
 
-    def _begin(self, each: DraftContext, depth: int) -> Guess:
-        """As deep as there are places: the last draft needs none, nobody feeds it."""
+    def _begin(self, each: DraftContext, depth: int) -> PartialDraft:
+        """A draft as deep as there are positions; the last token needs none because it is not fed."""
         places = len(each.blocks) * self._block_size - len(each.tokens)
         fits = len(each.tokens) - each.num_computed <= CHUNK and places >= 0
         depth = min(depth, places + 1) if fits else 0
-        return Guess(each, depth, numbers_for(each, depth, self._draws))
+        return PartialDraft(each, depth, numbers_for(each, depth, self._draws))
 
 
-def _run(guess: Guess) -> Run:
-    """What is pending for the first token, and then the latest one."""
+def _run(guess: PartialDraft) -> Run:
+    """The pending tokens for the first draft, then the latest one."""
     each, num_known = guess.each, len(guess.each.tokens)
     if not guess.drafts:
         start, tokens = each.num_computed, tuple(each.tokens[each.num_computed :])
@@ -113,10 +114,12 @@ def _run(guess: Guess) -> Run:
     return Run(each.seq_id, start, tokens, each.blocks, None)
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A choice of layers, and what was measured: `agreement` of its likeliest token with the whole
-    model's, `cost` of a pass in passes of the whole model, the `gain` in speed that they promise at
-    `depth` drafts."""
+class LayerChoice(msgspec.Struct, frozen=True):
+    """A choice of layers with its measurements.
+
+    `agreement` of its most likely token with the full model's, `cost` of a pass in full passes, and
+    the predicted `gain` in speed at `depth` drafts.
+    """
 
     layers: tuple[int, ...]
     agreement: float
@@ -127,18 +130,22 @@ class Kept(msgspec.Struct, frozen=True):
 
 @torch.inference_mode()
 def choose_layers(
-    target: Target, tokens: Sequence[int], most: int, clock: Callable[[], float], budget_s: float
-) -> Kept:
-    """The layers to keep, by a measurement on `tokens` (see the head of this file).
+    target: TargetModel,
+    tokens: Sequence[int],
+    most: int,
+    clock: Callable[[], float],
+    budget_s: float,
+) -> LayerChoice:
+    """The layers to keep, measured on `tokens`; `most` is the deepest draft.
 
-    `most`: the deepest draft. Ends early, with the sets measured by then, after `budget_s`.
+    Ends after `budget_s` with the sets measured by then.
     """
     begun_s = clock()
     decoder = target.decoder
     whole_T = decoder.logits(states(decoder, tokens)).argmax(-1)
     rows_s = [_pass_s(decoder, num, clock) for num in range(1, most + 2)]
     order = sorted(enumerate(influences(decoder, tokens)), key=lambda entry: entry[1])
-    found: list[Kept] = []
+    found: list[LayerChoice] = []
     for num in range(1, len(order)):
         skipped = {layer for layer, _ in order[:num]}
         layers = tuple(i for i in range(len(order)) if i not in skipped)
@@ -155,18 +162,17 @@ def _measured(
     whole_T: Tensor,
     rows_s: Sequence[float],
     clock: Callable[[], float],
-) -> Kept:
+) -> LayerChoice:
     said_T = part.logits(states(part, tokens)).argmax(-1)
     agreement = float((said_T == whole_T).float().mean())
     cost = _pass_s(part, 1, clock) / rows_s[0]
     depth, gain = best_depth(agreement, cost, [each / rows_s[0] for each in rows_s])
-    return Kept(layers, agreement, cost, depth, gain)
+    return LayerChoice(layers, agreement, cost, depth, gain)
 
 
 def best_depth(agreement: float, cost: float, rows: Sequence[float]) -> tuple[int, float]:
-    """(depth, gain): expected tokens of a step over what it takes, at the depth where that is most.
-
-    `rows[i]`: cost of a step with i drafts, in plain steps.
+    """(depth, gain) at which expected tokens per time are highest. `rows[i]`: cost of a step with i
+    drafts, in plain steps.
     """
     expected, best = 1.0, (1, 0.0)
     for depth in range(1, len(rows)):
@@ -176,7 +182,7 @@ def best_depth(agreement: float, cost: float, rows: Sequence[float]) -> tuple[in
 
 
 def influences(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
-    """How much each layer turns the stream: 1 - the mean cosine between what enters and leaves."""
+    """How much each layer turns the stream: 1 - mean cosine between its input and output."""
     body = decoder.body
     tokens_T = torch.tensor(tokens, device=decoder.device)
     like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
@@ -192,7 +198,7 @@ def influences(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
 
 
 def _pass_s(decoder: Decoder, num_rows: int, clock: Callable[[], float]) -> float:
-    """Seconds of a pass with `num_rows` rows, head included: the median of a few."""
+    """Median seconds of a pass with `num_rows` rows, LM head included."""
     times = []
     for _ in range(REPEATS + 1):
         begun_s = clock()

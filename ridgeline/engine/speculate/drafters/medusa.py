@@ -1,21 +1,20 @@
-"""Heads that guess the next few tokens from one hidden state, all at once.
+"""Medusa: heads that guess the next few tokens from one hidden state, all at once.
 
-What. The state from which the model chose its latest token also knows something of what comes
-after. Head i takes it through one residual layer, z_i = x + silu(W_i x + b_i), and the model's own
-LM head turns z_i into a distribution over the token i places further on. There is no pass per
-token: all heads are one product, and all their rows one pass of the LM head.
+The state from which the model chose its latest token contains information about later ones. Head i
+passes it through one residual layer, z_i = x + silu(W_i x + b_i), and the model's own LM head turns
+z_i into a distribution over the token i positions ahead. There is no pass per token: all heads are
+one product, and all their rows one pass of the LM head.
 
-Source. Medusa (Cai et al. 2024, arXiv 2401.10774), heads trained with the model frozen (Medusa-1);
-here they share the LM head, which holds a third of a small model. Drafts are chains (the first
-token of head 1, the first of head 2, …) or trees (`tree.py`). Trained by
-`ridgeline train-drafter --kind medusa`.
+Source: Medusa (Cai et al. 2024, arXiv 2401.10774), heads trained with the model frozen (Medusa-1);
+here they share the LM head, which is a third of a small model. Drafts are chains (the first token
+of head 1, the first of head 2, …) or trees. Trained by `ridgeline train-drafter --kind medusa`.
 
-Invariants. Those of `base`; the verifier is told what drawn tokens were drawn from, so that nothing
-but rejection sampling judges them (no "typical acceptance": that is lossy).
-When it loses. Heads do not see each other's tokens: the further, the vaguer. The LM head is paid
-for once per row, which on a small model with a large vocabulary is most of a step.
+Invariants: those of the drafter interface; sampled tokens are verified by rejection only (no
+"typical acceptance", which is lossy). When it loses: heads do not see each other's tokens, so they
+become less accurate with distance. The LM head is paid per row, which dominates a step of a small
+model with a large vocabulary.
 
-Shapes: S sequences, K heads, C hidden_size, V vocabulary.
+Shape suffixes: S sequences, K heads, C hidden_size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from ridgeline.engine.sampling.verify.rejection_sampling import Places
 from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
-from ridgeline.engine.speculate.drafters.hidden_states import States
+from ridgeline.engine.speculate.drafters.hidden_states import HiddenStates
 from ridgeline.engine.speculate.drafters.sampling import (
-    Guess,
+    PartialDraft,
     all_argmax,
-    given,
+    finished_drafts,
     numbers_for,
     places_of,
     take,
@@ -44,7 +43,7 @@ from ridgeline.engine.speculate.drafters.sampling import (
 from ridgeline.engine.speculate.token_tree import TokenTree
 
 
-class Heads:
+class MedusaHeads:
     """The residual layers of all heads side by side. `weight_KCC[k]` is head k's W [out, in]."""
 
     def __init__(self, weight_KCC: Tensor, bias_KC: Tensor) -> None:
@@ -63,27 +62,34 @@ class Heads:
 
 
 def shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of a medusa drafter's file."""
+    """Shapes of the tensors in a medusa drafter's file."""
     heads, size = config.num_heads, config.hidden_size
     return {"heads.weight": (heads, size, size), "heads.bias": (heads, size)}
 
 
-def load_heads(name: str, config: DrafterConfig, decoder: Decoder) -> Heads:
+def load_heads(name: str, config: DrafterConfig, decoder: Decoder) -> MedusaHeads:
     """The heads of a drafter trained for this decoder. Raises BadModel, CannotRun."""
     check_target(config, decoder, name)
     tensors = read_tensors(name, "medusa", shapes(config), decoder.compute_dtype)
     device = decoder.device
-    return Heads(tensors["heads.weight"].to(device), tensors["heads.bias"].to(device))
+    return MedusaHeads(tensors["heads.weight"].to(device), tensors["heads.bias"].to(device))
 
 
 class MedusaDrafter:
-    """See the head of this file. `draws`: draw for requests without a seed. `states` is filled by
-    the runner."""
+    """Drafts with Medusa heads. `draws`: sample for requests without a seed. The runner fills
+    `states`.
+    """
 
     name = "medusa"
 
     def __init__(
-        self, heads: Heads, decoder: Decoder, states: States, *, drawn: Drawn, draws: bool
+        self,
+        heads: MedusaHeads,
+        decoder: Decoder,
+        states: HiddenStates,
+        *,
+        drawn: Drawn,
+        draws: bool,
     ) -> None:
         self._heads, self._decoder, self._states = heads, decoder, states
         self._drawn, self._draws = drawn, draws
@@ -99,18 +105,19 @@ class MedusaDrafter:
             known = self._states.of(each.seq_id, len(each.tokens))
             depth = min(depth, self._heads.num_heads)
             if known is not None and depth > 0:
-                guesses.append(Guess(each, depth, numbers_for(each, depth, self._draws)))
+                guesses.append(PartialDraft(each, depth, numbers_for(each, depth, self._draws)))
                 rows.append(known[1][-1])
         if guesses:
             self._fill(guesses, torch.stack(rows))
-        return given(contexts, guesses, self._drawn)
+        return finished_drafts(contexts, guesses, self._drawn)
 
     @torch.inference_mode()
     def trees(
         self, contexts: Sequence[DraftContext], tree: TokenTree
     ) -> list[list[tuple[int, ...]]]:
-        """The leaves of each entry's tree: every place has as many guesses as the tree is wide
-        there, whatever they follow."""
+        """The leaves of each entry's tree; a position has as many candidates as the tree is wide
+        there.
+        """
         self._drawn.clear()
         known = [self._states.of(each.seq_id, len(each.tokens)) for each in contexts]
         at = [i for i, own in enumerate(known) if own is not None]
@@ -121,7 +128,9 @@ class MedusaDrafter:
         z_SKC = self._heads(x_SC, tree.depth)
         logits_SKV = self._decoder.logits(z_SKC.flatten(0, 1)).view(len(at), tree.depth, -1)
         for i, logits_KV in zip(at, logits_SKV, strict=True):
-            guess = Guess(contexts[i], tree.depth, numbers_for(contexts[i], tree.size, self._draws))
+            guess = PartialDraft(
+                contexts[i], tree.depth, numbers_for(contexts[i], tree.size, self._draws)
+            )
             draws, q_KV = places_of(guess, logits_KV, tree.widths)
             places = Places(draws, q_KV)
             leaves = tree.within(contexts[i].max_drafts, [len(own) for own in draws])
@@ -134,7 +143,7 @@ class MedusaDrafter:
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._states.forget(seq_id)
 
-    def _fill(self, guesses: Sequence[Guess], x_SC: Tensor) -> None:
+    def _fill(self, guesses: Sequence[PartialDraft], x_SC: Tensor) -> None:
         deepest = max(guess.depth for guess in guesses)
         z_SKC = self._heads(x_SC, deepest)
         if all_argmax(guesses):

@@ -1,20 +1,19 @@
-"""Prompt lookup: what came after these words the last time may come after them again.
+"""Prompt lookup: what followed the last few tokens earlier may follow them again.
 
-What. The longest of the last `max_n` … `min_n` tokens of a sequence that has occurred in it before
-is looked for, and the tokens that followed its latest occurrence are the draft. Where that
-occurrence overlaps the end, the copy goes on with what it copied (as in LZ77), so that a period is
-continued as long as asked. Of every place it is remembered whether what stands there would have
-been guessed right when it was new, from what stood before it then: a copy that comes to a place
-where the text went two ways before is likely to part there. That, how long the match is by then,
-and whether the place lies in the prompt make the kind of each token.
+The longest of the last `max_n` … `min_n` tokens of a sequence that occurred in it before is
+searched, and the tokens after its latest occurrence are the draft. If that occurrence overlaps the
+end, the copy continues with what it copied (as in LZ77), so a period continues as long as
+requested. For every position it is recorded whether its token would have been guessed correctly
+when it was new: a copy that reaches a position where the text diverged before is likely to diverge
+there. That history, the match length so far, and whether the position lies in the prompt determine
+the kind of each token.
 
-Source. Inference with reference (LLMA, Yang et al. 2023, arXiv 2304.04487); prompt lookup decoding
+Source: inference with reference (LLMA, Yang et al. 2023, arXiv 2304.04487); prompt lookup decoding
 (Saxena 2023); vLLM's "ngram" method, which takes the earliest occurrence.
 
-Invariant. A draft depends on the sequence's own tokens only: no tenant learns of another.
-When it loses. Text that does not repeat itself: the index (`native/speculation/drafts.h`) costs about a quarter
-of a microsecond per token, and a draft that is rejected costs its rows. No forward pass is spent on
-it.
+Invariant: a draft depends on the sequence's own tokens only, so tenants learn nothing of each
+other. When it loses: text without repetition. The index costs about a quarter of a microsecond per
+token, and a rejected draft costs its rows. No forward pass is spent on it.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from collections.abc import Sequence
 
 import ridgeline._native as _native
 from ridgeline.engine.scheduler.speculation.base import DraftContext
-from ridgeline.engine.speculate.drafters.base import NO_GUESS, Guess
+from ridgeline.engine.speculate.drafters.base import NO_GUESS, LookupGuess
 
 
 class NgramDrafter:
-    """See the head of this file. Grams of `min_n` to `max_n` tokens, longest first."""
+    """Looks up n-grams of `min_n` to `max_n` tokens, longest first."""
 
     name = "ngram"
 
     def __init__(self, min_n: int, max_n: int) -> None:
         self._texts = _native.PromptLookup(min_n, max_n)
 
-    def look(self, each: DraftContext, most: int) -> Guess:
-        """Of exactly `most` tokens where a gram was found, else empty."""
+    def look(self, each: DraftContext, most: int) -> LookupGuess:
+        """Exactly `most` tokens if an n-gram was found, else empty."""
         found = self._texts.look(each.seq_id, each.tokens, each.num_prompt, most)
-        return NO_GUESS if found is None else Guess(*found)
+        return NO_GUESS if found is None else LookupGuess(*found)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._texts.forget(seq_id)

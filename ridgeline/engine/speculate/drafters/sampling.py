@@ -1,11 +1,11 @@
-"""A draft in the making: how the next of its tokens is chosen from a drafter's logits.
+"""Chooses the next token of an unfinished draft from a drafter's logits.
 
-Requests that are greedy or have a seed get the likeliest tokens (they are walked, so nothing else
-could be accepted more often). The others' tokens are *drawn*, after the request's own temperature,
-penalties and restrictions, from numbers that belong to this step, and what they were drawn from is
-kept for the verifier (`rejection.py`).
+Greedy and seeded requests get the most likely tokens (they are verified by exact match, so no other
+choice is accepted more often). Tokens of other requests are sampled with the request's temperature,
+penalties and restrictions, from random numbers of this step, and the distribution they were sampled
+from is kept for the verifier.
 
-Shapes: S guesses, V the target's vocabulary.
+Shape suffixes: S drafts, V the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from ridgeline.engine.scheduler.speculation.base import DraftContext
 
 
 @dataclass(slots=True)
-class Guess:
-    """One sequence's draft. `numbers`: one per token where they are drawn, else none. `rows`: what
-    each token was drawn from. `is_argmax`: its tokens are the first largest logits."""
+class PartialDraft:
+    """One sequence's unfinished draft.
+
+    `numbers`: one random number per token if sampled, else empty. `rows`: the distribution of each
+    token. `is_argmax`: its tokens are the first largest logits.
+    """
 
     each: DraftContext
     depth: int
@@ -58,25 +61,27 @@ class Guess:
 
 
 def numbers_for(each: DraftContext, depth: int, draws: bool) -> list[float]:
-    """The numbers that a draft of `depth` tokens spends; none where its tokens are named."""
+    """The random numbers consumed by a draft of `depth` tokens; empty if its tokens are not
+    sampled.
+    """
     if not draws or each.sampling.greedy or each.sampling.seed is not None:
         return []
     return numbers(each.seed, len(each.tokens) - each.num_prompt, depth, DRAFT)
 
 
-def all_argmax(guesses: Sequence[Guess]) -> bool:
-    """Nothing is asked of their logits but the first largest: `take_named` can be used."""
+def all_argmax(guesses: Sequence[PartialDraft]) -> bool:
+    """Whether all drafts need only the first largest logit, so that `take_named` suffices."""
     return all(guess.is_argmax for guess in guesses)
 
 
-def take_named(guesses: Sequence[Guess], tokens: Sequence[int]) -> None:
-    """The next token of every guess, if it is the first largest of its logits."""
+def take_named(guesses: Sequence[PartialDraft], tokens: Sequence[int]) -> None:
+    """Set the next token of every draft to the first largest of its logits."""
     for guess, token in zip(guesses, tokens, strict=True):
         guess.drafts.append(token)
 
 
-def take(guesses: Sequence[Guess], logits_SV: Tensor) -> None:
-    """The next token of every guess, from its row."""
+def take(guesses: Sequence[PartialDraft], logits_SV: Tensor) -> None:
+    """Choose the next token of every draft from its row."""
     certain = [i for i, guess in enumerate(guesses) if not guess.numbers]
     drawing = [i for i, guess in enumerate(guesses) if guess.numbers]
     if certain:
@@ -92,10 +97,11 @@ def take(guesses: Sequence[Guess], logits_SV: Tensor) -> None:
 
 
 def places_of(
-    guess: Guess, logits_KV: Tensor, widths: Sequence[int]
+    guess: PartialDraft, logits_KV: Tensor, widths: Sequence[int]
 ) -> tuple[list[list[int]], Tensor]:
-    """Different tokens for every place of a tree, `widths[i]` of them at place i, and what they
-    were drawn from (where they are not drawn: the logits, of which they are the largest)."""
+    """Distinct tokens for every position of a tree, `widths[i]` at position i, and their
+    distribution (or logits, if not sampled).
+    """
     if not guess.numbers:
         best = logits_KV.topk(min(max(widths), logits_KV.shape[1])).indices.tolist()
         return [own[:width] for own, width in zip(best, widths, strict=True)], logits_KV
@@ -106,10 +112,10 @@ def places_of(
     return draws, q_KV
 
 
-def given(
-    contexts: Sequence[DraftContext], guesses: Sequence[Guess], drawn: Drawn
+def finished_drafts(
+    contexts: Sequence[DraftContext], guesses: Sequence[PartialDraft], drawn: Drawn
 ) -> list[tuple[int, ...]]:
-    """One draft per entry of `contexts`; the verifier is told what they were drawn from."""
+    """One draft per entry of `contexts`, with the distributions for the verifier."""
     for guess in guesses:
         if guess.rows:
             drawn.note(guess.each.seq_id, tuple(guess.drafts), torch.stack(guess.rows))

@@ -1,22 +1,19 @@
-"""Suffix drafts: what came after these words in what this tenant was answered lately.
+"""Suffix drafts: what followed the last tokens in recent responses to the same tenant.
 
-What. The outputs of a tenant's finished sequences go into a suffix automaton
-(`native/speculation/suffix_automaton.h`). A sequence keeps its place in it, token by token, so that the longest tail
-of it that occurs anywhere in those texts is always known; what followed there, the last time, is
-the draft, as long as the match. The sequence's own text is looked up as well (`ngram.py`); the
-longer match speaks.
+The outputs of a tenant's finished sequences go into a suffix automaton. A sequence keeps its
+position in it, token by token, so the longest suffix that occurs anywhere in those texts is always
+known; what followed its latest occurrence is the draft, as long as the match. The sequence's own
+text is looked up as well (`NgramDrafter`); the longer match wins.
 
-Bounds. A tenant has two automata: the younger is written until it holds `MOST_TOKENS / 2` tokens
-and then becomes the elder, whose texts are dropped. Of all tenants together at most `MOST_IN_ALL`
-tokens are kept, about 130 bytes each; beyond that the tenant that was served longest ago is
-forgotten.
+Bounds: a tenant has two automata. The younger is written until it holds half of the tenant's limit
+and then becomes the elder, whose texts are dropped. All tenants together keep a bounded number of
+tokens, about 130 bytes each; beyond that the least recently served tenant is forgotten.
 
-Source. SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), SAM-Decoding (arXiv 2411.10666).
+Source: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), SAM-Decoding (arXiv 2411.10666).
 
-Invariants. Nothing of one tenant's text shows in another's drafts: neither tokens nor speed.
-Answers never depend on it (`walk.py`).
-When it loses. Traffic that does not repeat itself: a fifth of a microsecond per token to remember
-it, one or two per sequence and step to look, and the memory above.
+Invariants: nothing of one tenant's text affects another's drafts, neither tokens nor speed. Output
+never depends on it. When it loses: traffic without repetition, at a fifth of a microsecond per
+remembered token, one or two per sequence and step for the search, and the memory above.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from collections.abc import Sequence
 
 import ridgeline._native as _native
 from ridgeline.engine.scheduler.speculation.base import DraftContext
-from ridgeline.engine.speculate.drafters.base import NO_GUESS, Guess, kind_of
+from ridgeline.engine.speculate.drafters.base import NO_GUESS, LookupGuess, kind_of
 
 MOST_TOKENS, MOST_IN_ALL = 16_384, 65_536
 LEAST_MATCH = 2
@@ -34,8 +31,8 @@ _WARM = 64  # tokens of its own text that a sequence is matched by at first
 _Seats = list[tuple[_native.Automaton, _native.Seat]]
 
 
-class Texts:
-    """What one tenant was answered lately."""
+class TenantTexts:
+    """Recent responses to one tenant."""
 
     def __init__(self, most_tokens: int) -> None:
         self._most = most_tokens // 2
@@ -52,17 +49,17 @@ class Texts:
 
 
 class SuffixDrafter:
-    """See the head of this file."""
+    """Looks up suffixes in recent responses to the same tenant and in the sequence itself."""
 
     name = "suffix"
 
     def __init__(self, most_tokens: int = MOST_TOKENS, most_in_all: int = MOST_IN_ALL) -> None:
         self._most_tokens, self._most_in_all = most_tokens, most_in_all
-        self._texts: dict[str, Texts] = {}  # by tenant; the one served last is last
+        self._texts: dict[str, TenantTexts] = {}  # by tenant; the one served last is last
         self._seats: dict[int, _Seats] = {}
         self._num_prompt: dict[int, int] = {}
 
-    def look(self, each: DraftContext, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> LookupGuess:
         self._num_prompt[each.seq_id] = each.num_prompt
         texts = self._texts.get(each.tenant)
         if texts is None:
@@ -72,16 +69,18 @@ class SuffixDrafter:
             found = automaton.look(seat, each.tokens, _WARM, longest, most, BETWEEN)
             if found is not None:
                 longest, tokens = found
-                best = Guess(tokens, tuple([kind_of(longest + i) for i in range(len(tokens))]))
+                best = LookupGuess(
+                    tokens, tuple([kind_of(longest + i) for i in range(len(tokens))])
+                )
         return best
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
-        """What it was answered is remembered for its tenant."""
+        """Remember the sequence's output for its tenant."""
         self._seats.pop(seq_id, None)
         num_prompt = self._num_prompt.pop(seq_id, None)
         if num_prompt is None or num_prompt >= len(tokens):
             return
-        texts = self._texts.pop(tenant, None) or Texts(self._most_tokens)
+        texts = self._texts.pop(tenant, None) or TenantTexts(self._most_tokens)
         texts.add(tokens[num_prompt:][-self._most_tokens // 2 :])
         self._texts[tenant] = texts
         while self.num_tokens > self._most_in_all and len(self._texts) > 1:
@@ -89,10 +88,10 @@ class SuffixDrafter:
 
     @property
     def num_tokens(self) -> int:
-        """Kept of all tenants together."""
+        """Tokens kept of all tenants together."""
         return sum(texts.num_tokens for texts in self._texts.values())
 
-    def _seated(self, each: DraftContext, texts: Texts) -> _Seats:
+    def _seated(self, each: DraftContext, texts: TenantTexts) -> _Seats:
         """The sequence's places in what is remembered now."""
         wanted = [texts.young, texts.old] if texts.old.num_tokens else [texts.young]
         seats = self._seats.get(each.seq_id, [])

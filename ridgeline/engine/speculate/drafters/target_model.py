@@ -1,6 +1,6 @@
-"""The model that is drafted for, as drafters see it that use its own layers, cache or head.
+"""The target model for drafters that use its layers, cache or LM head.
 
-Shapes: T rows of a pass, S runs, C hidden_size.
+Shape suffixes: T rows of a pass, S runs, C hidden_size.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ from ridgeline.engine.scheduler.plan import Run
 
 
 @dataclass(frozen=True)
-class Target:
-    """Weights and KV cache of the model that answers. The backends are those that it runs on."""
+class TargetModel:
+    """Weights and KV cache of the target, with the backends it runs on."""
 
     decoder: Decoder
     cache: KvCache
     attention_backend: str
     layer_backend: str
 
-    def only(self, kept: Sequence[int]) -> Target:
-        """The same model with the layers `kept` alone: nothing is copied, neither weights nor
-        cache."""
+    def only(self, kept: Sequence[int]) -> TargetModel:
+        """The same model with only the layers `kept`; neither weights nor cache are copied."""
         body, cache = self.decoder.body, self.cache
         spec = msgspec.structs.replace(body.spec, layers=tuple(body.spec.layers[i] for i in kept))
         blocks = tuple(body.blocks[i] for i in kept)
         body = dataclasses.replace(body, spec=spec, blocks=blocks)
         forward = forward_kind(self.layer_backend)(body)
-        return Target(
+        return TargetModel(
             Decoder(body, forward, self.decoder.lm_head, 0),
             KvCache([cache.layers[i] for i in kept], cache.format, cache.dtype),
             self.attention_backend,
@@ -51,12 +50,12 @@ class Target:
         )
 
     def attention(self) -> Attention:
-        """Attention over the cache of the layers that are here."""
+        """Attention over the cache of the layers present."""
         return build_attention(self.attention_backend, self.decoder.spec, self.cache)
 
 
 def last_hidden(decoder: Decoder, attention: Attention, runs: Sequence[Run]) -> Tensor:
-    """Feed the runs; hidden states x_SC of the last row of each."""
+    """Feed the runs; returns hidden states x_SC of the last row of each."""
     batch = make_batch(runs, decoder.device)
     x_TC = decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attention.prepare(runs))
     if len(x_TC) == len(runs):
@@ -66,7 +65,9 @@ def last_hidden(decoder: Decoder, attention: Attention, runs: Sequence[Run]) -> 
 
 
 class LastTokens(Protocol):
-    """Feed the runs, whatever they ask for; the likeliest token after the last row of each."""
+    """Feed the runs; returns the most likely token after the last row of each, ignoring sampling
+    parameters.
+    """
 
     def __call__(self, runs: Sequence[Run]) -> list[int]: ...
 
@@ -74,8 +75,9 @@ class LastTokens(Protocol):
 def last_tokens_of(
     decoder: Decoder, attention: Attention, most_tokens: int | None = None
 ) -> LastTokens:
-    """Without torch where layers, attention and head are native. `most_tokens`: only the first of
-    the vocabulary are named."""
+    """A `LastTokens` that avoids torch if layers, attention and head are native. `most_tokens`:
+    restricts the vocabulary to its first entries.
+    """
     likeliest = likeliest_of(decoder, most_tokens)
     short = native_greedy(decoder.forward, attention, likeliest, KeptRoom())
     if short is not None:

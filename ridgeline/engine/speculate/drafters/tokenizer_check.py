@@ -1,8 +1,8 @@
-"""Do two models speak the same tokens? By content: names and sizes say little.
+"""Checks by content that two models have the same vocabulary.
 
-Vocabularies are padded (Qwen's 151,936 and 152,064 are the same tokenizer), and different ones can
-have the same size: a draft from another vocabulary is nearly always refused, and where drafts are
-drawn, silently wrong.
+Names and sizes are not sufficient: vocabularies are padded (Qwen's 151,936 and 152,064 are the same
+tokenizer) and different ones may have the same size. A draft from another vocabulary is almost
+always rejected and, if sampled, silently wrong.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from ridgeline.errors import CannotRun
 
 
 def check_same_tokens(target: Tokenizer, draft: Tokenizer, name: str) -> None:
-    """CannotRun names the first token that differs; models without tokenizers cannot be compared,
-    and are taken at their word."""
+    """Raise CannotRun naming the first different token; models without tokenizers cannot be
+    compared.
+    """
     if not (isinstance(target, HfTokenizer) and isinstance(draft, HfTokenizer)):
         return
     ours, theirs = target.inner.get_vocab(), draft.inner.get_vocab()
