@@ -14,7 +14,7 @@ from ridgeline.cli.main import main
     [
         (["--slo", "ttft=200"], "ttft=200"),
         (["--slo", "ttft:fast"], "ttft:fast"),
-        (["--slo", "error:1%"], "promises no latency"),
+        (["--slo", "error:1%"], "has no latency limit"),
         (["--slo", "ttft:-5"], "ttft:-5"),
         (["--workload", "nonsense"], "nonsense"),
         (["--workload", "no/such/file.jsonl"], "no/such/file.jsonl"),
