@@ -37,7 +37,7 @@ from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.diagnose.losses.latency_losses import Expected
 from ridgeline.engine.engine import Engine
 from ridgeline.measure.bench_options import run_bench
-from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import OnStart
 from ridgeline.records import RunTrace, Sampling, Slo, StepStat
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis, diagnose_run
@@ -161,7 +161,7 @@ async def _loaded(
     engine: Engine, options: BenchOptions, fault: Fault, pace: Pace | None
 ) -> tuple[RunTrace, Observed]:
     source = Wrapped(engine, fault.tokenizer_s(options.request_rate))
-    target = InProcessTarget(source, render_chat=chat_renderer(engine)[0])
+    target = EngineTarget(source, render_chat=chat_renderer(engine)[0])
     beside = asyncio.create_task(fault.beside(engine)) if fault.beside else None
     with fault.during(engine, pace) if pace else contextlib.nullcontext():
         try:
@@ -171,7 +171,7 @@ async def _loaded(
                 beside.cancel()
 
 
-async def _bench(target: InProcessTarget, options: BenchOptions, on_start: OnStart) -> RunTrace:
+async def _bench(target: EngineTarget, options: BenchOptions, on_start: OnStart) -> RunTrace:
     return await run_bench(target, options, on_start=on_start)
 
 

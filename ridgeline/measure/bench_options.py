@@ -9,7 +9,7 @@ import msgspec
 from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish, OnStart, run_load
-from ridgeline.measure.client.target import Target
+from ridgeline.measure.client.target import LoadTarget
 from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.measure.workload.arrivals import (
     Arrivals,
@@ -113,7 +113,7 @@ def _closed(options: BenchOptions) -> bool:
 
 
 async def run_bench(
-    target: Target,
+    target: LoadTarget,
     options: BenchOptions,
     *,
     on_finish: OnFinish | None = None,

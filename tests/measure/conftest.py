@@ -67,16 +67,16 @@ class ScriptedTarget:
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         self.served.append(request)
         async with self._seats:
-            record.started(record.now())
+            record.record_start(record.now())
             await asyncio.sleep(self.prefill_s)
-            record.chunk("a")
+            record.record_chunk("a")
             for _ in range(request.max_tokens - 1):
                 await asyncio.sleep(self.step_s)
-                record.chunk("b")
+                record.record_chunk("b")
         error = self.fail(request)
         if error is not None:
-            record.failed(error)
-        record.finished("length", prompt_tokens=10, output_tokens=request.max_tokens)
+            record.record_failure(error)
+        record.record_finish("length", prompt_tokens=10, output_tokens=request.max_tokens)
 
     def drain_steps(self, now: Now) -> tuple[StepStat, ...]:
         return ()

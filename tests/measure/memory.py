@@ -46,21 +46,21 @@ class PipeEnd(asyncio.Transport):
             self.protocol.connection_lost(error)
 
 
-def dial_to(make: Callable[[], asyncio.Protocol]):
-    """A `Dial` that joins each new connection to a fresh protocol of the server."""
+def connect_to(make: Callable[[], asyncio.Protocol]):
+    """A `Connect` that joins each new connection to a fresh protocol of the server."""
 
-    async def dial(origin, protocol):
+    async def connect(origin, protocol):
         near, far = PipeEnd(protocol), PipeEnd(make())
         near.other, far.other = far, near
         far.protocol.connection_made(far)
         protocol.connection_made(near)
         return near
 
-    return dial
+    return connect
 
 
-def dial_mock(server: MockServer):
-    return dial_to(server.protocol)
+def connect_to_mock(server: MockServer):
+    return connect_to(server.protocol)
 
 
 class Answering(asyncio.Protocol):

@@ -10,14 +10,14 @@ import json
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.client.http_connection import WireError
+from ridgeline.measure.client.http_connection import HttpConnectionError
 from ridgeline.measure.client.http_target import HttpTarget, authorization, base_url, first_model
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.metrics.latency import itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.workload import Chat, LoadRequest, Message
 from ridgeline.measure.workload.arrivals import Closed, burst
-from tests.measure.memory import Answering, dial_to
+from tests.measure.memory import Answering, connect_to
 from tests.measure.sse_server import DONE, SseServer, sse, text_chunk, usage
 
 
@@ -39,10 +39,10 @@ class Script:
     def bodies(self):
         return [(head.split()[1].decode(), json.loads(body)) for head, body in self.seen]
 
-    async def dial(self, origin, protocol):
+    async def connect(self, origin, protocol):
         if self._error is not None:
             raise self._error
-        return await dial_to(lambda: Answering(self._parts, self.seen))(origin, protocol)
+        return await connect_to(lambda: Answering(self._parts, self.seen))(origin, protocol)
 
 
 CHAT = LoadRequest(id="r", kind="chat", prompt=Chat((Message("user", "hi"),)), max_tokens=4)
@@ -52,13 +52,13 @@ TEXT = LoadRequest(id="r", kind="text", prompt="hi", max_tokens=4)
 def send(in_virtual_time, script, request, **target):
     async def main():
         async with asyncio.timeout(100):
-            http = HttpTarget("http://host:1/v1/", "m", dial=script.dial, **target)
+            http = HttpTarget("http://host:1/v1/", "m", connect=script.connect, **target)
             loop = asyncio.get_running_loop()
             origin = loop.time()
             record = Recorder(lambda: loop.time() - origin)
             await http.send(request, record)
             await http.close()
-            return record.trace(request, 0.0, 0.0)
+            return record.to_trace(request, 0.0, 0.0)
 
     return in_virtual_time(main())
 
@@ -160,7 +160,9 @@ def test_a_stream_that_breaks_keeps_its_tokens(in_virtual_time, tail, words):
 def test_refusals_and_connection_errors_are_kept_in_the_servers_words(in_virtual_time):
     refused = send(in_virtual_time, Script((0.0, b"queue is full\n"), status=503), TEXT)
     assert refused.error == "HTTP 503: queue is full"
-    gone = send(in_virtual_time, Script(error=WireError("ConnectError: nobody there")), TEXT)
+    gone = send(
+        in_virtual_time, Script(error=HttpConnectionError("ConnectError: nobody there")), TEXT
+    )
     assert gone.error == "ConnectError: nobody there"
 
 
@@ -168,7 +170,7 @@ def test_a_timeout_keeps_what_had_come(in_virtual_time):
     script = Script((0.1, text_chunk("a")), (9.0, DONE))
 
     async def main():
-        target = HttpTarget("http://host", "m", dial=script.dial)
+        target = HttpTarget("http://host", "m", connect=script.connect)
         options = LoadOptions(num_requests=1, timeout_s=0.5)
         workload = _One(TEXT)
         run = await run_load(target, workload, burst(), options)
@@ -204,7 +206,7 @@ def test_endpoints(in_virtual_time):
     assert (first, a["prompt"], "ignore_eos" in a) == ("/v1/completions", [5, 6], False)
     assert (second, b["messages"][0]["content"]) == ("/v1/chat/completions", "hi")
     assert (third, c["prompt"]) == ("/v1/completions", "User: hi\n\nAssistant:")
-    with pytest.raises(BadInput, match="takes no token ids"):
+    with pytest.raises(BadInput, match="does not accept token ids"):
         send(in_virtual_time, script, ids, endpoint="chat")
 
 
@@ -232,7 +234,7 @@ def test_urls_lose_their_tail():
 async def test_a_server_without_models_is_named():
     empty = Script((0.0, b'{"data": []}'))
     with pytest.raises(BadInput, match="no OpenAI-compatible server"):
-        await first_model("http://h", dial=empty.dial)
+        await first_model("http://h", connect=empty.connect)
 
 
 async def test_over_a_real_socket():

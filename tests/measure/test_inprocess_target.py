@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.metrics.latency import outcome
 from ridgeline.measure.workload import Chat, LoadRequest, Message
@@ -104,7 +104,7 @@ def measure(in_virtual_time, engine, *, prompt="hi", render_chat=None, **options
     async def main():
         await asyncio.sleep(3.0)  # the run does not begin at the loop's zero
         rest = {} if render_chat is None else {"render_chat": render_chat}
-        target = InProcessTarget(engine, engine_clock=engine.clock, **rest)
+        target = EngineTarget(engine, engine_clock=engine.clock, **rest)
         run = await run_load(target, One(prompt), burst(), LoadOptions(num_requests=1, **options))
         await target.close()
         return run

@@ -18,7 +18,7 @@ from ridgeline.measure.mock.server import MockServer
 from ridgeline.measure.workload import Chat, LoadRequest, Message
 from ridgeline.measure.workload.arrivals import Closed, burst, constant
 from ridgeline.records import Slo
-from tests.measure.memory import dial_mock
+from tests.measure.memory import connect_to_mock
 
 SLO = Slo.parse("ttft:150 tpot:25")
 MS = 1e-3
@@ -43,7 +43,7 @@ CHAT = Chat((Message("user", "hi there"),))
 
 
 async def measure(server, model, workload, arrivals, count, timeout_s=0.5, **target):
-    http = HttpTarget("http://mock:1", model, dial=dial_mock(server), **target)
+    http = HttpTarget("http://mock:1", model, connect=connect_to_mock(server), **target)
     options = LoadOptions(num_requests=count, timeout_s=timeout_s)
     run = await run_load(http, workload, arrivals, options)
     await http.close()
@@ -116,8 +116,8 @@ def test_all_cases_at_once_have_the_scripts_goodput(in_virtual_time):
         name, info = "by kind", None
 
         def __init__(self):
-            self.dial = dial_mock(server)
-            self.targets = {n: HttpTarget("http://mock:1", n, dial=self.dial) for n in names}
+            self.connect = connect_to_mock(server)
+            self.targets = {n: HttpTarget("http://mock:1", n, connect=self.connect) for n in names}
 
         async def send(self, request, record):
             await self.targets[request.kind].send(request, record)
@@ -140,11 +140,11 @@ def test_the_mock_lists_its_scripts_and_refuses_nonsense(in_virtual_time):
     server = MockServer()
 
     async def main():
-        dial = dial_mock(server)
-        first = await first_model("http://mock:1", dial=dial)
-        from ridgeline.measure.client.http_connection import Origin, Wire
+        connect = connect_to_mock(server)
+        first = await first_model("http://mock:1", connect=connect)
+        from ridgeline.measure.client.http_connection import HttpConnectionPool, Origin
 
-        wire = Wire(Origin("mock", 1), {}, dial)
+        wire = HttpConnectionPool(Origin("mock", 1), {}, connect)
         bad = await wire.post("/v1/completions", b"{", lambda data: None)
         page = await wire.get("/metrics")
         missing = await wire.get("/nowhere")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.measure.client.http_connection import Origin, Wire, WireError
+from ridgeline.measure.client.http_connection import HttpConnectionError, HttpConnectionPool, Origin
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
 from ridgeline.measure.monitors.server_metrics import (
@@ -17,7 +17,7 @@ from ridgeline.measure.monitors.server_metrics import (
     report_of,
     server_of,
 )
-from tests.measure.memory import dial_mock
+from tests.measure.memory import connect_to_mock
 
 PAGES = {
     "vllm": 'vllm:num_requests_running{model_name="m"} 3\n',
@@ -103,10 +103,10 @@ def test_a_run_is_watched(in_virtual_time):
     body = b'{"model": "steady", "max_tokens": 5, "stream": true, "prompt": [1, 2, 3]}'
 
     async def main():
-        dial = dial_mock(server)
-        wire = Wire(Origin("mock", 1), {}, dial)
+        connect = connect_to_mock(server)
+        wire = HttpConnectionPool(Origin("mock", 1), {}, connect)
         async with Scraper(wire, "/metrics") as scraper:
-            asked = Wire(Origin("mock", 1), {}, dial)
+            asked = HttpConnectionPool(Origin("mock", 1), {}, connect)
             await asyncio.gather(
                 *(asked.post("/v1/completions", body, lambda data: None) for _ in range(2))
             )
@@ -121,10 +121,12 @@ def test_a_run_is_watched(in_virtual_time):
 
 def test_a_server_without_a_page_is_none(in_virtual_time):
     async def refuse(origin, protocol):
-        raise WireError("nobody")
+        raise HttpConnectionError("nobody")
 
     async def main():
-        async with Scraper(Wire(Origin("mock", 1), {}, refuse), "/metrics") as scraper:
+        async with Scraper(
+            HttpConnectionPool(Origin("mock", 1), {}, refuse), "/metrics"
+        ) as scraper:
             await asyncio.sleep(5)
         return scraper.report()
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ridgeline.cli.commands.compare import command
 from ridgeline.diagnose import facts_of
-from ridgeline.measure.client.http_connection import Reply, WireError
+from ridgeline.measure.client.http_connection import HttpConnectionError, HttpReply
 from ridgeline.measure.metrics.summary import summarise
 from ridgeline.measure.monitors.server_config import ELSEWHERE, info_of
 from ridgeline.measure.results.event_log import write_run
@@ -47,9 +47,9 @@ class Pages:
     def __init__(self, **pages: str) -> None:
         self.pages = {"/" + name.replace("__", "/"): text for name, text in pages.items()}
 
-    async def get(self, path: str) -> Reply:
+    async def get(self, path: str) -> HttpReply:
         text = self.pages.get(path)
-        return Reply(404, {}) if text is None else Reply(200, {}, text.encode())
+        return HttpReply(404, {}) if text is None else HttpReply(200, {}, text.encode())
 
 
 def told(**pages: str) -> EngineInfo | None:
@@ -95,7 +95,7 @@ def test_a_server_that_tells_nothing_has_no_settings(pages):
 def test_a_server_that_hangs_up_is_no_error():
     class Gone:
         async def get(self, path):
-            raise WireError("gone")
+            raise HttpConnectionError("gone")
 
     assert asyncio.run(info_of(Gone(), "", "m")) is None
 

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.measure.client.sse_parser import ServerEvent, SseParser
-from ridgeline.measure.client.stream_chunks import Piece, counted, decode_chunk, error_of, piece_of
+from ridgeline.measure.client.stream_chunks import (
+    OutputChunk,
+    count_tokens,
+    decode_chunk,
+    error_message,
+    output_of,
+)
 
 
 def events(*received: bytes):
@@ -86,59 +92,61 @@ def chunk(delta=None, *, text=None, finish=None, **choice):
     ],
 )
 def test_which_chat_chunks_are_output(delta, is_output):
-    assert (piece_of(chunk(delta), 0.0) is not None) == is_output
+    assert (output_of(chunk(delta), 0.0) is not None) == is_output
 
 
 def test_an_empty_text_beside_a_finish_reason_is_doubtful():
-    found = piece_of(chunk({"content": ""}, finish="stop"), 0.0)
+    found = output_of(chunk({"content": ""}, finish="stop"), 0.0)
     assert found is not None
     assert found.doubtful
-    assert piece_of(chunk({}, finish="stop"), 0.0) is None
-    completion = piece_of(chunk(text="", finish="length"), 0.0)
+    assert output_of(chunk({}, finish="stop"), 0.0) is None
+    completion = output_of(chunk(text="", finish="length"), 0.0)
     assert completion is not None
     assert completion.doubtful
 
 
 def test_counts_that_the_chunk_itself_tells():
-    assert piece_of(chunk({"content": "ab"}, token_ids=[1, 2, 3]), 0.0).count == 3
-    assert piece_of(chunk({"content": "ab"}, logprobs={"content": [{}, {}]}), 0.0).count == 2
-    assert piece_of(chunk(text="ab", logprobs={"tokens": ["a", "b"]}), 0.0).count == 2
-    assert piece_of(chunk(text="ab"), 0.0).count is None
+    assert output_of(chunk({"content": "ab"}, token_ids=[1, 2, 3]), 0.0).count == 3
+    assert output_of(chunk({"content": "ab"}, logprobs={"content": [{}, {}]}), 0.0).count == 2
+    assert output_of(chunk(text="ab", logprobs={"tokens": ["a", "b"]}), 0.0).count == 2
+    assert output_of(chunk(text="ab"), 0.0).count is None
 
 
 def test_errors_in_a_stream():
-    assert error_of(decode_chunk(b'{"error": {"message": "boom", "code": 500}}')) == "boom"
-    assert error_of(decode_chunk(b'{"error": "boom"}')) == "boom"
-    assert error_of(decode_chunk(b'{"object": "error", "message": "old style"}')) == "old style"
-    assert error_of(decode_chunk(b'{"error": null, "choices": []}')) is None
+    assert error_message(decode_chunk(b'{"error": {"message": "boom", "code": 500}}')) == "boom"
+    assert error_message(decode_chunk(b'{"error": "boom"}')) == "boom"
+    assert (
+        error_message(decode_chunk(b'{"object": "error", "message": "old style"}')) == "old style"
+    )
+    assert error_message(decode_chunk(b'{"error": null, "choices": []}')) is None
 
 
 def pieces(*texts, **marks):
-    return [Piece(at_s=float(i), text=text, **marks) for i, text in enumerate(texts)]
+    return [OutputChunk(at_s=float(i), text=text, **marks) for i, text in enumerate(texts)]
 
 
 def test_without_a_server_count_each_chunk_is_one_token():
-    last = Piece(at_s=9.0, text="", doubtful=True)
-    assert counted([*pieces("a", "b"), last], None) == [(0.0, 1), (1.0, 1)]
+    last = OutputChunk(at_s=9.0, text="", doubtful=True)
+    assert count_tokens([*pieces("a", "b"), last], None) == [(0.0, 1), (1.0, 1)]
 
 
 def test_the_doubtful_chunk_counts_only_where_a_token_is_missing():
-    last = Piece(at_s=9.0, text="", doubtful=True)
-    assert counted([*pieces("a", "b"), last], 2) == [(0.0, 1), (1.0, 1)]
-    assert counted([*pieces("a", "b"), last], 3) == [(0.0, 1), (1.0, 1), (9.0, 1)]
+    last = OutputChunk(at_s=9.0, text="", doubtful=True)
+    assert count_tokens([*pieces("a", "b"), last], 2) == [(0.0, 1), (1.0, 1)]
+    assert count_tokens([*pieces("a", "b"), last], 3) == [(0.0, 1), (1.0, 1), (9.0, 1)]
 
 
 def test_a_surplus_is_spread_by_text_length():
-    assert counted(pieces("aa", "aaaaaa"), 6) == [(0.0, 2), (1.0, 4)]
+    assert count_tokens(pieces("aa", "aaaaaa"), 6) == [(0.0, 2), (1.0, 4)]
 
 
 def test_a_chunk_that_told_its_count_keeps_it():
-    told = Piece(at_s=0.0, text="aaaa", count=2)
-    assert counted([told, Piece(at_s=1.0, text="a")], 5) == [(0.0, 2), (1.0, 3)]
+    told = OutputChunk(at_s=0.0, text="aaaa", count=2)
+    assert count_tokens([told, OutputChunk(at_s=1.0, text="a")], 5) == [(0.0, 2), (1.0, 3)]
 
 
 def test_keep_alives_are_no_tokens_after_all():
-    assert counted(pieces("", "a", "", "b"), 2) == [(1.0, 1), (3.0, 1)]
+    assert count_tokens(pieces("", "a", "", "b"), 2) == [(1.0, 1), (3.0, 1)]
 
 
 @given(
@@ -147,10 +155,10 @@ def test_keep_alives_are_no_tokens_after_all():
 )
 def test_counts_always_add_up_to_the_servers(cases, total):
     made = [
-        Piece(at_s=float(i), text=text, doubtful=doubtful and not text)
+        OutputChunk(at_s=float(i), text=text, doubtful=doubtful and not text)
         for i, (text, doubtful) in enumerate(cases)
     ]
-    found = counted(made, total)
+    found = count_tokens(made, total)
     if made:
         assert sum(count for _, count in found) == total
     assert all(count > 0 for _, count in found)

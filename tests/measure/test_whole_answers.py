@@ -9,11 +9,11 @@ import pytest
 
 from ridgeline.config.load import BenchOptions
 from ridgeline.measure.bench_options import run_bench
-from ridgeline.measure.client.http_target import HttpTarget, waited_s
+from ridgeline.measure.client.http_target import HttpTarget, queue_time_s
 from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.metrics.latency import e2e_s, queue_s, tpot_s
 from ridgeline.measure.workload import Chat, LoadRequest, Message
-from tests.measure.memory import Answering, dial_to
+from tests.measure.memory import Answering, connect_to
 
 CHAT = LoadRequest(id="r", kind="chat", prompt=Chat((Message("user", "hi"),)), max_tokens=4)
 TEXT = LoadRequest(id="r", kind="text", prompt="hi", max_tokens=4)
@@ -45,11 +45,11 @@ def sent(in_virtual_time, parts, request=TEXT, seen=None):
         loop = asyncio.get_running_loop()
         origin = loop.time()
         record = Recorder(lambda: loop.time() - origin)
-        dial = dial_to(lambda: Answering(parts, [] if seen is None else seen))
-        http = HttpTarget("http://host:1", "m", dial=dial, stream=False)
+        connect = connect_to(lambda: Answering(parts, [] if seen is None else seen))
+        http = HttpTarget("http://host:1", "m", connect=connect, stream=False)
         await http.send(request, record)
         await http.close()
-        return record.trace(request, 0.0, 0.0)
+        return record.to_trace(request, 0.0, 0.0)
 
     return in_virtual_time(main())
 
@@ -100,14 +100,14 @@ def test_what_is_no_answer_fails(in_virtual_time):
     ],
 )
 def test_headers_are_believed_where_they_are_numbers(headers, seconds):
-    assert waited_s(headers) == (None if seconds is None else pytest.approx(seconds))
+    assert queue_time_s(headers) == (None if seconds is None else pytest.approx(seconds))
 
 
 def test_the_load_is_another_one_by_name(in_virtual_time):
     async def main():
         parts = answer(completion(), at_s=0.01)
         http = HttpTarget(
-            "http://h:1", "m", dial=dial_to(lambda: Answering(parts, [])), stream=False
+            "http://h:1", "m", connect=connect_to(lambda: Answering(parts, [])), stream=False
         )
         options = BenchOptions(
             workload="synthetic:input=4,output=3", num_prompts=2, num_warmups=0, stream=False

@@ -18,7 +18,7 @@ from ridgeline.cli.commands.generate import figures
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.tools import ChatOptions
 from ridgeline.errors import RidgelineError
-from ridgeline.measure.client.http_target import authorization, base_url, no_server
+from ridgeline.measure.client.http_target import authorization, base_url, no_server_error
 
 Message = dict[str, str]
 
@@ -53,7 +53,7 @@ def _reach(client: httpx.Client, url: str) -> None:
     except httpx.ReadTimeout:
         return  # it is there, and busy
     except httpx.TransportError as error:
-        raise no_server(url, error) from None
+        raise no_server_error(url, error) from None
 
 
 def _input(console: Console) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _pieces(
                     if chunk.get("usage"):
                         yield _usage(chunk["usage"])
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise no_server(options.url, error) from None
+        raise no_server_error(options.url, error) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RidgelineError(f"{options.url} does not answer: {error}") from None
 

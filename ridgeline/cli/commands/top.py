@@ -23,7 +23,7 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.top import NUM_SHOWN, Served, Shown, table
 from ridgeline.config.tools import TopOptions
 from ridgeline.errors import BadInput, RidgelineError
-from ridgeline.measure.client.http_target import authorization, base_url, no_server
+from ridgeline.measure.client.http_target import authorization, base_url, no_server_error
 from ridgeline.report.json_line import json_line
 
 WINDOW_S = 60.0
@@ -189,9 +189,9 @@ def look_at(client: httpx.Client) -> Reading:
     try:
         reply = client.get("/metrics")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise no_server(url, error) from None
+        raise no_server_error(url, error) from None
     if reply.status_code != 200:
-        raise no_server(url, f"/metrics says {reply.status_code}")
+        raise no_server_error(url, f"/metrics says {reply.status_code}")
     return read_page(reply.text, time.monotonic())
 
 

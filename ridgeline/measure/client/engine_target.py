@@ -1,9 +1,8 @@
-"""An engine in this process as a target: no socket, no JSON, the same clock.
+"""An engine in this process as a load target: no socket, no JSON, the same clock.
 
-Token instants are those at which the client's event loop sees the event, as a user's socket
-would; the instant at which the engine first ran the request comes from the engine. Tokens of one
-engine step carry the same instant and become one chunk, so that speculative decoding shows as
-tokens per chunk.
+Tokens are timed when the client's event loop receives them, as a user's socket would; the start of
+a request is timed by the engine. Tokens of one engine step carry the same time and become one
+chunk, so that speculative decoding shows as several tokens per chunk.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from ridgeline.records import (
 RenderChat = Callable[[Chat], str | Sequence[int]]
 
 
-class Source(Protocol):
-    """What an engine must offer to be measured."""
+class MeasurableEngine(Protocol):
+    """The part of an engine that a load target needs."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -51,23 +50,23 @@ class Source(Protocol):
     def drain_steps(self) -> Iterable[StepStat]: ...
 
 
-class InProcessTarget:
-    """Wraps an engine. `engine_clock` is the clock of its events, `render_chat` its chat template.
+class EngineTarget:
+    """An engine as a load target; closing it does not close the engine.
 
-    Closing the target does not close the engine: whoever opened it does.
+    `engine_clock` is the clock of the engine's events, `render_chat` applies its chat template.
     """
 
     def __init__(
         self,
-        source: Source,
+        engine: MeasurableEngine,
         *,
         name: str | None = None,
         render_chat: RenderChat = plain_chat,
         engine_clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._source, self._render_chat, self._engine_clock = source, render_chat, engine_clock
+        self._engine, self._render_chat, self._engine_clock = engine, render_chat, engine_clock
         self._serials = itertools.count()
-        self._name = name or f"engine:{source.info.model}"
+        self._name = name or f"engine:{engine.info.model}"
 
     @property
     def name(self) -> str:
@@ -75,51 +74,51 @@ class InProcessTarget:
 
     @property
     def info(self) -> EngineInfo | None:
-        return self._source.info
+        return self._engine.info
 
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         prompt = request.prompt
-        events = self._source.stream(
+        events = self._engine.stream(
             self._render_chat(prompt) if isinstance(prompt, Chat) else prompt,
             sampling_of(request),
-            # unique beyond this run: equal seeds give equal ids, and an aborted ask may linger
+            # Unique beyond this run: equal seeds give equal ids, and an aborted request may linger.
             request_id=f"{request.id}#{next(self._serials)}",
             tenant=request.tenant,
         )
         last_s: float | None = None
-        # closing the generator at once is what makes a cancelled request leave the engine
+        # Closing the generator at once removes a cancelled request from the engine.
         async with aclosing(cast("_Closable", events)) as stream:
             async for event in stream:
-                last_s = self._note(event, record, last_s)
+                last_s = self._record(event, record, last_s)
 
     def drain_steps(self, now: Now) -> tuple[StepStat, ...]:
         shift_s = now() - self._engine_clock()
         return tuple(
             msgspec.structs.replace(step, at_s=step.at_s + shift_s)
-            for step in self._source.drain_steps()
+            for step in self._engine.drain_steps()
         )
 
     async def close(self) -> None:
         return None
 
-    def _note(self, event: Event, record: Recorder, last_s: float | None) -> float | None:
-        """Write one event down; returns the engine's instant of the last token."""
+    def _record(self, event: Event, record: Recorder, last_s: float | None) -> float | None:
+        """Record one event; return the engine's time of the last token."""
         match event:
             case Token() if event.at_s == last_s:
-                record.more(event.text)
+                record.extend_chunk(event.text)
             case Token():
-                record.chunk(event.text)
+                record.record_chunk(event.text)
                 if record.first_computed_s is None:
                     record.first_computed_s = record.now() - (self._engine_clock() - event.at_s)
                 return event.at_s
             case Started():
                 age_s = self._engine_clock() - event.at_s
-                record.started(record.now() - age_s, cached_tokens=event.cached_tokens)
+                record.record_start(record.now() - age_s, cached_tokens=event.cached_tokens)
             case Finished():
-                record.tail(event.text)
-                _note_end(event, record)
+                record.append_text(event.text)
+                _record_end(event, record)
             case Failed():
-                record.failed(event.error)
+                record.record_failure(event.error)
         return last_s
 
 
@@ -129,11 +128,11 @@ class _Closable(Protocol):
     async def aclose(self) -> None: ...
 
 
-def _note_end(event: Finished, record: Recorder) -> None:
+def _record_end(event: Finished, record: Recorder) -> None:
     if event.reason == "abort":
-        record.failed("the engine aborted the request", reason="abort")
+        record.record_failure("the engine aborted the request", reason="abort")
         return
-    record.finished(
+    record.record_finish(
         event.reason,
         prompt_tokens=event.usage.prompt_tokens,
         output_tokens=event.usage.completion_tokens,
@@ -142,5 +141,5 @@ def _note_end(event: Finished, record: Recorder) -> None:
 
 
 def sampling_of(request: LoadRequest) -> Sampling:
-    """Greedy, of a fixed length: load must not depend on which tokens come out."""
+    """Greedy and of a fixed length: the load must not depend on the generated tokens."""
     return Sampling(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos)

@@ -1,10 +1,9 @@
-"""Any OpenAI-compatible server as a target: streaming /v1/completions and /v1/chat/completions.
+"""Any OpenAI-compatible server as a load target: /v1/completions and /v1/chat/completions.
 
-A conversation goes to the chat endpoint, text and token ids to the completions endpoint, so that
-one workload may mix both. The stream is read with our own parser (sse.py), its chunks are judged
-by our own rules (chunks.py), and the final usage chunk decides how many tokens there were. A
-stream is complete when a finish_reason or [DONE] came; one that just stops is a failure, with the
-tokens it had.
+Conversations go to the chat endpoint, text and token ids to the completions endpoint, so that one
+workload may mix both. The final usage chunk decides how many tokens there were. A stream is
+complete once a finish_reason or [DONE] has arrived; one that just stops is a failure, and keeps the
+tokens received so far.
 """
 
 from __future__ import annotations
@@ -17,16 +16,24 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.client.http_connection import OK, Dial, Origin, Reply, Wire, WireError, dial
+from ridgeline.measure.client.http_connection import (
+    OK,
+    Connect,
+    HttpConnectionError,
+    HttpConnectionPool,
+    HttpReply,
+    Origin,
+    connect,
+)
 from ridgeline.measure.client.sse_parser import ServerEvent, SseParser
 from ridgeline.measure.client.stream_chunks import (
     Chunk,
-    Piece,
-    Usage,
-    counted,
+    ChunkUsage,
+    OutputChunk,
+    count_tokens,
     decode_chunk,
-    error_of,
-    piece_of,
+    error_message,
+    output_of,
 )
 from ridgeline.measure.client.target import Now, Recorder
 from ridgeline.measure.workload.base import Chat, LoadRequest, plain_chat
@@ -34,14 +41,15 @@ from ridgeline.records import EngineInfo, StepStat
 
 Endpoint = Literal["auto", "chat", "completions"]
 MAX_ERROR_CHARS = 300
-WAITED = ("x-queue-time", "x-validation-time")
+QUEUE_TIME_HEADERS = ("x-queue-time", "x-validation-time")
 CountTokens = Callable[[str], int]
 
 
 class HttpTarget:
-    """One server and one model on it. Timeouts belong to the load client; here only connecting
-    has one. `count_tokens` serves where the server does not count. `info` is for whoever has asked
-    the server what it is (measure/server/config.py).
+    """One model of a server. The load client limits the time of requests, the target of connecting.
+
+    `count_tokens` tokenises the text of answers whose tokens the server does not count. The caller
+    sets `info` if it knows the configuration of the server.
     """
 
     info: EngineInfo | None = None
@@ -55,12 +63,12 @@ class HttpTarget:
         api_key: str | None = None,
         count_tokens: CountTokens | None = None,
         stream: bool = True,
-        dial: Dial = dial,
+        connect: Connect = connect,
     ) -> None:
         self._url, self._model, self._endpoint = base_url(url), model, endpoint
         self._stream = stream
         self._count_tokens = count_tokens
-        self._wire, self._prefix = wire_to(self._url, api_key, dial)
+        self._pool, self._prefix = connection_pool(self._url, api_key, connect)
 
     @property
     def name(self) -> str:
@@ -68,25 +76,27 @@ class HttpTarget:
 
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         path, body = self._request(request)
-        reading = (_Reading if self._stream else _WholeAnswer)(record, self._count_tokens)
+        reader = (_StreamReader if self._stream else _WholeResponseReader)(
+            record, self._count_tokens
+        )
         try:
-            reply = await self._wire.post(
-                self._prefix + path, msgspec.json.encode(body), reading.feed
+            reply = await self._pool.post(
+                self._prefix + path, msgspec.json.encode(body), reader.feed
             )
             if reply.status != OK:
-                record.failed(_refusal(reply))
+                record.record_failure(_error_text(reply))
             else:
-                reading.conclude(reply.headers)
-        except WireError as error:
-            record.failed(str(error))
+                reader.conclude(reply.headers)
+        except HttpConnectionError as error:
+            record.record_failure(str(error))
         finally:
-            reading.settle()  # what came before a timeout or a broken connection is kept too
+            reader.write_chunks()  # also those before a timeout or a broken connection
 
     def drain_steps(self, now: Now) -> tuple[StepStat, ...]:
         return ()
 
     async def close(self) -> None:
-        self._wire.close()
+        self._pool.close()
 
     def _request(self, request: LoadRequest) -> tuple[str, dict[str, object]]:
         body: dict[str, object] = {
@@ -98,67 +108,77 @@ class HttpTarget:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if request.ignore_eos:
             body["ignore_eos"] = True
-        path, prompt = _addressed(request, self._endpoint)
+        path, prompt = _endpoint_and_prompt(request, self._endpoint)
         return path, body | prompt
 
 
 def base_url(url: str) -> str:
-    """The server's root: no trailing slash, no /v1; BadInput where it is not an HTTP address."""
+    """The server's root, without trailing slash and /v1. Raises BadInput if it is no HTTP address."""
     try:
         parsed = urlsplit(url)
         _ = parsed.port
     except ValueError as error:
-        raise BadInput("not a URL", value=url, fix=f"write http://HOST:PORT ({error})") from None
+        raise BadInput(
+            "the address is not a URL", value=url, fix=f"write http://HOST:PORT ({error})"
+        ) from None
     host = parsed.hostname or ""
     if parsed.scheme not in ("http", "https") or not host or " " in host:
-        raise BadInput("not an HTTP address", value=url, fix="write http://HOST:PORT")
+        raise BadInput("the address is not HTTP", value=url, fix="write http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def no_server(url: str, why: object) -> BadInput:
-    """To raise where nothing answers at the address: it can be mended."""
+def no_server_error(url: str, why: object) -> BadInput:
+    """The error for an address at which no server answers."""
     return BadInput(
         "no server answers", value=url, fix=f"start the server or correct the URL ({why})"
     )
 
 
-async def first_model(url: str, *, api_key: str | None = None, dial: Dial = dial) -> str:
-    """The name of the first model that a server lists; BadInput where no server answers."""
-    wire, prefix = wire_to(base_url(url), api_key, dial)
+async def first_model(url: str, *, api_key: str | None = None, connect: Connect = connect) -> str:
+    """The first model that a server lists. Raises BadInput if no server answers."""
+    pool, prefix = connection_pool(base_url(url), api_key, connect)
     try:
-        reply = await wire.get(f"{prefix}/v1/models")
+        reply = await pool.get(f"{prefix}/v1/models")
         if reply.status != OK:
             raise LookupError(f"HTTP {reply.status}")
         return str(msgspec.json.decode(reply.body, type=dict[str, Any])["data"][0]["id"])
-    except (WireError, msgspec.MsgspecError, LookupError, TypeError) as error:
+    except (HttpConnectionError, msgspec.MsgspecError, LookupError, TypeError) as error:
         raise BadInput(
             "no OpenAI-compatible server answers /v1/models",
             value=base_url(url),
             fix=f"start the server or correct the URL ({type(error).__name__}: {error})",
         ) from None
     finally:
-        wire.close()
+        pool.close()
 
 
-def wire_to(url: str, api_key: str | None, dial: Dial = dial) -> tuple[Wire, str]:
-    """The connections to a server's root, and the path that its root has."""
+def connection_pool(
+    url: str, api_key: str | None, connect: Connect = connect
+) -> tuple[HttpConnectionPool, str]:
+    """A connection pool to a server, and the path of the server's root."""
     parsed = urlsplit(base_url(url))
     tls = parsed.scheme == "https"
     origin = Origin(parsed.hostname or "", parsed.port or (443 if tls else 80), tls)
-    return Wire(origin, authorization(api_key), dial), parsed.path
+    return HttpConnectionPool(origin, authorization(api_key), connect), parsed.path
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """The header that shows a key, none without one; BadInput where a header cannot hold it."""
+    """The authorization header of a key; {} without a key.
+
+    Raises BadInput if the key cannot be sent in a header.
+    """
     if not api_key:
         return {}
     if not api_key.isascii() or not api_key.isprintable():
-        what = "the API key holds what an HTTP header cannot"
-        raise BadInput(what, limit="printable ASCII", fix="copy the key again")
+        raise BadInput(
+            "the API key contains characters that an HTTP header cannot hold",
+            limit="printable ASCII",
+            fix="copy the key again",
+        )
     return {"Authorization": f"Bearer {api_key}"}
 
 
-def _addressed(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str, object]]:
+def _endpoint_and_prompt(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str, object]]:
     prompt = request.prompt
     if isinstance(prompt, Chat) and endpoint != "completions":
         return "/v1/chat/completions", {"messages": msgspec.to_builtins(prompt.messages)}
@@ -169,114 +189,116 @@ def _addressed(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str,
     if isinstance(prompt, str):
         return "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}
     raise BadInput(
-        "the chat endpoint takes no token ids", value=request.id, fix="use the completions endpoint"
+        "the chat endpoint does not accept token ids",
+        value=request.id,
+        fix="use the completions endpoint",
     )
 
 
-def _refusal(reply: Reply) -> str:
+def _error_text(reply: HttpReply) -> str:
     body = reply.body.decode("utf-8", "replace").strip()
     return f"HTTP {reply.status}: {body[:MAX_ERROR_CHARS]}".rstrip(": ")
 
 
-class _Reading:
-    """One stream as it comes in; `settle` writes its pieces into the record."""
+class _StreamReader:
+    """Reads one stream; `write_chunks` records its chunks at the end."""
 
     def __init__(self, record: Recorder, count_tokens: CountTokens | None) -> None:
         self._record, self._count_tokens = record, count_tokens
         self._parser = SseParser()
-        self._pieces: list[Piece] = []
+        self._outputs: list[OutputChunk] = []
         self._running_total = 0
-        self._usage: Usage | None = None
+        self._usage: ChunkUsage | None = None
         self._prefill_s: float | None = None
-        self._begun_s = record.now()
-        self._waited_s: float | None = None
+        self._sent_s = record.now()
+        self._queue_time_s: float | None = None
         self._reason: str | None = None
         self._done = False
 
     def feed(self, received: bytes) -> None:
-        """What one read of the socket brought, in the turn in which it came."""
+        """Process one read of the socket, in the event-loop iteration in which it arrived."""
         for event in self._parser.feed(received):
-            self.take(event)
+            self.take_event(event)
 
-    def take(self, event: ServerEvent) -> None:
+    def take_event(self, event: ServerEvent) -> None:
         if event.data == b"[DONE]":
             self._done = True
             return
         try:
             chunk = decode_chunk(event.data)
         except msgspec.MsgspecError as error:
-            self._record.failed(f"the server sent a malformed chunk: {error}")
+            self._record.record_failure(f"the server sent a malformed chunk: {error}")
             return
-        failure = error_of(chunk)
+        failure = error_message(chunk)
         if failure is not None or event.kind == "error":
-            self._record.failed(failure or event.data.decode("utf-8", "replace")[:MAX_ERROR_CHARS])
+            self._record.record_failure(
+                failure or event.data.decode("utf-8", "replace")[:MAX_ERROR_CHARS]
+            )
             return
         self._take_chunk(chunk)
 
     def _take_chunk(self, chunk: Chunk) -> None:
         now_s = self._record.now()
         for choice in chunk.choices or ():
-            piece = piece_of(choice, now_s)
-            if piece is not None:
-                self._pieces.append(self._with_growth(piece, chunk.usage))
+            output = output_of(choice, now_s)
+            if output is not None:
+                self._outputs.append(self._count_by_growth(output, chunk.usage))
             self._reason = choice.finish_reason or self._reason
         if chunk.usage is not None:
             self._usage = chunk.usage
         if chunk.metrics is not None or chunk.timings is not None:
             self._prefill_s = chunk.prefill_s
 
-    def _with_growth(self, piece: Piece, usage: Usage | None) -> Piece:
-        """Where the server keeps a running count, its growth is the number of tokens of this
-        chunk.
-        """
+    def _count_by_growth(self, output: OutputChunk, usage: ChunkUsage | None) -> OutputChunk:
+        """The growth of a running count is the number of tokens of this chunk."""
         total = usage.completion_tokens if usage is not None else None
         if not total:
-            return piece
+            return output
         grown, self._running_total = total - self._running_total, total
-        if piece.count is not None or grown < 1:
-            return piece
-        return msgspec.structs.replace(piece, count=grown, doubtful=False)
+        if output.count is not None or grown < 1:
+            return output
+        return msgspec.structs.replace(output, count=grown, doubtful=False)
 
     def conclude(self, headers: Mapping[str, str]) -> None:
-        """The stream is over: was it complete?"""
-        self._waited_s = waited_s(headers)
+        """Record the end of the stream: a failure if it was incomplete."""
+        self._queue_time_s = queue_time_s(headers)
         for event in self._parser.close():
-            self.take(event)
+            self.take_event(event)
         usage, record = self._usage, self._record
         if not (self._done or self._reason):
-            record.failed("the stream ended before its finish_reason")
-        if record.ended:
+            record.record_failure("the stream ended before its finish_reason")
+        if record.has_ended:
             return
-        record.finished(
+        record.record_finish(
             self._reason,
             prompt_tokens=usage.prompt_tokens if usage is not None else 0,
             output_tokens=self._total,
             cached_tokens=usage.cached_tokens if usage is not None else 0,
         )
 
-    def settle(self) -> None:
-        """Write the pieces down, now that the server's own count (if any) is known."""
+    def write_chunks(self) -> None:
+        """Record the chunks, now that the server's final count (if any) is known."""
         total = self._total
-        text = "".join(piece.text for piece in self._pieces)
+        text = "".join(output.text for output in self._outputs)
         if total is None:
-            total = self._counted_here(text)
-        for at_s, count in counted(self._pieces, total):
-            self._record.chunk("", count, at_s=at_s)
-        self._record.tail(text)
+            total = self._count_locally(text)
+        for at_s, count in count_tokens(self._outputs, total):
+            self._record.record_chunk("", count, at_s=at_s)
+        self._record.append_text(text)
         started_s = self._started_s()
-        if started_s is not None and self._pieces:
-            self._record.started(started_s)
+        if started_s is not None and self._outputs:
+            self._record.record_start(started_s)
 
     def _started_s(self) -> float | None:
-        """When the server first ran the request, by its own word."""
-        if self._prefill_s is not None and self._pieces:
-            return self._pieces[0].at_s - self._prefill_s
-        return None if self._waited_s is None else self._begun_s + self._waited_s
+        """When the server first ran the request, as it reports; None if it does not."""
+        if self._prefill_s is not None and self._outputs:
+            return self._outputs[0].at_s - self._prefill_s
+        return None if self._queue_time_s is None else self._sent_s + self._queue_time_s
 
-    def _counted_here(self, text: str) -> int | None:
-        """The server gave no count: ours, of a whole answer's text, and marked as such."""
-        whole = bool(self._done or self._reason)
-        if not (whole and self._pieces) or self._count_tokens is None:
+    def _count_locally(self, text: str) -> int | None:
+        """Tokens of a complete answer by `count_tokens`; None leaves one token per chunk."""
+        complete = bool(self._done or self._reason)
+        if not (complete and self._outputs) or self._count_tokens is None:
             self._record.counted_by = "chunks"
             return None
         self._record.counted_by = "tokenizer"
@@ -287,8 +309,8 @@ class _Reading:
         return self._usage.completion_tokens if self._usage is not None else None
 
 
-class _WholeAnswer(_Reading):
-    """An answer that comes in one piece: its tokens are seen at its end."""
+class _WholeResponseReader(_StreamReader):
+    """Reads an answer that is not streamed: all of its tokens arrive at its end."""
 
     def __init__(self, record: Recorder, count_tokens: CountTokens | None) -> None:
         super().__init__(record, count_tokens)
@@ -298,19 +320,20 @@ class _WholeAnswer(_Reading):
         self._body.append(received)
 
     def conclude(self, headers: Mapping[str, str]) -> None:
-        self.take(ServerEvent(data=b"".join(self._body)))
+        self.take_event(ServerEvent(data=b"".join(self._body)))
         super().conclude(headers)
 
     def _started_s(self) -> float | None:
-        """A prefill time does not say when it was: the first token was not seen."""
-        return None if self._waited_s is None else self._begun_s + self._waited_s
+        """Without the time of the first token, a prefill time does not give the start."""
+        return None if self._queue_time_s is None else self._sent_s + self._queue_time_s
 
 
-def waited_s(headers: Mapping[str, str]) -> float | None:
-    """From a request's arrival until it ran, where its answer's headers tell (TGI, and what grew
-    from it, of answers that are not streamed): milliseconds of validation and of the queue.
+def queue_time_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds from a request's arrival until it ran, from the headers of its answer; None if absent.
+
+    TGI and its descendants send them with answers that are not streamed.
     """
-    queue, validation = (_ms(headers.get(name, "")) for name in WAITED)
+    queue, validation = (_ms(headers.get(name, "")) for name in QUEUE_TIME_HEADERS)
     return None if queue is None else (queue + (validation or 0.0)) / 1000
 
 

@@ -1,13 +1,12 @@
-"""The load client: runs a workload under an arrival process against a target, and writes the
-RunTrace.
+"""The load client: sends a workload to a target under an arrival process, and returns the RunTrace.
 
-It shares its process with the engine in most runs, so it does little: one task per request, one
-timer per arrival, no polling. It watches itself too: its own CPU time and how late it sent. A run
-whose client was the bottleneck says so (`goodput.validity_of`).
+Most runs share a process with the engine, so the client does little: one task per request, one
+timer per arrival, no polling. It records its own CPU time and how late it sent, so that
+`validity_of` can reject runs in which the client was the bottleneck.
 
-Each request keeps the instant at which it was *due* and the one at which it was *sent*. Under a
-concurrency cap a due request waits here, and that wait belongs to its latency: a client that
-measures from the send alone hides exactly the queue that it was to show (coordinated omission).
+Every request has the time at which it was *due* and the time at which it was *sent*. Under a
+concurrency limit a due request waits here, and that wait is part of its latency: a client that
+measures from the send hides the very queue that it should show (coordinated omission).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import msgspec
 
 from ridgeline.errors import BadInput, EngineUnavailable
-from ridgeline.measure.client.target import Recorder, Target
+from ridgeline.measure.client.target import LoadTarget, Recorder
 from ridgeline.measure.workload.arrivals import Arrivals, Closed
 from ridgeline.measure.workload.base import LoadRequest, Workload
 from ridgeline.records import RequestTrace, RunTrace
@@ -28,21 +27,18 @@ from ridgeline.records.trace import CANCELLED, TIMEOUT
 from ridgeline.stats import percentile
 
 UNLIMITED = 10**9
-WARMUP_SEED_SHIFT = (
-    7_919_000  # warm-up prompts must not be the measured ones, or they would be cached
-)
+WARMUP_SEED_SHIFT = 7_919_000  # warm-up prompts must not put the measured ones into the cache
 DEFAULT_WARMUP_CONCURRENCY = 4
-MOST_REQUESTS = 10_000_000  # their prompts are made before the first is sent
+MAX_REQUESTS = 10_000_000  # all prompts are generated before the first is sent
 
 OnFinish = Callable[[RequestTrace], str | None]
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How much load, and its limits. Either `num_requests` or `duration_s` ends the arrivals, or
-    both.
+    """Amount of load and its limits. `num_requests` or `duration_s`, or both, end the arrivals.
 
-    What is in flight when arrivals end may finish, for at most `grace_s`; then it is cancelled, and
-    counts as missed. `timeout_s` limits one request from its send.
+    Requests in flight at that time may finish for `grace_s`, then they are cancelled and count as
+    missed. `timeout_s` limits one request from its send.
     """
 
     num_requests: int | None = 100
@@ -55,7 +51,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.num_requests is None and self.duration_s is None:
-            raise BadInput("the load never ends", fix="give a number of prompts or a duration")
+            raise BadInput("the load has no end", fix="set a number of prompts or a duration")
         for name in ("num_requests", "duration_s", "max_concurrency", "timeout_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -64,12 +60,12 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
             if not getattr(self, name) >= 0:
                 raise BadInput(f"{name} must not be negative", value=getattr(self, name))
         for name in ("num_requests", "num_warmups"):
-            if (getattr(self, name) or 0) > MOST_REQUESTS:
+            if (getattr(self, name) or 0) > MAX_REQUESTS:
                 raise BadInput(
                     f"{name} is too large",
                     value=getattr(self, name),
-                    limit=f"<= {MOST_REQUESTS}",
-                    fix="--duration-s ends a load by time",
+                    limit=f"<= {MAX_REQUESTS}",
+                    fix="use --duration-s to end a load by time",
                 )
 
 
@@ -77,7 +73,7 @@ OnStart = Callable[[], Awaitable[None]]
 
 
 async def run_load(
-    target: Target,
+    target: LoadTarget,
     workload: Workload,
     arrivals: Arrivals,
     options: LoadOptions,
@@ -86,15 +82,17 @@ async def run_load(
     on_start: OnStart | None = None,
     cpu_time: Callable[[], float] = time.thread_time,
 ) -> RunTrace:
-    """Measure one run. `on_finish` sees every request as it ends; a reason from it stops the run
-    early. `on_start` is awaited between the warm-up and the run: whoever watches begins there.
+    """Measure one run.
+
+    `on_finish` is called with every request that ends; if it returns a reason, the run stops.
+    `on_start` is awaited between warm-up and run: monitors start there.
     """
     await _warm_up(target, workload, arrivals, options)
     if on_start is not None:
         await on_start()
     requests = _requests(workload, options)
-    run = _Run(target, options, on_finish)
-    target.drain_steps(run.now)  # what the warm-up did is not part of the run
+    run = _LoadRun(target, options, on_finish)
+    target.drain_steps(run.now)  # drop the steps of the warm-up
     started_unix_s, started_cpu_s = time.time(), cpu_time()
     await run.drive(requests, arrivals)
     duration_s = run.now()
@@ -114,9 +112,7 @@ async def run_load(
 
 
 def _requests(workload: Workload, options: LoadOptions) -> Iterator[LoadRequest]:
-    """The load; made beforehand where its number is known, so that making it costs no measured
-    time.
-    """
+    """The requests; generated before the run if their number is known."""
     if options.num_requests is None:
         return workload.sample(UNLIMITED, options.seed)
     return iter(list(workload.sample(options.num_requests, options.seed)))
@@ -128,20 +124,18 @@ def _label(arrivals: Arrivals, options: LoadOptions) -> str:
 
 
 async def _warm_up(
-    target: Target, workload: Workload, arrivals: Arrivals, options: LoadOptions
+    target: LoadTarget, workload: Workload, arrivals: Arrivals, options: LoadOptions
 ) -> None:
-    """Requests that leave no record, at the run's own concurrency; the first that fails ends the
-    run.
-    """
+    """Send unrecorded requests at the concurrency of the run. The first failure ends the run."""
     limit = arrivals.concurrency if isinstance(arrivals, Closed) else options.max_concurrency
-    seats = asyncio.Semaphore(limit or DEFAULT_WARMUP_CONCURRENCY)
+    slots = asyncio.Semaphore(limit or DEFAULT_WARMUP_CONCURRENCY)
     loop = asyncio.get_running_loop()
 
     async def one(request: LoadRequest) -> None:
-        async with seats:
+        async with slots:
             record = Recorder(loop.time)
-            await _serve(target, request, record, options.timeout_s)
-        error = record.trace(request, 0.0, 0.0).error
+            await _send_one(target, request, record, options.timeout_s)
+        error = record.to_trace(request, 0.0, 0.0).error
         if error is not None:
             raise EngineUnavailable(f"a warm-up request failed: {error}")
 
@@ -154,32 +148,34 @@ async def _warm_up(
         raise failures.exceptions[0] from None
 
 
-async def _serve(target: Target, request: LoadRequest, record: Recorder, timeout_s: float) -> None:
-    """One request to its end, whatever that is: the record tells. Only cancellation passes
-    through.
-    """
+async def _send_one(
+    target: LoadTarget, request: LoadRequest, record: Recorder, timeout_s: float
+) -> None:
+    """Send one request and wait for its end, which is recorded; only cancellation is raised."""
     try:
         async with asyncio.timeout(timeout_s):
             await target.send(request, record)
     except TimeoutError:
-        record.failed(f"{TIMEOUT}: no end after {timeout_s:g} s")
+        record.record_failure(f"{TIMEOUT}: no end after {timeout_s:g} s")
     except Exception as error:  # a failed request is a measurement, not the end of the run
-        record.failed(f"{type(error).__name__}: {error}")
-    if not record.ended:
-        record.failed("the stream ended without a word")
+        record.record_failure(f"{type(error).__name__}: {error}")
+    if not record.has_ended:
+        record.record_failure("the stream ended without an end event")
 
 
-class _Run:
-    """The state of one run: what is in flight, what has ended, and why to stop."""
+class _LoadRun:
+    """State of one run: requests in flight, traces of ended ones, and the reason to stop."""
 
-    def __init__(self, target: Target, options: LoadOptions, on_finish: OnFinish | None) -> None:
+    def __init__(
+        self, target: LoadTarget, options: LoadOptions, on_finish: OnFinish | None
+    ) -> None:
         self._target, self._options, self._on_finish = target, options, on_finish
         self._loop = asyncio.get_running_loop()
         self._origin_s = self._loop.time()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()  # something ended
+        self._changed = asyncio.Event()  # set when a request ends
         self._stop: str | None = None
-        self._last_end_s = self._seat_free_s = 0.0
+        self._last_end_s = self._slot_free_s = 0.0
         self.traces: list[RequestTrace] = []
         self.lags_s: list[float] = []
 
@@ -187,33 +183,33 @@ class _Run:
         return self._loop.time() - self._origin_s
 
     async def drive(self, requests: Iterator[LoadRequest], arrivals: Arrivals) -> None:
-        due = arrivals.start(self._options.seed)
+        schedule = arrivals.start(self._options.seed)
         try:
             for request in requests:
-                due_s = await self._next_due(due.next)
+                due_s = await self._next_due(schedule.next)
                 if due_s is None:
                     break
-                self._send(request, due_s, await self._seat(due_s))
+                self._send(request, due_s, await self._wait_for_slot(due_s))
             await self._drain()
         finally:
             await self._cancel(self._stop or "the run was interrupted")
 
-    async def _next_due(self, ask: Callable[[float, int], float | None]) -> float | None:
-        """Wait until the next request is due; None when arrivals are over."""
+    async def _next_due(self, next_due: Callable[[float, int], float | None]) -> float | None:
+        """Wait until the next request is due; None once arrivals are over."""
         while self._stop is None:
-            due_s = ask(self.now(), len(self._tasks))
+            due_s = next_due(self.now(), len(self._tasks))
             if due_s is None:
                 await self._wait_change()
-                if self._over(self.now()):
+                if self._is_over(self.now()):
                     return None
                 continue
-            if math.isinf(due_s) or self._over(due_s):
+            if math.isinf(due_s) or self._is_over(due_s):
                 return None
             await self._sleep_until(due_s)
             return None if self._stop else due_s
         return None
 
-    def _over(self, at_s: float) -> bool:
+    def _is_over(self, at_s: float) -> bool:
         limit = self._options.duration_s
         return limit is not None and at_s >= limit
 
@@ -223,16 +219,14 @@ class _Run:
         if at_s <= self.now():
             await asyncio.sleep(0)  # a burst of due requests must not starve those in flight
 
-    async def _seat(self, due_s: float) -> float:
-        """Wait for a place under the concurrency cap; the instant from which sending was
-        possible.
-        """
+    async def _wait_for_slot(self, due_s: float) -> float:
+        """Wait for a slot under the concurrency limit; return when sending became possible."""
         cap = self._options.max_concurrency
         while cap is not None and len(self._tasks) >= cap and self._stop is None:
             await self._wait_change()
-            self._seat_free_s = self._last_end_s
-        # who stood in this queue behind another was late because of the cap, not of the client
-        return max(due_s, self._seat_free_s)
+            self._slot_free_s = self._last_end_s
+        # A request that waited here was late because of the limit, not because of the client.
+        return max(due_s, self._slot_free_s)
 
     async def _wait_change(self, timeout_s: float | None = None) -> None:
         self._changed.clear()
@@ -247,15 +241,15 @@ class _Run:
             return
         sent_s = self.now()
         self.lags_s.append(sent_s - possible_s)
-        task = self._loop.create_task(self._one(request, due_s, sent_s))
+        task = self._loop.create_task(self._run_conversation(request, due_s, sent_s))
         self._tasks.add(task)
 
-    async def _one(self, request: LoadRequest, due_s: float, sent_s: float) -> None:
-        """A request to its end; of a conversation, turn after turn."""
+    async def _run_conversation(self, request: LoadRequest, due_s: float, sent_s: float) -> None:
+        """Send a request, and the further turns of its conversation."""
         try:
             turn: LoadRequest | None = request
             while turn is not None:
-                trace = await self._turn(turn, due_s, sent_s)
+                trace = await self._run_turn(turn, due_s, sent_s)
                 turn = turn.next_turn(trace.text) if trace.error is None else None
                 if turn is not None:
                     due_s = self.now() + turn.think_s
@@ -263,24 +257,24 @@ class _Run:
                     sent_s = self.now()
                     self.lags_s.append(sent_s - due_s)
         except asyncio.CancelledError:
-            pass  # while the user was thinking: no request was in flight
+            pass  # during the think time, when no request was in flight
         finally:
-            self._left()
+            self._finish_task()
 
-    async def _turn(self, request: LoadRequest, due_s: float, sent_s: float) -> RequestTrace:
+    async def _run_turn(self, request: LoadRequest, due_s: float, sent_s: float) -> RequestTrace:
         record = Recorder(self.now)
         try:
-            await _serve(self._target, request, record, self._options.timeout_s)
+            await _send_one(self._target, request, record, self._options.timeout_s)
         except asyncio.CancelledError:
-            record.failed(f"{CANCELLED}: {self._stop}", reason="abort")
-        trace = record.trace(request, due_s, sent_s)
+            record.record_failure(f"{CANCELLED}: {self._stop}", reason="abort")
+        trace = record.to_trace(request, due_s, sent_s)
         self.traces.append(trace)
         if self._on_finish is not None and self._stop is None:
             self._stop = self._on_finish(trace)
         self._changed.set()
         return trace
 
-    def _left(self) -> None:
+    def _finish_task(self) -> None:
         self._last_end_s = self.now()
         task = asyncio.current_task()
         if task is not None:
@@ -296,7 +290,7 @@ class _Run:
 
     async def _cancel(self, reason: str) -> None:
         self._stop = self._stop or reason
-        await asyncio.sleep(0)  # a task that never began would leave no record
+        await asyncio.sleep(0)  # a task that has not started would leave no trace
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,9 +1,9 @@
-"""Server-sent events, read byte by byte as the standard says and as real servers write them.
+"""Incremental parser of server-sent events.
 
-Lines end at \\n alone (a \\r before it is dropped): str.splitlines would also break at U+2028,
-U+2029 and U+0085, which are legal inside a JSON string. `:` begins a comment (a keep-alive ping);
-`data:` may or may not be followed by a space; several data lines of one event join with \\n; an
-empty line ends the event. One read may carry several events, or a part of one.
+Lines end at \\n only (a preceding \\r is dropped): str.splitlines would also split at U+2028, U+2029
+and U+0085, which are legal inside a JSON string. A line that starts with `:` is a comment (a
+keep-alive ping); `data:` may or may not be followed by a space; data lines of one event are joined
+with \\n; an empty line ends the event. A read may contain several events, or part of one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 
 
 class ServerEvent(msgspec.Struct, frozen=True):
-    """One event: its `data`, and its `event` field ("" where the server sent none)."""
+    """One event: its `data`, and its `event` field ("" if the server sent none)."""
 
     data: bytes
     kind: str = ""
 
 
 class SseParser:
-    """Feed it what the socket gave; it yields the events that this completed."""
+    """Yields the events that are completed by each read of the socket."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -36,7 +36,7 @@ class SseParser:
                 yield event
 
     def close(self) -> Iterator[ServerEvent]:
-        """The stream ended: an event whose empty line never came still counts."""
+        """End of the stream: an event without its closing empty line still counts."""
         yield from self.feed(b"\n\n" if self._rest else b"\n")
 
     def _line(self, line: bytes) -> ServerEvent | None:
@@ -48,7 +48,7 @@ class SseParser:
             self._data.append(value)
         elif name == b"event":
             self._kind = value.decode("utf-8", "replace")
-        return None  # a comment has the empty name; id and retry mean nothing here
+        return None  # a comment has an empty name; id and retry are not needed
 
     def _dispatch(self) -> ServerEvent | None:
         data, kind = self._data, self._kind

@@ -1,16 +1,16 @@
-"""What one streamed chunk of an OpenAI-compatible server means: which carry tokens, and how many.
+"""Which streamed chunks of OpenAI-compatible servers carry tokens, and how many.
 
-Servers disagree, and most published errors in TTFT and ITL come from here. The rules:
+Servers differ, and most published errors in TTFT and ITL come from these differences. The rules:
 
 - Text (content, reasoning, reasoning_content, a completion's text, tool-call arguments) is output.
 - `delta: {role, content: ""}` is metadata: it does not stop the TTFT clock.
-- An empty text without a role is a token that decodes to nothing (half a UTF-8 character) …
-- … except beside a finish_reason, where it may be either: it counts only if the server's own count
-  says that exactly so many tokens are missing (more are missing where chunks hold several).
+- An empty text without a role is a token that decodes to nothing (half a UTF-8 character).
+- An empty text with a finish_reason may be either: it counts only if the server's final count says
+  that exactly that many tokens are missing (more are missing if chunks hold several).
 - A chunk without choices carries usage only and never moves the end of the output.
-- How many tokens a chunk holds: its token_ids or logprobs tell exactly; else the growth of a
-  running usage count; else one, and the rest of the server's final count is spread over the
-  chunks by the length of their text (largest remainder), so that the total is exact.
+- The number of tokens of a chunk is that of its token_ids or logprobs; else the growth of a running
+  usage count; else one, and the rest of the server's final count is distributed over the chunks by
+  the length of their text (largest remainder), so that the total is exact.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Logprobs(msgspec.Struct, frozen=True):
         return len(self.content or self.tokens or ())
 
 
-class ToolFunction(msgspec.Struct, frozen=True):
+class ChunkToolFunction(msgspec.Struct, frozen=True):
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True):
-    function: ToolFunction | None = None
+class ChunkToolCall(msgspec.Struct, frozen=True):
+    function: ChunkToolFunction | None = None
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -46,24 +46,24 @@ class Delta(msgspec.Struct, frozen=True):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ChunkToolCall] | None = None
 
     @property
     def text(self) -> str:
         calls = (call.function for call in self.tool_calls or ())
-        said = [part for f in calls if f is not None for part in (f.name, f.arguments)]
-        parts = [self.reasoning or self.reasoning_content, self.content, *said]
+        called = [part for f in calls if f is not None for part in (f.name, f.arguments)]
+        parts = [self.reasoning or self.reasoning_content, self.content, *called]
         return "".join(part for part in parts if part)
 
     @property
-    def empty_token(self) -> bool:
-        """An empty text that nothing marks as metadata."""
+    def is_empty_token(self) -> bool:
+        """True for an empty text that is not marked as metadata."""
         texts = (self.content, self.reasoning, self.reasoning_content)
         return self.role is None and any(text is not None for text in texts)
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """`message` in place of `delta`: a chat answer that was not streamed."""
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """One choice of a chunk. `message` replaces `delta` in a chat answer that was not streamed."""
 
     index: int = 0
     delta: Delta | None = None
@@ -78,7 +78,7 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ChunkUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: PromptDetails | None = None
@@ -90,14 +90,14 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One data line. `error` is whatever a server sends in place of choices when it fails.
+    """One data line. `error` is what servers send instead of choices if they fail.
 
-    `metrics` (vLLM, Ridgeline: --enable-per-request-metrics) and `timings` (llama.cpp) are what a
-    server says of this request; they are looked at, never relied on.
+    `metrics` (vLLM, Ridgeline: --enable-per-request-metrics) and `timings` (llama.cpp) are optional
+    per-request measurements of the server.
     """
 
-    choices: list[Choice] | None = None
-    usage: Usage | None = None
+    choices: list[ChunkChoice] | None = None
+    usage: ChunkUsage | None = None
     error: Any = None
     object: str | None = None
     message: str | None = None
@@ -106,12 +106,12 @@ class Chunk(msgspec.Struct, frozen=True):
 
     @property
     def prefill_s(self) -> float | None:
-        """From the request's first share of a step to its first token, by the server's word."""
-        for told, name in (
+        """From the request's first step to its first token, as the server reports it."""
+        for report, name in (
             (self.metrics, "time_to_first_token_ms"),
             (self.timings, "prompt_ms"),
         ):
-            value = told.get(name) if isinstance(told, dict) else None
+            value = report.get(name) if isinstance(report, dict) else None
             if isinstance(value, int | float) and value >= 0:
                 return value / 1000
         return None
@@ -121,12 +121,12 @@ _DECODER = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """Parse one data line; msgspec.DecodeError where it is not a chunk."""
+    """Parse one data line. Raises msgspec.DecodeError if it is not a chunk."""
     return _DECODER.decode(data)
 
 
-def error_of(chunk: Chunk) -> str | None:
-    """The failure that a chunk reports, in the server's words."""
+def error_message(chunk: Chunk) -> str | None:
+    """The error that a chunk reports, in the server's words; None if it reports none."""
     if isinstance(chunk.error, dict) and isinstance(chunk.error.get("message"), str):
         return str(chunk.error["message"])
     if chunk.error is not None:
@@ -134,10 +134,8 @@ def error_of(chunk: Chunk) -> str | None:
     return chunk.message or "the server reported an error" if chunk.object == "error" else None
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """Output-bearing chunk as seen: `count` None where the chunk did not tell, `doubtful` if
-    maybe empty.
-    """
+class OutputChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk with output. `count` None: unknown. `doubtful`: it may hold no token."""
 
     at_s: float
     text: str
@@ -145,47 +143,47 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     doubtful: bool = False
 
 
-def piece_of(choice: Choice, at_s: float) -> Piece | None:
-    """The output that a choice carries, or None where it is metadata."""
-    told = len(choice.token_ids or ()) or (choice.logprobs.num_tokens if choice.logprobs else 0)
-    text, empty_token = _said(choice)
-    if not (text or told or empty_token):
+def output_of(choice: ChunkChoice, at_s: float) -> OutputChunk | None:
+    """The output of a choice, or None if it is metadata."""
+    known = len(choice.token_ids or ()) or (choice.logprobs.num_tokens if choice.logprobs else 0)
+    text, empty_token = _text_of(choice)
+    if not (text or known or empty_token):
         return None
-    doubtful = not text and not told and choice.finish_reason is not None
-    return Piece(at_s=at_s, text=text, count=told or None, doubtful=doubtful)
+    doubtful = not text and not known and choice.finish_reason is not None
+    return OutputChunk(at_s=at_s, text=text, count=known or None, doubtful=doubtful)
 
 
-def _said(choice: Choice) -> tuple[str, bool]:
-    said = choice.delta or choice.message
-    if said is not None:
-        return said.text, said.empty_token
+def _text_of(choice: ChunkChoice) -> tuple[str, bool]:
+    message = choice.delta or choice.message
+    if message is not None:
+        return message.text, message.is_empty_token
     return choice.text or "", choice.text is not None
 
 
-def counted(pieces: Sequence[Piece], total: int | None) -> list[tuple[float, int]]:
-    """(instant, tokens) of each output-bearing chunk, adding up to the server's `total` where it
-    told one.
-    """
-    sure = [piece for piece in pieces if not piece.doubtful]
+def count_tokens(pieces: Sequence[OutputChunk], total: int | None) -> list[tuple[float, int]]:
+    """(time, tokens) of each chunk with output; the sum is the server's `total` if it gave one."""
+    certain = [piece for piece in pieces if not piece.doubtful]
     if total is None:
-        return [(piece.at_s, piece.count or 1) for piece in sure]
-    missing = total - sum(piece.count or 1 for piece in sure)
-    some_silent = any(piece.count is None for piece in sure)
-    if missing == len(pieces) - len(sure) or (missing > 0 and not some_silent):
-        sure = list(pieces)  # the doubtful chunks were they, or nobody else can have been
-    counts = [piece.count or 1 for piece in sure]
+        return [(piece.at_s, piece.count or 1) for piece in certain]
+    missing = total - sum(piece.count or 1 for piece in certain)
+    some_unknown = any(piece.count is None for piece in certain)
+    if missing == len(pieces) - len(certain) or (missing > 0 and not some_unknown):
+        certain = list(pieces)  # the doubtful chunks hold the missing tokens
+    counts = [piece.count or 1 for piece in certain]
     surplus = total - sum(counts)
     if surplus > 0:
-        silent = [i for i, piece in enumerate(sure) if piece.count is None]
-        for i, extra in zip(silent, _spread(surplus, [sure[i] for i in silent]), strict=True):
+        unknown = [i for i, piece in enumerate(certain) if piece.count is None]
+        for i, extra in zip(
+            unknown, _distribute(surplus, [certain[i] for i in unknown]), strict=True
+        ):
             counts[i] += extra
     elif surplus < 0:
-        _take_back(-surplus, sure, counts)
-    return [(piece.at_s, count) for piece, count in zip(sure, counts, strict=True) if count]
+        _remove_excess(-surplus, certain, counts)
+    return [(piece.at_s, count) for piece, count in zip(certain, counts, strict=True) if count]
 
 
-def _spread(surplus: int, pieces: Sequence[Piece]) -> list[int]:
-    """Whole shares of `surplus` in proportion to text length, by largest remainder."""
+def _distribute(surplus: int, pieces: Sequence[OutputChunk]) -> list[int]:
+    """Integer shares of `surplus` in proportion to text length, by largest remainder."""
     if not pieces:
         return []
     weights = [len(piece.text.encode()) for piece in pieces]
@@ -199,10 +197,8 @@ def _spread(surplus: int, pieces: Sequence[Piece]) -> list[int]:
     return shares
 
 
-def _take_back(excess: int, pieces: Sequence[Piece], counts: list[int]) -> None:
-    """More chunks than tokens: empty ones were keep-alives after all, then the last ones were
-    tails.
-    """
+def _remove_excess(excess: int, pieces: Sequence[OutputChunk], counts: list[int]) -> None:
+    """More chunks than tokens: the empty ones were keep-alives, then the last ones trailing text."""
     empty_first = sorted(range(len(pieces)), key=lambda i: (bool(pieces[i].text), -i))
     for i in empty_first:
         taken = min(excess, counts[i])

@@ -1,9 +1,8 @@
-"""Of whom a load asks: the `Target` Protocol, and the `Recorder` that a target notes events in.
+"""The `LoadTarget` protocol, and the `Recorder` in which a target records the events of a request.
 
-A target is told the request and a recorder, and returns when the request has ended. What it noted
-survives a timeout, a cancellation or an exception, so that a request that broke off half-way is
-still a record. All instants are on the recorder's clock: seconds since the start of the run, at
-the client.
+`LoadTarget.send` returns when the request has ended. Recorded events survive a timeout, a
+cancellation or an exception, so that an interrupted request still leaves a trace. All times are on
+the recorder's clock: seconds since the start of the run, at the client.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ Now = Callable[[], float]
 
 
 class Recorder:
-    """The mutable record of a request in flight; the client owns it, the target writes to it."""
+    """Events of a request in flight. The load client owns it, the target writes to it."""
 
     __slots__ = (
         "_counts",
         "_error",
         "_finished_s",
-        "_instants",
         "_reason",
         "_texts",
+        "_times_s",
         "_usage",
         "cached_tokens",
         "counted_by",
@@ -43,7 +42,7 @@ class Recorder:
         self.cached_tokens = 0
         self.counted_by: CountedBy = "server"
         self.first_computed_s: float | None = None
-        self._instants: list[float] = []
+        self._times_s: list[float] = []
         self._counts: list[int] = []
         self._texts: list[str] = []
         self._usage: int | None = None
@@ -51,30 +50,28 @@ class Recorder:
         self._reason: str | None = None
         self._error: str | None = None
 
-    def started(self, at_s: float, *, cached_tokens: int = 0) -> None:
-        """The server first ran the request. Only the first time counts (a preempted one starts
-        again).
-        """
+    def record_start(self, at_s: float, *, cached_tokens: int = 0) -> None:
+        """The server runs the request. Only the first call counts: preempted requests start again."""
         if self.started_s is None:
             self.started_s = at_s
             self.cached_tokens = cached_tokens or self.cached_tokens
 
-    def chunk(self, text: str, num_tokens: int = 1, *, at_s: float | None = None) -> None:
-        """Output arrived that stands for `num_tokens` tokens (its text may be empty)."""
-        self._instants.append(self.now() if at_s is None else at_s)
+    def record_chunk(self, text: str, num_tokens: int = 1, *, at_s: float | None = None) -> None:
+        """A chunk of `num_tokens` output tokens arrived; its text may be empty."""
+        self._times_s.append(self.now() if at_s is None else at_s)
         self._counts.append(num_tokens)
         self._texts.append(text)
 
-    def more(self, text: str) -> None:
-        """The last chunk held one more token: several tokens of one step are one chunk."""
+    def extend_chunk(self, text: str) -> None:
+        """Add a token to the last chunk: tokens of one step are one chunk."""
         self._counts[-1] += 1
         self._texts.append(text)
 
-    def tail(self, text: str) -> None:
-        """Text that belongs to no further token (it was held back until the end)."""
+    def append_text(self, text: str) -> None:
+        """Add text without a token: it was held back until the end."""
         self._texts.append(text)
 
-    def finished(
+    def record_finish(
         self,
         reason: str | None,
         *,
@@ -82,25 +79,27 @@ class Recorder:
         output_tokens: int | None,
         cached_tokens: int = 0,
     ) -> None:
-        """The request was served. `output_tokens` None: the server did not count, the chunks do."""
-        if self.ended:
+        """The request was served. `output_tokens` None: the tokens of the chunks are counted."""
+        if self.has_ended:
             return
         self._finished_s, self._reason = self.now(), reason
         self.prompt_tokens, self._usage = prompt_tokens, output_tokens
         self.cached_tokens = cached_tokens
 
-    def failed(self, error: str, *, reason: str | None = None) -> None:
-        """The request broke off. The first end wins: what follows it is usually its echo."""
-        if not self.ended:
+    def record_failure(self, error: str, *, reason: str | None = None) -> None:
+        """The request failed. Only the first end counts: later errors usually follow from it."""
+        if not self.has_ended:
             self._finished_s, self._error, self._reason = self.now(), error, reason
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._finished_s is not None
 
-    def trace(self, request: LoadRequest, scheduled_s: float, sent_s: float) -> RequestTrace:
-        """The finished record. Tokens are the server's count where it gave one, else those seen. No
-        server starts before the send, whatever its clock says.
+    def to_trace(self, request: LoadRequest, scheduled_s: float, sent_s: float) -> RequestTrace:
+        """The trace of the ended request.
+
+        Output tokens are the server's count if it gave one, else those of the chunks. `started_s` is
+        never before `sent_s`, whatever the server's clock says.
         """
         return RequestTrace(
             id=request.id,
@@ -108,7 +107,7 @@ class Recorder:
             scheduled_s=scheduled_s,
             sent_s=sent_s,
             started_s=None if self.started_s is None else max(self.started_s, sent_s),
-            token_s=tuple(self._instants),
+            token_s=tuple(self._times_s),
             token_counts=tuple(self._counts),
             finished_s=self._finished_s,
             prompt_tokens=self.prompt_tokens,
@@ -123,25 +122,26 @@ class Recorder:
         )
 
 
-class Target(Protocol):
-    """A server of requests. `send` never raises for a request that failed: it notes the failure."""
+class LoadTarget(Protocol):
+    """An engine or server under load."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def info(self) -> EngineInfo | None:
-        """What is being served; None where the server does not tell."""
+        """The served model and its settings; None if the server does not report them."""
         ...
 
     async def send(self, request: LoadRequest, record: Recorder) -> None:
-        """Serve one request to its end. When cancelled, the server must stop working on it."""
+        """Send one request and record its events until it ends.
+
+        A failed request is recorded, not raised. If cancelled, the server must stop working on it.
+        """
         ...
 
     def drain_steps(self, now: Now) -> tuple[StepStat, ...]:
-        """The engine steps since the last call, their instants on `now`'s clock; () where
-        unknown.
-        """
+        """Engine steps since the last call, in times of the clock `now`; () if unknown."""
         ...
 
     async def close(self) -> None: ...

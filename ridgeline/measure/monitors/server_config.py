@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.measure.client.http_connection import OK, Wire, WireError
+from ridgeline.measure.client.http_connection import OK, HttpConnectionError, HttpConnectionPool
 from ridgeline.measure.monitors.server_metrics import dialects, parse_page, server_of
 from ridgeline.records import EngineInfo
 
@@ -22,7 +22,7 @@ LONGEST = 200
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-async def info_of(wire: Wire, prefix: str, model: str) -> EngineInfo | None:
+async def info_of(wire: HttpConnectionPool, prefix: str, model: str) -> EngineInfo | None:
     """What the server at `wire` tells of its set-up; None where it tells nothing.
 
     Of somebody else's server only `model` and `settings` mean something: its `device` is ELSEWHERE.
@@ -42,10 +42,10 @@ async def info_of(wire: Wire, prefix: str, model: str) -> EngineInfo | None:
     return None
 
 
-async def _get(wire: Wire, path: str) -> str:
+async def _get(wire: HttpConnectionPool, path: str) -> str:
     try:
         reply = await wire.get(path)
-    except WireError:
+    except HttpConnectionError:
         return ""
     return reply.body.decode("utf-8", "replace") if reply.status == OK else ""
 

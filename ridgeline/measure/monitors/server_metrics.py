@@ -15,7 +15,7 @@ from importlib.resources import files
 
 import msgspec
 
-from ridgeline.measure.client.http_connection import OK, Wire, WireError
+from ridgeline.measure.client.http_connection import OK, HttpConnectionError, HttpConnectionPool
 from ridgeline.measure.monitors.polling import PERIOD_S, Polling
 from ridgeline.stats import percentile
 
@@ -112,7 +112,7 @@ def server_of(sample: Sample) -> str | None:
 class Scraper:
     """Reads a page while the run goes on; `report` at its end."""
 
-    def __init__(self, wire: Wire, path: str, period_s: float = PERIOD_S) -> None:
+    def __init__(self, wire: HttpConnectionPool, path: str, period_s: float = PERIOD_S) -> None:
         self._wire, self._path = wire, path
         self._samples: list[dict[str, float]] = []
         self._polling = Polling(self._read, period_s)
@@ -138,7 +138,7 @@ class Scraper:
         """A server that does not answer the first time is not asked again."""
         try:
             reply = await self._wire.get(self._path)
-        except WireError:
+        except HttpConnectionError:
             return bool(self._samples)
         if reply.status == OK:
             sample = parse_page(reply.body.decode("utf-8", "replace"))

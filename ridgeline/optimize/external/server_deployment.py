@@ -21,8 +21,8 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
-from ridgeline.measure.client.http_connection import OK, WireError
-from ridgeline.measure.client.http_target import HttpTarget, wire_to
+from ridgeline.measure.client.http_connection import OK, HttpConnectionError
+from ridgeline.measure.client.http_target import HttpTarget, connection_pool
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.workload import Workload
 from ridgeline.measure.workload.arrivals import Closed
@@ -149,7 +149,7 @@ def _margin(logprobs: Sequence[float]) -> float:
 
 async def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """One request that is not streamed. Raises CannotRun with the server's own message."""
-    wire, prefix = wire_to(url, None)
+    wire, prefix = connection_pool(url, None)
     parts: list[bytes] = []
     try:
         reply = await wire.post(prefix + path, msgspec.json.encode(body), parts.append)
@@ -160,7 +160,7 @@ async def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
                 fix=reply.body.decode("utf-8", "replace")[:300],
             )
         return msgspec.json.decode(b"".join(parts), type=dict[str, Any])
-    except (WireError, msgspec.MsgspecError) as error:
+    except (HttpConnectionError, msgspec.MsgspecError) as error:
         raise CannotRun(f"the server did not answer {path}: {error}", value=url) from None
     finally:
         wire.close()

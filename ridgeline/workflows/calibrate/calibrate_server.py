@@ -23,7 +23,7 @@ from typing import Any
 import ridgeline
 from ridgeline.errors import EngineUnavailable
 from ridgeline.measure.client.http_target import HttpTarget, first_model
-from ridgeline.measure.client.target import Recorder, Target
+from ridgeline.measure.client.target import LoadTarget, Recorder
 from ridgeline.measure.metrics.latency import ttft_s
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.measure.workload.synthetic import FIRST_ID
@@ -62,7 +62,7 @@ class ServerCalibration(Result, frozen=True, kw_only=True):
 class CalibrationSession:
     """Requests to one server, timed by one clock."""
 
-    def __init__(self, target: Target, seed: int = 0) -> None:
+    def __init__(self, target: LoadTarget, seed: int = 0) -> None:
         self._target, self._rng = target, random.Random(seed)
         self._numbers = itertools.count()
 
@@ -80,8 +80,8 @@ class CalibrationSession:
             async with asyncio.timeout(TIMEOUT_S):
                 await self._target.send(request, record)
         except TimeoutError:
-            record.failed(f"no response within {TIMEOUT_S:.0f} s")
-        return record.trace(request, sent_s, sent_s)
+            record.record_failure(f"no response within {TIMEOUT_S:.0f} s")
+        return record.to_trace(request, sent_s, sent_s)
 
     async def wave(self, batch: int, num_prompt: int, num_output: int) -> list[RequestTrace]:
         """`batch` requests at once."""

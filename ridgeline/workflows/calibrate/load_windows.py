@@ -16,7 +16,7 @@ from statistics import median
 
 import msgspec
 
-from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.workload.arrivals import Instants
 from ridgeline.measure.workload.base import LoadRequest
@@ -96,7 +96,7 @@ async def _run_window(bench: StepBench, rate: float, seed: int) -> RunTrace:
     options = LoadOptions(num_requests=count, grace_s=GRACE_S, seed=seed)
     bench.engine.drain_steps()
     workload = _MixedWorkload(bench.engine.resolved.spec.vocab_size)
-    return await run_load(InProcessTarget(bench.engine), workload, arrivals, options)
+    return await run_load(EngineTarget(bench.engine), workload, arrivals, options)
 
 
 def busy_steps(steps: Sequence[StepStat]) -> Iterator[Busy]:

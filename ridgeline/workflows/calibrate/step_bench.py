@@ -20,7 +20,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
-from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
@@ -89,7 +89,7 @@ class StepBench:
         self, prompts: Sequence[tuple[int, ...]], num_tokens: int
     ) -> list[RequestTrace]:
         """Stream every prompt as the client of `bench` does."""
-        target = InProcessTarget(self.engine)
+        target = EngineTarget(self.engine)
 
         async def stream(number: int, prompt: tuple[int, ...]) -> RequestTrace:
             request = LoadRequest(
@@ -97,7 +97,7 @@ class StepBench:
             )
             record, sent_s = Recorder(time.perf_counter), time.perf_counter()
             await target.send(request, record)
-            return record.trace(request, sent_s, sent_s)
+            return record.to_trace(request, sent_s, sent_s)
 
         return await asyncio.gather(*(stream(i, prompt) for i, prompt in enumerate(prompts)))
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput, UserError
 from ridgeline.measure.bench_options import run_bench, workload_of
-from ridgeline.measure.client.engine_target import InProcessTarget, RenderChat
-from ridgeline.measure.client.http_target import HttpTarget, first_model, wire_to
+from ridgeline.measure.client.engine_target import EngineTarget, RenderChat
+from ridgeline.measure.client.http_target import HttpTarget, connection_pool, first_model
 from ridgeline.measure.client.load_client import OnStart
-from ridgeline.measure.client.target import Target as LoadTarget
+from ridgeline.measure.client.target import LoadTarget
 from ridgeline.measure.monitors.server_config import info_of
 from ridgeline.measure.results.event_log import Beside
 from ridgeline.measure.workload import Chat, plain_chat
@@ -69,7 +69,7 @@ class EngineSession(LoadSession):
         self._device = engine_on_machine(engine.resolved)
 
     async def _open_target(self, options: BenchOptions) -> LoadTarget:
-        return InProcessTarget(self._engine, render_chat=self._render_chat)
+        return EngineTarget(self._engine, render_chat=self._render_chat)
 
     def device(self, run: RunTrace) -> ModelOnDevice | None:
         return self._device
@@ -124,7 +124,7 @@ def load_session(
 
 
 async def _server_info(server: RemoteServer, model: str) -> EngineInfo | None:
-    wire, prefix = wire_to(server.url, server.api_key)
+    wire, prefix = connection_pool(server.url, server.api_key)
     try:
         return await info_of(wire, prefix, model)
     finally:

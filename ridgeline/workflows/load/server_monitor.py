@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ridgeline.measure.client.http_target import base_url, wire_to
+from ridgeline.measure.client.http_target import base_url, connection_pool
 from ridgeline.measure.client.load_client import OnStart
 from ridgeline.measure.monitors.gpu import NoGpus, open_gpus
 from ridgeline.measure.monitors.machine_monitor import MachineReport, MachineWatch
@@ -48,7 +48,7 @@ async def observe_run(
 
 def metrics_scraper(url: str, api_key: str | None) -> Scraper:
     """Polls the server's /metrics while its context is open."""
-    wire, prefix = wire_to(url, api_key)
+    wire, prefix = connection_pool(url, api_key)
     return Scraper(wire, f"{prefix}/metrics")
 
 

@@ -14,7 +14,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.hardware.machine import Machine
-from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import OnFinish, run_load
 from ridgeline.measure.workload import Workload
 from ridgeline.optimize import quality
@@ -80,7 +80,7 @@ class EngineDeployment:
 
     def __init__(self, engine: Engine, workload: TokenizedWorkload) -> None:
         self._engine, self._workload = engine, workload
-        self._target = InProcessTarget(engine)
+        self._target = EngineTarget(engine)
 
     @property
     def info(self) -> EngineInfo:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.client.load_client import MOST_REQUESTS
+from ridgeline.measure.client.load_client import MAX_REQUESTS
 from ridgeline.measure.metrics.summary import summarise as summarise_run
 from ridgeline.measure.report.bench_page import bench_page
 from ridgeline.measure.report.chrome_trace import chrome_trace
@@ -29,7 +29,7 @@ MAX_SECONDS = 1e9
 LIMITS: dict[str, tuple[float, float]] = {
     "isl": (1, MOST_TOKENS),
     "osl": (1, MOST_TOKENS),
-    "num_prompts": (1, MOST_REQUESTS),
+    "num_prompts": (1, MAX_REQUESTS),
     "replicas": (1, MAX_REPLICAS),
     "decode_replicas": (0, MAX_REPLICAS),
     "autoscale": (1, MAX_REPLICAS),
