@@ -13,6 +13,7 @@ CLEAN = [
     "CHANGELOG.md",
     "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
+    "README.md",
     "SECURITY.md",
     "benchmarks/results",
     "docs",
