@@ -14,8 +14,8 @@ from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.measure.workload.arrivals import (
     Arrivals,
     Closed,
-    Instants,
     Ramp,
+    RecordedArrivals,
     arrivals_from_flags,
     replay,
 )
@@ -85,7 +85,7 @@ def _ramp(options: BenchOptions) -> Ramp:
     return msgspec.structs.replace(ramp, over_s=over_s)
 
 
-def _replay(options: BenchOptions, speed: float) -> Instants:
+def _replay(options: BenchOptions, speed: float) -> RecordedArrivals:
     workload = workload_of(options)
     if not isinstance(workload, TraceWorkload):
         raise BadInput(

@@ -20,7 +20,7 @@ from ridgeline.config.settings import NAIVE, Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish
-from ridgeline.measure.workload.arrivals import Instants
+from ridgeline.measure.workload.arrivals import RecordedArrivals
 from ridgeline.optimize.quality.task_questions import Task
 from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
@@ -39,11 +39,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float
     grace_s: float
 
-    def poisson(self) -> tuple[Instants, LoadOptions]:
+    def poisson(self) -> tuple[RecordedArrivals, LoadOptions]:
         """The arrival process of this load and the client options that run it."""
         dues = arrival_times_s(self)
         options = LoadOptions(num_requests=len(dues), grace_s=self.grace_s, seed=self.seed)
-        return Instants(at_s=dues, label=f"poisson:{self.rate!r}", rate=self.rate), options
+        return RecordedArrivals(at_s=dues, label=f"poisson:{self.rate!r}", rate=self.rate), options
 
 
 def arrival_times_s(load: Load) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from ridgeline.measure.client.http_target import HttpTarget, authorization, base
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.metrics.latency import itl_s, outcome, tpot_s, ttft_s
-from ridgeline.measure.workload import Chat, LoadRequest, Message
+from ridgeline.measure.workload import ChatPrompt, LoadRequest, PromptMessage
 from ridgeline.measure.workload.arrivals import Closed, burst
 from tests.measure.memory import Answering, connect_to
 from tests.measure.sse_server import DONE, SseServer, sse, text_chunk, usage
@@ -45,7 +45,9 @@ class Script:
         return await connect_to(lambda: Answering(self._parts, self.seen))(origin, protocol)
 
 
-CHAT = LoadRequest(id="r", kind="chat", prompt=Chat((Message("user", "hi"),)), max_tokens=4)
+CHAT = LoadRequest(
+    id="r", kind="chat", prompt=ChatPrompt((PromptMessage("user", "hi"),)), max_tokens=4
+)
 TEXT = LoadRequest(id="r", kind="text", prompt="hi", max_tokens=4)
 
 

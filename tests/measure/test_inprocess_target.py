@@ -10,7 +10,7 @@ import pytest
 from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.metrics.latency import outcome
-from ridgeline.measure.workload import Chat, LoadRequest, Message
+from ridgeline.measure.workload import ChatPrompt, LoadRequest, PromptMessage
 from ridgeline.measure.workload.arrivals import burst
 from ridgeline.records import (
     EngineInfo,
@@ -181,7 +181,7 @@ def test_a_timeout_closes_the_engines_stream(in_virtual_time):
 
 
 def test_conversations_go_through_the_chat_template(in_virtual_time):
-    chat = Chat((Message("user", "hello"),))
+    chat = ChatPrompt((PromptMessage("user", "hello"),))
     engine = ScriptedEngine([(0.1, token()), (0.0, finished(output=1))])
     measure(in_virtual_time, engine, prompt=chat)
     measure(in_virtual_time, engine, prompt=chat, render_chat=lambda chat: [1, 2])

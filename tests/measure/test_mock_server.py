@@ -15,7 +15,7 @@ from ridgeline.measure.metrics.latency import e2e_s, itl_s, outcome, tpot_s, ttf
 from ridgeline.measure.mock.cases import CASES
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
-from ridgeline.measure.workload import Chat, LoadRequest, Message
+from ridgeline.measure.workload import ChatPrompt, LoadRequest, PromptMessage
 from ridgeline.measure.workload.arrivals import Closed, burst, constant
 from ridgeline.records import Slo
 from tests.measure.memory import connect_to_mock
@@ -39,7 +39,7 @@ class Fixed:
             )
 
 
-CHAT = Chat((Message("user", "hi there"),))
+CHAT = ChatPrompt((PromptMessage("user", "hi there"),))
 
 
 async def measure(server, model, workload, arrivals, count, timeout_s=0.5, **target):

@@ -12,11 +12,11 @@ from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench_options import arrivals_of
 from ridgeline.measure.client.load_client import LoadOptions, run_load
-from ridgeline.measure.workload import Chat, LoadRequest, parse_workload
+from ridgeline.measure.workload import ChatPrompt, LoadRequest, parse_workload
 from ridgeline.measure.workload.arrivals import (
     Closed,
-    Instants,
     Ramp,
+    RecordedArrivals,
     parse_arrivals,
     ramp_exp,
     replay,
@@ -119,7 +119,7 @@ def test_a_conversation_goes_on_with_the_answers_that_came(in_virtual_time, scri
     before, after = run.requests
     assert after.scheduled_s == pytest.approx(before.finished_s + 1.0)  # the think time
     single = next(parse_workload(f"sharegpt:{path}").sample(1, 0))
-    assert single.turns == () and isinstance(single.prompt, Chat)
+    assert single.turns == () and isinstance(single.prompt, ChatPrompt)
 
 
 def test_a_failed_turn_ends_its_conversation(in_virtual_time, scripted, tmp_path):
@@ -132,10 +132,10 @@ def test_a_failed_turn_ends_its_conversation(in_virtual_time, scripted, tmp_path
 
 
 def test_token_ids_cannot_become_a_conversation():
-    from ridgeline.measure.workload import Turn
+    from ridgeline.measure.workload import UserTurn
 
     request = LoadRequest(
-        id="a", kind="k", prompt=(1, 2), max_tokens=3, turns=(Turn("and then?", 4),)
+        id="a", kind="k", prompt=(1, 2), max_tokens=3, turns=(UserTurn("and then?", 4),)
     )
     with pytest.raises(BadInput, match="token ids"):
         request.next_turn("so")
@@ -167,7 +167,7 @@ def test_a_ramp_has_its_rates(ramp):
     for i in range(80_000):
         count += rate((i + 0.5) * step_s) * step_s
         if i % 16_000 == 15_999:
-            assert ramp.instant(count) == pytest.approx((i + 1) * step_s, abs=2e-3)
+            assert ramp.time_of(count) == pytest.approx((i + 1) * step_s, abs=2e-3)
     assert parse_arrivals(ramp.label) == ramp
 
 
@@ -190,7 +190,7 @@ def test_replay_keeps_the_instants(in_virtual_time, scripted, tmp_path):
     path.write_text(BURSTGPT)
     options = BenchOptions(workload=f"burstgpt:{path}", replay_speed=2.0)
     arrivals = arrivals_of(options)
-    assert isinstance(arrivals, Instants) and arrivals.at_s == (0.0, 56.5)
+    assert isinstance(arrivals, RecordedArrivals) and arrivals.at_s == (0.0, 56.5)
     load = parse_workload(options.workload)
     run = in_virtual_time(run_load(scripted(), load, arrivals, LoadOptions(num_requests=9)))
     assert [r.scheduled_s for r in run.requests] == [0.0, 56.5]  # the trace ends: so does the load

@@ -12,10 +12,12 @@ from ridgeline.measure.bench_options import run_bench
 from ridgeline.measure.client.http_target import HttpTarget, queue_time_s
 from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.metrics.latency import e2e_s, queue_s, tpot_s
-from ridgeline.measure.workload import Chat, LoadRequest, Message
+from ridgeline.measure.workload import ChatPrompt, LoadRequest, PromptMessage
 from tests.measure.memory import Answering, connect_to
 
-CHAT = LoadRequest(id="r", kind="chat", prompt=Chat((Message("user", "hi"),)), max_tokens=4)
+CHAT = LoadRequest(
+    id="r", kind="chat", prompt=ChatPrompt((PromptMessage("user", "hi"),)), max_tokens=4
+)
 TEXT = LoadRequest(id="r", kind="text", prompt="hi", max_tokens=4)
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3}
 TGI = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.workload import Chat, LoadRequest, parse_workload, plain_chat
+from ridgeline.measure.workload import ChatPrompt, LoadRequest, parse_workload, plain_chat
 from ridgeline.measure.workload.base import StopsEarly
 
 EMBEDDED = ("chat", "code", "chat-and-code")
@@ -21,7 +21,7 @@ def sample(text, n=60, seed=0):
 
 
 def text_of(request):
-    return plain_chat(request.prompt) if isinstance(request.prompt, Chat) else request.prompt
+    return plain_chat(request.prompt) if isinstance(request.prompt, ChatPrompt) else request.prompt
 
 
 @pytest.mark.parametrize("name", [*EMBEDDED, "synthetic:input=32,output=8,cv=0.5,prefix=4"])
@@ -144,7 +144,7 @@ def test_the_three_forms_of_lines(tmp_path):
     assert requests[5].prompt == "a\u2028b"
     assert (requests[5].kind, requests[5].tenant) == ("odd", "t")
     assert requests[6].prompt == (1, 2, 3)
-    assert isinstance(requests[7].prompt, Chat)
+    assert isinstance(requests[7].prompt, ChatPrompt)
     assert requests[7].id.startswith("x-")
 
 
@@ -198,7 +198,7 @@ def test_stops_early_only_lifts_the_fixed_length():
     assert not a.ignore_eos
 
 
-@pytest.mark.parametrize("fields", [{"prompt": ""}, {"prompt": Chat(())}, {"max_tokens": 0}])
+@pytest.mark.parametrize("fields", [{"prompt": ""}, {"prompt": ChatPrompt(())}, {"max_tokens": 0}])
 def test_a_request_without_sense_is_refused(fields):
     with pytest.raises(BadInput):
         LoadRequest(**{"id": "r", "kind": "text", "prompt": "a", "max_tokens": 1, **fields})

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import msgspec
 
 from ridgeline.measure.client.target import Now, Recorder
-from ridgeline.measure.workload.base import Chat, LoadRequest, plain_chat
+from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, plain_chat
 from ridgeline.records import (
     EngineInfo,
     Event,
@@ -28,7 +28,7 @@ from ridgeline.records import (
     Token,
 )
 
-RenderChat = Callable[[Chat], str | Sequence[int]]
+RenderChat = Callable[[ChatPrompt], str | Sequence[int]]
 
 
 class MeasurableEngine(Protocol):
@@ -79,7 +79,7 @@ class EngineTarget:
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         prompt = request.prompt
         events = self._engine.stream(
-            self._render_chat(prompt) if isinstance(prompt, Chat) else prompt,
+            self._render_chat(prompt) if isinstance(prompt, ChatPrompt) else prompt,
             sampling_of(request),
             # Unique beyond this run: equal seeds give equal ids, and an aborted request may linger.
             request_id=f"{request.id}#{next(self._serials)}",

@@ -36,7 +36,7 @@ from ridgeline.measure.client.stream_chunks import (
     output_of,
 )
 from ridgeline.measure.client.target import Now, Recorder
-from ridgeline.measure.workload.base import Chat, LoadRequest, plain_chat
+from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, plain_chat
 from ridgeline.records import EngineInfo, StepStat
 
 Endpoint = Literal["auto", "chat", "completions"]
@@ -180,9 +180,9 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 def _endpoint_and_prompt(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str, object]]:
     prompt = request.prompt
-    if isinstance(prompt, Chat) and endpoint != "completions":
+    if isinstance(prompt, ChatPrompt) and endpoint != "completions":
         return "/v1/chat/completions", {"messages": msgspec.to_builtins(prompt.messages)}
-    if isinstance(prompt, Chat):
+    if isinstance(prompt, ChatPrompt):
         return "/v1/completions", {"prompt": plain_chat(prompt)}
     if endpoint != "chat":
         return "/v1/completions", {"prompt": prompt}

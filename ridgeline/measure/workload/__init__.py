@@ -1,4 +1,4 @@
-"""The workloads by name. `parse_workload` reads what a user writes after --workload."""
+"""Workloads by name; `parse_workload` reads the value of --workload."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import cast
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload.base import (
-    Chat,
+    ChatPrompt,
     LoadRequest,
-    Message,
     Prompt,
-    Turn,
+    PromptMessage,
+    UserTurn,
     Workload,
     plain_chat,
 )
 
 __all__ = [
     "REGISTRY",
-    "Chat",
+    "ChatPrompt",
     "LoadRequest",
-    "Message",
     "Prompt",
-    "Turn",
+    "PromptMessage",
+    "UserTurn",
     "Workload",
     "parse_workload",
     "plain_chat",
 ]
 
-# name → "module:function"; the function takes what follows the name's colon ("" where nothing does)
+# name → "module:function"; the function takes the text after the name's colon ("" if there is none)
 REGISTRY: Mapping[str, str] = MappingProxyType(
     {
         "chat-and-code": "ridgeline.measure.workload.embedded:chat_and_code",
@@ -69,7 +69,7 @@ def parse_workload(text: str) -> Workload:
         from ridgeline.measure.workload.jsonl import read_workload
 
         return read_workload(Path(text))
-    raise BadInput("no such workload", value=text, limit=_FORMS, fix=_closest(name))
+    raise BadInput("unknown workload", value=text, limit=_FORMS, fix=_closest(name))
 
 
 def _closest(name: str) -> str:

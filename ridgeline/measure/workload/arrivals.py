@@ -1,16 +1,16 @@
-"""When requests arrive: the processes that answer "when is the next request due?".
+"""Arrival processes: when the next request of a load is due.
 
-    closed:8        closed loop: 8 users, each sends its next request when the last one is answered
+    closed:8        closed loop: 8 users, each sends its next request when the last one has been answered
     constant:4      open loop: 4 requests/s at equal distances
     poisson:4       open loop: 4 requests/s, exponential gaps (independent users)
     gamma:4:0.5     open loop: 4 requests/s, gamma gaps; burstiness 0.5 is burstier than Poisson
     ramp:1:16:60    open loop: Poisson, from 1 to 16 requests/s in 60 s (linear), then 16
     ramp-exp:1:16:60   the same, growing by equal factors
-    burst           everything at once
-    replay          at the instants of a recorded trace, perhaps faster (`Instants`; not a label)
+    burst           all requests at once
+    replay          at the times of a recorded trace, optionally sped up (`replay`; not a label)
 
-An open loop does not slow down when the server does, as the world does not; a closed loop does,
-and therefore cannot show a queue. Gamma gaps have shape = burstiness and scale = 1 / (rate x
+Like real traffic, an open loop does not slow down when the server does; a closed loop does, and
+therefore cannot show a queue. Gamma gaps have shape = burstiness and scale = 1 / (rate x
 burstiness), so their coefficient of variation is 1 / sqrt(burstiness): 1 is Poisson, infinity is
 constant (vLLM's convention). Gaps are not rescaled to hit the rate exactly: the variance of the
 sample mean is part of the process. The first request of an open loop is due at 0.
@@ -31,18 +31,19 @@ from ridgeline.errors import BadInput
 _FORMS = "closed:8, constant:4, poisson:4, gamma:4:0.5, ramp:1:16:60, ramp-exp:1:16:60, burst"
 
 
-class Due(Protocol):
-    """One run of a process; has state."""
+class ArrivalSchedule(Protocol):
+    """State of one run of an arrival process."""
 
     def next(self, now_s: float, num_in_flight: int) -> float | None:
-        """The instant at which the next request is due (perhaps past; infinity: there is none), or
-        None: ask after one has ended.
+        """Seconds at which the next request is due: perhaps in the past, infinity if there is none.
+
+        None: not known before a request in flight has ended.
         """
         ...
 
 
 class Arrivals(Protocol):
-    """A process: a value. `start` begins one run of it; equal seeds give equal runs."""
+    """An arrival process. `start` begins a run of it; equal seeds give equal runs."""
 
     @property
     def label(self) -> str:
@@ -51,10 +52,10 @@ class Arrivals(Protocol):
 
     @property
     def rate(self) -> float | None:
-        """Offered requests per second; None where the server's own pace decides."""
+        """Offered requests per second; None if the speed of the server decides."""
         ...
 
-    def start(self, seed: int) -> Due: ...
+    def start(self, seed: int) -> ArrivalSchedule: ...
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -64,7 +65,11 @@ class Closed(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise BadInput("a closed loop needs users", value=self.concurrency, limit=">= 1")
+            raise BadInput(
+                "the concurrency of a closed loop is too small",
+                value=self.concurrency,
+                limit=">= 1",
+            )
 
     @property
     def label(self) -> str:
@@ -74,14 +79,12 @@ class Closed(msgspec.Struct, frozen=True):
     def rate(self) -> float | None:
         return None
 
-    def start(self, seed: int) -> Due:
-        return _ClosedDue(self.concurrency)
+    def start(self, seed: int) -> ArrivalSchedule:
+        return _ClosedSchedule(self.concurrency)
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """Open loop at `rate` requests/s with independent gamma gaps; the edge cases have their own
-    names.
-    """
+    """Open loop at `rate` requests/s with independent gamma-distributed gaps."""
 
     rate_per_s: float
     burstiness: float = 1.0
@@ -104,14 +107,14 @@ class Renewal(msgspec.Struct, frozen=True):
     def rate(self) -> float | None:
         return self.rate_per_s
 
-    def start(self, seed: int) -> Due:
-        return _RenewalDue(self, random.Random(f"{seed}/arrivals"))
+    def start(self, seed: int) -> ArrivalSchedule:
+        return _RenewalSchedule(self, random.Random(f"{seed}/arrivals"))
 
 
 class Ramp(msgspec.Struct, frozen=True):
-    """A Poisson process whose rate grows from `low` to `high` in `over_s`, and stays there.
+    """A Poisson process whose rate grows from `low` to `high` in `over_s` seconds, and stays there.
 
-    Exact, by turning unit exponentials through the inverse of the cumulative rate. Linear:
+    Exact: unit exponentials are mapped by the inverse of the cumulative rate. Linear:
     L(t) = low t + (high - low) t^2 / 2T; exponential: L(t) = low T / k (e^(k t/T) - 1), with
     k = ln(high / low).
     """
@@ -134,18 +137,18 @@ class Ramp(msgspec.Struct, frozen=True):
 
     @property
     def rate(self) -> float | None:
-        """The rate that it ends with."""
+        """The final rate."""
         return self.high
 
     @property
     def expected(self) -> float:
-        """Requests while it ramps."""
+        """Expected requests during the ramp."""
         if not self.exponential or self.low == self.high:
             return (self.low + self.high) / 2 * self.over_s
         return (self.high - self.low) * self.over_s / math.log(self.high / self.low)
 
-    def instant(self, count: float) -> float:
-        """When `count` requests are expected to have come."""
+    def time_of(self, count: float) -> float:
+        """Seconds after which `count` requests are expected."""
         if count >= self.expected:
             return self.over_s + (count - self.expected) / self.high
         if self.low == self.high:
@@ -156,42 +159,42 @@ class Ramp(msgspec.Struct, frozen=True):
         slope = (self.high - self.low) / self.over_s
         return (math.sqrt(self.low * self.low + 2 * slope * count) - self.low) / slope
 
-    def start(self, seed: int) -> Due:
-        return _RampDue(self, random.Random(f"{seed}/arrivals"))
+    def start(self, seed: int) -> ArrivalSchedule:
+        return _RampSchedule(self, random.Random(f"{seed}/arrivals"))
 
 
-class Instants(msgspec.Struct, frozen=True):
-    """Arrivals at instants that are known before: a recorded trace, or another process's draw."""
+class RecordedArrivals(msgspec.Struct, frozen=True):
+    """Arrivals at times known in advance, such as those of a recorded trace."""
 
     at_s: tuple[float, ...]
     label: str
     rate: float | None = None
 
-    def start(self, seed: int) -> Due:
-        return _InstantsDue(self.at_s)
+    def start(self, seed: int) -> ArrivalSchedule:
+        return _ReplaySchedule(self.at_s)
 
 
-def replay(at_s: Sequence[float], speed: float) -> Instants:
-    """A trace's instants, from its first, `speed` times as fast."""
+def replay(at_s: Sequence[float], speed: float) -> RecordedArrivals:
+    """The times of a trace, shifted to start at 0, `speed` times as fast. Raises BadInput."""
     if not (math.isfinite(speed) and speed > 0):
         raise BadInput("the replay speed must be positive", value=speed, limit="> 0")
     first = min(at_s)
     shifted = tuple((at - first) / speed for at in sorted(at_s))
     rate = (len(shifted) - 1) / shifted[-1] if shifted[-1] > 0 else None
-    return Instants(at_s=shifted, label=f"replay:{speed!r}", rate=rate)
+    return RecordedArrivals(at_s=shifted, label=f"replay:{speed!r}", rate=rate)
 
 
-class _RampDue:
+class _RampSchedule:
     def __init__(self, ramp: Ramp, rng: random.Random) -> None:
         self._ramp, self._rng, self._count = ramp, rng, 0.0
 
     def next(self, now_s: float, num_in_flight: int) -> float | None:
-        at_s = self._ramp.instant(self._count)
+        at_s = self._ramp.time_of(self._count)
         self._count += self._rng.expovariate(1.0)
         return at_s
 
 
-class _InstantsDue:
+class _ReplaySchedule:
     def __init__(self, at_s: Sequence[float]) -> None:
         self._left = iter(at_s)
 
@@ -199,7 +202,7 @@ class _InstantsDue:
         return next(self._left, math.inf)
 
 
-class _ClosedDue:
+class _ClosedSchedule:
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
 
@@ -207,7 +210,7 @@ class _ClosedDue:
         return now_s if num_in_flight < self._concurrency else None
 
 
-class _RenewalDue:
+class _RenewalSchedule:
     def __init__(self, process: Renewal, rng: random.Random) -> None:
         self._process, self._rng, self._at_s = process, rng, 0.0
 
@@ -258,10 +261,10 @@ REGISTRY: Mapping[str, tuple[Callable[..., Arrivals], tuple[type, ...]]] = Mappi
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """An arrival process from its label."""
+    """An arrival process from its label. Raises BadInput."""
     name, *parts = text.split(":")
     if name not in REGISTRY:
-        raise BadInput("no such arrival process", value=text, limit=_FORMS)
+        raise BadInput("unknown arrival process", value=text, limit=_FORMS)
     make, types = REGISTRY[name]
     try:
         values = [kind(part) for kind, part in zip(types, parts, strict=True)]
@@ -273,7 +276,7 @@ def parse_arrivals(text: str) -> Arrivals:
 def arrivals_from_flags(
     request_rate: float = math.inf, burstiness: float = 1.0, max_concurrency: int | None = None
 ) -> Arrivals:
-    """vLLM's flags. An infinite rate under a concurrency cap is a closed loop, and is named one."""
+    """Arrivals from vLLM's flags. An infinite rate with a concurrency limit is a closed loop."""
     if math.isinf(request_rate) and request_rate > 0:
         return Closed(max_concurrency) if max_concurrency is not None else burst()
     return Renewal(request_rate, burstiness)

@@ -1,11 +1,11 @@
-"""What a load asks for: `LoadRequest`, and the contract of everything that produces them.
+"""`LoadRequest`, and the protocol of workloads, which produce them.
 
 Invariants of a workload:
 - `sample(n, seed)` is a pure function of its arguments: the same n and seed give the same
   requests, and another seed gives other prompt bodies (a shared prefix stays shared: it belongs
   to the workload).
 - Output lengths are fixed per request and the end-of-sequence token is ignored, so that two
-  configurations of an engine carry the same load whatever tokens they choose.
+  configurations of an engine carry the same load whatever tokens they generate.
 - Ids are unique within one sample.
 """
 
@@ -19,34 +19,34 @@ import msgspec
 from ridgeline.errors import BadInput
 
 
-class Message(msgspec.Struct, frozen=True):
-    """One turn of a conversation; `role` is system, user or assistant."""
+class PromptMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation; `role` is system, user or assistant."""
 
     role: str
     content: str
 
 
-class Chat(msgspec.Struct, frozen=True):
-    """A conversation that the target turns into a prompt with its model's chat template."""
+class ChatPrompt(msgspec.Struct, frozen=True):
+    """A conversation; the target renders it with the chat template of its model."""
 
-    messages: tuple[Message, ...]
-
-
-Prompt = str | tuple[int, ...] | Chat
+    messages: tuple[PromptMessage, ...]
 
 
-class Turn(msgspec.Struct, frozen=True):
-    """What a user says later in a conversation, and how much is generated then."""
+Prompt = str | tuple[int, ...] | ChatPrompt
+
+
+class UserTurn(msgspec.Struct, frozen=True):
+    """A later message of the user in a conversation, and how many tokens are generated then."""
 
     text: str
     max_tokens: int
 
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a load: text, token ids or a conversation, and how much to generate.
+    """One request of a load: text, token ids or a conversation, and how many tokens to generate.
 
-    `turns` are what the user will say next, each `think_s` after the answer before: a request with
-    turns is the beginning of a conversation, whose history holds the answers that really came.
+    `turns` are the next messages of the user, each `think_s` seconds after the previous answer. The
+    history of such a conversation holds the answers that the server actually gave.
     """
 
     id: str
@@ -55,43 +55,49 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     ignore_eos: bool = True
     tenant: str = ""
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[UserTurn, ...] = ()
     think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        empty = not (self.prompt.messages if isinstance(self.prompt, Chat) else self.prompt)
+        empty = not (self.prompt.messages if isinstance(self.prompt, ChatPrompt) else self.prompt)
         if empty:
-            raise BadInput("a request's prompt is empty", value=self.id, fix="give it some text")
+            raise BadInput("the prompt of a request is empty", value=self.id, fix="add text to it")
         if self.max_tokens < 1:
             raise BadInput(
-                "a request asks for no output", value=self.max_tokens, limit=">= 1 token"
+                "the output length of a request is too small",
+                value=self.max_tokens,
+                limit=">= 1 token",
             )
 
     def next_turn(self, answer: str) -> LoadRequest | None:
-        """The request that follows `answer`; None where the conversation is over."""
+        """The request that follows `answer`; None if the conversation has ended."""
         if not self.turns:
             return None
         turn, *rest = self.turns
-        before = self.prompt if isinstance(self.prompt, Chat) else Chat((_user(self.prompt),))
-        reply = Message("assistant", answer or " ")  # an answer may decode to nothing
+        before = (
+            self.prompt
+            if isinstance(self.prompt, ChatPrompt)
+            else ChatPrompt((_user(self.prompt),))
+        )
+        reply = PromptMessage("assistant", answer or " ")  # an answer may decode to nothing
         name, _, number = self.id.partition("/turn-")
         return msgspec.structs.replace(
             self,
             id=f"{name}/turn-{int(number or 1) + 1}",
-            prompt=Chat((*before.messages, reply, Message("user", turn.text))),
+            prompt=ChatPrompt((*before.messages, reply, PromptMessage("user", turn.text))),
             max_tokens=turn.max_tokens,
             turns=tuple(rest),
         )
 
 
-def _user(prompt: str | tuple[int, ...]) -> Message:
+def _user(prompt: str | tuple[int, ...]) -> PromptMessage:
     if isinstance(prompt, str):
-        return Message("user", prompt)
-    raise BadInput("a conversation cannot go on from token ids", fix="begin it with text")
+        return PromptMessage("user", prompt)
+    raise BadInput("a conversation cannot continue token ids", fix="start it with text")
 
 
 class Workload(Protocol):
-    """A source of requests. `name` is the string that names it again on a command line."""
+    """A source of requests. `name` is its value on a command line."""
 
     @property
     def name(self) -> str: ...
@@ -101,8 +107,8 @@ class Workload(Protocol):
         ...
 
 
-def plain_chat(chat: Chat) -> str:
-    """A conversation as plain text, for a model that has no chat template."""
+def plain_chat(chat: ChatPrompt) -> str:
+    """A conversation as plain text, for a model without a chat template."""
     lines = [f"{message.role.capitalize()}: {message.content}" for message in chat.messages]
     return "\n\n".join([*lines, "Assistant:"])
 
@@ -122,7 +128,7 @@ class StopsEarly(msgspec.Struct, frozen=True):
 
 
 class Unstreamed(msgspec.Struct, frozen=True):
-    """Another workload whose answers come whole (--no-stream): another load, by its name."""
+    """Another workload whose answers are not streamed (--no-stream); it has its own name."""
 
     of: Workload
 

@@ -1,15 +1,14 @@
-"""The workloads that ship with Ridgeline: `chat`, `code`, and `chat-and-code`, half of each.
+"""Workloads that ship with Ridgeline: `chat`, `code`, and `chat-and-code`, half of each.
 
-The texts are held out: the demo model has not seen them in training (ridgeline/assets/heldout,
-PSF-2.0).
+The demo model has not seen the texts in training (ridgeline/assets/heldout, PSF-2.0).
 
     chat   one system prompt shared by all · 0 to 2 earlier turns · a question   → 32..128 tokens
-    code   one of 8 file headers, drawn by Zipf's law · the head of a function   → 16..64 tokens
+    code   one of 8 file headers, drawn by Zipf's law · the start of a function   → 16..64 tokens
 
 Prompts have about 50 to 700 tokens under a 4k byte-level BPE. Both kinds share prefixes as real
-traffic does, and every body carries a fresh tag, so that a prefix cache can reuse the shared part
-of a prompt but never a whole prompt of an earlier run: rounds of a comparison with different
-seeds stay independent.
+traffic does. Every body contains a new tag, so that a prefix cache can reuse the shared part of a
+prompt but never a whole prompt of an earlier run: rounds of a comparison with different seeds stay
+independent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from importlib.resources import files
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.workload.base import Chat, LoadRequest, Message
+from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, PromptMessage
 
 SYSTEM = (
     "You are a careful assistant for Python developers. Answer from the standard library and its "
@@ -54,22 +53,25 @@ class ChatLoad(msgspec.Struct, frozen=True):
             yield LoadRequest(
                 id=f"chat-{seed}-{index}",
                 kind="chat",
-                prompt=Chat(self._turns(rng)),
+                prompt=ChatPrompt(self._turns(rng)),
                 max_tokens=rng.randint(*CHAT_OUTPUT),
             )
 
-    def _turns(self, rng: random.Random) -> tuple[Message, ...]:
-        turns = [Message("system", SYSTEM)]
+    def _turns(self, rng: random.Random) -> tuple[PromptMessage, ...]:
+        turns = [PromptMessage("system", SYSTEM)]
         *earlier, last = rng.sample(self.pairs, rng.choice(EARLIER_TURNS) + 1)
         for question, answer in earlier:
-            turns += [Message("user", question), Message("assistant", answer[:MAX_ANSWER_CHARS])]
-        turns.append(Message("user", last[0]))
-        tag = Message("user", f"Ticket {_tag(rng)}. {turns[1].content}")
+            turns += [
+                PromptMessage("user", question),
+                PromptMessage("assistant", answer[:MAX_ANSWER_CHARS]),
+            ]
+        turns.append(PromptMessage("user", last[0]))
+        tag = PromptMessage("user", f"Ticket {_tag(rng)}. {turns[1].content}")
         return (turns[0], tag, *turns[2:])
 
 
 class CodeLoad(msgspec.Struct, frozen=True):
-    """Completions of a function's head behind the header of its file."""
+    """Completions of the start of a function, preceded by the header of its file."""
 
     headers: tuple[str, ...]
     heads: tuple[str, ...]
@@ -80,7 +82,7 @@ class CodeLoad(msgspec.Struct, frozen=True):
         zipf = [1 / rank for rank in range(1, len(self.headers) + 1)]
         for index in range(n):
             header = rng.choices(self.headers, zipf)[0]
-            head = _cut(rng.choice(self.heads), rng.randint(*HEAD_CHARS))
+            head = _truncate(rng.choice(self.heads), rng.randint(*HEAD_CHARS))
             yield LoadRequest(
                 id=f"code-{seed}-{index}",
                 kind="code",
@@ -89,8 +91,8 @@ class CodeLoad(msgspec.Struct, frozen=True):
             )
 
 
-class Mixed(msgspec.Struct, frozen=True):
-    """Each request is of one of the parts, drawn with equal chance."""
+class MixedLoad(msgspec.Struct, frozen=True):
+    """Each request comes from one of the parts, drawn with equal probability."""
 
     parts: tuple[ChatLoad | CodeLoad, ...]
     name: str = "chat-and-code"
@@ -118,14 +120,14 @@ def code(options: str = "") -> CodeLoad:
     return CodeLoad(headers, tuple(head for head in heads if len(head) > HEAD_CHARS[0]))
 
 
-def chat_and_code(options: str = "") -> Mixed:
+def chat_and_code(options: str = "") -> MixedLoad:
     _no_options("chat-and-code", options)
-    return Mixed((chat(), code()))
+    return MixedLoad((chat(), code()))
 
 
 def _no_options(name: str, options: str) -> None:
     if options:
-        raise BadInput(f"the workload {name} takes no options", value=options, fix=f"write {name}")
+        raise BadInput(f"the workload {name} has no options", value=options, fix=f"write {name}")
 
 
 def _asset(name: str) -> str:
@@ -138,27 +140,25 @@ def _asset(name: str) -> str:
 
 
 def _first_pair(messages: Sequence[dict[str, str]]) -> _Pair:
-    """A conversation's opening: a follow-up question makes no sense on its own."""
+    """The first question and answer: a follow-up question makes no sense without them."""
     question, answer = [m["content"] for m in messages if m["role"] != "system"][:2]
     return question, answer
 
 
 def _headers(text: str) -> tuple[str, ...]:
-    """Stretches of code at even distances, of lengths growing evenly over HEADER_CHARS, shuffled
-    once.
-    """
+    """Sections of code at equal distances, with shuffled lengths spread over HEADER_CHARS."""
     starts = [len(text) * i // NUM_HEADERS for i in range(NUM_HEADERS)]
     low, high = HEADER_CHARS
     lengths = [low + (high - low) * i // (NUM_HEADERS - 1) for i in range(NUM_HEADERS)]
     random.Random("headers").shuffle(lengths)
     return tuple(
-        _cut(text[text.find("\n", start) + 1 :] if start else text, length)
+        _truncate(text[text.find("\n", start) + 1 :] if start else text, length)
         for start, length in zip(starts, lengths, strict=True)
     )
 
 
-def _cut(text: str, num_chars: int) -> str:
-    """At most `num_chars` of a text, ending with a whole line where there is one."""
+def _truncate(text: str, num_chars: int) -> str:
+    """At most `num_chars` of a text, ending with a complete line if there is one."""
     piece = text[:num_chars]
     whole, newline, _ = piece.rpartition("\n")
     return whole if newline and len(text) > num_chars else piece

@@ -4,10 +4,9 @@
     {"messages": [{"role": "user", "content": "…"}], "output_tokens": 128}   a conversation
     {"custom_id": "a", "url": "/v1/chat/completions", "body": {…}}           OpenAI batch
 
-`kind` and `tenant` are optional. The output length has no default: a load without one is not
-defined. A sample walks through the lines in an order shuffled by the seed; when it needs more
-requests than there are lines it starts over with a fresh shuffle (repeats then hit a prefix
-cache, as they would in life).
+`kind` and `tenant` are optional. The output length is required. A sample goes
+through the lines in an order shuffled by the seed; if it needs more requests than there are lines,
+it starts over with a new shuffle, and repeated prompts may hit a prefix cache.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.workload.base import Chat, LoadRequest, Message, Prompt
+from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, Prompt, PromptMessage
 
 _FORM = '{"prompt": "text", "output_tokens": 128}'
-_MOST_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class FileWorkload(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +43,12 @@ class FileWorkload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_workload(path: Path) -> FileWorkload:
-    """Read and check every line; the first bad one is an error that names it."""
+    """Read and validate every line. Raises BadInput for the first invalid one."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("cannot read the workload file", value=str(path), fix=str(error)) from None
-    # split on \n alone: str.splitlines would break a JSON string at U+2028
+    # Split at \n only: str.splitlines would split a JSON string at U+2028.
     numbered = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not numbered:
         raise BadInput(
@@ -99,19 +98,19 @@ def _prompt(where: str, body: dict[str, Any]) -> Prompt:
     )
 
 
-def _chat(where: str, messages: object) -> Chat:
+def _chat(where: str, messages: object) -> ChatPrompt:
     try:
-        turns = msgspec.convert(messages, tuple[Message, ...])
+        parsed = msgspec.convert(messages, tuple[PromptMessage, ...])
     except msgspec.ValidationError as error:
         raise BadInput(
             f"{where}: messages: {error}", fix='{"role": "user", "content": "…"}'
         ) from None
-    if not turns:
-        raise BadInput(f"{where}: messages is empty", fix="give at least one turn")
-    for turn in turns:
-        if turn.role not in _MOST_ROLES:
-            raise BadInput(f"{where}: unknown role", value=turn.role, limit=", ".join(_MOST_ROLES))
-    return Chat(turns)
+    if not parsed:
+        raise BadInput(f"{where}: messages is empty", fix="add at least one message")
+    for message in parsed:
+        if message.role not in _ROLES:
+            raise BadInput(f"{where}: unknown role", value=message.role, limit=", ".join(_ROLES))
+    return ChatPrompt(parsed)
 
 
 def _output_tokens(where: str, body: dict[str, Any]) -> int:
@@ -122,4 +121,4 @@ def _output_tokens(where: str, body: dict[str, Any]) -> int:
         if type(value) is not int or value < 1:
             raise BadInput(f"{where}: {field} must be a positive whole number", value=value)
         return value
-    raise BadInput(f"{where}: no output length", fix='add "output_tokens": 128')
+    raise BadInput(f"{where}: the output length is missing", fix='add "output_tokens": 128')

@@ -1,16 +1,16 @@
-"""Named shapes of load, each a `Synthetic` with documented lengths (log-normal, tokens).
+"""Named synthetic workloads with documented lengths (log-normal, in tokens).
 
-    name              input   output   cv    shared prefix         what it stands for
+    name              input   output   cv    shared prefix         models
     synthetic-chat     1,000     200   0.8   200, one               assistant with a system prompt
-    rag                3,000     150   0.4   512, 16 by Zipf        passages, a question
-    code-edit          1,800     300   0.6   1,024, 8 by Zipf       open files, a patch
+    rag                3,000     150   0.4   512, 16 by Zipf        passages and a question
+    code-edit          1,800     300   0.6   1,024, 8 by Zipf       open files and a patch
     long-document     12,000     300   0.3   none                   summary of a report
     batch                500     100   0.5   128, one               classification at night
 
-Chosen round, not fitted. For orientation: the Azure traces of 2023 have medians of 1,020 input and
+Round numbers, not fitted. For comparison, the Azure traces of 2023 have medians of 1,020 input and
 129 output tokens (conversation) and 1,500 and 13 (code completion), Splitwise, arXiv 2311.18677.
-Options override: `rag:output=64`. A model with a shorter context needs `input` lowered the same
-way. Random token ids: see synthetic.py for what that hides.
+Options override: `rag:output=64`. Lower `input` the same way for a
+model with a shorter context. Prompts are random token ids, which mislead wherever the text matters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from ridgeline.measure.workload.synthetic import Synthetic, options_of
+from ridgeline.measure.workload.synthetic import Synthetic, parse_options
 
 PRESETS: Mapping[str, Synthetic] = MappingProxyType(
     {
@@ -34,10 +34,10 @@ PRESETS: Mapping[str, Synthetic] = MappingProxyType(
 
 
 def preset(name: str) -> Callable[[str], Synthetic]:
-    """The reader of one preset's options."""
+    """A function that parses the options of one preset."""
 
     def read(options: str) -> Synthetic:
-        return msgspec.structs.replace(PRESETS[name], **options_of(options))
+        return msgspec.structs.replace(PRESETS[name], **parse_options(options))
 
     return read
 

@@ -1,15 +1,15 @@
-"""ShareGPT's conversations: `sharegpt:FILE.json`, `conversations:FILE.json`.
+"""Conversations of ShareGPT: `sharegpt:FILE.json`, `conversations:FILE.json`.
 
     [{"id": "…", "conversations": [{"from": "human" or "gpt", "value": "…"}, …]}]
 
-`sharegpt` sends the first thing said and asks for as many tokens as the recorded answer had (what
-vLLM's benchmark does with this file). `conversations` goes on: each later turn of the user follows
-a second after the answer before, with the history as it really became, so that a prefix cache can
-show what it is worth.
+`sharegpt` sends the first message and generates as many tokens as the recorded answer had, as
+vLLM's benchmark does with this file. `conversations` continues: each later message of the user
+follows a second after the previous answer, with the actual answers as history, so that the effect
+of a prefix cache shows.
 
-Lengths are the text's characters over four: this part knows no tokenizer, and the load need only be
-the same for everybody. Conversations with an empty first turn or answer, or with a first turn of
-more than 4,096 characters, are left out.
+Lengths are the characters of a text divided by four: no tokenizer is needed, and the load is the
+same for every server. Conversations with an empty first message or answer, or with a first message
+of more than 4,096 characters, are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.workload.base import Chat, LoadRequest, Message, Turn
+from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, PromptMessage, UserTurn
 
 CHARS_PER_TOKEN = 4
 MAX_FIRST_CHARS = 4096
@@ -30,33 +30,33 @@ THINK_S = 1.0
 _FORM = '[{"id": "a", "conversations": [{"from": "human", "value": "…"}, …]}]'
 
 
-class _Said(msgspec.Struct, rename={"who": "from"}):
-    who: str
+class _RecordedMessage(msgspec.Struct, rename={"sender": "from"}):
+    sender: str
     value: str
 
 
 class _Conversation(msgspec.Struct):
-    conversations: list[_Said]
+    conversations: list[_RecordedMessage]
     id: str | int = ""
 
 
 class ShareGpt(msgspec.Struct, frozen=True, kw_only=True):
-    """Openings (text, output length) with the turns that follow; `name` reads it again."""
+    """First messages (text, output length) with the turns that follow."""
 
     name: str
-    talks: tuple[tuple[Turn, ...], ...]
+    conversations: tuple[tuple[UserTurn, ...], ...]
 
     def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
         rng = random.Random(f"{seed}/sharegpt")
-        order: list[tuple[Turn, ...]] = []
+        order: list[tuple[UserTurn, ...]] = []
         for index in range(n):
             if not order:
-                order = rng.sample(self.talks, len(self.talks))
+                order = rng.sample(self.conversations, len(self.conversations))
             first, *later = order.pop()
             yield LoadRequest(
                 id=f"{seed}-{index}",
                 kind="conversation" if self.name.startswith("conv") else "chat",
-                prompt=Chat((Message("user", first.text),)),
+                prompt=ChatPrompt((PromptMessage("user", first.text),)),
                 max_tokens=first.max_tokens,
                 turns=tuple(later),
                 think_s=THINK_S,
@@ -64,36 +64,36 @@ class ShareGpt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sharegpt(path: str) -> ShareGpt:
-    """First turns only."""
-    talks = tuple(talk[:1] for talk in _talks(path))
-    return ShareGpt(name=f"sharegpt:{path}", talks=talks)
+    """The first message of every conversation. Raises BadInput."""
+    conversations = tuple(turns[:1] for turns in _read(path))
+    return ShareGpt(name=f"sharegpt:{path}", conversations=conversations)
 
 
 def conversations(path: str) -> ShareGpt:
-    """Whole conversations."""
-    return ShareGpt(name=f"conversations:{path}", talks=tuple(_talks(path)))
+    """All turns of every conversation. Raises BadInput."""
+    return ShareGpt(name=f"conversations:{path}", conversations=tuple(_read(path)))
 
 
-def _talks(path: str) -> list[tuple[Turn, ...]]:
+def _read(path: str) -> list[tuple[UserTurn, ...]]:
     try:
         rows = msgspec.json.decode(Path(path).read_bytes(), type=list[_Conversation])
     except OSError as error:
         raise BadInput("cannot read the conversations", value=path, fix=str(error)) from None
     except msgspec.MsgspecError as error:
         raise BadInput(f"not a ShareGPT file ({error})", value=path, fix=f"write {_FORM}") from None
-    found = [_turns(row.conversations) for row in rows]
-    kept = [turns for turns in found if turns and len(turns[0].text) <= MAX_FIRST_CHARS]
-    if not kept:
+    parsed = [_turns(row.conversations) for row in rows]
+    usable = [turns for turns in parsed if turns and len(turns[0].text) <= MAX_FIRST_CHARS]
+    if not usable:
         raise BadInput("no conversation has a question and an answer", value=path)
-    return kept
+    return usable
 
 
-def _turns(said: list[_Said]) -> tuple[Turn, ...]:
-    """Pairs of a user's words and an answer, until the first that is not one."""
+def _turns(messages: list[_RecordedMessage]) -> tuple[UserTurn, ...]:
+    """Question and answer pairs, up to the first that is not one."""
     turns = []
-    for question, answer in zip(said[::2], said[1::2], strict=False):
-        if question.who not in ("human", "user") or not (question.value and answer.value):
+    for question, answer in zip(messages[::2], messages[1::2], strict=False):
+        if question.sender not in ("human", "user") or not (question.value and answer.value):
             break
         length = -(-len(answer.value) // CHARS_PER_TOKEN)
-        turns.append(Turn(question.value, min(length, MAX_OUTPUT)))
+        turns.append(UserTurn(question.value, min(length, MAX_OUTPUT)))
     return tuple(turns)

@@ -1,12 +1,11 @@
-"""`synthetic:input=256,output=128`: random token ids of chosen lengths.
+"""`synthetic:input=256,output=128`: random token ids of given lengths.
 
-For speed alone: the tokens mean nothing, and no tokenizer stands between the length asked and the
-length served. `cv` is the coefficient of variation (standard deviation / mean) of both lengths,
-drawn from a log-normal whose mean is the length asked; 0 fixes them. `prefix` tokens of every
-prompt are the same, to exercise a prefix cache; they count as part of `input`; with `groups` > 1
-there are so many different prefixes, drawn by Zipf's law. Ids lie in [16, vocab): low ids are often
-special. It misleads where the text matters: speculation, n-gram
-drafting and expert routing see noise.
+Measures speed only: the tokens are meaningless, and no tokenizer changes the lengths. `cv` is the
+coefficient of variation (standard deviation / mean) of both lengths, which are drawn from a
+log-normal with the given mean; 0 fixes them. The first `prefix` tokens of every prompt, part of
+`input`, are the same, to exercise a prefix cache; with `groups` > 1 there are that many prefixes,
+drawn by Zipf's law. Ids are in [16, vocab), because low ids are often special. Misleading wherever
+the text matters: speculation, n-gram drafting and expert routing see noise.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.workload.base import LoadRequest
 
 FIRST_ID = 16
-MOST_TOKENS = 10_000_000  # of a prompt, of an answer, and of all prefixes together
-MOST_GROUPS, MOST_CV, MOST_VOCAB = 100_000, 100.0, 1 << 31
-_FIX = "write e.g. synthetic:input=256,output=128,cv=0.5,prefix=64"
+MAX_TOKENS = 10_000_000  # of a prompt, an answer, or all prefixes together
+MAX_GROUPS, MAX_CV, MAX_VOCAB = 100_000, 100.0, 1 << 31
+_FIX = "write for example synthetic:input=256,output=128,cv=0.5,prefix=64"
 
 
 class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,22 +37,22 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         limits = (
-            ("input", self.input, 1, MOST_TOKENS),
-            ("output", self.output, 1, MOST_TOKENS),
-            ("prefix", self.prefix, 0, MOST_TOKENS),
-            ("groups", self.groups, 1, MOST_GROUPS),
-            ("vocab", self.vocab, FIRST_ID + 1, MOST_VOCAB),
+            ("input", self.input, 1, MAX_TOKENS),
+            ("output", self.output, 1, MAX_TOKENS),
+            ("prefix", self.prefix, 0, MAX_TOKENS),
+            ("groups", self.groups, 1, MAX_GROUPS),
+            ("vocab", self.vocab, FIRST_ID + 1, MAX_VOCAB),
         )
         for name, value, low, high in limits:
             if value < low:
                 raise BadInput(f"synthetic: {name} is too small", value=value, limit=f">= {low}")
             if value > high:
                 raise BadInput(f"synthetic: {name} is too large", value=value, limit=f"<= {high}")
-        if self.prefix * self.groups > MOST_TOKENS:
+        if self.prefix * self.groups > MAX_TOKENS:
             raise BadInput(
-                "synthetic: groups of prefixes are too long together",
+                "synthetic: all prefixes together are too long",
                 value=f"{self.groups} of {self.prefix} tokens",
-                limit=f"{MOST_TOKENS} tokens",
+                limit=f"{MAX_TOKENS} tokens",
             )
         if self.prefix > self.input:
             raise BadInput(
@@ -62,9 +61,9 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
                 limit=self.input,
                 fix=_FIX,
             )
-        if not 0 <= self.cv <= MOST_CV:
+        if not 0 <= self.cv <= MAX_CV:
             raise BadInput(
-                "synthetic: cv is out of range", value=self.cv, limit=f"0 to {MOST_CV:g}", fix=_FIX
+                "synthetic: cv is out of range", value=self.cv, limit=f"0 to {MAX_CV:g}", fix=_FIX
             )
 
     @property
@@ -99,23 +98,21 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _length(rng: random.Random, mean: int, cv: float) -> int:
-    """A log-normal draw with this mean and cv, from 1 to MOST_TOKENS: sigma² = ln(1 + cv²), mu =
-    ln(mean) - sigma²/2.
-    """
+    """A log-normal draw in [1, MAX_TOKENS]: sigma² = ln(1 + cv²), mu = ln(mean) - sigma²/2."""
     if cv == 0:
         return mean
     variance = math.log1p(cv * cv)
     drawn = rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
-    return max(1, round(min(drawn, MOST_TOKENS)))
+    return max(1, round(min(drawn, MAX_TOKENS)))
 
 
 def parse(options: str) -> Synthetic:
-    """`input=256,output=128,…`; every part is optional."""
-    return msgspec.convert(options_of(options), Synthetic)
+    """Parse `input=256,output=128,…`; every part is optional. Raises BadInput."""
+    return msgspec.convert(parse_options(options), Synthetic)
 
 
-def options_of(options: str) -> dict[str, int | float]:
-    """The fields that are given; BadInput names an unknown or malformed one."""
+def parse_options(options: str) -> dict[str, int | float]:
+    """The given fields. Raises BadInput for an unknown or malformed one."""
     values: dict[str, int | float] = {}
     for part in filter(None, options.split(",")):
         name, equals, raw = part.partition("=")

@@ -1,17 +1,17 @@
-"""Recorded loads: when requests came, and how long they and their answers were.
+"""Recorded loads: arrival times and lengths of prompts and answers.
 
     azure:FILE.csv         TIMESTAMP,ContextTokens,GeneratedTokens        (2023, 2024)
-    burstgpt:FILE.csv      Timestamp,…,Request tokens,Response tokens,…   (BurstGPT; a response of 0
-                           tokens is a failure there and left out)
+    burstgpt:FILE.csv      Timestamp,…,Request tokens,Response tokens,…   (BurstGPT; rows with a response of 0 tokens
+                           failed and are skipped)
     mooncake:FILE.jsonl    {"timestamp": ms, "input_length", "output_length", "hash_ids"}
 
-Azure and BurstGPT tell lengths only: prompts are random token ids that share nothing. In a Mooncake
-trace each hash id stands for a block of 512 tokens, and equal ids for equal blocks, so the shared
-prefixes of the trace are shared here too.
+Azure and BurstGPT record lengths only: their prompts are random token ids without shared prefixes.
+In a Mooncake trace each hash id is a block of 512 tokens, and equal ids are equal blocks, so that
+the shared prefixes of the trace are reproduced.
 
-Requests keep the order of the file. With `--replay-speed k` they also keep its instants, k times as
-fast; without it the trace only gives the lengths. A sample longer than the file begins again, with
-other tokens.
+Requests keep the order of the file. With `--replay-speed k` they also keep its arrival times, k
+times as fast; otherwise the trace only provides the lengths. A sample longer than the file starts
+over with different tokens.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload.base import LoadRequest
-from ridgeline.measure.workload.synthetic import FIRST_ID, MOST_TOKENS
+from ridgeline.measure.workload.synthetic import FIRST_ID, MAX_TOKENS
 
 MOONCAKE_BLOCK = 512
 VOCAB = 2048
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One recorded request; `blocks` are ids of its prompt's blocks, () where unknown."""
+class TraceRow(msgspec.Struct, frozen=True):
+    """One recorded request. `blocks`: hash ids of its prompt's blocks, () if unknown."""
 
     at_s: float
     num_input: int
@@ -45,14 +45,14 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class TraceWorkload(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of a file, by arrival; `name` reads it again."""
+    """The rows of a file, ordered by arrival."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[TraceRow, ...]
 
     @property
     def at_s(self) -> tuple[float, ...]:
-        """When each request came, in seconds on the trace's own clock."""
+        """Arrival times in seconds on the clock of the trace."""
         return tuple(row.at_s for row in self.rows)
 
     def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
@@ -66,13 +66,13 @@ class TraceWorkload(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def _tokens(row: Row, own: str, again: int) -> tuple[int, ...]:
-    """The blocks' tokens follow from their ids alone; the rest is the request's own."""
-    found: list[int] = []
+def _tokens(row: TraceRow, request_seed: str, repetition: int) -> tuple[int, ...]:
+    """Tokens of blocks follow from their hash ids; the rest is unique to the request."""
+    tokens: list[int] = []
     for block in row.blocks:
-        found += _ids(f"block/{block}/{again}", MOONCAKE_BLOCK)
-    found = found[: row.num_input]
-    return (*found, *_ids(own, row.num_input - len(found)))
+        tokens += _ids(f"block/{block}/{repetition}", MOONCAKE_BLOCK)
+    tokens = tokens[: row.num_input]
+    return (*tokens, *_ids(request_seed, row.num_input - len(tokens)))
 
 
 def _ids(seed: str, count: int) -> list[int]:
@@ -80,9 +80,9 @@ def _ids(seed: str, count: int) -> list[int]:
 
 
 def azure(path: str) -> TraceWorkload:
-    """Raises BadInput where a column is missing or a value is not a number."""
+    """Read an Azure trace. Raises BadInput if a column is missing or a value is not a number."""
     rows = [
-        _row(where, _instant(where, row["TIMESTAMP"]), *_counts(where, row, _AZURE))
+        _row(where, _seconds(where, row["TIMESTAMP"]), *_counts(where, row, _AZURE))
         for where, row in _csv(path, _AZURE)
     ]
     return _workload("azure", path, rows)
@@ -114,16 +114,16 @@ def mooncake(path: str) -> TraceWorkload:
         if not line.strip():
             continue
         try:
-            each = msgspec.json.decode(line, type=_Mooncake)
+            record = msgspec.json.decode(line, type=_Mooncake)
         except msgspec.MsgspecError as error:
             raise BadInput(f"{path}:{number}: not a line of a Mooncake trace ({error})") from None
-        lengths = (each.input_length, each.output_length)
-        at_s, blocks = each.timestamp / 1000, tuple(each.hash_ids)
+        lengths = (record.input_length, record.output_length)
+        at_s, blocks = record.timestamp / 1000, tuple(record.hash_ids)
         rows.append(_row(f"{path}:{number}", at_s, *lengths, blocks))
     return _workload("mooncake", path, rows)
 
 
-def _workload(kind: str, path: str, rows: Sequence[Row]) -> TraceWorkload:
+def _workload(kind: str, path: str, rows: Sequence[TraceRow]) -> TraceWorkload:
     served = [row for row in rows if row.num_input > 0 and row.num_output > 0]
     if not served:
         raise BadInput("the trace has no requests", value=path)
@@ -144,7 +144,7 @@ def _csv(path: str, needed: Sequence[str]) -> Iterator[tuple[str, dict[str, str]
         missing = [name for name in needed if name not in (reader.fieldnames or ())]
         if missing:
             limit, fix = ", ".join(needed), f"add {missing[0]}"
-            raise BadInput("the trace lacks a column", value=path, limit=limit, fix=fix)
+            raise BadInput("the trace has no such column", value=path, limit=limit, fix=fix)
         for number, row in enumerate(reader, 2):
             yield f"{path}:{number}", row
     except csv.Error as error:
@@ -153,36 +153,38 @@ def _csv(path: str, needed: Sequence[str]) -> Iterator[tuple[str, dict[str, str]
 
 def _row(
     where: str, at_s: float, num_input: int, num_output: int, blocks: tuple[int, ...] = ()
-) -> Row:
+) -> TraceRow:
     for count in (num_input, num_output):
-        if not 0 <= count <= MOST_TOKENS:
+        if not 0 <= count <= MAX_TOKENS:
             raise BadInput(
-                f"{where}: no request has so many tokens", value=count, limit=f"0 to {MOST_TOKENS}"
+                f"{where}: the number of tokens is out of range",
+                value=count,
+                limit=f"0 to {MAX_TOKENS}",
             )
-    return Row(at_s, num_input, num_output, blocks)
+    return TraceRow(at_s, num_input, num_output, blocks)
 
 
 def _counts(where: str, row: dict[str, Any], names: Sequence[str]) -> tuple[int, int]:
-    """The last two of the columns."""
+    """The last two columns as integers."""
     num_input, num_output = (int(_number(where, row[name])) for name in names[-2:])
     return num_input, num_output
 
 
 def _number(where: str, text: str | None) -> float:
     try:
-        found = float(text or "")
+        number = float(text or "")
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise BadInput(f"{where}: not a number", value=text)
-    return found
+    return number
 
 
-def _instant(where: str, text: str | None) -> float:
-    """Seconds; Azure writes seven digits of a second, one more than datetime reads."""
+def _seconds(where: str, text: str | None) -> float:
+    """Seconds of a timestamp. Azure writes 7 decimal digits, one more than datetime reads."""
     try:
         whole, _, fraction = (text or "").partition(".")
         digits = fraction.partition("+")[0]
         return datetime.fromisoformat(whole).timestamp() + float(f"0.{digits or 0}")
     except ValueError:
-        raise BadInput(f"{where}: not an instant", value=text) from None
+        raise BadInput(f"{where}: not a timestamp", value=text) from None

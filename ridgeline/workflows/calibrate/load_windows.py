@@ -18,7 +18,7 @@ import msgspec
 
 from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import LoadOptions, run_load
-from ridgeline.measure.workload.arrivals import Instants
+from ridgeline.measure.workload.arrivals import RecordedArrivals
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.plan.calibration.interference import Busy, is_fresh
 from ridgeline.records import RequestTrace, RunTrace, StepStat
@@ -88,7 +88,7 @@ def measure_windows(bench: StepBench, model: str, quantization: str | None) -> I
 async def _run_window(bench: StepBench, rate: float, seed: int) -> RunTrace:
     rng = random.Random(f"{seed}/arrivals")
     count = max(4, round(rate * WINDOW_S))
-    arrivals = Instants(
+    arrivals = RecordedArrivals(
         at_s=tuple(sorted(rng.uniform(0.0, WINDOW_S) for _ in range(count))),
         label=f"poisson:{rate!r}",
         rate=rate,

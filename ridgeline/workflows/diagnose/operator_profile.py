@@ -14,7 +14,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.diagnose.roofline.operators import Profile, judge
 from ridgeline.errors import BadInput, UserError
 from ridgeline.measure.bench_options import check, workload_of
-from ridgeline.measure.workload import Chat, LoadRequest, plain_chat
+from ridgeline.measure.workload import ChatPrompt, LoadRequest, plain_chat
 from ridgeline.records.progress import Observer, silent, stage
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
@@ -90,7 +90,9 @@ def _prompt_tokens(request: LoadRequest, tokenizer: Tokenizer) -> int:
     if isinstance(prompt, tuple):
         return len(prompt)
     try:
-        return len(tokenizer.encode(plain_chat(prompt) if isinstance(prompt, Chat) else prompt))
+        return len(
+            tokenizer.encode(plain_chat(prompt) if isinstance(prompt, ChatPrompt) else prompt)
+        )
     except UserError as error:
         raise BadInput(
             "this workload is text, and the model takes token ids only",

@@ -15,8 +15,8 @@ from ridgeline.measure.client.load_client import OnStart
 from ridgeline.measure.client.target import LoadTarget
 from ridgeline.measure.monitors.server_config import info_of
 from ridgeline.measure.results.event_log import Beside
-from ridgeline.measure.workload import Chat, plain_chat
-from ridgeline.measure.workload.sharing import shared_of
+from ridgeline.measure.workload import ChatPrompt, plain_chat
+from ridgeline.measure.workload.sharing import shared_share
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.records.progress import Caution, Observer, StageAdvanced, stage
 from ridgeline.workflows.load.server_monitor import Observed, observe_run
@@ -166,7 +166,7 @@ def _check_prompts(engine: Engine, options: BenchOptions) -> None:
 def chat_renderer(engine: Engine) -> tuple[RenderChat, str]:
     """How conversations become prompts, with a note if the model has no chat template."""
 
-    def template(chat: Chat) -> Sequence[int]:
+    def template(chat: ChatPrompt) -> Sequence[int]:
         messages = [{"role": m.role, "content": m.content} for m in chat.messages]
         return engine.tokenizer.apply_chat_template(messages)
 
@@ -183,5 +183,5 @@ def run_context(options: BenchOptions, observed: Observed) -> Beside:
     return Beside(
         server=observed.server,
         machine=observed.machine,
-        shared_prompt_share=shared_of(requests),
+        shared_prompt_share=shared_share(requests),
     )

@@ -15,7 +15,7 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput
-from ridgeline.measure.workload import Chat, LoadRequest, Workload, plain_chat
+from ridgeline.measure.workload import ChatPrompt, LoadRequest, Workload, plain_chat
 
 NUM_SAMPLES = 64  # requests that the workload's facts are taken from
 NUM_CHECK_PROMPTS, CHECK_PROMPT_TOKENS = 4, 160
@@ -49,7 +49,7 @@ class TokenizedWorkload:
             return self._tokenizer.encode(request.prompt)
         return self._chat_tokens(request.prompt)
 
-    def _chat_tokens(self, chat: Chat) -> Sequence[int]:
+    def _chat_tokens(self, chat: ChatPrompt) -> Sequence[int]:
         """By the model's chat template; as plain text if it has none."""
         messages = [{"role": m.role, "content": m.content} for m in chat.messages]
         try:

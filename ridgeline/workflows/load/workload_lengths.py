@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.workload import Chat, Prompt, parse_workload, plain_chat
+from ridgeline.measure.workload import ChatPrompt, Prompt, parse_workload, plain_chat
 
 ISL, OSL = 1024, 256  # default prompt and output tokens of a planned request
 BYTES_PER_TOKEN = 4  # of English text, with the tokenizers of today's models
@@ -18,7 +18,7 @@ def workload_lengths(workload: str, count: int, seed: int = 0) -> list[tuple[int
 def _prompt_tokens(prompt: Prompt) -> int:
     if isinstance(prompt, tuple):
         return len(prompt)
-    text = plain_chat(prompt) if isinstance(prompt, Chat) else prompt
+    text = plain_chat(prompt) if isinstance(prompt, ChatPrompt) else prompt
     return max(1, len(text.encode()) // BYTES_PER_TOKEN)
 
 

@@ -12,7 +12,7 @@ from ridgeline.measure.client.load_client import MAX_REQUESTS
 from ridgeline.measure.metrics.summary import summarise as summarise_run
 from ridgeline.measure.report.bench_page import bench_page
 from ridgeline.measure.report.chrome_trace import chrome_trace
-from ridgeline.measure.workload.synthetic import MOST_TOKENS
+from ridgeline.measure.workload.synthetic import MAX_TOKENS
 from ridgeline.plan.simulate.fleet import Outcome, simulate_fleet
 from ridgeline.plan.simulate.summary import FleetSummary, summarise, traces
 from ridgeline.plan.step_time.replica import Replica
@@ -27,8 +27,8 @@ from ridgeline.workflows.planning.simulated_load import requests_of
 MAX_TRACED_REQUESTS = 4000  # in a Chrome trace, which viewers load as a whole
 MAX_SECONDS = 1e9
 LIMITS: dict[str, tuple[float, float]] = {
-    "isl": (1, MOST_TOKENS),
-    "osl": (1, MOST_TOKENS),
+    "isl": (1, MAX_TOKENS),
+    "osl": (1, MAX_TOKENS),
     "num_prompts": (1, MAX_REQUESTS),
     "replicas": (1, MAX_REPLICAS),
     "decode_replicas": (0, MAX_REPLICAS),
