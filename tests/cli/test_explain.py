@@ -22,20 +22,20 @@ from ridgeline.modelspec.cost import cost_model
 from ridgeline.records import Slo
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.explain import topics
-from ridgeline.workflows.explain.explain import Asked, facts_of, known_of
-from ridgeline.workflows.explain.static_bounds import StepBounds, facts_before
+from ridgeline.workflows.explain.explain import ExplainLoad, facts_of, topic_context
+from ridgeline.workflows.explain.static_facts import PhaseBounds, static_facts
 from ridgeline.workflows.explain.topics import metric, technique
 
 SUBJECTS = [
     (kind, id)
     for kind in topics.REGISTRY
-    for id in sorted(set(topics.topics(kind).names().values()))
+    for id in sorted(set(topics.topic_kind(kind).names().values()))
 ]
 
 
 @pytest.fixture(scope="module")
-def known() -> topics.Known:
-    return known_of(Settings(), Asked(request_rate=5.0))
+def context() -> topics.TopicContext:
+    return topic_context(Settings(), ExplainLoad(request_rate=5.0))
 
 
 def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, object]:
@@ -51,8 +51,10 @@ def answers(found: Mapping[str, object]) -> dict[str, bool | None]:
 
 
 @pytest.mark.parametrize(("kind", "id"), SUBJECTS)
-def test_every_subject_has_a_page_without_gaps(kind: str, id: str, known: topics.Known) -> None:
-    page = topics.page(kind, id, known)
+def test_every_subject_has_a_page_without_gaps(
+    kind: str, id: str, context: topics.TopicContext
+) -> None:
+    page = topics.topic_page(kind, id, context)
     assert page.lines and page.id == id and page.kind == kind
     for label, text in page.lines:
         assert label and "unknown" not in text, (label, text)
@@ -61,25 +63,25 @@ def test_every_subject_has_a_page_without_gaps(kind: str, id: str, known: topics
 
 @pytest.mark.parametrize(("kind", "id"), SUBJECTS)
 def test_every_subject_is_found_by_its_id(kind: str, id: str) -> None:
-    assert (kind, id) in topics.find(id.replace("_", "-").upper())
+    assert (kind, id) in topics.find_topics(id.replace("_", "-").upper())
 
 
-def test_facts_answer_every_question(known: topics.Known) -> None:
-    assert all(answer.answer is not None for answer in walk(known.facts))
+def test_facts_answer_every_question(context: topics.TopicContext) -> None:
+    assert all(answer.answer is not None for answer in walk(context.facts))
     for row in shipped_decisions():
         for condition in map(parse, row.when):
-            assert condition.name in known.facts, condition.text
-            assert condition.other is None or condition.other in known.facts, condition.text
+            assert condition.name in context.facts, condition.text
+            assert condition.other is None or condition.other in context.facts, condition.text
 
 
 def test_metrics_name_what_there_is() -> None:
     docs = Path(ridgeline.__file__).parent.parent / "docs"
     defined = (docs / "concepts" / "measurements.md").read_text(encoding="utf-8")
-    words = topics.spelt(defined.replace("*", " "))
+    words = topics.normalise(defined.replace("*", " "))
     for row in metric.rows().values():
         assert set(row.losses) <= set(LOSSES), row.id
         assert set(row.helps) <= set(technique.rows()), row.id
-        assert topics.spelt(row.id) in words or topics.spelt(row.title) in words, row.id
+        assert topics.normalise(row.id) in words or topics.normalise(row.title) in words, row.id
 
 
 def test_a_promise_below_the_bound_is_refused_by_physics(
@@ -108,7 +110,7 @@ def test_a_small_kv_cache_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_without_a_tokenizer_gets_made_up_prompts() -> None:
-    name, facts = facts_of(Settings(model="dummy:llama-1b-32k", max_model_len=4096), Asked())
+    name, facts = facts_of(Settings(model="dummy:llama-1b-32k", max_model_len=4096), ExplainLoad())
     assert name.startswith("synthetic")
     assert facts["mean_prompt_tokens"] == 512 and facts["mean_output_tokens"] == 128
 
@@ -116,18 +118,18 @@ def test_a_model_without_a_tokenizer_gets_made_up_prompts() -> None:
 def test_bounds_are_the_slower_of_bytes_and_arithmetic() -> None:
     model = cost_model(load_spec("demo"))
     slow = Peaks(bytes_s=1.0, flops_s=1e30)
-    read = StepBounds(model, slow)
+    read = PhaseBounds(model, slow)
     one = read.decode(1, 100)
     assert one == pytest.approx(model.step([(1, 100)], 1).bytes)
     assert read.rows(1, 8, 100) < 1.1 * one, "rows share the weights"
     busy = Peaks(bytes_s=1e30, flops_s=1.0)
-    assert StepBounds(model, busy).rows(1, 8, 100) > 7.9 * StepBounds(model, busy).decode(1, 100)
+    assert PhaseBounds(model, busy).rows(1, 8, 100) > 7.9 * PhaseBounds(model, busy).decode(1, 100)
 
 
 def test_shared_heads_shorten_a_prompt() -> None:
     same = tuple(range(256))
     sample = [LoadRequest(id=str(i), kind="same", prompt=same, max_tokens=16) for i in range(8)]
-    facts = facts_before(probe(), Settings(), sample, Slo.parse("ttft:500 tpot:50"))
+    facts = static_facts(probe(), Settings(), sample, Slo.parse("ttft:500 tpot:50"))
     assert facts["mean_prompt_tokens"] == 256
     assert float(str(facts["cached_prompt_s"])) < 0.5 * float(str(facts["prompt_s"]))
 
@@ -164,7 +166,7 @@ def test_a_rate_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_flag_is_explained_with_its_dashes_or_without(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    name = topics.spelt(words[0].removeprefix("--no")).replace(" ", "_")
+    name = topics.normalise(words[0].removeprefix("--no")).replace(" ", "_")
     assert main(["explain", *words, "--json"]) == 0
     assert [page["id"] for page in json.loads(capsys.readouterr().out)] == [name]
 

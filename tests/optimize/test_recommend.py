@@ -10,12 +10,12 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import decode_work
 from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.roofline import Peaks
-from ridgeline.workflows.explain.recommendations import Here, recommendations
+from ridgeline.workflows.explain.recommendations import PricedConfiguration, recommendations
 
 PEAKS = Peaks(flops_s=1e15, bytes_s=1e10, dtype="float32")
 
 
-def price(settings: Settings) -> Here:
+def price(settings: Settings) -> PricedConfiguration:
     """A machine of endless arithmetic: every bound is bytes."""
     spec = load_spec("dummy:llama-3.2-1b")
     if settings.quantization:
@@ -23,7 +23,7 @@ def price(settings: Settings) -> Here:
     values = msgspec.structs.asdict(settings)
     values["max_num_seqs"] = settings.max_num_seqs or 4
     values["max_num_batched_tokens"] = settings.max_num_batched_tokens or 512
-    return Here(values=values, spec=spec, peaks=PEAKS)
+    return PricedConfiguration(values=values, spec=spec, peaks=PEAKS)
 
 
 def test_what_is_in_use_what_is_not_possible_and_what_moves_the_bound() -> None:

@@ -1,9 +1,8 @@
-"""Why each technique is or is not for this model on this machine, before anything is run.
+"""Whether each technique suits this model on this machine, by arithmetic alone.
 
-For every row of the ladder: what it needs and whether these settings give it, and how the
-roofline's own bounds would move: the least time of one token in a full decode step, and of a
-512-token prompt. The bounds are arithmetic, not a forecast: what the engine adds to them is what
-`ridgeline optimize` measures.
+For every rung of the ladder: whether these settings meet its needs, and how it would move the
+roofline bounds of a token in a full decode step and of a 512-token prompt. Bounds are not
+predictions: what the engine adds to them is what `ridgeline optimize` measures.
 """
 
 from __future__ import annotations
@@ -21,21 +20,24 @@ from ridgeline.optimize import ladder
 from ridgeline.optimize.ladder import Rung, RungCandidate, candidates_of, unmet_need
 from ridgeline.roofline import Peaks, bound
 
-CONTEXT = 512
-PROMPT = 512
-SAME = 0.02  # bounds nearer than this are called the same
+CONTEXT = 512  # tokens of each sequence in the decode step
+PROMPT = 512  # tokens of the prompt
+MIN_CHANGE = 0.02  # of a bound, to be reported
 
 
 class StaticBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The least seconds: of a decode step with every seat taken, per token; and of one prompt."""
+    """Least seconds per token of a decode step with every slot occupied, and of one prompt."""
 
     decode_token_s: float
     prompt_s: float
-    seats: int
+    slots: int
 
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """One technique: `verdict`: in use, not now, moves the bound, or measure it."""
+    """What one rung of the ladder would do.
+
+    `verdict`: in use, not now, moves the bound, or measure it.
+    """
 
     rung: str
     title: str
@@ -44,8 +46,8 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     hurts_when: str
 
 
-class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration, priced: its resolved values, its spec, the ceilings of this machine."""
+class PricedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration's resolved values, its model spec and the machine's peaks."""
 
     values: dict[str, object]
     spec: ModelSpec
@@ -53,27 +55,29 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bounds(self) -> StaticBounds:
-        seats = int(str(self.values["max_num_seqs"]))
-        decode, prefill = decode_work(self.spec, seats, CONTEXT), prefill_work(self.spec, PROMPT)
+        slots = int(str(self.values["max_num_seqs"]))
+        decode, prefill = decode_work(self.spec, slots, CONTEXT), prefill_work(self.spec, PROMPT)
         return StaticBounds(
-            decode_token_s=bound(decode, self.peaks).seconds / seats,
+            decode_token_s=bound(decode, self.peaks).seconds / slots,
             prompt_s=bound(prefill, self.peaks).seconds,
-            seats=seats,
+            slots=slots,
         )
 
 
-PriceIt = Callable[[Settings], Here]
+PriceConfiguration = Callable[[Settings], PricedConfiguration]
 
 
-def recommendations(settings: Settings, price: PriceIt) -> Iterator[Recommendation]:
-    """One per rung of the shipped ladder, in its order."""
-    here = price(settings)
+def recommendations(settings: Settings, price: PriceConfiguration) -> Iterator[Recommendation]:
+    """One per rung of the built-in ladder, in its order."""
+    current = price(settings)
     for rung in ladder.load_default_ladder().rungs:
-        yield _recommendation(rung, settings, here, price)
+        yield _recommendation(rung, settings, current, price)
 
 
-def _recommendation(rung: Rung, settings: Settings, here: Here, price: PriceIt) -> Recommendation:
-    verdict, reason = _judged(rung, settings, here, price)
+def _recommendation(
+    rung: Rung, settings: Settings, current: PricedConfiguration, price: PriceConfiguration
+) -> Recommendation:
+    verdict, reason = _verdict(rung, settings, current, price)
     return Recommendation(
         rung=rung.id,
         title=rung.title,
@@ -83,32 +87,36 @@ def _recommendation(rung: Rung, settings: Settings, here: Here, price: PriceIt) 
     )
 
 
-def _judged(rung: Rung, settings: Settings, here: Here, price: PriceIt) -> tuple[str, str]:
-    facts = {**msgspec.structs.asdict(settings), **here.values}
+def _verdict(
+    rung: Rung, settings: Settings, current: PricedConfiguration, price: PriceConfiguration
+) -> tuple[str, str]:
+    facts = {**msgspec.structs.asdict(settings), **current.values}
     if rung.changes and all(facts[name] == value for name, value in rung.changes.items()):
-        return "in use", "these settings have it already"
+        return "in use", "these settings already have it"
     plain = {k: v for k, v in facts.items() if v is None or isinstance(v, bool | int | float | str)}
     if blocked := unmet_need(rung, plain):
         return "not now", blocked
-    options = candidates_of(rung, settings, here.values)
-    moved = [text for option in options if (text := _moved(option, here, price))]
-    if moved:
-        return "moves the bound", f"{rung.term}: " + "; ".join(moved)
-    return "measure it", f"{rung.term}: no bound of a full step moves, only measuring tells"
+    options = candidates_of(rung, settings, current.values)
+    changes = [text for option in options if (text := _bound_change(option, current, price))]
+    if changes:
+        return "moves the bound", f"{rung.term}: " + "; ".join(changes)
+    return "measure it", f"{rung.term}: no bound of a full step changes, so it has to be measured"
 
 
-def _moved(option: RungCandidate, here: Here, price: PriceIt) -> str:
-    """How the bounds change, or why the option cannot run; empty where they stay."""
+def _bound_change(
+    option: RungCandidate, current: PricedConfiguration, price: PriceConfiguration
+) -> str:
+    """How the bounds change, or why the option cannot run; empty if they stay."""
     try:
-        there = price(option.settings)
+        changed = price(option.settings)
     except UserError as error:
         return f"{option.label} cannot run ({error})"
-    old, new = here.bounds, there.bounds
+    old, new = current.bounds, changed.bounds
     parts = []
     if _differs(old.decode_token_s, new.decode_token_s):
         parts.append(
-            f"least time per token {seconds(old.decode_token_s)} ({old.seats} seats) → "
-            f"{seconds(new.decode_token_s)} ({new.seats} seats)"
+            f"least time per token {seconds(old.decode_token_s)} ({old.slots} slots) → "
+            f"{seconds(new.decode_token_s)} ({new.slots} slots)"
         )
     if _differs(old.prompt_s, new.prompt_s):
         parts.append(
@@ -118,4 +126,4 @@ def _moved(option: RungCandidate, here: Here, price: PriceIt) -> str:
 
 
 def _differs(old: float, new: float) -> bool:
-    return abs(new / old - 1) > SAME
+    return abs(new / old - 1) > MIN_CHANGE

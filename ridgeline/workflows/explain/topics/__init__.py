@@ -1,7 +1,7 @@
-"""`ridgeline explain TECHNIQUE|METRIC|FLAG|VERDICT|ERROR`: what it is, and what it is *here*.
+"""Topics that can be explained: techniques, metrics, flags, verdicts and errors.
 
-kind → module with `names()` and `page(id, known)` (base.py). A name that two kinds have is
-explained as both; spaces, dashes and underscores are one, and case is none.
+Each kind is a module with `names()` and `page(id, context)`. A name that two kinds share is
+explained as both; spaces, dashes, underscores and case make no difference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import cast
 
 from ridgeline.errors import BadInput
-from ridgeline.workflows.explain.topics.base import Known, Page, Topics
+from ridgeline.workflows.explain.topics.base import TopicContext, TopicKind, TopicPage
 
 REGISTRY: Mapping[str, str] = MappingProxyType(
     {
@@ -27,40 +27,45 @@ REGISTRY: Mapping[str, str] = MappingProxyType(
 )
 
 
-def find(subject: str) -> list[tuple[str, str]]:
-    """(kind, id) of all that may be meant."""
-    found = [(kind, _spellings(kind).get(spelt(subject))) for kind in REGISTRY]
-    return [(kind, id) for kind, id in found if id is not None]
+def find_topics(subject: str) -> list[tuple[str, str]]:
+    """(kind, id) of every topic of this name."""
+    matches = [(kind, _spellings(kind).get(normalise(subject))) for kind in REGISTRY]
+    return [(kind, id) for kind, id in matches if id is not None]
 
 
 @cache
 def _spellings(kind: str) -> Mapping[str, str]:
-    return {spelt(name): id for name, id in topics(kind).names().items()}
+    return {normalise(name): id for name, id in topic_kind(kind).names().items()}
 
 
-def page(kind: str, id: str, known: Known) -> Page:
+def topic_page(kind: str, id: str, context: TopicContext) -> TopicPage:
     """The explanation."""
-    return topics(kind).page(id, known)
+    return topic_kind(kind).page(id, context)
 
 
-def unknown(subject: str) -> BadInput:
-    """What to say of a subject that is none, with the names nearest to it."""
-    names = {spelt(name): name for kind in REGISTRY for name in topics(kind).names()}
-    near = difflib.get_close_matches(spelt(subject), names, n=3, cutoff=0.6)
-    meant = f"did you mean {', '.join(names[each] for each in near)}? " if near else ""
+def unknown_topic(subject: str) -> BadInput:
+    """The error for an unknown subject, with the closest names."""
+    names = {normalise(name): name for kind in REGISTRY for name in topic_kind(kind).names()}
+    close = difflib.get_close_matches(normalise(subject), names, n=3, cutoff=0.6)
+    hint = f"did you mean {', '.join(names[each] for each in close)}? " if close else ""
     return BadInput(
-        "nothing is known under this name",
+        "there is no model or topic of this name",
         value=subject,
         limit="a model, technique, metric, flag, verdict or error",
-        fix=f"{meant}`ridgeline explain topics` lists all",
+        fix=f"{hint}`ridgeline explain topics` lists them",
     )
 
 
-def topics(kind: str) -> Topics:
+def topic_kind(kind: str) -> TopicKind:
     """The module of a kind."""
-    return cast(Topics, import_module(REGISTRY[kind]))
+    return cast(TopicKind, import_module(REGISTRY[kind]))
 
 
-def spelt(text: str) -> str:
-    """One spelling of a name."""
+def normalise(text: str) -> str:
+    """The canonical spelling of a name."""
     return " ".join(text.lower().replace("_", " ").replace("-", " ").split())
+
+
+def all_topics() -> dict[str, list[str]]:
+    """Ids of all topics by kind."""
+    return {kind: sorted(set(topic_kind(kind).names().values())) for kind in REGISTRY}

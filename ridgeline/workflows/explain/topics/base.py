@@ -1,4 +1,4 @@
-"""What an explanation is, and what the finders of one know of the place it is given in."""
+"""A page that explains a topic, and the context that it is explained in."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ridgeline.diagnose.rules.decisions import Answered, walk
 from ridgeline.workflows.explain.recommendations import Recommendation
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation: labelled lines. An empty line is left out."""
+class TopicPage(msgspec.Struct, frozen=True, kw_only=True):
+    """An explanation as labelled lines; empty lines are not shown."""
 
     kind: str
     id: str
@@ -22,31 +22,32 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[tuple[str, str], ...]
 
 
-class Known:
-    """The model, machine and workload that an explanation is applied to; each part on demand."""
+class TopicContext:
+    """The model, machine and workload that a topic is explained for; computed on demand."""
 
     def __init__(
         self,
         facts: Callable[[], Mapping[str, Value]],
-        told: Callable[[], list[Recommendation]],
+        recommendations: Callable[[], list[Recommendation]],
         derivations: Callable[[], Mapping[str, str]],
     ) -> None:
-        self._facts, self._told, self._derivations = facts, told, derivations
+        self._facts, self._recommendations = facts, recommendations
+        self._derivations = derivations
 
     @cached_property
     def facts(self) -> Mapping[str, Value]:
-        """By name; see ridgeline/workflows/explain/static_bounds.py."""
+        """Facts by name, as in `static_facts`."""
         return self._facts()
 
     @cached_property
-    def walked(self) -> tuple[Answered, ...]:
-        """The decision flowchart's answers."""
+    def answers(self) -> tuple[Answered, ...]:
+        """The answers of the decision flowchart."""
         return tuple(walk(self.facts))
 
     @cached_property
-    def told(self) -> list[Recommendation]:
+    def recommendations(self) -> list[Recommendation]:
         """Every rung of the ladder, judged by arithmetic."""
-        return self._told()
+        return self._recommendations()
 
     @cached_property
     def derivations(self) -> Mapping[str, str]:
@@ -54,11 +55,11 @@ class Known:
         return self._derivations()
 
 
-class Topics(Protocol):
-    """One kind of subject, a module."""
+class TopicKind(Protocol):
+    """One kind of topic, a module."""
 
     def names(self) -> Mapping[str, str]:
         """Every spelling → id, in lower case."""
 
-    def page(self, id: str, known: Known) -> Page:
+    def page(self, id: str, context: TopicContext) -> TopicPage:
         """The explanation of `id`."""

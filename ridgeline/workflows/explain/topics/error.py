@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 
 from ridgeline.diagnose.conditions import fill
-from ridgeline.workflows.explain.topics.base import Known, Page
+from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 
 class ErrorRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,8 +32,8 @@ def rows() -> Mapping[str, ErrorRow]:
         .joinpath("errors.toml")
         .read_text(encoding="utf-8")
     )
-    found = msgspec.convert(tomllib.loads(text)["error"], tuple[ErrorRow, ...])
-    return {each.id: each for each in found}
+    errors = msgspec.convert(tomllib.loads(text)["error"], tuple[ErrorRow, ...])
+    return {each.id: each for each in errors}
 
 
 def names() -> Mapping[str, str]:
@@ -41,13 +41,13 @@ def names() -> Mapping[str, str]:
     return {name: row.id for row in rows().values() for name in (row.id, *row.also)}
 
 
-def page(id: str, known: Known) -> Page:
-    """The error, with this place's limits in it."""
+def page(id: str, context: TopicContext) -> TopicPage:
+    """The error, with the limits of this configuration."""
     row = rows()[id]
     lines = (
         ("means", row.means),
         ("reported as", row.reported_as),
         ("fix", row.fix),
-        ("here", fill(row.here, known.facts) if row.here else ""),
+        ("here", fill(row.here, context.facts) if row.here else ""),
     )
-    return Page(kind="error", id=id, title=id, lines=lines)
+    return TopicPage(kind="error", id=id, title=id, lines=lines)

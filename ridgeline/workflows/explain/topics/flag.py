@@ -1,4 +1,4 @@
-"""Flags of the engine and the server: what they say, their value here, who speaks of them."""
+"""Flags of the engine and the server: meaning, value here, and what refers to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.diagnose.conditions import written
 from ridgeline.diagnose.rules.causes import shipped_causes
 from ridgeline.optimize import ladder
 from ridgeline.workflows.explain.topics import technique
-from ridgeline.workflows.explain.topics.base import Known, Page
+from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 
 def names() -> Mapping[str, str]:
@@ -19,11 +19,11 @@ def names() -> Mapping[str, str]:
     return {name: name for name in (*_flags(ServerOptions), *_flags(Settings))}
 
 
-def page(id: str, known: Known) -> Page:
-    """The flag, with the techniques, rungs and causes that name it."""
+def page(id: str, context: TopicContext) -> TopicPage:
+    """The flag, with the techniques, rungs, causes and decisions that name it."""
     flag = "--" + id.replace("_", "-")
     engine = _flags(Settings)
-    own = _engine(engine[id], known) if id in engine else _server(_flags(ServerOptions)[id])
+    own = _engine(engine[id], context) if id in engine else _server(_flags(ServerOptions)[id])
     techniques = [row for row in technique.rows().values() if _names(row["switch"], flag)]
     rungs = {rung.id for rung in ladder.load_default_ladder().rungs if id in _changed(rung)}
     causes = [each for each in shipped_causes() if _names(each.flag.get("ridgeline", ""), flag)]
@@ -32,32 +32,36 @@ def page(id: str, known: Known) -> Page:
         *(("switches", f"{row['id']}: moves {row['term']}") for row in techniques),
         *(
             (each.verdict, f"{each.title}: {each.reason}")
-            for each in known.told
+            for each in context.recommendations
             if each.rung in rungs
         ),
-        *(("mends", f"{each.id} ({each.verdict}): {each.fix}") for each in causes),
-        *(("asked", f"{each.question} {each.why}") for each in known.walked if flag in each.why),
+        *(("fixes", f"{each.id} ({each.verdict}): {each.fix}") for each in causes),
+        *(
+            ("decision", f"{each.question} {each.why}")
+            for each in context.answers
+            if flag in each.why
+        ),
     )
-    return Page(kind="flag", id=id, title=flag, lines=lines)
+    return TopicPage(kind="flag", id=id, title=flag, lines=lines)
 
 
 def _flags(section: type[Section]) -> dict[str, Option]:
     return {name: option for name, option in options_of(section).items() if option.has_flag}
 
 
-def _engine(option: Option, known: Known) -> tuple[tuple[str, str], ...]:
-    value = written(option.name, known.facts) if option.name in known.facts else "not set"
-    because = known.derivations.get(option.name, "default")
+def _engine(option: Option, context: TopicContext) -> tuple[tuple[str, str], ...]:
+    value = written(option.name, context.facts) if option.name in context.facts else "not set"
+    because = context.derivations.get(option.name, "default")
     return (("is", option.about.help), ("here", value), ("because", because))
 
 
 def _server(option: Option) -> tuple[tuple[str, str], ...]:
     default = ("default", option.default_text)
-    return (("is", option.about.help), default, ("of", "ridgeline serve"))
+    return (("is", option.about.help), default, ("option of", "ridgeline serve"))
 
 
 def _names(text: str, flag: str) -> bool:
-    """Does the text name this flag (and not one that begins alike)?"""
+    """Whether the text names this flag, and not one with the same prefix."""
     no = flag.replace("--", "--[no-]", 1)
     words = text.replace(",", " ").replace("(", " ").split()
     return flag in words or no in words

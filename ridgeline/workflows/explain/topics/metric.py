@@ -1,4 +1,4 @@
-"""Metrics: their definition, what decides them, their bound here, and what they are lost to."""
+"""Metrics: definition, what determines them, their bound here, and what they are lost to."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 
 from ridgeline.diagnose.conditions import fill
 from ridgeline.diagnose.rules.causes import shipped_causes
-from ridgeline.workflows.explain.topics.base import Known, Page
+from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of metrics.toml; see its head."""
+class MetricRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row of metrics.toml."""
 
     id: str
     title: str
@@ -29,33 +29,33 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 @cache
-def rows() -> Mapping[str, Metric]:
+def rows() -> Mapping[str, MetricRow]:
     """The rows by id."""
     text = (
         files("ridgeline.workflows.explain.topics")
         .joinpath("metrics.toml")
         .read_text(encoding="utf-8")
     )
-    found = msgspec.convert(tomllib.loads(text)["metric"], tuple[Metric, ...])
-    return {each.id: each for each in found}
+    metrics = msgspec.convert(tomllib.loads(text)["metric"], tuple[MetricRow, ...])
+    return {each.id: each for each in metrics}
 
 
 def names() -> Mapping[str, str]:
-    """Ids, titles and what others call them."""
+    """Ids, titles and other names."""
     return {name: row.id for row in rows().values() for name in (row.id, row.title, *row.also)}
 
 
-def page(id: str, known: Known) -> Page:
-    """The metric, with this place's bound in it."""
+def page(id: str, context: TopicContext) -> TopicPage:
+    """The metric, with its bound for this configuration."""
     row = rows()[id]
-    lost = [each for each in shipped_causes() if each.loss in row.losses]
+    causes = [each for each in shipped_causes() if each.loss in row.losses]
     lines = (
         ("is", row.says),
-        ("decided by", row.decided_by),
-        ("here", fill(row.here, known.facts)),
+        ("determined by", row.decided_by),
+        ("here", fill(row.here, context.facts)),
         ("helps", ", ".join(row.helps)),
-        ("does not", row.not_help),
-        *(("lost to", f"{each.id} ({each.verdict}): {each.fix}") for each in lost),
+        ("does not help", row.not_help),
+        *(("lost to", f"{each.id} ({each.verdict}): {each.fix}") for each in causes),
         ("defined in", "docs/concepts/measurements.md"),
     )
-    return Page(kind="metric", id=id, title=row.title, lines=lines)
+    return TopicPage(kind="metric", id=id, title=row.title, lines=lines)

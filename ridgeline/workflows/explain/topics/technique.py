@@ -1,4 +1,4 @@
-"""Techniques: rows of techniques.toml, with what the ladder and the flowchart say of them here."""
+"""Techniques: rows of techniques.toml, with the ladder's and the flowchart's verdicts on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ridgeline.diagnose.rules.rules import shipped as shipped_rules
 from ridgeline.optimize import ladder
-from ridgeline.workflows.explain.topics.base import Known, Page
+from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 
 @cache
@@ -21,25 +21,27 @@ def rows() -> Mapping[str, dict[str, str]]:
 
 
 def names() -> Mapping[str, str]:
-    """Ids and titles; the ladder's own names where a rung has one technique, and those of pages."""
-    found = {rung.id: rung.technique for rung in ladder.load_default_ladder().rungs}
-    found |= {Path(row["page"]).stem: id for id, row in rows().items() if "page" in row}
-    found |= {row["title"]: id for id, row in rows().items()}
-    return found | {id: id for id in rows()}
+    """Ids and titles, the ladder's names for them, and those of their pages."""
+    names = {rung.id: rung.technique for rung in ladder.load_default_ladder().rungs}
+    names |= {Path(row["page"]).stem: id for id, row in rows().items() if "page" in row}
+    names |= {row["title"]: id for id, row in rows().items()}
+    return names | {id: id for id in rows()}
 
 
-def page(id: str, known: Known) -> Page:
-    """What it is, what was measured, and whether it is for this place."""
+def page(id: str, context: TopicContext) -> TopicPage:
+    """What it is, what was measured, and whether it suits this configuration."""
     row = rows()[id]
     rungs = {rung.id for rung in ladder.load_default_ladder().rungs if rung.technique == id}
-    here = tuple((each.verdict, each.reason) for each in known.told if each.rung in rungs)
-    asked = tuple(
+    here = tuple(
+        (each.verdict, each.reason) for each in context.recommendations if each.rung in rungs
+    )
+    answers = tuple(
         ("yes" if each.answer else "no", f"{each.question} {each.why}")
-        for each in known.walked
+        for each in context.answers
         if id in each.techniques
     )
-    mends = tuple(("mends", rule.fix) for rule in shipped_rules() if rule.rung in rungs)
-    what = (
+    fixes = tuple(("fixes", rule.fix) for rule in shipped_rules() if rule.rung in rungs)
+    lines = (
         ("honesty", row["honesty"]),
         ("paper", row["paper"]),
         ("moves", row["term"]),
@@ -48,6 +50,8 @@ def page(id: str, known: Known) -> Page:
         ("hurts when", row["hurts_when"]),
         ("more", row.get("page", "")),
         ("code", row["module"]),
-        ("shown by", f"{row['conformance']}; {row['benchmark']}"),
+        ("tested by", f"{row['conformance']}; {row['benchmark']}"),
     )
-    return Page(kind="technique", id=id, title=row["title"], lines=(*what, *mends, *here, *asked))
+    return TopicPage(
+        kind="technique", id=id, title=row["title"], lines=(*lines, *fixes, *here, *answers)
+    )

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ridgeline.diagnose.rules.causes import Cause, shipped_causes
-from ridgeline.workflows.explain.topics.base import Known, Page
+from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 
 def names() -> Mapping[str, str]:
     """Verdicts and ids of causes."""
-    found = {each.id: each.id for each in shipped_causes()}
-    return found | {each.verdict: each.verdict for each in shipped_causes()}
+    ids = {each.id: each.id for each in shipped_causes()}
+    return ids | {each.verdict: each.verdict for each in shipped_causes()}
 
 
-def page(id: str, known: Known) -> Page:
+def page(id: str, context: TopicContext) -> TopicPage:
     """All causes of a verdict, or one cause."""
     causes = [each for each in shipped_causes() if id in (each.id, each.verdict)]
     lines = tuple(line for cause in causes for line in _lines(cause))
-    return Page(kind="verdict", id=id, title=id, lines=lines)
+    return TopicPage(kind="verdict", id=id, title=id, lines=lines)
 
 
 def _lines(cause: Cause) -> tuple[tuple[str, str], ...]:
@@ -27,9 +27,9 @@ def _lines(cause: Cause) -> tuple[tuple[str, str], ...]:
     return (
         (cause.id, cause.verdict),
         ("found when", ", ".join(evidence)),
-        ("mend", cause.fix),
+        ("fix", cause.fix),
         ("flag", flags),
-        ("costs", cause.trade_off),
-        ("does not", cause.not_help),
-        ("explains", ", ".join(cause.explains)),
+        ("trade-off", cause.trade_off),
+        ("will not help", cause.not_help),
+        ("also explains", ", ".join(cause.explains)),
     )

@@ -1,7 +1,7 @@
-"""What is known of a configuration before anything is run: the facts of the decision flowchart.
+"""Facts about a configuration before anything is run, for the decision flowchart.
 
-Everything here is a bound: max(FLOPs / peak, bytes / bandwidth) of a step, with the ceilings that
-were measured on this machine. Nothing that the engine adds to a step is in it.
+Times are bounds: max(FLOPs / peak, bytes / bandwidth) of a step, with the peaks that were measured
+on this machine. What the engine adds to a step is not included.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from ridgeline.records import Slo
 from ridgeline.roofline import Peaks, bound
 from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
 
-MOST_SEQS = 4096
-NEARLY = 1.1  # a step this much longer is called as cheap
-PAYS = 1.1  # what a doubling of the batch must bring in tokens per second
+MAX_SEQS = 4096
+SAME_COST_RATIO = 1.1  # steps within 10 % count as equally expensive
+MIN_DOUBLING_GAIN = 1.1  # in tokens per second, for a larger batch to pay
+MAX_FREE_ROWS = 64
 
 
-class StepBounds:
-    """The least seconds of steps of one configuration."""
+class PhaseBounds:
+    """Least seconds of a configuration's steps."""
 
     def __init__(self, model: CostModel, peaks: Peaks) -> None:
         self.model, self.peaks = model, peaks
@@ -47,35 +48,35 @@ class StepBounds:
         return self.seconds(decode_work(self.model, num_seqs, context))
 
     def prompt(self, num_tokens: int, cached: int = 0) -> float:
-        """The `num_tokens` of a prompt behind `cached` ones."""
+        """The `num_tokens` of a prompt after `cached` ones."""
         return self.seconds(prefill_work(self.model, num_tokens, computed=cached))
 
     def rows(self, num_seqs: int, rows: int, context: int) -> float:
-        """`rows` tokens of each sequence, all of them through the LM head: a verified draft."""
+        """`rows` tokens of each sequence, all of them through the LM head, as in a verified draft."""
         shapes = [(rows, context)] * num_seqs
         return self.seconds(step_work(self.model, shapes, num_seqs * rows))
 
 
-def facts_before(
+def static_facts(
     machine: Machine,
     settings: Settings,
     sample: Sequence[LoadRequest],
     slo: Slo,
     request_rate: float | None = None,
 ) -> dict[str, Value]:
-    """All facts of `decisions.toml` for this workload. UserError where it cannot run at all."""
-    numbers = ConfigurationCosts(machine)
-    resolved = numbers.resolved(settings)
-    facts = {**resolved_facts(resolved), **base_facts(machine, numbers, settings, sample)}
+    """All facts of `decisions.toml` for this workload. UserError if it cannot run at all."""
+    costs = ConfigurationCosts(machine)
+    resolved = costs.resolved(settings)
+    facts = {**resolved_facts(resolved), **base_facts(machine, costs, settings, sample)}
     prompt, output = (
-        max(1, round(float(facts[name])))  # type: ignore[arg-type]  # both are numbers
+        max(1, round(float(facts[name])))  # type: ignore[arg-type]  # both are costs
         for name in ("mean_prompt_tokens", "mean_output_tokens")
     )
     facts |= {"mean_prompt_tokens": prompt, "mean_output_tokens": output}
     facts |= {"slo_ttft_s": slo.ttft_s, "slo_tpot_s": slo.tpot_s}
     facts = {name: value for name, value in facts.items() if value is not None}
-    bounds = StepBounds(cost_model(resolved.spec), numbers.peaks(settings))
-    facts |= _memory_facts(resolved, machine, numbers.peaks(settings), prompt + output)
+    bounds = PhaseBounds(cost_model(resolved.spec), costs.peaks(settings))
+    facts |= _memory_facts(resolved, machine, costs.peaks(settings), prompt + output)
     running = max(1, min(resolved.max_num_seqs, int(str(facts["kv_seqs"]))))
     facts |= _decode_facts(bounds, running, prompt + output // 2, slo)
     facts |= _prompt_facts(bounds, resolved, prompt, float(str(facts["shared_prompt_share"])))
@@ -84,7 +85,7 @@ def facts_before(
 
 
 def resolved_facts(resolved: ResolvedSettings) -> dict[str, Value]:
-    """The settings as they would be used, those that are plain values."""
+    """The resolved settings that are plain values."""
     kinds = (bool, int, float, str)
     return {k: v for k, v in resolved.values().items() if v is None or isinstance(v, kinds)}
 
@@ -102,11 +103,11 @@ def _memory_facts(
     }
 
 
-def _decode_facts(bounds: StepBounds, running: int, context: int, slo: Slo) -> dict[str, Value]:
-    alone, full = (decode_work(bounds.model, n, context) for n in (1, running))
+def _decode_facts(bounds: PhaseBounds, running: int, context: int, slo: Slo) -> dict[str, Value]:
+    single, full = (decode_work(bounds.model, n, context) for n in (1, running))
     facts: dict[str, Value] = {
-        "alone_token_s": bounds.seconds(alone),
-        "alone_bytes": alone.bytes,
+        "alone_token_s": bounds.seconds(single),
+        "alone_bytes": single.bytes,
         "running_seqs": running,
         "full_step_s": bounds.seconds(full),
         "full_step_reads": bound(full, bounds.peaks).limit == "bandwidth",
@@ -116,29 +117,32 @@ def _decode_facts(bounds: StepBounds, running: int, context: int, slo: Slo) -> d
         "free_rows_full": _free_rows(bounds, running, context),
     }
     limit = math.inf if slo.tpot_s is None else slo.tpot_s
-    within = _most(lambda n: bounds.decode(n, context) <= limit, MOST_SEQS)
-    facts["seqs_that_pay"] = _that_pay(bounds, context, within)
+    within = _largest(lambda n: bounds.decode(n, context) <= limit, MAX_SEQS)
+    facts["seqs_that_pay"] = _largest_paying_batch(bounds, context, within)
     return facts if slo.tpot_s is None else {**facts, "seqs_within_tpot": within}
 
 
-def _free_rows(bounds: StepBounds, num_seqs: int, context: int) -> int:
+def _free_rows(bounds: PhaseBounds, num_seqs: int, context: int) -> int:
+    """Rows per sequence that cost no more than one."""
     one = bounds.rows(num_seqs, 1, context)
-    return _most(lambda rows: bounds.rows(num_seqs, rows, context) <= NEARLY * one, 64)
+    return _largest(
+        lambda rows: bounds.rows(num_seqs, rows, context) <= SAME_COST_RATIO * one, MAX_FREE_ROWS
+    )
 
 
-def _that_pay(bounds: StepBounds, context: int, within: int) -> int:
-    """The batch after which a doubling brings less than PAYS, or no longer keeps the promise."""
+def _largest_paying_batch(bounds: PhaseBounds, context: int, within: int) -> int:
+    """The batch beyond which doubling gains too little, or misses the SLO."""
     batch = 1
     while 2 * batch <= within:
-        more = 2 * bounds.decode(batch, context) / bounds.decode(2 * batch, context)
-        if more < PAYS:
+        gain = 2 * bounds.decode(batch, context) / bounds.decode(2 * batch, context)
+        if gain < MIN_DOUBLING_GAIN:
             break
         batch *= 2
     return batch
 
 
-def _most(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest n <= limit for which it holds, where it holds up to there and never after."""
+def _largest(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest n <= limit for which a monotonic condition holds."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -147,17 +151,19 @@ def _most(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def _prompt_facts(
-    bounds: StepBounds, resolved: ResolvedSettings, prompt: int, shared: float
+    bounds: PhaseBounds, resolved: ResolvedSettings, prompt: int, shared: float
 ) -> dict[str, Value]:
     cached = min(prompt - 1, int(shared * prompt))
-    most = resolved.max_num_batched_tokens
+    budget = resolved.max_num_batched_tokens
     if not resolved.enable_chunked_prefill:
-        most = max(most, prompt)
-    shapes = [(prompt, 0)] * (most // prompt) + ([(most % prompt, 0)] if most % prompt else [])
+        budget = max(budget, prompt)
+    shapes = [(prompt, 0)] * (budget // prompt)
+    if budget % prompt:
+        shapes.append((budget % prompt, 0))
     return {
         "prompt_s": bounds.prompt(prompt),
         "cached_prompt_s": bounds.prompt(prompt - cached, cached),
-        "prompt_step_tokens": most,
+        "prompt_step_tokens": budget,
         "prompt_step_s": bounds.seconds(step_work(bounds.model, shapes, len(shapes))),
     }
 
@@ -165,7 +171,7 @@ def _prompt_facts(
 def _load_facts(
     facts: dict[str, Value], running: int, output: int, rate: float | None
 ) -> dict[str, Value]:
-    """A request takes its prompt's time, and its share of the steps that decode it."""
+    """How many requests/s fit: each takes its prefill and its share of the decode steps."""
     name = "cached_prompt_s" if facts["enable_prefix_caching"] else "prompt_s"
     prompt_s, step_s = (float(str(facts[each])) for each in (name, "full_step_s"))
     carried = 1 / (prompt_s + output * step_s / running)

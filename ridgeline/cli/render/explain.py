@@ -1,0 +1,130 @@
+"""The console reports of `ridgeline explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ridgeline.diagnose.rules.decisions import Answered
+from ridgeline.workflows.explain.explain import ModelExplanation, TopicExplanation
+from ridgeline.workflows.explain.explain_speculation import (
+    DEPTH,
+    SpeculationCase,
+    SpeculationExplanation,
+)
+from ridgeline.workflows.explain.recommendations import Recommendation
+from ridgeline.workflows.explain.topics.base import TopicPage
+
+
+def print_model_explanation(explanation: ModelExplanation, out: Console) -> None:
+    """The settings, the decisions and the techniques."""
+    out.print(_settings_table(explanation))
+    load = f"{explanation.workload} under {explanation.slo}"
+    out.print(f"\n[bold]Before anything is run[/bold]: {load}")
+    out.print("Bounds by this machine's roofline: a no is final, a yes has to be measured.")
+    out.print(_decision_table(explanation.decisions))
+    out.print()
+    out.print(_technique_table(explanation.techniques))
+
+
+def print_topic_explanation(explanation: TopicExplanation, out: Console) -> None:
+    """Every page of the topic."""
+    for page in explanation.pages:
+        where = f"for {explanation.model} on this machine"
+        out.print(f"[bold]{page.title}[/bold] ({page.kind}), {where}")
+        out.print(_page_table(page))
+
+
+def topics_table(topics: Mapping[str, Sequence[str]]) -> Table:
+    """One row per kind of topic."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for kind, ids in topics.items():
+        table.add_row(kind, ", ".join(ids))
+    return table
+
+
+def print_speculation(explanation: SpeculationExplanation, out: Console) -> None:
+    """A table and a verdict per workload and batch size."""
+    for case in explanation.cases:
+        rates = " ".join(f"{rate:.2f}" for rate in case.alpha[:DEPTH]) or "nothing was drafted"
+        out.print(
+            f"[bold]{explanation.method}, {case.workload}, batch {case.batch}[/bold]: a step "
+            f"without drafts takes {case.step_ms:.2f} ms; acceptance by position: {rates}"
+        )
+        out.print(_speculation_table(case))
+        out.print(f"verdict: {case.verdict}\n")
+
+
+def _settings_table(explanation: ModelExplanation) -> Table:
+    """One row per setting, and one per technique applied to the model."""
+    table = Table(box=None, pad_edge=False)
+    for name, style in (("setting", ""), ("value", "bold"), ("why", "dim")):
+        table.add_column(name, style=style)
+    for name, value in explanation.settings.items():
+        table.add_row(name, _value(name, value), explanation.derivations.get(name, ""))
+    for rewrite in explanation.rewrites:
+        table.add_row("technique", "", rewrite)
+    return table
+
+
+def _value(name: str, value: object) -> str:
+    if value is None:
+        return "off"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return f"{value:,} ({value / 2**20:,.1f} MiB)"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _decision_table(answers: Sequence[Answered]) -> Table:
+    """One row per question, with its answer, the numbers, and the techniques it speaks for."""
+    table = Table(box=None, pad_edge=False)
+    for name, style in (("question", ""), ("", "bold"), ("because", "")):
+        table.add_column(name, style=style)
+    for answer in answers:
+        text = {True: "yes", False: "[red]no[/red]", None: "[dim]open[/dim]"}[answer.answer]
+        techniques = ""
+        if answer.techniques:
+            techniques = f" [dim]→ {', '.join(answer.techniques)}[/dim]"
+        table.add_row(answer.question, text, answer.why + techniques)
+    return table
+
+
+def _technique_table(techniques: Sequence[Recommendation]) -> Table:
+    """One row per technique: what it would do here, and when it hurts."""
+    table = Table(box=None, pad_edge=False)
+    for name, style in (("technique", ""), ("here", "bold"), ("why", "dim")):
+        table.add_column(name, style=style)
+    for each in techniques:
+        table.add_row(each.title, each.verdict, f"{each.reason}. Hurts when: {each.hurts_when}")
+    return table
+
+
+def _page_table(page: TopicPage) -> Table:
+    """One row per line; repeated labels are printed once."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    previous = ""
+    for label, text in page.lines:
+        if text:
+            table.add_row("" if label == previous else label, escape(text))
+            previous = label
+    return table
+
+
+def _speculation_table(case: SpeculationCase) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("drafts", "T / T plain", "break-even", "tokens a step", "gain"):
+        table.add_column(name, justify="right")
+    for row in case.rows:
+        even = "none" if row.break_even is None else f"{row.break_even:.2f}"
+        numbers = f"{row.slower:.2f}", even, f"{row.tokens:.2f}", f"{row.gain:.2f}"
+        table.add_row(str(row.depth), *numbers)
+    return table
