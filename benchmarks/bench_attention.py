@@ -66,7 +66,7 @@ def prepare(
     cache = KvCache.allocate(spec, sum(blocks), 16, torch.float32, "cpu", kv_format(spec.kv_dtype))
     for layer in cache.layers:
         rows_N2KBW = cache.format.encode(torch.randn(*layer.shape[:-1], attention.head_dim))
-        layer[:] = cache.format.stand(rows_N2KBW)
+        layer[:] = cache.format.to_tiles(rows_N2KBW)
     order = iter(range(sum(blocks)) if in_order else torch.randperm(sum(blocks)).tolist())
     plan = [
         Run(seq, done, (0,) * new, tuple(next(order) for _ in range(count)), None)
@@ -94,7 +94,7 @@ def case(
     with torch.inference_mode():
         native(), twin()
         turns = [
-            (seconds(native), measured_rates(num_threads, spec.kv_dtype), seconds(twin))
+            (seconds(native), measure_rates(num_threads, spec.kv_dtype), seconds(twin))
             for _ in range(rounds)
         ]
     mine = statistics.median(taken for taken, _, _ in turns) / num_layers
@@ -120,7 +120,7 @@ def case(
     }
 
 
-def measured_rates(num_threads: int, kv: str) -> tuple[float, float]:
+def measure_rates(num_threads: int, kv: str) -> tuple[float, float]:
     """Bytes read and operations per second with this many threads: the best of three samples,
     so that a bound is what the machine can do, not what it was kept from."""
     read = _native.read_rates(256 << 20, num_threads, 3, 0.02)

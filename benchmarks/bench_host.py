@@ -33,7 +33,7 @@ from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.event_delivery import AsyncInboxes
-from ridgeline.engine.execution.greedy_fast_path import NoGreedy
+from ridgeline.engine.execution.greedy_fast_path import NoGreedyPath
 from ridgeline.engine.profiling.profile import StepDriver
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import (
@@ -169,7 +169,7 @@ def drafted(bench: StepDriver, clock: CpuClock, num_seqs: int, asked: argparse.N
     """The same with drafts, step by step the short way and by tensors."""
     runner, wrong = bench.parts.runner, Wrong(asked.drafts)
     row, short = steps(bench, clock, num_seqs, asked.steps, wrong), runner.greedy
-    runner.greedy = NoGreedy()
+    runner.greedy = NoGreedyPath()
     slow = steps(bench, clock, num_seqs, asked.steps, wrong)
     runner.greedy = short
     return row | {f"{what} by tensors": us for what, us in slow.items()}

@@ -26,8 +26,8 @@ from torch import Tensor
 
 import ridgeline._native as _native
 from ridgeline.engine.checkpoints.load import load_decoder
-from ridgeline.engine.execution.layers import forward_kind
-from ridgeline.engine.model.base import Forward
+from ridgeline.engine.execution.layers import layer_backend_of
+from ridgeline.engine.model.base import LayerForward
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.moe import MoeMlp
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -58,7 +58,7 @@ def share_read(decoder: Decoder, x_TC: Tensor) -> float:
     return len(mlp.route(x_TC)[1].unique()) / len(mlp.experts)
 
 
-def seconds(forward: Forward, tokens_T: Tensor, positions_T: Tensor) -> float:
+def seconds(forward: LayerForward, tokens_T: Tensor, positions_T: Tensor) -> float:
     begun = time.perf_counter()
     forward(tokens_T, positions_T, len(tokens_T) + 1, queries)
     return time.perf_counter() - begun
@@ -66,7 +66,7 @@ def seconds(forward: Forward, tokens_T: Tensor, positions_T: Tensor) -> float:
 
 def measure(decoder: Decoder, num_rows: int, rounds: int) -> dict[str, Any]:
     """Medians of both backends for so many rows; fresh tokens every round."""
-    forwards = {name: forward_kind(name)(decoder.body) for name in BACKENDS}
+    forwards = {name: layer_backend_of(name)(decoder.body) for name in BACKENDS}
     spent: dict[str, list[float]] = {name: [] for name in forwards}
     shares, positions_T = [], torch.arange(num_rows)
     for i in range(rounds + 1):

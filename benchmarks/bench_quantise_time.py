@@ -40,7 +40,7 @@ from ridgeline.modelspec.rewrite import with_dtype
 THREADS = 2
 
 
-class Drawn(PlainWeights):
+class DraftDistributions(PlainWeights):
     """Random weights, drawn once; bfloat16, as checkpoints have them."""
 
     def __init__(self, inner: Weights) -> None:
@@ -78,7 +78,7 @@ def layer(
     spec: ModelSpec, recipe: QuantizeRecipe, pieces: list[list[int]], chosen: Sequence[int]
 ) -> Clock:
     """What `ridgeline.compress.pipeline` does with a layer, timed."""
-    source = Drawn(DummyWeights(spec, 0))
+    source = DraftDistributions(DummyWeights(spec, 0))
     clean = HiddenStateWalk(spec, source, pieces)
     walk = clean.fork()
     walk.states = [x_TC + 0.01 * torch.randn_like(x_TC) for x_TC in walk.states]

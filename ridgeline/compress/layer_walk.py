@@ -24,7 +24,7 @@ from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.sources import Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
-from ridgeline.engine.execution.layers import forward_kind
+from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.model.layers import Block
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.quant.base import Linear
@@ -55,7 +55,9 @@ class TappingBuilder(DecoderBuilder):
         hear: Callable[[ProductKey, Tensor], None],
         until: Collection[ProductKey] = (),
     ) -> None:
-        super().__init__(spec, weights, torch.device("cpu"), torch.float32, forward_kind("native"))
+        super().__init__(
+            spec, weights, torch.device("cpu"), torch.float32, layer_backend_of("native")
+        )
         self.num_inputs: dict[ProductKey, int] = {}
         self.narrow: dict[ProductKey, Linear] = {}  # of few outputs, by product; without a bias
         self._keys, self._hear, self._until = keys, hear, until
@@ -106,14 +108,14 @@ class HiddenStateWalk:
         """
         block: Block = builder.block(self.spec.layers[index], index, self._ropes)
         if half:
-            return block.fed
-        return lambda x_TC: block.attended(x_TC, self._turns, self._attend, index)
+            return block.feed_forward
+        return lambda x_TC: block.attend(x_TC, self._turns, self._attend, index)
 
     def go(self, weights: Weights, index: int, half: int) -> None:
         """Advance through half of layer `index`. Raises BadModel if the states contain NaN or
         infinity.
         """
-        native = forward_kind("native")
+        native = layer_backend_of("native")
         builder = DecoderBuilder(self.spec, weights, torch.device("cpu"), torch.float32, native)
         through = self.half(builder, index, half)
         for at, x_TC in enumerate(self.states):

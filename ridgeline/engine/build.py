@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from ridgeline.engine.attention.ahead import PagesAhead
+from ridgeline.engine.attention.ahead import PagePrefetcher
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.checkpoints.load import load_decoder
@@ -55,7 +55,7 @@ def assemble(
     speculation = build_speculation(resolved.speculative_config, tokenizer, resolved, clock, target)
     scheduler = make_scheduler(resolved, speculation.drafts)
     decoder, kv = target().decoder, target().cache
-    scheduler.pool.watch_high_water(PagesAhead(kv).reached)
+    scheduler.pool.watch_high_water(PagePrefetcher(kv).extend_to)
     masks = _masks(tokenizer, resolved)
     attention, verifier = target().attention(), speculation.verifier
     threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)

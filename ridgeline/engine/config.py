@@ -18,11 +18,11 @@ import torch
 
 from ridgeline.config.settings import Batching, Settings
 from ridgeline.engine.attention import choose as choose_attention
-from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.dtype import resolve_dtype
 from ridgeline.engine.execution.layers import choose as choose_forward
-from ridgeline.engine.execution.layers import forward_kind
-from ridgeline.engine.execution.threads import measured_rates, plan_threads
+from ridgeline.engine.execution.layers import layer_backend_of
+from ridgeline.engine.execution.threads import measure_rates, plan_threads
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudget, KvBudgetInputs, kv_budget
@@ -133,7 +133,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     _background(settings, why)
     why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
     backend, reasons = choose_attention(
-        settings.attention_backend, Site.of(spec, device, dtype, block_size)
+        settings.attention_backend, AttentionSite.of(spec, device, dtype, block_size)
     )
     why["attention_backend"] = "; ".join(reasons)
     return ResolvedSettings(
@@ -308,7 +308,7 @@ def _is_dense(spec: ModelSpec) -> bool:
 
 
 def _runs_native(spec: ModelSpec, device: torch.device) -> bool:
-    return not forward_kind("native").why_not(spec, device, torch.float32)
+    return not layer_backend_of("native").why_not(spec, device, torch.float32)
 
 
 def _lm_head(settings: Settings, spec: ModelSpec, device: torch.device) -> tuple[ModelSpec, str]:
@@ -369,7 +369,7 @@ def _max_num_batched_tokens(settings: Settings, device: torch.device, why: dict[
 
 
 def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
-    plan = plan_threads(settings, system.cores(), measured_rates)
+    plan = plan_threads(settings, system.cores(), measure_rates)
     why |= {"num_threads": plan.why, "num_threads_decode": plan.why_decode}
     return {"num_threads": plan.num_threads, "num_threads_decode": plan.num_threads_decode}
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline import _native
-from ridgeline.engine.attention import BACKENDS, attention_kind, build_attention
-from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention import BACKENDS, attention_backend_of, build_attention
+from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.scheduler.plan import Run
@@ -140,7 +140,7 @@ def _junk_cache(
     head_dim = spec.layers[0].attention.head_dim
     for layer in cache.layers:
         rows_N2KBW = cache.format.encode(torch.full((*layer.shape[:-1], head_dim), JUNK))
-        layer[:] = cache.format.stand(rows_N2KBW)
+        layer[:] = cache.format.to_tiles(rows_N2KBW)
     return cache
 
 
@@ -154,7 +154,7 @@ def _write_context(scene: Scene, size: float) -> None:
                 rows_2KBW = format.rows(ours[block]).clone()
                 shape = (*rows_2KBW.shape[:2], scene.q_THD.shape[-1])
                 rows_2KBW[:, :, offset] = format.encode(torch.randn(shape) * size)
-                ours[block] = theirs[block] = format.stand(rows_2KBW)
+                ours[block] = theirs[block] = format.to_tiles(rows_2KBW)
 
 
 def as_taken(scene: Scene, layer: int) -> Tensor:
@@ -270,8 +270,8 @@ def test_long_prompt_is_cut_into_spans(backend: str) -> None:
 def test_bfloat16(backend: str) -> None:
     shapes = [(20, 1), (0, 9), (17, 4), (31, 1)]
     scene = make_scene(random.Random(9), shapes, dtype=torch.bfloat16)
-    site = Site.of(scene.spec, torch.device("cpu"), torch.bfloat16, 4)
-    if why_not := attention_kind(backend).why_not(site):
+    site = AttentionSite.of(scene.spec, torch.device("cpu"), torch.bfloat16, 4)
+    if why_not := attention_backend_of(backend).why_not(site):
         pytest.skip("; ".join(why_not))
     check(backend, scene, 1e-2)
 
@@ -304,10 +304,10 @@ def test_company_changes_nothing(backend: str) -> None:
 @pytest.mark.parametrize("backend", FAST)
 def test_backend_says_why_not_in_words(backend: str) -> None:
     spec = spec_of(4, 2, 8, KINDS)
-    site = Site.of(spec, torch.device("cpu"), torch.float32, 4)
+    site = AttentionSite.of(spec, torch.device("cpu"), torch.float32, 4)
     assert site.has_softcap and site.has_window and site.head_dims == (8,)
     assert all(
-        isinstance(reason, str) and reason for reason in attention_kind(backend).why_not(site)
+        isinstance(reason, str) and reason for reason in attention_backend_of(backend).why_not(site)
     )
 
 
@@ -316,8 +316,8 @@ STORED = ["float32", "bfloat16", "float16", "int8"]
 
 def backends_of(kv: str, head_dim: int = 8) -> list[str]:
     """The fast backends that read this format on this CPU; at least one always does."""
-    site = Site(torch.device("cpu"), torch.float32, 4, (head_dim,), kv_dtype=kv)
-    names = [name for name in FAST if not attention_kind(name).why_not(site)]
+    site = AttentionSite(torch.device("cpu"), torch.float32, 4, (head_dim,), kv_dtype=kv)
+    names = [name for name in FAST if not attention_backend_of(name).why_not(site)]
     assert names
     return names
 
@@ -494,7 +494,7 @@ def test_int8_error_is_half_a_step() -> None:
 def test_copied_blocks_carry_their_scales(kv: str) -> None:
     cache = make_scene(random.Random(2), [(8, 4)], kv=kv).caches[0]
     for layer in cache.layers:
-        layer[3] = cache.format.stand(cache.format.encode(torch.randn(2, 2, 4, 8) * 7))
+        layer[3] = cache.format.to_tiles(cache.format.encode(torch.randn(2, 2, 4, 8) * 7))
     cache.copy_blocks([(3, 5)])
     for layer in cache.layers:
         assert torch.equal(layer[5], layer[3]) and not torch.equal(layer[5], layer[4])

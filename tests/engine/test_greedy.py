@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import resolve
-from ridgeline.engine.execution.greedy_fast_path import NativeGreedy, NoGreedy
+from ridgeline.engine.execution.greedy_fast_path import NativeGreedyPath, NoGreedyPath
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.verify.verifier import Verifier
@@ -69,13 +69,13 @@ def right_at_first(runner: TorchRunner, runs: Sequence[Run], rng: random.Random)
 def test_fast_path_equals_the_general_path(parts: EngineParts, max_drafts: int) -> None:
     """Tokens and cache bit for bit, with one row per run and with varying numbers of rows."""
     runner, rng = parts.runner, random.Random(3)
-    assert isinstance(runner.greedy, NativeGreedy)
+    assert isinstance(runner.greedy, NativeGreedyPath)
     for seqs in (1, 7, 2, 20):
         runs = decoding(rng, seqs, (0, 50), max_drafts)
         read_prompts(runner, runs, rng)
         runs = tuple(right_at_first(runner, runs, rng))
         plan = StepPlan(0, runs)
-        assert runner.greedy.takes(runs)
+        assert runner.greedy.can_run(runs)
         before = [layer.clone() for layer in runner.cache.layers]
         usual = runner._run(plan)
         after = [layer.clone() for layer in runner.cache.layers]
@@ -111,11 +111,11 @@ def test_observers_see_the_same_as_on_the_general_path(parts: EngineParts) -> No
     read_prompts(runner, runs, rng)
     watchers = [RecordingObserver(), RecordingObserver()]
     for watcher, way in zip(watchers, (TorchRunner._run, TorchRunner.run), strict=True):
-        verifier = Verifier(witness=watcher.witness)
+        verifier = Verifier(row_observer=watcher.row_observer)
         own = TorchRunner(
             runner.decoder, runner.cache, runner.attention, verifier=verifier, observer=watcher
         )
-        assert own.greedy.takes(runs)
+        assert own.greedy.can_run(runs)
         for some in (runs, runs[:2]):
             way(own, StepPlan(0, some))
     usual, short = watchers
@@ -137,23 +137,23 @@ def test_one_run_with_other_needs_takes_the_general_path(
     parts: EngineParts, change: dict[str, Any]
 ) -> None:
     runs = decoding(random.Random(1), 3, (0, 9))
-    assert parts.runner.greedy.takes(runs)
-    assert not parts.runner.greedy.takes((*runs, replace(runs[0], **change)))
+    assert parts.runner.greedy.can_run(runs)
+    assert not parts.runner.greedy.can_run((*runs, replace(runs[0], **change)))
 
 
 @pytest.mark.parametrize("asked", [{"layer_backend": "torch"}, {"attention_backend": "torch"}])
 def test_fast_path_needs_every_part_to_be_native(asked: dict[str, Any]) -> None:
-    assert isinstance(opened(**asked).runner.greedy, NoGreedy)
+    assert isinstance(opened(**asked).runner.greedy, NoGreedyPath)
 
 
 def test_nan_logits_raise(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = parts.runner.greedy
-    assert isinstance(greedy, NativeGreedy)
+    assert isinstance(greedy, NativeGreedyPath)
     logits = torch.full((3, 8), float("nan"))
-    monkeypatch.setattr(greedy.likeliest, "_width", 8)
-    monkeypatch.setattr(greedy.likeliest, "_num_tokens", 8)
-    monkeypatch.setattr(greedy.likeliest, "_room", lambda _: logits)
-    monkeypatch.setattr(greedy.likeliest, "head", NoOpHead())
+    monkeypatch.setattr(greedy.argmax_head, "_width", 8)
+    monkeypatch.setattr(greedy.argmax_head, "_num_tokens", 8)
+    monkeypatch.setattr(greedy.argmax_head, "_buffer", lambda _: logits)
+    monkeypatch.setattr(greedy.argmax_head, "head", NoOpHead())
     with pytest.raises(ArithmeticError, match="row 0"):
         parts.runner.run(StepPlan(0, decoding(random.Random(2), 3, (0, 5))))
 
@@ -170,7 +170,7 @@ class RecordingObserver:
         self.states.append(x_TC)
         self.given.append(list(num_outputs))
 
-    def witness(self, run: Run, chosen: Sequence[Choice]) -> None:
+    def row_observer(self, run: Run, chosen: Sequence[Choice]) -> None:
         self.said.append((run.seq_id, list(chosen)))
 
 

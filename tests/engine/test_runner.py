@@ -57,7 +57,7 @@ def test_batch_is_flat_and_exact() -> None:
     batch = make_batch(runs, torch.device("cpu"))
     assert batch.tokens_T.tolist() == [10, 11, 20, 21, 22, 30]
     assert batch.positions_T.tolist() == [4, 5, 0, 1, 2, 9]
-    assert batch.sampled().tolist() == [1, 5]
+    assert batch.sampled_rows().tolist() == [1, 5]
     assert batch.end == 10
 
 

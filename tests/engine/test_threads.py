@@ -13,23 +13,25 @@ import torch
 from ridgeline.config.settings import Settings
 from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.execution.threads import FEW_ROWS, Rates, StepThreads, plan_threads
+from ridgeline.engine.execution.threads import FEW_ROWS, StepThreads, ThreadRates, plan_threads
 from ridgeline.hardware.measure import enough_threads
 from ridgeline.hardware.system import Cores
 from ridgeline.records import Sampling
 
-MACHINE = Rates({1: 12e9, 2: 20e9, 4: 29.5e9, 8: 30e9}, {1: 50e9, 2: 100e9, 4: 200e9, 8: 390e9})
+MACHINE = ThreadRates(
+    {1: 12e9, 2: 20e9, 4: 29.5e9, 8: 30e9}, {1: 50e9, 2: 100e9, 4: 200e9, 8: 390e9}
+)
 
 
 def cores(quota: float | None = None) -> Cores:
     return Cores(logical=16, physical=8, affinity=16, quota=quota)
 
 
-def measured(most: int) -> Rates:
-    return Rates(*({n: rate for n, rate in rates.items() if n <= most} for rates in MACHINE))
+def measured(most: int) -> ThreadRates:
+    return ThreadRates(*({n: rate for n, rate in rates.items() if n <= most} for rates in MACHINE))
 
 
-def not_asked(most: int) -> Rates:
+def not_asked(most: int) -> ThreadRates:
     raise AssertionError("no measurement was requested")
 
 

@@ -29,7 +29,7 @@ from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier, Witness
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions, RowObserver, Verifier
 from ridgeline.engine.scheduler import (
     BlockPool,
     NoPrefixCache,
@@ -223,12 +223,14 @@ def drafts_of(
         return FixedDepth(Combined(LOOKUPS[schedule.drafts](), None), schedule.depth)
     if schedule.drafts == "self":
         kept = [i for i in range(len(model.spec.layers)) if i != 1]
-        drafter = SelfDrafter(model.target(kv), kept, drawn=Drawn(), draws=False)
+        drafter = SelfDrafter(model.target(kv), kept, drawn=DraftDistributions(), draws=False)
         return FixedDepth(drafter, schedule.depth)
     if schedule.drafts == "medusa":
         size = model.spec.hidden_size
         heads = MedusaHeads(torch.zeros(3, size, size), torch.zeros(3, size))
-        medusa = MedusaDrafter(heads, model.decoder, states, drawn=Drawn(), draws=False)
+        medusa = MedusaDrafter(
+            heads, model.decoder, states, drawn=DraftDistributions(), draws=False
+        )
         return FixedTree(medusa, TREE) if schedule.trees else FixedDepth(medusa, schedule.depth)
     if schedule.drafts == "eagle":
         return FixedDepth(_eagle(model, schedule, states), schedule.depth)
@@ -261,7 +263,7 @@ def _eagle(model: Model, schedule: Schedule, states: HiddenStates) -> EagleDraft
     kv = KvCache.allocate(layer.spec, *blocks, torch.float32, "cpu")
     attention = build_attention(model.attention, layer.spec, kv)
     pool = BlockPool(*blocks)
-    return EagleDrafter(layer, attention, pool, states, drawn=Drawn(), draws=False)
+    return EagleDrafter(layer, attention, pool, states, drawn=DraftDistributions(), draws=False)
 
 
 def _build(
@@ -287,13 +289,13 @@ def _build(
     states = HiddenStates(window=64)
     attention = build_attention(model.attention, model.spec, kv)
     eos, drafts = model.spec.eos_token_ids, drafts_of(model, requests, schedule, kv, states)
-    verifier = Verifier(witness=_row_observer(drafts))
+    verifier = Verifier(row_observer=_row_observer(drafts))
     runner = TorchRunner(model.decoder, kv, attention, verifier=verifier, observer=states)
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
 
 
-def _row_observer(drafts: DraftProposer) -> Witness | None:
+def _row_observer(drafts: DraftProposer) -> RowObserver | None:
     """The lookahead drafter's observer of the model's choices at drafted rows, if it is used."""
     lookup = getattr(getattr(drafts, "_drafter", None), "_lookup", None)
     return lookup.watch if isinstance(lookup, LookaheadDrafter) else None
@@ -316,7 +318,7 @@ def _round(
             scheduler.add(msgspec.structs.replace(waiting.pop(i), arrival_s=float(step)))
         plan = scheduler.plan(float(step))
         has_drafts = any(run.num_drafts for run in plan.runs)
-        served.num_short += has_drafts and not plan.copies and runner.greedy.takes(plan.runs)
+        served.num_short += has_drafts and not plan.copies and runner.greedy.can_run(plan.runs)
         result = runner.run(plan)
         served.num_branched += sum(output.path > 0 for output in result.outputs)
         _record(scheduler.commit(plan, result, step + 0.5), served)

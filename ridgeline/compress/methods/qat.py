@@ -46,7 +46,7 @@ from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
-from ridgeline.engine.model.layers import Joined, make_norm
+from ridgeline.engine.model.layers import ConcatLinear, make_norm
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.grid import Grid
@@ -143,7 +143,7 @@ class StudentBuilder(DecoderBuilder):
         ]
         if not latents:
             return super()._linear(keys, specs, layer, expert)
-        return latents[0] if len(latents) == 1 else Joined(latents)
+        return latents[0] if len(latents) == 1 else ConcatLinear(latents)
 
     def _latent(
         self, key: str, spec: LinearSpec, layer: int | None, expert: int | None

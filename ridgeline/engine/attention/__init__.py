@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ridgeline.errors import BadInput, CannotRun
 
 if TYPE_CHECKING:
-    from ridgeline.engine.attention.base import Attention, AttentionKind, Site
+    from ridgeline.engine.attention.base import Attention, AttentionBackend, AttentionSite
     from ridgeline.engine.attention.cache import KvCache
     from ridgeline.modelspec.model import ModelSpec
 
@@ -27,21 +27,21 @@ BACKENDS = MappingProxyType(
 AUTO = ("native", "torch")
 
 
-def attention_kind(name: str) -> AttentionKind:
+def attention_backend_of(name: str) -> AttentionBackend:
     """The class behind `name`; BadInput names the known ones."""
     if name not in BACKENDS:
         raise BadInput(
             "unknown attention backend", value=name, limit=", ".join(("auto", *BACKENDS))
         )
     module, _, cls = BACKENDS[name].partition(":")
-    kind: AttentionKind = getattr(import_module(module), cls)
+    kind: AttentionBackend = getattr(import_module(module), cls)
     return kind
 
 
-def choose(asked: str, site: Site) -> tuple[str, tuple[str, ...]]:
+def choose(asked: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
     """The backend to use and why. A backend asked for by name that cannot run raises CannotRun."""
     if asked != "auto":
-        why_not = attention_kind(asked).why_not(site)
+        why_not = attention_backend_of(asked).why_not(site)
         if why_not:
             raise CannotRun(
                 f"attention backend {asked!r} cannot run here: {'; '.join(why_not)}",
@@ -51,7 +51,7 @@ def choose(asked: str, site: Site) -> tuple[str, tuple[str, ...]]:
         return asked, ("as requested",)
     rejected: list[str] = []
     for name in AUTO:
-        why_not = attention_kind(name).why_not(site)
+        why_not = attention_backend_of(name).why_not(site)
         if not why_not:
             return name, (*rejected, f"{name}: the fastest that runs on {site.device.type}")
         rejected.append(f"not {name}: {'; '.join(why_not)}")
@@ -60,4 +60,4 @@ def choose(asked: str, site: Site) -> tuple[str, tuple[str, ...]]:
 
 def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:
     """The backend `name`, reading and writing `cache`."""
-    return attention_kind(name)(spec, cache)
+    return attention_backend_of(name)(spec, cache)

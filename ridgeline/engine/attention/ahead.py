@@ -31,20 +31,20 @@ _PAGES_AHEAD = 2  # large pages of each layer: one being filled while the other 
 _NICE = 10  # gives way to the threads of a step
 
 
-class PagesAhead:
+class PagePrefetcher:
     """Keeps the large pages behind the next blocks of `cache` supplied."""
 
     def __init__(
         self, cache: KvCache, populate: Callable[[Tensor, int, int], bool] | None = None
     ) -> None:
         self._layers = [layer for layer in cache.layers if layer.device.type == "cpu"]
-        self._populate = populate or supply
+        self._populate = populate or populate_pages
         self._num_blocks = cache.num_blocks
         most = max([layer.nbytes // cache.num_blocks for layer in self._layers], default=1)
         self._stride = max(1, LARGE_PAGE // most)  # blocks that fill a large page of some layer
         self._done = 0  # blocks whose memory was asked for
 
-    def reached(self, block: int) -> int:
+    def extend_to(self, block: int) -> int:
         """Blocks up to `block` are in use: ask for what lies behind them. Gives the block at which
         to be told again.
         """
@@ -67,7 +67,7 @@ class PagesAhead:
                 return
 
 
-def supply(tensor: Tensor, first: int, end: int) -> bool:
+def populate_pages(tensor: Tensor, first: int, end: int) -> bool:
     """Have the system supply the whole pages among bytes first … end of `tensor`, as they are:
     zeros, or what was written. False where it cannot.
     """

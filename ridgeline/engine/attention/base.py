@@ -48,7 +48,7 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True)
-class Site:
+class AttentionSite:
     """Where attention is to run: what a backend checks its needs against."""
 
     device: torch.device
@@ -60,10 +60,12 @@ class Site:
     kv_dtype: str = "float32"
 
     @staticmethod
-    def of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, block_size: int) -> Site:
+    def of(
+        spec: ModelSpec, device: torch.device, dtype: torch.dtype, block_size: int
+    ) -> AttentionSite:
         """The site of this model on this device."""
         attentions = [layer.attention for layer in spec.layers]
-        return Site(
+        return AttentionSite(
             device=device,
             dtype=dtype,
             block_size=block_size,
@@ -74,11 +76,11 @@ class Site:
         )
 
 
-class AttentionKind(Protocol):
+class AttentionBackend(Protocol):
     """What the registry names: a class that can say why not, and be built."""
 
     @staticmethod
-    def why_not(site: Site) -> tuple[str, ...]:
+    def why_not(site: AttentionSite) -> tuple[str, ...]:
         """Reasons why this backend cannot run at `site`; empty where it can."""
         ...
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from torch import Tensor
 
-from ridgeline.engine.attention.base import Attend, Attention, AttentionKind
+from ridgeline.engine.attention.base import Attend, Attention, AttentionBackend
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_prefill, causal_mask
 from ridgeline.engine.attention.kv_format import kv_format
@@ -48,14 +48,14 @@ class FullAttention:
         return o_KGTD.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def alone(
+def self_attention(
     spec: ModelSpec, like: Tensor, cache: KvCache | None, attention: Attention | None
 ) -> Callable[[Sequence[int]], Attend]:
     """The `Attend` of a text by itself: as steps compute it, so that scores show what its kernel
     costs too, but in a cache like theirs that is dropped. None: by torch, as `like`."""
     if cache is None or attention is None:
         return lambda tokens: FullAttention(spec, len(tokens), like)
-    kind, size = cast(AttentionKind, type(attention)), cache.block_size
+    kind, size = cast(AttentionBackend, type(attention)), cache.block_size
     dtype, format = cache.dtype, cache.format
 
     def attend(tokens: Sequence[int]) -> Attend:

@@ -29,7 +29,7 @@ SLACK_TOKENS = (
 
 
 @dataclass(frozen=True)
-class Group:
+class DecodeGroup:
     """Decode runs that see nearly equally many blocks; keys `first:end` of the collected count."""
 
     rows_S: Tensor
@@ -40,7 +40,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Span:
+class QuerySpan:
     """Queries `rows` of the step over collected keys `keys`; no mask: plainly causal from zero."""
 
     rows: slice
@@ -49,11 +49,11 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PrefillRun:
     """One run of several tokens: its blocks, and its queries in spans."""
 
     tiles: Tensor
-    spans: tuple[Span, ...]
+    spans: tuple[QuerySpan, ...]
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class StepIndices:
     """
 
     slots_R: Tensor
-    groups: tuple[Group, ...]
-    stretches: tuple[Stretch, ...]
-    whole: Group | None
+    groups: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillRun, ...]
+    whole: DecodeGroup | None
 
 
-class IndexMaker:
+class IndexBuilder:
     """Makes the indices for one kind of layer, on the device and in the dtype of `like`."""
 
     def __init__(
@@ -96,7 +96,9 @@ class IndexMaker:
             slots_R=self._slots(runs),
             groups=groups,
             whole=groups[0] if len(groups) == 1 and len(single) == len(runs) else None,
-            stretches=tuple(self._stretch(row, run) for row, run in placed if len(run.tokens) > 1),
+            prefills=tuple(
+                self._prefill_run(row, run) for row, run in placed if len(run.tokens) > 1
+            ),
         )
 
     def _slots(self, runs: Sequence[Run]) -> Tensor:
@@ -125,7 +127,7 @@ class IndexMaker:
             groups.setdefault(-(-seen // step) * step, []).append((row, run))
         return list(groups.values())
 
-    def _group(self, members: list[tuple[int, Run]]) -> Group:
+    def _group(self, members: list[tuple[int, Run]]) -> DecodeGroup:
         size = self.block_size
         firsts = [self._first_seen(run.start) // size for _, run in members]
         lasts = [run.start // size for _, run in members]
@@ -138,9 +140,11 @@ class IndexMaker:
         tiles = self._tiles(blocks, len(members))
         if len(members) == 1:
             position, base = members[0][1].start, firsts[0] * size
-            return Group(rows, tiles, self._first_seen(position) - base, position + 1 - base, None)
+            return DecodeGroup(
+                rows, tiles, self._first_seen(position) - base, position + 1 - base, None
+            )
         length = num_blocks * size
-        return Group(rows, tiles, 0, length, self._group_mask(members, firsts, length))
+        return DecodeGroup(rows, tiles, 0, length, self._group_mask(members, firsts, length))
 
     def _group_mask(self, members: list[tuple[int, Run]], firsts: list[int], length: int) -> Tensor:
         at = [
@@ -159,7 +163,7 @@ class IndexMaker:
         block_1S1N = self._tensor(blocks).view(1, num_seqs, 1, -1)
         return (block_1S1N * (2 * self.num_kv_heads) + self.tile_of_head).view(-1)
 
-    def _stretch(self, first_row: int, run: Run) -> Stretch:
+    def _prefill_run(self, first_row: int, run: Run) -> PrefillRun:
         size, end = self.block_size, run.start + len(run.tokens)
         first_block = self._first_seen(run.start) // size
         tiles = self._tiles(run.blocks[first_block : (end - 1) // size + 1], 1)
@@ -170,9 +174,9 @@ class IndexMaker:
             )
             for at in starts
         )
-        return Stretch(tiles, tuple(spans))
+        return PrefillRun(tiles, tuple(spans))
 
-    def _span(self, to_row: int, start: int, end: int, base: int) -> Span:
+    def _span(self, to_row: int, start: int, end: int, base: int) -> QuerySpan:
         """Queries at positions start..end-1; row = position + to_row, collected key = position -
         base."""
         first_key = self._first_seen(start)
@@ -180,11 +184,11 @@ class IndexMaker:
         keys = slice(first_key - base, end - base)
         fits_window = self.window is None or end - first_key <= self.window
         if first_key == start and fits_window and not self.open_scores:
-            return Span(rows, keys, None)
+            return QuerySpan(rows, keys, None)
         mask_TL = causal_mask(
             start, end - start, first_key, end - first_key, self.window, self.like
         )
-        return Span(rows, keys, mask_TL)
+        return QuerySpan(rows, keys, mask_TL)
 
     def _tensor(self, values: Sequence[object]) -> Tensor:
         return torch.tensor(values, device=self.like.device)

@@ -22,7 +22,7 @@ Paper: per-token quantisation of the KV cache as in KVQuant (Hooper et al. 2024,
 and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no channel-wise scales.
 
 Invariants: what a position holds depends on that token's key or value alone; writing it again gives
-the same bytes; `stand` only moves bytes, and `rows` moves them back. Lossy, except where the format
+the same bytes; `to_tiles` only moves bytes, and `from_tiles` moves them back. Lossy, except where the format
 is the dtype of the computation.
 
 When it loses: in quality where keys have strong outliers; in time for prompts with the torch
@@ -70,12 +70,12 @@ class KvFormat(Protocol):
         """x_XD in `dtype`."""
         ...
 
-    def stand(self, rows_X2YBW: Tensor) -> Tensor:
+    def to_tiles(self, rows_X2YBW: Tensor) -> Tensor:
         """Rows as they stand in tiles: the same shape, keys before values."""
         ...
 
-    def rows(self, tiles_X2YBW: Tensor) -> Tensor:
-        """The rows of tiles: the inverse of `stand`."""
+    def from_tiles(self, tiles_X2YBW: Tensor) -> Tensor:
+        """The rows of tiles: the inverse of `to_tiles`."""
         ...
 
     def write(self, kv_N2KBW: Tensor, slots_R: Tensor, rows_RW: Tensor) -> None:
@@ -102,10 +102,10 @@ class PlainKv:
     def decode(self, stored_XW: Tensor, dtype: torch.dtype) -> Tensor:
         return stored_XW.to(dtype)
 
-    def stand(self, rows_X2YBW: Tensor) -> Tensor:
+    def to_tiles(self, rows_X2YBW: Tensor) -> Tensor:
         return rows_X2YBW
 
-    def rows(self, tiles_X2YBW: Tensor) -> Tensor:
+    def from_tiles(self, tiles_X2YBW: Tensor) -> Tensor:
         return tiles_X2YBW
 
     def write(self, kv_N2KBW: Tensor, slots_R: Tensor, rows_RW: Tensor) -> None:
@@ -136,14 +136,14 @@ class Int8Kv:
         scale_X1 = stored_XW[..., -SCALE_BYTES:].contiguous().view(torch.float32)
         return (codes_XD * scale_X1).to(dtype)
 
-    def stand(self, rows_X2YBW: Tensor) -> Tensor:
+    def to_tiles(self, rows_X2YBW: Tensor) -> Tensor:
         places_2P = self._places(rows_X2YBW)
         flat_X2YP, out = rows_X2YBW.flatten(-2), torch.empty_like(rows_X2YBW).flatten(-2)
         for side, places_P in enumerate(places_2P):
             out.select(-3, side)[..., places_P] = flat_X2YP.select(-3, side)
         return out.view(rows_X2YBW.shape)
 
-    def rows(self, tiles_X2YBW: Tensor) -> Tensor:
+    def from_tiles(self, tiles_X2YBW: Tensor) -> Tensor:
         flat_X2YP = tiles_X2YBW.flatten(-2)
         sides = [
             flat_X2YP.select(-3, side).index_select(-1, places_P)

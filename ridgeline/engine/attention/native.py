@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
-from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import ModelSpec
@@ -50,7 +50,7 @@ class NativeAttention:
         self.isa = os.environ.get(ISA_VARIABLE, "auto")
 
     @staticmethod
-    def why_not(site: Site) -> tuple[str, ...]:
+    def why_not(site: AttentionSite) -> tuple[str, ...]:
         reasons = []
         if site.device.type != "cpu":
             reasons.append(f"runs on the CPU only, not on {site.device.type}")

@@ -30,16 +30,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_decode, attend_prefill
-from ridgeline.engine.attention.indices import Group, IndexMaker, StepIndices, Stretch
+from ridgeline.engine.attention.indices import DecodeGroup, IndexBuilder, PrefillRun, StepIndices
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
 @dataclass(frozen=True)
-class LayerKind:
+class IndexKind:
     """What the indices of a layer depend on. `open_scores`: a soft cap needs explicit masks."""
 
     window: int | None
@@ -47,8 +47,8 @@ class LayerKind:
     open_scores: bool
 
     @staticmethod
-    def of(attention: AttentionSpec) -> LayerKind:
-        return LayerKind(attention.window, attention.num_kv_heads, attention.softcap is not None)
+    def of(attention: AttentionSpec) -> IndexKind:
+        return IndexKind(attention.window, attention.num_kv_heads, attention.softcap is not None)
 
 
 class PagedAttention:
@@ -58,9 +58,9 @@ class PagedAttention:
         self.attentions = tuple(layer.attention for layer in spec.layers)
         self.cache = cache
         like = torch.empty(0, dtype=cache.dtype, device=cache.layers[0].device)
-        self.kinds = tuple(LayerKind.of(attention) for attention in self.attentions)
+        self.kinds = tuple(IndexKind.of(attention) for attention in self.attentions)
         self.makers = {
-            kind: IndexMaker(
+            kind: IndexBuilder(
                 cache.block_size,
                 kind.num_kv_heads,
                 kind.window,
@@ -71,7 +71,7 @@ class PagedAttention:
         }
 
     @staticmethod
-    def why_not(site: Site) -> tuple[str, ...]:
+    def why_not(site: AttentionSite) -> tuple[str, ...]:
         return ()
 
     def prepare(self, runs: Sequence[Run]) -> PagedStep:
@@ -87,7 +87,7 @@ class PagedStep:
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
         attention, indices = self.attentions[layer], self.indices[layer]
-        kv = Pages(self.cache, layer)
+        kv = LayerCache(self.cache, layer)
         kv.write(indices.slots_R, kv_T2KD.reshape(-1, attention.head_dim))
         if indices.whole is not None:
             return _decode(q_THD, kv, indices.whole, attention)
@@ -95,12 +95,12 @@ class PagedStep:
         for group in indices.groups:
             o_SHD = _decode(q_THD.index_select(0, group.rows_S), kv, group, attention)
             out_THD.index_copy_(0, group.rows_S, o_SHD)
-        for stretch in indices.stretches:
-            _prefill(q_THD, kv, stretch, attention, out_THD)
+        for prefill in indices.prefills:
+            _prefill(q_THD, kv, prefill, attention, out_THD)
         return out_THD
 
 
-class Pages:
+class LayerCache:
     """One layer of the cache: rows in, tiles out, both as numbers of the compute dtype."""
 
     def __init__(self, cache: KvCache, layer: int) -> None:
@@ -114,11 +114,11 @@ class Pages:
         """kv_2SKLD: the tiles (block, key|value, head) in the order given, as one copy."""
         _, _, num_heads, block_size, width = self.kv_N2KBW.shape
         picked = self.kv_N2KBW.view(-1, block_size * width).index_select(0, tiles)
-        rows_2YBW = self.format.rows(picked.view(2, -1, block_size, width))
+        rows_2YBW = self.format.from_tiles(picked.view(2, -1, block_size, width))
         return self.format.decode(rows_2YBW.view(2, num_seqs, num_heads, -1, width), self.dtype)
 
 
-def _decode(q_SHD: Tensor, kv: Pages, group: Group, attention: AttentionSpec) -> Tensor:
+def _decode(q_SHD: Tensor, kv: LayerCache, group: DecodeGroup, attention: AttentionSpec) -> Tensor:
     num_seqs = q_SHD.shape[0]
     kv_2SKLD = kv.collect(group.tiles, num_seqs)[:, :, :, group.first : group.end]
     q_SKGD = q_SHD.reshape(num_seqs, attention.num_kv_heads, -1, attention.head_dim)
@@ -129,11 +129,11 @@ def _decode(q_SHD: Tensor, kv: Pages, group: Group, attention: AttentionSpec) ->
 
 
 def _prefill(
-    q_THD: Tensor, kv: Pages, stretch: Stretch, attention: AttentionSpec, out_THD: Tensor
+    q_THD: Tensor, kv: LayerCache, prefill: PrefillRun, attention: AttentionSpec, out_THD: Tensor
 ) -> None:
-    k_KLD, v_KLD = kv.collect(stretch.tiles, 1)[:, 0]
+    k_KLD, v_KLD = kv.collect(prefill.tiles, 1)[:, 0]
     num_kv_heads, num_groups = attention.num_kv_heads, attention.num_heads // attention.num_kv_heads
-    for span in stretch.spans:
+    for span in prefill.spans:
         q_TKGD = q_THD[span.rows].view(-1, num_kv_heads, num_groups, attention.head_dim)
         o_KGTD = attend_prefill(
             q_TKGD.permute(1, 2, 0, 3),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
@@ -26,7 +26,7 @@ class ReferenceAttention:
         self.spec, self.cache = spec, cache
 
     @staticmethod
-    def why_not(site: Site) -> tuple[str, ...]:
+    def why_not(site: AttentionSite) -> tuple[str, ...]:
         return ()
 
     def prepare(self, runs: Sequence[Run]) -> _ReferenceStep:
@@ -43,14 +43,16 @@ class _ReferenceStep:
         rows = [(run, run.start + offset) for run in self.runs for offset in range(len(run.tokens))]
         for row, (run, position) in enumerate(rows):
             block, offset = self._place(run, position)
-            rows_2KBW = self.cache.format.rows(kv_N2KBW[block]).clone()
+            rows_2KBW = self.cache.format.from_tiles(kv_N2KBW[block]).clone()
             rows_2KBW[:, :, offset] = stored_T2KW[row]
-            kv_N2KBW[block] = self.cache.format.stand(rows_2KBW)
+            kv_N2KBW[block] = self.cache.format.to_tiles(rows_2KBW)
         out_THD = torch.empty_like(q_THD)
         for row, (run, position) in enumerate(rows):
             first = 0 if attention.window is None else max(0, position - attention.window + 1)
             places = [self._place(run, seen) for seen in range(first, position + 1)]
-            rows_N2KBW = {block: self.cache.format.rows(kv_N2KBW[block]) for block, _ in places}
+            rows_N2KBW = {
+                block: self.cache.format.from_tiles(kv_N2KBW[block]) for block, _ in places
+            }
             kv_L2KW = torch.stack([rows_N2KBW[block][:, :, offset] for block, offset in places])
             kv_L2KD = self.cache.format.decode(kv_L2KW, torch.float32)
             out_THD[row] = attend_one(q_THD[row], kv_L2KD, attention)

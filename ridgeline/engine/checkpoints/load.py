@@ -15,16 +15,16 @@ from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.dtype import DTYPES, is_exact
 from ridgeline.engine.execution.layers import choose as choose_forward
-from ridgeline.engine.execution.layers import forward_kind
+from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.kernels.native_linear import Packed, pack_lines
-from ridgeline.engine.model.base import Body, ForwardKind
+from ridgeline.engine.model.base import DecoderBody, LayerBackend
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.layers import (
     AttentionLayer,
     Block,
+    ConcatLinear,
     GatedMlp,
-    Joined,
     QkNorm,
     RmsNorm,
     make_norm,
@@ -33,7 +33,7 @@ from ridgeline.engine.model.layers import (
 )
 from ridgeline.engine.model.moe import MoeMlp
 from ridgeline.engine.model.rope import RopeTables
-from ridgeline.engine.model.table import PackedTable, PlainTable, Table
+from ridgeline.engine.model.table import EmbeddingTable, PackedTable, PlainTable
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.packed import PackedLinear, needs_cpu, take_digits
@@ -65,7 +65,7 @@ def load_decoder(
     device = torch.device(device)
     backend, _ = choose_forward(layer_backend, spec, device, compute_dtype)
     with torch.inference_mode(), open_weights(model, spec, seed) as weights:
-        forward = forward_kind(backend)
+        forward = layer_backend_of(backend)
         builder = DecoderBuilder(spec, weights, device, compute_dtype, forward)
         return builder.decoder(max_model_len or spec.max_positions)
 
@@ -92,7 +92,7 @@ class DecoderBuilder:
         weights: Weights,
         device: torch.device,
         dtype: torch.dtype,
-        forward: ForwardKind = TorchForward,
+        forward: LayerBackend = TorchForward,
     ) -> None:
         self.spec, self.weights, self.device, self.dtype = spec, weights, device, dtype
         self.forward = forward
@@ -107,7 +107,7 @@ class DecoderBuilder:
         norm = self._norm("norm", spec.hidden_size, None)
         lm_head = self._lm_head(table)
         tables = RopeTables(ropes, context, self.dtype, self.device)
-        body = Body(
+        body = DecoderBody(
             spec=spec,
             table=table,
             # Gemma rounds its scale to the dtype of the weights before multiplying.
@@ -119,14 +119,14 @@ class DecoderBuilder:
         )
         return Decoder(body, self.forward(body), lm_head, self.nbytes)
 
-    def _table(self) -> Table:
+    def _table(self) -> EmbeddingTable:
         """The embedding; packed, or as narrow as nothing is lost: a rewrite (a rotation) may have
         left the dtype that the checkpoint names."""
         spec = self.spec
         if spec.embed_format is not None:
             return self._packed_table(spec.embed_format)
         embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size))
-        if shares_table(spec) and self.forward.stored(spec.lm_head.format) == FP32:
+        if shares_table(spec) and self.forward.storage_format(spec.lm_head.format) == FP32:
             return self._ordered_table(embed_VC)
         kept = DTYPES[table_dtype(spec)]
         return PlainTable(
@@ -147,7 +147,7 @@ class DecoderBuilder:
         num_tokens, width = embed_VC.shape
         return PackedTable(Packed("fp32", num_tokens, width, 0, lines))
 
-    def _lm_head(self, table: Table) -> Linear:
+    def _lm_head(self, table: EmbeddingTable) -> Linear:
         spec = self.spec
         if not spec.tied_embeddings:
             return self._linear(["lm_head"], [spec.lm_head], None)
@@ -155,7 +155,7 @@ class DecoderBuilder:
         take_digits(head, spec.lm_head.format.digits)
         return head
 
-    def _tied_head(self, spec: LinearSpec, table: Table) -> Linear:
+    def _tied_head(self, spec: LinearSpec, table: EmbeddingTable) -> Linear:
         shared = shares_table(self.spec)
         if isinstance(table, PackedTable) and shared:
             return PackedLinear(table.native.packed, None, self.dtype)
@@ -226,7 +226,7 @@ class DecoderBuilder:
         """One product for all `keys` where their formats agree, else one each, joined."""
         if len({(spec.num_in, spec.format, spec.bias) for spec in specs}) > 1:
             each = zip(keys, specs, strict=True)
-            return Joined([self._linear([key], [spec], layer, expert) for key, spec in each])
+            return ConcatLinear([self._linear([key], [spec], layer, expert) for key, spec in each])
         digits, specs = specs[0].format.digits, [_stored(spec) for spec in specs]
         biases = [
             self._tensor(f"{key}.bias", (spec.num_out,), layer, expert) if spec.bias else None
@@ -238,7 +238,7 @@ class DecoderBuilder:
                 self._tensor(key, (spec.num_out, spec.num_in), layer, expert)
                 for key, spec in zip(keys, specs, strict=True)
             ]
-            stored = [replace(s, format=self.forward.stored(s.format)) for s in specs]
+            stored = [replace(s, format=self.forward.storage_format(s.format)) for s in specs]
             linear = fuse(stored, weights, biases, self.device, self.dtype)
         take_digits(linear, digits)
         self.nbytes += linear.nbytes
@@ -281,11 +281,11 @@ def fuse(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Linear:
-    """One linear for weights of the same input, side by side; `Joined` where formats differ."""
+    """One linear for weights of the same input, side by side; `ConcatLinear` where formats differ."""
     alike = {(spec.num_in, spec.format, spec.bias) for spec in specs}
     if len(alike) > 1:
         each = zip(specs, weights, biases, strict=True)
-        return Joined([build_linear(s, w, b, device, dtype) for s, w, b in each])
+        return ConcatLinear([build_linear(s, w, b, device, dtype) for s, w, b in each])
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     return build_linear(whole_of(specs), weight, joined(biases), device, dtype)
 

@@ -18,7 +18,7 @@ from ridgeline.engine.scheduler.plan import Run
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """The step on the device. `end` > every position."""
 
     runs: Sequence[Run]
@@ -26,7 +26,7 @@ class Batch:
     positions_T: Tensor
     end: int
 
-    def sampled(self) -> Tensor:
+    def sampled_rows(self) -> Tensor:
         """Rows after which a token is sampled: a transfer of its own, for steps where not all
         are."""
         ends = accumulate([len(run.tokens) for run in self.runs])
@@ -35,7 +35,7 @@ class Batch:
         return torch.tensor(rows, dtype=torch.int64, device=self.tokens_T.device)
 
 
-def packed_rows(runs: Sequence[Run]) -> tuple[array[int], int]:
+def pack_rows(runs: Sequence[Run]) -> tuple[array[int], int]:
     """The tokens of all rows, behind them their positions; what is larger than every position."""
     packed = array("q", chain.from_iterable([run.tokens for run in runs]))
     if len(packed) == len(runs):  # everybody decodes one token
@@ -47,9 +47,9 @@ def packed_rows(runs: Sequence[Run]) -> tuple[array[int], int]:
     return packed, max(span.stop for span in spans)
 
 
-def make_batch(runs: Sequence[Run], device: torch.device) -> Batch:
+def make_batch(runs: Sequence[Run], device: torch.device) -> StepBatch:
     """All of a step's token-level tensors, by one transfer of one list."""
-    packed, end = packed_rows(runs)
+    packed, end = pack_rows(runs)
     num_rows = len(packed) // 2
     rows = torch.frombuffer(packed, dtype=torch.int64).to(device)
-    return Batch(runs, rows[:num_rows], rows[num_rows:], end)
+    return StepBatch(runs, rows[:num_rows], rows[num_rows:], end)

@@ -8,7 +8,7 @@ than anything else: tensors from buffers, slices, guards (benchmarks/bench_host.
 
 A run with drafts has a row for each of them, and every row names its token: which drafts are right
 is a comparison of whole numbers (`Verifier.named`). A drafter that computes wants the last row of
-each run only (`last`).
+each run only (`last_tokens`).
 
 Invariant: the tokens of the usual way (`TorchRunner`), bit for bit: the same calls on the same
 memory.
@@ -30,14 +30,14 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.native import NativeAttention
-from ridgeline.engine.execution.batch import packed_rows
+from ridgeline.engine.execution.batch import pack_rows
 from ridgeline.engine.execution.layers.native import NativeForward
-from ridgeline.engine.model.base import Forward
-from ridgeline.engine.sampling.likeliest import Likeliest, ThroughKeptLogits
+from ridgeline.engine.model.base import LayerForward
+from ridgeline.engine.sampling.argmax_head import ArgmaxHead, NativeArgmax
 from ridgeline.engine.scheduler.plan import Run
 
 
-class Room(Protocol):
+class StateBuffer(Protocol):
     """Memory for the states of a step."""
 
     def __call__(self, num_rows: int, width: int) -> Tensor:
@@ -45,7 +45,7 @@ class Room(Protocol):
         ...
 
 
-class KeptRoom:
+class ReusedBuffer:
     """The next step writes over it."""
 
     def __init__(self) -> None:
@@ -57,15 +57,15 @@ class KeptRoom:
         return self._states_TC
 
 
-def new_room(num_rows: int, width: int) -> Tensor:
+def new_buffer(num_rows: int, width: int) -> Tensor:
     """Every step has its own, for whoever keeps states."""
     return torch.empty((num_rows, width))
 
 
-class Greedy(Protocol):
+class GreedyPath(Protocol):
     """The short way of a step."""
 
-    def takes(self, runs: Sequence[Run]) -> bool:
+    def can_run(self, runs: Sequence[Run]) -> bool:
         """Whether it computes this step."""
         ...
 
@@ -75,47 +75,47 @@ class Greedy(Protocol):
         ...
 
 
-class NoGreedy:
+class NoGreedyPath:
     """Every step takes the usual way."""
 
-    def takes(self, runs: Sequence[Run]) -> bool:
+    def can_run(self, runs: Sequence[Run]) -> bool:
         return False
 
     def __call__(self, runs: Sequence[Run]) -> tuple[list[int], Tensor]:
         raise AssertionError("takes no step")
 
 
-class NativeGreedy:
+class NativeGreedyPath:
     """See the module's head. One step at a time."""
 
     def __init__(
         self,
         forward: NativeForward,
         attention: NativeAttention,
-        likeliest: ThroughKeptLogits,
-        room: Room,
+        argmax_head: NativeArgmax,
+        room: StateBuffer,
     ) -> None:
-        self._forward, self._attention, self.likeliest = forward, attention, likeliest
+        self._forward, self._attention, self.argmax_head = forward, attention, argmax_head
         self._room, self._width = room, forward.body.spec.hidden_size
 
-    def takes(self, runs: Sequence[Run]) -> bool:
+    def can_run(self, runs: Sequence[Run]) -> bool:
         return all(run.is_argmax and run.prompt_logprobs is None for run in runs)
 
     def __call__(self, runs: Sequence[Run]) -> tuple[list[int], Tensor]:
         num_rows, states_TC = self._feed(runs)
-        return self.likeliest.at(states_TC.data_ptr(), num_rows), states_TC
+        return self.argmax_head.from_memory(states_TC.data_ptr(), num_rows), states_TC
 
-    def last(self, runs: Sequence[Run]) -> list[int]:
+    def last_tokens(self, runs: Sequence[Run]) -> list[int]:
         """Feed the runs, whatever they ask for; the likeliest token after the last row of each."""
         num_rows, states_TC = self._feed(runs)
         at = states_TC.data_ptr()
         if num_rows > len(runs):
             _keep_lasts(at, [len(run.tokens) for run in runs], 4 * self._width)
-        return self.likeliest.at(at, len(runs))
+        return self.argmax_head.from_memory(at, len(runs))
 
     def _feed(self, runs: Sequence[Run]) -> tuple[int, Tensor]:
         """The number of the runs' rows, and their states."""
-        packed, end = packed_rows(runs)
+        packed, end = pack_rows(runs)
         num_rows = len(packed) // 2
         tokens, states_TC = packed.buffer_info()[0], self._room(num_rows, self._width)
         plan = self._attention.plan(runs)
@@ -134,17 +134,19 @@ def _keep_lasts(at: int, counts: Sequence[int], row_bytes: int) -> None:
             ctypes.memmove(at + place * row_bytes, at + (first - 1) * row_bytes, row_bytes)
 
 
-def native_greedy(
-    forward: Forward, attention: Attention, likeliest: Likeliest, room: Room
-) -> NativeGreedy | None:
+def make_native_greedy_path(
+    forward: LayerForward, attention: Attention, argmax_head: ArgmaxHead, room: StateBuffer
+) -> NativeGreedyPath | None:
     """The short way of these layers, this attention and this head, where all are native."""
     if not isinstance(forward, NativeForward) or not isinstance(attention, NativeAttention):
         return None
-    if not isinstance(likeliest, ThroughKeptLogits):
+    if not isinstance(argmax_head, NativeArgmax):
         return None
-    return NativeGreedy(forward, attention, likeliest, room)
+    return NativeGreedyPath(forward, attention, argmax_head, room)
 
 
-def greedy_of(forward: Forward, attention: Attention, likeliest: Likeliest, room: Room) -> Greedy:
+def make_greedy_path(
+    forward: LayerForward, attention: Attention, argmax_head: ArgmaxHead, room: StateBuffer
+) -> GreedyPath:
     """The same for a runner."""
-    return native_greedy(forward, attention, likeliest, room) or NoGreedy()
+    return make_native_greedy_path(forward, attention, argmax_head, room) or NoGreedyPath()

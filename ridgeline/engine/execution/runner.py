@@ -21,16 +21,26 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.attention.full import alone
+from ridgeline.engine.attention.full import self_attention
 from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
-from ridgeline.engine.execution.batch import Batch, make_batch
-from ridgeline.engine.execution.greedy_fast_path import KeptRoom, Room, greedy_of, new_room
+from ridgeline.engine.execution.batch import StepBatch, make_batch
+from ridgeline.engine.execution.greedy_fast_path import (
+    ReusedBuffer,
+    StateBuffer,
+    make_greedy_path,
+    new_buffer,
+)
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
+from ridgeline.engine.sampling.argmax_head import make_argmax_head
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.sampling.likeliest import likeliest_of
-from ridgeline.engine.sampling.verify.verifier import Taken, Verifier, told_raw, told_raw_trees
+from ridgeline.engine.sampling.verify.verifier import (
+    PathOutput,
+    Verifier,
+    with_raw_logprobs,
+    with_raw_logprobs_of_trees,
+)
 from ridgeline.engine.scheduler.plan import (
     Run,
     RunOutput,
@@ -62,20 +72,20 @@ class TorchRunner:
         # None: it only scores, and is never asked to run a plan.
         self.cache, self.attention = cast(KvCache, cache), cast(Attention, attention)
         like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
-        self.decoder, self._alone = decoder, alone(decoder.spec, like, cache, attention)
+        self.decoder, self._alone = decoder, self_attention(decoder.spec, like, cache, attention)
         self.masks = masks or NoGrammars("this runner was given none")
         self.verifier, self.observer = verifier or Verifier(), observer or NoObserver()
         self.threads = threads
-        self.likeliest = likeliest_of(decoder)
-        room: Room = KeptRoom() if isinstance(self.observer, NoObserver) else new_room
-        self.greedy = greedy_of(decoder.forward, self.attention, self.likeliest, room)
+        self.argmax_head = make_argmax_head(decoder)
+        room: StateBuffer = ReusedBuffer() if isinstance(self.observer, NoObserver) else new_buffer
+        self.greedy = make_greedy_path(decoder.forward, self.attention, self.argmax_head, room)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan: feed every run's tokens, sample where asked."""
         runs = plan.runs
         if any(run.branches for run in runs):
             return self._run_trees(plan)
-        if plan.copies or not runs or not self.greedy.takes(runs):
+        if plan.copies or not runs or not self.greedy.can_run(runs):
             return self._run(plan)
         if self.threads is not None:
             self.threads.begin(sum([len(run.tokens) for run in runs]))
@@ -94,7 +104,7 @@ class TorchRunner:
         attend = self.attention.prepare(plan.runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         if all(run.is_argmax and run.prompt_logprobs is None for run in plan.runs):
-            return self._named(self.likeliest(x_TC), plan.runs, x_TC)
+            return self._named(self.argmax_head(x_TC), plan.runs, x_TC)
         drawn = self._sample(plan.runs, x_TC, batch)
         self.observer.observe(plan.runs, [len(each) for each in drawn], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
@@ -108,44 +118,44 @@ class TorchRunner:
         self.cache.copy_blocks(plan.copies)
         if self.threads is not None:
             self.threads.begin(sum([len(run.tokens) for run in runs]))
-        if self.greedy.takes(runs):
+        if self.greedy.can_run(runs):
             tokens, x_TC = self.greedy(runs)
-            return self._taken(self.verifier.named_trees(tokens, plan.runs), every, x_TC)
+            return self._taken(self.verifier.accept_argmax_trees(tokens, plan.runs), every, x_TC)
         batch = make_batch(runs, self.decoder.device)
         attend = self.attention.prepare(runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         at = list(chain.from_iterable(map(sample_points, runs)))
-        raw_SV = self.decoder.logits(x_TC[batch.sampled()])
+        raw_SV = self.decoder.logits(x_TC[batch.sampled_rows()])
         logits_SV = self.masks.apply(raw_SV, at)
-        taken = self.verifier.choose_trees(logits_SV, plan.runs, at)
+        accepted = self.verifier.accept_trees(logits_SV, plan.runs, at)
         if logits_SV is not raw_SV:
-            taken = told_raw_trees(taken, raw_SV, every, at)
-        return self._taken(taken, every, x_TC)
+            accepted = with_raw_logprobs_of_trees(accepted, raw_SV, every, at)
+        return self._taken(accepted, every, x_TC)
 
     def _taken(
-        self, taken: Sequence[Taken], every: Sequence[Sequence[Run]], x_TC: Tensor
+        self, accepted: Sequence[PathOutput], every: Sequence[Sequence[Run]], x_TC: Tensor
     ) -> StepResult:
         """The result; watchers see the rows of the paths that were taken."""
         firsts = list(accumulate((len(path.tokens) for path in chain(*every)), initial=0))
         starts = accumulate((len(own) for own in every), initial=0)
-        chosen = [start + own.path for start, own in zip(starts, taken, strict=False)]
+        chosen = [start + own.path for start, own in zip(starts, accepted, strict=False)]
         runs = list(chain(*every))
         prompts = self._prompt_logprobs(runs, x_TC)
         rows = [range(firsts[i], firsts[i + 1]) for i in chosen]
         kept = torch.tensor(list(chain(*rows)), device=x_TC.device)
         self.observer.observe(
-            [runs[i] for i in chosen], [len(own.choices) for own in taken], x_TC[kept]
+            [runs[i] for i in chosen], [len(own.choices) for own in accepted], x_TC[kept]
         )
         return StepResult(
             tuple(
                 msgspec.structs.replace(_sampled(own.choices, prompts[i]), path=own.path)
-                for i, own in zip(chosen, taken, strict=True)
+                for i, own in zip(chosen, accepted, strict=True)
             )
         )
 
     def _named(self, tokens: Sequence[int], runs: Sequence[Run], x_TC: Tensor) -> StepResult:
         """What the runs give where every row named its token."""
-        given = self.verifier.named(tokens, runs)
+        given = self.verifier.accept_argmax(tokens, runs)
         self.observer.observe(runs, list(map(len, given)), x_TC)
         return StepResult(tuple([RunOutput(each) for each in given]))
 
@@ -167,16 +177,16 @@ class TorchRunner:
         attend = self._alone(tokens)
         return self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
 
-    def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: Batch) -> list[list[Choice]]:
+    def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: StepBatch) -> list[list[Choice]]:
         """What each run drew: nothing where it does not sample."""
         at = list(chain.from_iterable(map(sample_points, runs)))
         if not at:
             return [[]] * len(runs)
-        rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled())
+        rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled_rows())
         raw_SV = self.decoder.logits(rows_SC)
         logits_SV = self.masks.apply(raw_SV, at)
-        drawn = self.verifier.choices(logits_SV, runs, at)
-        return drawn if logits_SV is raw_SV else told_raw(drawn, raw_SV, runs, at)
+        drawn = self.verifier.accept(logits_SV, runs, at)
+        return drawn if logits_SV is raw_SV else with_raw_logprobs(drawn, raw_SV, runs, at)
 
     def _prompt_logprobs(
         self, runs: Sequence[Run], x_TC: Tensor

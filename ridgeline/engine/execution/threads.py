@@ -28,17 +28,17 @@ FEW_ROWS = 16
 """Up to so many rows a step is bound by the bytes of the weights (benchmarks/bench_linear.py)."""
 
 
-class Rates(NamedTuple):
+class ThreadRates(NamedTuple):
     """By number of threads: bytes read and operations done per second, all threads together."""
 
     read: Mapping[int, float]
     multiply: Mapping[int, float]
 
 
-class Measure(Protocol):
+class MeasureRates(Protocol):
     """Measures with 1, 2, 4, … up to `most` threads."""
 
-    def __call__(self, most: int) -> Rates: ...
+    def __call__(self, most: int) -> ThreadRates: ...
 
 
 class ThreadPlan(NamedTuple):
@@ -50,7 +50,7 @@ class ThreadPlan(NamedTuple):
     why_decode: str
 
 
-def plan_threads(settings: Settings, cores: system.Cores, rates_of: Measure) -> ThreadPlan:
+def plan_threads(settings: Settings, cores: system.Cores, rates_of: MeasureRates) -> ThreadPlan:
     """The plan of these settings on these cores; measures only where it is asked to."""
     usable = max(1, int(cores.usable))
     most = settings.num_threads or usable
@@ -79,11 +79,11 @@ def _told(rates: Mapping[int, float]) -> str:
     return ", ".join(f"{count}: {rate / 1e9:.1f}" for count, rate in rates.items())
 
 
-def measured_rates(most: int) -> Rates:
+def measure_rates(most: int) -> ThreadRates:
     """Both rates of this machine now."""
     num_bytes = measure.memory_buffer_bytes(system.caches(), system.memory().available_bytes)
     counts = measure.thread_counts(most)
-    return Rates(
+    return ThreadRates(
         {n: measure.read_bandwidth(num_bytes, n).per_s for n in counts},
         {n: measure.multiply_peak("float32", n).per_s for n in counts},
     )

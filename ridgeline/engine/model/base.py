@@ -1,6 +1,6 @@
 """What surrounds attention in a decoder, for one step: the family's contract.
 
-A forward is built once over the loaded pieces (`Body`). Each step it takes the tokens with their
+A forward is built once over the loaded pieces (`DecoderBody`). Each step it takes the tokens with their
 positions and the step's attention, and gives the last hidden states.
 
 Invariants, checked by `tests/conformance/test_forward.py`:
@@ -27,18 +27,18 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.model.layers import Block, Norm
 from ridgeline.engine.model.rope import RopeTables
-from ridgeline.engine.model.table import Table
+from ridgeline.engine.model.table import EmbeddingTable
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import ModelSpec
 
 
 @dataclass(frozen=True)
-class Body:
+class DecoderBody:
     """A decoder without its head. Rows of `table` may be narrower than `dtype`, which is computed
     in."""
 
     spec: ModelSpec
-    table: Table
+    table: EmbeddingTable
     embed_scale: float
     blocks: tuple[Block, ...]
     norm: Norm
@@ -46,7 +46,7 @@ class Body:
     dtype: torch.dtype
 
 
-class Forward(Protocol):
+class LayerForward(Protocol):
     """One step through all layers."""
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
@@ -54,7 +54,7 @@ class Forward(Protocol):
         ...
 
 
-class ForwardKind(Protocol):
+class LayerBackend(Protocol):
     """What the registry names: a class that can say why not, and be built."""
 
     @staticmethod
@@ -63,8 +63,8 @@ class ForwardKind(Protocol):
         ...
 
     @staticmethod
-    def stored(format: Format) -> Format:
+    def storage_format(format: Format) -> Format:
         """The format in which it wants a weight of `format`: the same numbers, perhaps in order."""
         ...
 
-    def __call__(self, body: Body) -> Forward: ...
+    def __call__(self, body: DecoderBody) -> LayerForward: ...

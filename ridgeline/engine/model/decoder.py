@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.model.base import Body, Forward
+from ridgeline.engine.model.base import DecoderBody, LayerForward
 from ridgeline.engine.quant.base import Linear
 
 
@@ -25,7 +25,9 @@ class Decoder:
     `compute_dtype`.
     """
 
-    def __init__(self, body: Body, forward: Forward, lm_head: Linear, nbytes: int) -> None:
+    def __init__(
+        self, body: DecoderBody, forward: LayerForward, lm_head: Linear, nbytes: int
+    ) -> None:
         self.spec, self.body, self.nbytes = body.spec, body, nbytes
         self.blocks, self.table, self.norm = body.blocks, body.table, body.norm
         self.forward, self.lm_head = forward, lm_head

@@ -1,6 +1,6 @@
 """The pieces of a decoder block: norms, attention, gated feed-forward. Inference only, no autograd.
 
-Each is chosen once, at construction (`NoNorm` where a model has none, `Joined` where q, k and v
+Each is chosen once, at construction (`NoNorm` where a model has none, `ConcatLinear` where q, k and v
 cannot be one product), so that the forward pass has no branch on the model.
 
 Shape legend: T tokens, C hidden_size, H query heads, K key heads, D head_dim, I intermediate size.
@@ -81,7 +81,7 @@ def no_qk_norm(qk_TXD: Tensor) -> None:
     """Where heads are not normalised."""
 
 
-class Joined:
+class ConcatLinear:
     """Several linears of one input, whose formats or biases differ: outputs side by side."""
 
     __slots__ = ("linears",)
@@ -161,9 +161,9 @@ class Block:
         attend: Attend,
         layer: int,
     ) -> Tensor:
-        return self.fed(self.attended(x_TC, turns, attend, layer))
+        return self.feed_forward(self.attend(x_TC, turns, attend, layer))
 
-    def attended(
+    def attend(
         self,
         x_TC: Tensor,
         turns: Sequence[tuple[Tensor, Tensor]],
@@ -174,6 +174,6 @@ class Block:
         y_TC = self.attention(self.attention_norm(x_TC), turns[self.rope], attend, layer)
         return x_TC + self.branch_norms[0](y_TC)
 
-    def fed(self, x_TC: Tensor) -> Tensor:
+    def feed_forward(self, x_TC: Tensor) -> Tensor:
         """The second half: x + mlp(norm(x))."""
         return x_TC + self.branch_norms[1](self.mlp(self.mlp_norm(x_TC)))

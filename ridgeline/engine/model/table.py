@@ -24,7 +24,7 @@ from torch import Tensor
 from ridgeline.engine.kernels.native_linear import NativeLinear, Packed
 
 
-class Table(Protocol):
+class EmbeddingTable(Protocol):
     """Where tokens become rows."""
 
     def rows(self, tokens_T: Tensor) -> Tensor:

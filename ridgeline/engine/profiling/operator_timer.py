@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from ridgeline.engine.attention.native import NativeAttention
-from ridgeline.engine.execution.greedy_fast_path import NativeGreedy
+from ridgeline.engine.execution.greedy_fast_path import NativeGreedyPath
 from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.layers import Block, GatedMlp, no_norm
-from ridgeline.engine.sampling.likeliest import ThroughKeptLogits
+from ridgeline.engine.sampling.argmax_head import NativeArgmax
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
 from ridgeline.records import OperatorTime
@@ -118,15 +118,15 @@ def _put(stack: ExitStack, owner: object, name: str, value: object) -> None:
 
 def _time_choice(runner: TorchRunner, watch: Stopwatch, put: Put) -> None:
     """Time the LM head and token selection, on every path a step can take."""
-    decoder, likeliest, greedy = runner.decoder, runner.likeliest, runner.greedy
+    decoder, argmax_head, greedy = runner.decoder, runner.argmax_head, runner.greedy
     put(decoder, "lm_head", watch.timed("lm_head", decoder.lm_head))
     put(runner, "_sample", watch.timed("sampling", runner._sample))
-    if isinstance(likeliest, ThroughKeptLogits):
-        put(likeliest, "head", _TimedHead(watch, likeliest.head))
-    choice = _TimedChoice(watch, likeliest)
-    put(runner, "likeliest", choice)
-    if isinstance(greedy, NativeGreedy):
-        put(greedy, "likeliest", choice)
+    if isinstance(argmax_head, NativeArgmax):
+        put(argmax_head, "head", _TimedHead(watch, argmax_head.head))
+    choice = _TimedChoice(watch, argmax_head)
+    put(runner, "argmax_head", choice)
+    if isinstance(greedy, NativeGreedyPath):
+        put(greedy, "argmax_head", choice)
 
 
 class _TimedHead:
@@ -135,10 +135,10 @@ class _TimedHead:
 
 
 class _TimedChoice:
-    def __init__(self, watch: Stopwatch, likeliest: Any) -> None:
-        self._call = watch.timed("sampling", likeliest)
-        if isinstance(likeliest, ThroughKeptLogits):
-            self.at = watch.timed("sampling", likeliest.at)
+    def __init__(self, watch: Stopwatch, argmax_head: Any) -> None:
+        self._call = watch.timed("sampling", argmax_head)
+        if isinstance(argmax_head, NativeArgmax):
+            self.from_memory = watch.timed("sampling", argmax_head.from_memory)
 
     def __call__(self, x_SC: torch.Tensor) -> list[int]:
         tokens: list[int] = self._call(x_SC)

@@ -37,7 +37,7 @@ def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
 def first_largest(logits_SV: Tensor) -> list[int]:
     """The greedy choice of each row: the first of its largest. ArithmeticError where none is."""
     module = SAMPLERS["native" if logits_SV.device.type == "cpu" else "batched"].partition(":")[0]
-    return list(import_module(module).WAYS.greedy(logits_SV))
+    return list(import_module(module).KERNELS.greedy(logits_SV))
 
 
 def probabilities(logits_RV: Tensor, at: Sequence[SamplePoint]) -> Tensor:

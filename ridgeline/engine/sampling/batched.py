@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.sampling.edits import edited, is_plain
+from ridgeline.engine.sampling.logits_processors import apply_edits, is_plain
 from ridgeline.engine.sampling.logprobs import token_logprobs
-from ridgeline.engine.sampling.restrict import restricted
+from ridgeline.engine.sampling.topk_topp import restrict
 from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.records import TokenLogprobs
 
-COLDEST = 1e-30  # what float32 can still divide by; anything colder is greedy long before
+MIN_TEMPERATURE = 1e-30  # what float32 can still divide by; anything colder is greedy long before
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class SamplerKernels:
     """How rows are chosen from: the first largest, and a draw. Both raise ArithmeticError."""
 
     greedy: Callable[[Tensor], list[int]]
@@ -42,14 +42,16 @@ class Ways:
 
 def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
     """See `ridgeline.engine.sampling.base.Sampler`."""
-    return sample_by(WAYS, logits_SV, at)
+    return sample_with(KERNELS, logits_SV, at)
 
 
-def sample_by(ways: Ways, logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
+def sample_with(
+    kernels: SamplerKernels, logits_SV: Tensor, at: Sequence[SamplePoint]
+) -> list[Choice]:
     """The stages that all ways share."""
     if all(map(_needs_only_argmax, at)):
-        return [(token, None) for token in ways.greedy(logits_SV)]
-    tokens = _tokens(ways, edited(logits_SV.float(), at), at)
+        return [(token, None) for token in kernels.greedy(logits_SV)]
+    tokens = _tokens(kernels, apply_edits(logits_SV.float(), at), at)
     return list(zip(tokens, _logprobs(logits_SV, at, tokens), strict=True))
 
 
@@ -58,14 +60,14 @@ def _needs_only_argmax(at: SamplePoint) -> bool:
     return at.is_argmax or (asked.greedy and asked.logprobs is None and is_plain(at))
 
 
-def _tokens(ways: Ways, logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
+def _tokens(kernels: SamplerKernels, logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
     greedy = [row for row, a in enumerate(at) if a.sampling.greedy]
     drawn = [row for row, a in enumerate(at) if not a.sampling.greedy]
     chosen: dict[int, int] = {}
     if greedy:
-        chosen |= zip(greedy, ways.greedy(_rows(logits_SV, greedy)), strict=True)
+        chosen |= zip(greedy, kernels.greedy(_rows(logits_SV, greedy)), strict=True)
     if drawn:
-        tokens = ways.draw(_rows(logits_SV, drawn), [at[row] for row in drawn])
+        tokens = kernels.draw(_rows(logits_SV, drawn), [at[row] for row in drawn])
         chosen |= zip(drawn, tokens, strict=True)
     return [chosen[row] for row in range(len(at))]
 
@@ -88,7 +90,7 @@ def probabilities(logits_RV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
 
     Rows that are greedy are not drawn from anything; ask for none of them.
     """
-    weight_RV = _weights(edited(logits_RV.float(), at), at).double()
+    weight_RV = _weights(apply_edits(logits_RV.float(), at), at).double()
     return weight_RV / weight_RV.sum(1, keepdim=True)
 
 
@@ -96,10 +98,10 @@ def _weights(logits_RV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
     """Proportional to the probabilities; excluded tokens at 0."""
     largest_R1 = logits_RV.max(1, keepdim=True).values
     _check(largest_R1)
-    temperatures = [max(a.sampling.temperature, COLDEST) for a in at]
+    temperatures = [max(a.sampling.temperature, MIN_TEMPERATURE) for a in at]
     temperature_R1 = torch.tensor(temperatures, device=logits_RV.device).unsqueeze(1)
     scaled_RV = (logits_RV - largest_R1) / temperature_R1
-    return restricted(scaled_RV, [a.sampling for a in at]).exp()
+    return restrict(scaled_RV, [a.sampling for a in at]).exp()
 
 
 def _draw(logits_RV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
@@ -114,10 +116,10 @@ def _draw(logits_RV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
 def _check(largest_S: Tensor) -> None:
     finite_S = largest_S.flatten().isfinite().tolist()
     if not all(finite_S):
-        raise no_choice(finite_S.index(False))
+        raise no_token_error(finite_S.index(False))
 
 
-def no_choice(row: int) -> ArithmeticError:
+def no_token_error(row: int) -> ArithmeticError:
     """The error of a row whose largest logit is not finite."""
     return ArithmeticError(
         f"row {row}: no token can be chosen from these logits: every one is forbidden, or the "
@@ -143,4 +145,4 @@ def _trimmed(found: TokenLogprobs | None, k: int | None) -> TokenLogprobs | None
     return TokenLogprobs(found.token, found.logprob, found.rank, found.top[:k])
 
 
-WAYS = Ways(_greedy, _draw)
+KERNELS = SamplerKernels(_greedy, _draw)

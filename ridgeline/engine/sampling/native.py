@@ -20,20 +20,25 @@ from torch import Tensor
 import ridgeline._native as _native
 from ridgeline.engine.kernels.rows import first_largest
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.sampling.batched import COLDEST, Ways, no_choice, sample_by
+from ridgeline.engine.sampling.batched import (
+    MIN_TEMPERATURE,
+    SamplerKernels,
+    no_token_error,
+    sample_with,
+)
 from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.engine.scheduler.plan import SamplePoint
 
 
 def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
     """See `ridgeline.engine.sampling.base.Sampler`."""
-    return sample_by(WAYS, logits_SV, at)
+    return sample_with(KERNELS, logits_SV, at)
 
 
 def _greedy(logits_GV: Tensor) -> list[int]:
     tokens = first_largest(logits_GV.float(), torch.get_num_threads())
     if -1 in tokens:
-        raise no_choice(tokens.index(-1))
+        raise no_token_error(tokens.index(-1))
     return tokens
 
 
@@ -44,15 +49,15 @@ def _draw(logits_RV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
     at_first, threads = logits_RV.data_ptr(), torch.get_num_threads()
     tokens = _native.draw(at_first, width, num_rows, width, asked, threads, "auto")
     if -1 in tokens:
-        raise no_choice(tokens.index(-1))
+        raise no_token_error(tokens.index(-1))
     return tokens
 
 
 def _record(at: SamplePoint) -> tuple[float, ...]:
     """What native/bindings/sampling.cpp's `draw` reads for a row."""
     asked = at.sampling
-    temperature = max(asked.temperature, COLDEST)
+    temperature = max(asked.temperature, MIN_TEMPERATURE)
     return temperature, asked.min_p, asked.top_k, asked.top_p, uniform(at.seed, at.index)
 
 
-WAYS = Ways(_greedy, _draw)
+KERNELS = SamplerKernels(_greedy, _draw)

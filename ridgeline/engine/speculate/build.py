@@ -14,13 +14,13 @@ import torch
 
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention import choose as choose_attention
-from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier, Witness
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions, RowObserver, Verifier
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Runner
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftProposer, NoDrafts
@@ -98,9 +98,9 @@ def build_speculation(
     """
     if used is None:
         return SpeculationParts(NoDrafts(), Verifier())
-    drawn = Drawn()
-    lookup, witness = _lookup(used)
-    verifier = Verifier(used.rejection_sample_method or "block", drawn, witness)
+    drawn = DraftDistributions()
+    lookup, row_observer = _lookup(used)
+    verifier = Verifier(used.rejection_sample_method or "block", drawn, row_observer)
     made = _drafter(used, tokenizer, resolved, drawn, target, clock)
     observer, most = made.states or NoObserver(), used.num_speculative_tokens
     if used.speculative_token_tree is not None:
@@ -186,7 +186,7 @@ def _drafter(
     used: ResolvedSpeculation,
     tokenizer: Tokenizer,
     resolved: ResolvedSettings,
-    drawn: Drawn,
+    drawn: DraftDistributions,
     target: Callable[[], TargetModel],
     clock: Callable[[], float],
 ) -> _BuiltDrafter:
@@ -201,7 +201,9 @@ def _drafter(
     return _BuiltDrafter(*_draft_model(used, tokenizer, resolved, drawn))
 
 
-def _medusa(used: ResolvedSpeculation, decoder: Decoder, drawn: Drawn) -> _BuiltDrafter:
+def _medusa(
+    used: ResolvedSpeculation, decoder: Decoder, drawn: DraftDistributions
+) -> _BuiltDrafter:
     assert used.model is not None
     states = HiddenStates(window=1)
     heads = load_heads(used.model, read_config(used.model, "medusa"), decoder)
@@ -211,7 +213,10 @@ def _medusa(used: ResolvedSpeculation, decoder: Decoder, drawn: Drawn) -> _Built
 
 
 def _eagle(
-    used: ResolvedSpeculation, decoder: Decoder, resolved: ResolvedSettings, drawn: Drawn
+    used: ResolvedSpeculation,
+    decoder: Decoder,
+    resolved: ResolvedSettings,
+    drawn: DraftDistributions,
 ) -> _BuiltDrafter:
     assert used.model is not None
     config = read_config(used.model, "eagle")
@@ -219,7 +224,7 @@ def _eagle(
     num_blocks, block_size = resolved.num_blocks, resolved.block_size
     dtype = decoder.compute_dtype
     cache = KvCache.allocate(layer.spec, num_blocks, block_size, dtype, decoder.device)
-    site = Site.of(layer.spec, decoder.device, dtype, block_size)
+    site = AttentionSite.of(layer.spec, decoder.device, dtype, block_size)
     backend, _ = choose_attention("auto", site)
     states = HiddenStates(window=WINDOW)
     drafter = EagleDrafter(
@@ -237,7 +242,7 @@ def _self(
     used: ResolvedSpeculation,
     tokenizer: Tokenizer,
     target: TargetModel,
-    drawn: Drawn,
+    drawn: DraftDistributions,
     clock: Callable[[], float],
 ) -> SelfDrafter:
     tokens = sample_tokens(tokenizer, target.decoder.spec.vocab_size)
@@ -256,7 +261,7 @@ def sample_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
     return tokenizer.encode(text[: 16 * NUM_SAMPLED])[:NUM_SAMPLED]
 
 
-def _lookup(used: ResolvedSpeculation) -> tuple[Lookup | None, Witness | None]:
+def _lookup(used: ResolvedSpeculation) -> tuple[Lookup | None, RowObserver | None]:
     """The lookup, and the observer of the model's output at drafted rows."""
     if used.method == "ngram":
         assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
@@ -270,7 +275,10 @@ def _lookup(used: ResolvedSpeculation) -> tuple[Lookup | None, Witness | None]:
 
 
 def _draft_model(
-    used: ResolvedSpeculation, tokenizer: Tokenizer, resolved: ResolvedSettings, drawn: Drawn
+    used: ResolvedSpeculation,
+    tokenizer: Tokenizer,
+    resolved: ResolvedSettings,
+    drawn: DraftDistributions,
 ) -> tuple[DraftModelDrafter, int]:
     assert used.model is not None
     check_same_tokens(tokenizer, load_tokenizer(used.model), used.model)

@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ridgeline.engine.sampling.verify.rejection_sampling import Path
+from ridgeline.engine.sampling.verify.rejection_sampling import TreePath
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
 from ridgeline.errors import BadInput
@@ -39,7 +39,7 @@ _TREE = re.compile(rf"\s*\[\s*{_NODE}\s*(?:,\s*{_NODE}\s*)*,?\s*\]\s*")
 class TokenTree(NamedTuple):
     """The leaves, trunk first: chains of ranks."""
 
-    leaves: tuple[Path, ...]
+    leaves: tuple[TreePath, ...]
 
     @property
     def depth(self) -> int:
@@ -56,11 +56,11 @@ class TokenTree(NamedTuple):
         """Number of candidates of all positions."""
         return sum(self.widths)
 
-    def within(self, most: int, found: Sequence[int]) -> tuple[Path, ...]:
+    def within(self, most: int, found: Sequence[int]) -> tuple[TreePath, ...]:
         """Its leaves if at most `most` tokens may be drafted and position i has `found[i]`
         candidates.
         """
-        cut: dict[Path, None] = {}
+        cut: dict[TreePath, None] = {}
         for leaf in self.leaves:
             there = [rank < num for rank, num in zip(leaf, found, strict=False)]
             num = there.index(False) if False in there else len(there)
@@ -96,7 +96,7 @@ def parse_tree(text: str) -> TokenTree:
     return TokenTree(leaves)
 
 
-def _goes_on(node: Path, nodes: Mapping[Path, None] | set[Path]) -> bool:
+def _goes_on(node: TreePath, nodes: Mapping[TreePath, None] | set[TreePath]) -> bool:
     return any(len(other) > len(node) and other[: len(node)] == node for other in nodes)
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import ridgeline.engine.attention as family
-from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.errors import BadInput, CannotRun
 
-SITE = Site(torch.device("cpu"), torch.float32, block_size=16, head_dims=(64,))
+SITE = AttentionSite(torch.device("cpu"), torch.float32, block_size=16, head_dims=(64,))
 
 
 def test_auto_takes_the_best_that_runs() -> None:
-    runs = [name for name in family.AUTO if not family.attention_kind(name).why_not(SITE)]
+    runs = [name for name in family.AUTO if not family.attention_backend_of(name).why_not(SITE)]
     name, reasons = family.choose("auto", SITE)
     assert name == runs[0] and name in reasons[-1]
 
@@ -37,7 +37,7 @@ def test_a_backend_that_cannot_run_is_refused_by_name_and_skipped_by_auto(
         "torch": SimpleNamespace(why_not=lambda site: ("needs CUDA", "needs head_dim 128")),
         "other": SimpleNamespace(why_not=lambda site: ()),
     }
-    monkeypatch.setattr(family, "attention_kind", lambda name: kinds[name])
+    monkeypatch.setattr(family, "attention_backend_of", lambda name: kinds[name])
     monkeypatch.setattr(family, "AUTO", ("torch", "other"))
     with pytest.raises(CannotRun, match="needs CUDA; needs head_dim 128"):
         family.choose("torch", SITE)

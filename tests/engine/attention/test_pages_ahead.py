@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.attention.ahead import PagesAhead, supply
+from ridgeline.engine.attention.ahead import PagePrefetcher, populate_pages
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import PlainKv
 from ridgeline.engine.kernels.large_pages import LARGE_PAGE, own_pages
@@ -49,7 +49,7 @@ def wait_for_pages() -> None:
 def test_every_block_is_asked_for_once_and_a_page_before_it_is_given() -> None:
     cache, asked = cache_of(), Asked()
     pool = BlockPool(NUM_BLOCKS, 16)
-    pool.watch_high_water(PagesAhead(cache, asked).reached)
+    pool.watch_high_water(PagePrefetcher(cache, asked).extend_to)
     each = cache.layers[0].nbytes // NUM_BLOCKS
     rng = np.random.default_rng()
     given = 0
@@ -73,7 +73,7 @@ def test_every_block_is_asked_for_once_and_a_page_before_it_is_given() -> None:
 def test_what_was_written_stays_written_while_pages_are_supplied() -> None:
     kept = torch.randn(LARGE_PAGE)
     same = kept.clone()
-    supply(kept, 0, kept.nbytes)
+    populate_pages(kept, 0, kept.nbytes)
     assert torch.equal(kept, same)
 
 
@@ -87,7 +87,7 @@ def test_writing_meets_no_page_that_is_not_there() -> None:
     faults_of_writing(torch.zeros(64, dtype=torch.uint8))  # the code's own pages
     size = 16 * LARGE_PAGE
     fresh, supplied = own_pages(size), own_pages(size)
-    if not supply(supplied, 0, size):
+    if not populate_pages(supplied, 0, size):
         pytest.skip("this system does not supply pages when asked (Linux before 5.14)")
     assert faults_of_writing(supplied) <= 2
     assert faults_of_writing(fresh) >= 15
@@ -100,7 +100,7 @@ def test_a_system_that_cannot_is_left_alone_after_the_first_layer() -> None:
         calls.append((first, end))
         return False
 
-    PagesAhead(cache_of(), cannot).reached(0)
+    PagePrefetcher(cache_of(), cannot).extend_to(0)
     wait_for_pages()
     assert len(calls) == 1
 
@@ -108,15 +108,15 @@ def test_a_system_that_cannot_is_left_alone_after_the_first_layer() -> None:
 def test_memory_of_a_device_is_not_asked_for() -> None:
     layers = [torch.zeros(64, 2, 2, 16, 1024, device="meta")]
     asked = Asked()
-    pages = PagesAhead(KvCache(layers, FORMAT, torch.float32), asked)
-    assert pages.reached(0) > 0
+    pages = PagePrefetcher(KvCache(layers, FORMAT, torch.float32), asked)
+    assert pages.extend_to(0) > 0
     wait_for_pages()
     assert not asked.spans
 
 
 def test_an_engine_asks_from_its_opening_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
-    monkeypatch.setattr("ridgeline.engine.attention.ahead.supply", asked)
+    monkeypatch.setattr("ridgeline.engine.attention.ahead.populate_pages", asked)
     with Engine.open("demo", kv_cache_memory_bytes=96 << 20, max_model_len=2048) as engine:
         wait_for_pages()
         at_start = max(end for _, _, end in asked.spans)

@@ -10,8 +10,8 @@ import torch
 from scipy.stats import chisquare
 
 from ridgeline.engine.sampling import probabilities, sample
-from ridgeline.engine.sampling.verify.rejection_sampling import DRAFT, draw, numbers
-from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier
+from ridgeline.engine.sampling.verify.rejection_sampling import DRAFT, draw, uniform_numbers
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions, Verifier
 from ridgeline.engine.scheduler.plan import Run, SamplePoint, sample_points
 from ridgeline.records import Sampling
 
@@ -36,18 +36,18 @@ def test_rows_stay_with_their_runs() -> None:
         run(2, (best[1], wrong), GREEDY),
         run(3, (2, 3), WARM),
     ]
-    drawn = Drawn()
-    drawn.note(3, (2, 3, 4), torch.full((3, V), 1 / V, dtype=torch.float64))
+    drawn = DraftDistributions()
+    drawn.record(3, (2, 3, 4), torch.full((3, V), 1 / V, dtype=torch.float64))
     at = [each for r in runs for each in sample_points(r)]
-    silent, plain, walked, judged = Verifier("standard", drawn).choices(logits_SV, runs, at)
+    silent, plain, walked, judged = Verifier("standard", drawn).accept(logits_SV, runs, at)
     assert silent == [] and [t for t, _ in plain] == best[:1]
     assert [t for t, _ in walked] == best[1:3]
     assert walked[1][1] is not None and walked[1][1].token == best[2]
     assert 1 <= len(judged) <= 3 and judged[0][1] is None
-    alone = Verifier("standard", drawn).choices(logits_SV[4:], runs[3:], at[4:])
+    alone = Verifier("standard", drawn).accept(logits_SV[4:], runs[3:], at[4:])
     assert alone == [judged]
     drawn.clear()
-    plain_at = Verifier("standard", drawn).choices(logits_SV[4:], runs[3:], at[4:])
+    plain_at = Verifier("standard", drawn).accept(logits_SV[4:], runs[3:], at[4:])
     assert plain_at[0][0] == sample(logits_SV[4:5], at[4:5])[0]
 
 
@@ -64,9 +64,9 @@ def test_named_tokens_are_walked_as_sampled_ones(seed: int) -> None:
     for witnessed in (False, True):
         shown: list[tuple[int, list[int]]] = []
         note = lambda r, chosen, to=shown: to.append((r.seq_id, [t for t, _ in chosen]))  # noqa: E731
-        verifier = Verifier(witness=note if witnessed else None)
-        usual = [tuple(t for t, _ in c) for c in verifier.choices(logits_SV, runs, at)]
-        assert verifier.named(logits_SV.argmax(1).tolist(), runs) == usual
+        verifier = Verifier(row_observer=note if witnessed else None)
+        usual = [tuple(t for t, _ in c) for c in verifier.accept(logits_SV, runs, at)]
+        assert verifier.accept_argmax(logits_SV.argmax(1).tolist(), runs) == usual
         seen.append(shown)
     assert not seen[0] and seen[1][:5] == seen[1][5:] and len(seen[1]) == 10
 
@@ -77,12 +77,12 @@ def test_judged_drafts_keep_the_distribution() -> None:
     q_V = torch.tensor([0.1, 0.4, 0.1, 0.2, 0.2], dtype=torch.float64)
     counts: Counter[int] = Counter()
     for seed in range(3000):
-        [number] = numbers(seed, 7, 1, DRAFT)
+        [number] = uniform_numbers(seed, 7, 1, DRAFT)
         draft = draw(q_V, number)
-        drawn = Drawn()
-        drawn.note(0, (draft,), q_V[None])
+        drawn = DraftDistributions()
+        drawn.record(0, (draft,), q_V[None])
         one = run(0, (draft,), WARM, seed)
-        [given] = Verifier("block", drawn).choices(logits_SV, [one], sample_points(one))
+        [given] = Verifier("block", drawn).accept(logits_SV, [one], sample_points(one))
         counts[given[0][0]] += 1
     p_V = probabilities(logits_SV[:1], sample_points(run(0, (), WARM)))[0].tolist()
     assert p_V[3] == 0 and counts[3] == 0

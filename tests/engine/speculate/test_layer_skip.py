@@ -15,7 +15,7 @@ from ridgeline import Engine, Sampling
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import resolve
-from ridgeline.engine.sampling.verify.verifier import Drawn
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions
 from ridgeline.engine.scheduler.plan import Run, StepPlan
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.config import resolve_speculation
@@ -44,7 +44,7 @@ def target(parts: EngineParts) -> TargetModel:
 
 
 def drafter(target: TargetModel, kept: tuple[int, ...] = ALL, draws: bool = False) -> SelfDrafter:
-    return SelfDrafter(target, kept, drawn=Drawn(), draws=draws)
+    return SelfDrafter(target, kept, drawn=DraftDistributions(), draws=draws)
 
 
 def contexts(

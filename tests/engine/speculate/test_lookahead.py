@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.engine.sampling.verify.exact_match import confirmed
+from ridgeline.engine.sampling.verify.exact_match import accept_matching
 from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.lookahead import MAX_GRAMS, LookaheadDrafter
@@ -29,7 +29,7 @@ def step(drafter: LookaheadDrafter, tokens: list[int], depth: int) -> int:
     chosen = [(after(text + fed[: i + 1]), None) for i in range(len(fed))]
     run = Run(0, len(tokens) - 1, fed, (0,), AT, num_drafts=len(drafts))
     drafter.watch(run, chosen)
-    kept = confirmed(drafts, chosen)
+    kept = accept_matching(drafts, chosen)
     tokens += [token for token, _ in kept]
     return len(kept) - 1
 

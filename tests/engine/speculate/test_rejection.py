@@ -21,14 +21,14 @@ from torch import Tensor
 
 from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.engine.sampling.verify import rejection_sampling
-from ridgeline.engine.sampling.verify.exact_match import confirmed
+from ridgeline.engine.sampling.verify.exact_match import accept_matching
 from ridgeline.engine.sampling.verify.rejection_sampling import (
     RULES,
     Rule,
     draw,
-    numbers,
     residual,
-    verified,
+    uniform_numbers,
+    verify_draft,
 )
 
 LENGTH = 3
@@ -170,10 +170,10 @@ def play(toy: Toy, rule: Rule, seed: int, depth: int) -> tuple[int, ...]:
     text: tuple[int, ...] = ()
     while len(text) < LENGTH:
         drafts: list[int] = []
-        for number in numbers(seed, len(text), depth, rejection_sampling.DRAFT):
+        for number in uniform_numbers(seed, len(text), depth, rejection_sampling.DRAFT):
             drafts.append(draw(toy.q((*text, *drafts)), number))
         p_KV, q_KV = toy.rows(text, drafts)
-        text += tuple(verified(rule, p_KV, q_KV, drafts, seed, len(text)))
+        text += tuple(verify_draft(rule, p_KV, q_KV, drafts, seed, len(text)))
     return text[:LENGTH]
 
 
@@ -204,7 +204,7 @@ def test_draws_of_a_certain_drafter() -> None:
                 drafts.append(int(toy.q((*text, *drafts)).argmax()))
             p_KV, _ = toy.rows(text, drafts)
             drawn = [(draw(p, uniform(seed, len(text) + i)), None) for i, p in enumerate(p_KV)]
-            text += tuple(token for token, _ in confirmed(drafts, drawn))
+            text += tuple(token for token, _ in accept_matching(drafts, drawn))
         return text[:LENGTH]
 
     plain = [play_plain(toy, seed) for seed in range(4_000)]
@@ -333,8 +333,10 @@ def test_planted_bugs_are_caught(name: str, bug: str) -> None:
 
 def test_numbers_are_not_used_twice() -> None:
     """Another step of the same request, and the drafter's own draws, have numbers of their own."""
-    found = [n for index in range(40) for n in numbers(5, index, 4)]
-    found += [n for index in range(40) for n in numbers(5, index, 4, rejection_sampling.DRAFT)]
+    found = [n for index in range(40) for n in uniform_numbers(5, index, 4)]
+    found += [
+        n for index in range(40) for n in uniform_numbers(5, index, 4, rejection_sampling.DRAFT)
+    ]
     found += [uniform(5, index) for index in range(40)]
     assert len(set(found)) == len(found)
 

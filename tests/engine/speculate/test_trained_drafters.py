@@ -26,7 +26,7 @@ from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
-from ridgeline.engine.sampling.verify.verifier import Drawn
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext
@@ -87,7 +87,7 @@ def test_heads_say_what_the_student_learnt(teacher: Teacher) -> None:
     h_TC = batch.h_BLC[0]
     states.observe([Run(0, 0, tuple(tokens), (), None)], [0], h_TC)
     heads = MedusaHeads(student.weight_KCC.detach(), student.bias_KC.detach())
-    drafter = MedusaDrafter(heads, teacher.decoder, states, drawn=Drawn(), draws=False)
+    drafter = MedusaDrafter(heads, teacher.decoder, states, drawn=DraftDistributions(), draws=False)
     [drafts] = drafter.draft([contexts([*tokens, 9])], [5])
     expected = []
     for w_CC, b_C in zip(student.weight_KCC, student.bias_KC, strict=True):
@@ -107,7 +107,9 @@ def make_eagle(teacher: Teacher, num_blocks: int = 40) -> tuple[EagleStudent, Ea
     cache = KvCache.allocate(layer.spec, num_blocks, 4, torch.float32, "cpu")
     attention = build_attention("torch", layer.spec, cache)
     pool, states = BlockPool(num_blocks, 4), HiddenStates(window=64)
-    return student, EagleDrafter(layer, attention, pool, states, drawn=Drawn(), draws=False)
+    return student, EagleDrafter(
+        layer, attention, pool, states, drawn=DraftDistributions(), draws=False
+    )
 
 
 @torch.no_grad()

@@ -16,14 +16,14 @@ from ridgeline.engine.sampling import sample
 from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.engine.sampling.verify import rejection_sampling
 from ridgeline.engine.sampling.verify.rejection_sampling import (
-    Path,
-    Places,
+    TreeDraws,
+    TreePath,
+    accept_tree,
     draw,
-    drawn_apart,
-    numbers,
-    tree,
+    draw_distinct,
+    uniform_numbers,
 )
-from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions, Verifier
 from ridgeline.engine.scheduler.plan import (
     DraftBranch,
     Run,
@@ -123,23 +123,25 @@ def step(toy: Toy, shape: TokenTree, text: tuple[int, ...]) -> Counter[tuple[int
     q_KV, found = q_rows(toy, text, shape.depth), Counter[tuple[int, ...]]()
     every = [apart(q, w).items() for q, w in zip(q_KV, shape.widths, strict=True)]
     for own in itertools.product(*every):
-        places = Places([order for order, _ in own], q_KV)
+        places = TreeDraws([order for order, _ in own], q_KV)
         chance = float(np.prod([share for _, share in own]))
         for answers, share in answered(toy, shape, text, places, []):
             node, weight_V = judged(toy, shape, text, places, answers)
             for token, weight in enumerate((weight_V / weight_V.sum()).tolist()):
-                found[(*text, *places.along(node), token)] += chance * share * weight
+                found[(*text, *places.tokens_of(node), token)] += chance * share * weight
     return found
 
 
 def judged(
-    toy: Toy, shape: TokenTree, text: tuple[int, ...], places: Places, accept: Sequence[float]
-) -> tuple[Path, Tensor]:
-    return tree(shape.leaves, lambda node: toy.p((*text, *places.along(node))), places, accept)
+    toy: Toy, shape: TokenTree, text: tuple[int, ...], places: TreeDraws, accept: Sequence[float]
+) -> tuple[TreePath, Tensor]:
+    return accept_tree(
+        shape.leaves, lambda node: toy.p((*text, *places.tokens_of(node))), places, accept
+    )
 
 
 def answered(
-    toy: Toy, shape: TokenTree, text: tuple[int, ...], places: Places, answers: list[float]
+    toy: Toy, shape: TokenTree, text: tuple[int, ...], places: TreeDraws, answers: list[float]
 ) -> list[tuple[list[float], float]]:
     """Every way in which the children that are asked may answer (-1: yes, NO: no), and its chance,
     which is found from outside."""
@@ -188,23 +190,23 @@ def play(toy: Toy, shape: TokenTree, seed: int) -> tuple[int, ...]:
     """The first tokens of one request, step by step, as the engine draws and verifies them."""
     text: tuple[int, ...] = ()
     while len(text) < LENGTH:
-        q_KV, drawn = q_rows(toy, text, shape.depth), Drawn()
-        left = iter(numbers(seed, len(text), shape.size, rejection_sampling.DRAFT))
+        q_KV, drawn = q_rows(toy, text, shape.depth), DraftDistributions()
+        left = iter(uniform_numbers(seed, len(text), shape.size, rejection_sampling.DRAFT))
         draws = [
-            drawn_apart(q_V, list(itertools.islice(left, width)))
+            draw_distinct(q_V, list(itertools.islice(left, width)))
             for q_V, width in zip(q_KV, shape.widths, strict=True)
         ]
-        places = Places(draws, q_KV)
+        places = TreeDraws(draws, q_KV)
         leaves = shape.within(9, [len(own) for own in draws])
-        drawn.note_tree(0, places)
-        run = run_of([places.along(leaf) for leaf in leaves], WARM, seed, len(text))
+        drawn.record_tree(0, places)
+        run = run_of([places.tokens_of(leaf) for leaf in leaves], WARM, seed, len(text))
         every = draft_paths(run)
         rows = [
             [toy.p((*text, *path.drafts[:i])) for i in range(path.max_outputs)] for path in every
         ]
         logits_SV = torch.stack(list(itertools.chain(*rows))).log()
         at = [each for path in every for each in sample_points(path)]
-        [taken] = Verifier("standard", drawn).choose_trees(logits_SV, [run], at)
+        [taken] = Verifier("standard", drawn).accept_trees(logits_SV, [run], at)
         tokens = tuple(token for token, _ in taken.choices)
         assert tokens[:-1] == every[taken.path].drafts[: len(tokens) - 1]
         text += tokens
@@ -302,7 +304,7 @@ def test_the_array_form_is_the_rule(name: str) -> None:
     for _ in range(100):
         draws = [rng.permutation(4)[:width].tolist() for width in shape.widths]
         accept = rng.random(shape.size)
-        node, weight_V = judged(toy, shape, (), Places(draws, q_KV), list(accept))
+        node, weight_V = judged(toy, shape, (), TreeDraws(draws, q_KV), list(accept))
         ranks, weight = judge(
             toy,
             shape,
@@ -341,11 +343,11 @@ def test_the_walk_goes_down_where_the_model_goes() -> None:
     for row, head in enumerate(heads):
         logits_SV[row, says[head]] = 1.0
     at = [each for path in every for each in sample_points(path)]
-    [taken] = Verifier().choose_trees(logits_SV, [run], at)
+    [taken] = Verifier().accept_trees(logits_SV, [run], at)
     assert taken.path == 2 and [token for token, _ in taken.choices] == [2, 1, 0]
     told = [logprobs for _, logprobs in taken.choices]
     assert [each.token for each in told if each is not None] == [2, 1, 0]
-    [named] = Verifier().named_trees(logits_SV.argmax(1).tolist(), [run])
+    [named] = Verifier().accept_argmax_trees(logits_SV.argmax(1).tolist(), [run])
     assert named.path == 2 and [token for token, _ in named.choices] == [2, 1, 0]
 
 
@@ -365,7 +367,7 @@ def test_what_a_seed_draws_does_not_depend_on_the_tree() -> None:
         every = draft_paths(run)
         heads = [path.drafts[:i] for path in every for i in range(path.max_outputs)]
         at = [each for path in every for each in sample_points(path)]
-        [taken] = Verifier().choose_trees(torch.stack([logits(h) for h in heads]), [run], at)
+        [taken] = Verifier().accept_trees(torch.stack([logits(h) for h in heads]), [run], at)
         given = tuple(token for token, _ in taken.choices)
         plain: tuple[int, ...] = ()
         for i in range(len(given)):
@@ -384,7 +386,11 @@ def at_index(run: Run, i: int) -> SamplePoint:
 
 
 def test_numbers_of_a_step_are_its_own() -> None:
-    found = numbers(5, 7, 12) + numbers(5, 7, 12, rejection_sampling.DRAFT) + [uniform(5, 7)]
+    found = (
+        uniform_numbers(5, 7, 12)
+        + uniform_numbers(5, 7, 12, rejection_sampling.DRAFT)
+        + [uniform(5, 7)]
+    )
     assert len(set(found)) == len(found)
-    assert drawn_apart(torch.tensor([0.5, 0.0, 0.5]), [0.1, 0.1, 0.1]) == [0, 2]
+    assert draw_distinct(torch.tensor([0.5, 0.0, 0.5]), [0.1, 0.1, 0.1]) == [0, 2]
     assert draw(torch.tensor([0.0, 1.0]), 0.999) == 1

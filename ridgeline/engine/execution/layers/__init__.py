@@ -1,6 +1,6 @@
 """Registry of the code around attention: name -> "module:Class". Nothing is imported until chosen.
 
-A new one is one file here and one line in `FORWARDS`, and, where it should win by default, its name
+A new one is one file here and one line in `BACKENDS`, and, where it should win by default, its name
 in `AUTO` (best first). `torch` is the oracle, and what every device and dtype can run.
 """
 
@@ -15,10 +15,10 @@ from ridgeline.errors import BadInput, CannotRun
 if TYPE_CHECKING:
     import torch
 
-    from ridgeline.engine.model.base import ForwardKind
+    from ridgeline.engine.model.base import LayerBackend
     from ridgeline.modelspec.model import ModelSpec
 
-FORWARDS = MappingProxyType(
+BACKENDS = MappingProxyType(
     {
         "native": "ridgeline.engine.execution.layers.native:NativeForward",
         "torch": "ridgeline.engine.execution.layers.torch_ops:TorchForward",
@@ -27,12 +27,12 @@ FORWARDS = MappingProxyType(
 AUTO = ("native", "torch")
 
 
-def forward_kind(name: str) -> ForwardKind:
+def layer_backend_of(name: str) -> LayerBackend:
     """The class behind `name`; BadInput names the known ones."""
-    if name not in FORWARDS:
-        raise BadInput("unknown layer backend", value=name, limit=", ".join(("auto", *FORWARDS)))
-    module, _, cls = FORWARDS[name].partition(":")
-    kind: ForwardKind = getattr(import_module(module), cls)
+    if name not in BACKENDS:
+        raise BadInput("unknown layer backend", value=name, limit=", ".join(("auto", *BACKENDS)))
+    module, _, cls = BACKENDS[name].partition(":")
+    kind: LayerBackend = getattr(import_module(module), cls)
     return kind
 
 
@@ -41,7 +41,7 @@ def choose(
 ) -> tuple[str, tuple[str, ...]]:
     """The one to use and why. One asked for by name that cannot run raises CannotRun."""
     if asked != "auto":
-        why_not = forward_kind(asked).why_not(spec, device, dtype)
+        why_not = layer_backend_of(asked).why_not(spec, device, dtype)
         if why_not:
             raise CannotRun(
                 f"layer backend {asked!r} cannot run here: {'; '.join(why_not)}",
@@ -51,7 +51,7 @@ def choose(
         return asked, ("as requested",)
     rejected: list[str] = []
     for name in AUTO:
-        why_not = forward_kind(name).why_not(spec, device, dtype)
+        why_not = layer_backend_of(name).why_not(spec, device, dtype)
         if not why_not:
             return name, (*rejected, f"{name}: the fastest that runs on {device.type}")
         rejected.append(f"not {name}: {'; '.join(why_not)}")

@@ -32,7 +32,7 @@ from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.attention.native import NativeAttention, NativeStep
 from ridgeline.engine.execution.layers.native_segments import Op, heads_of, segment_of, stages
 from ridgeline.engine.kernels.native_linear import isa
-from ridgeline.engine.model.base import Body
+from ridgeline.engine.model.base import DecoderBody
 from ridgeline.modelspec.format import FP32, Format
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
@@ -43,7 +43,7 @@ _KINDS = ("int4", "int8", "blocks", "bf16", "fp32", "dense")
 class NativeForward:
     """See the module's head. Keeps the frame in which its steps work: one step at a time."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: DecoderBody) -> None:
         self.body = body
         self.num_threads: int | None = None  # torch's, as it is when a step begins
         self.frame = _native.FusedFrame(isa())
@@ -64,7 +64,7 @@ class NativeForward:
         return tuple(dict.fromkeys(found))
 
     @staticmethod
-    def stored(format: Format) -> Format:
+    def storage_format(format: Format) -> Format:
         """Dense weights are put in the kernels' order."""
         return FP32 if format.kind == "dense" else format
 

@@ -20,7 +20,7 @@ import torch
 
 import ridgeline._native as _native
 from ridgeline.engine.attention.native import NativeAttention
-from ridgeline.engine.model.base import Body
+from ridgeline.engine.model.base import DecoderBody
 from ridgeline.engine.model.layers import (
     AttentionLayer,
     Block,
@@ -64,7 +64,7 @@ def heads_of(layer: AttentionLayer) -> tuple[int, int, int]:
     return layer.num_heads, layer.num_kv_heads, layer.head_dim
 
 
-def stages(body: Body, attention: NativeAttention | None = None) -> list[list[Op]]:
+def stages(body: DecoderBody, attention: NativeAttention | None = None) -> list[list[Op]]:
     """What runs before each attention, and behind the last one. With `attention`, each stage but
     the last ends with it."""
     writer = _Writer(body, attention)
@@ -78,7 +78,7 @@ def stages(body: Body, attention: NativeAttention | None = None) -> list[list[Op
 
 
 class _Writer:
-    def __init__(self, body: Body, attention: NativeAttention | None) -> None:
+    def __init__(self, body: DecoderBody, attention: NativeAttention | None) -> None:
         self.body, self.eps, self.size = body, body.spec.norm_eps, body.spec.hidden_size
         self.attention = attention
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.model.base import Body
+from ridgeline.engine.model.base import DecoderBody
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import ModelSpec
 
@@ -18,7 +18,7 @@ from ridgeline.modelspec.model import ModelSpec
 class TorchForward:
     """See the module's head."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: DecoderBody) -> None:
         self.body = body
 
     @staticmethod
@@ -26,7 +26,7 @@ class TorchForward:
         return ()
 
     @staticmethod
-    def stored(format: Format) -> Format:
+    def storage_format(format: Format) -> Format:
         """Weights stay as they are."""
         return format
 

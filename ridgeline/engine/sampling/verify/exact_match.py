@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from ridgeline.engine.sampling.base import Choice
 
 
-def confirmed(drafts: Sequence[int], drawn: Sequence[Choice]) -> list[Choice]:
+def accept_matching(drafts: Sequence[int], drawn: Sequence[Choice]) -> list[Choice]:
     """The head of `drawn` (one choice per place, one more than drafts) that the walk reaches."""
-    return list(drawn[: num_confirmed(drafts, [token for token, _ in drawn]) + 1])
+    return list(drawn[: count_matching(drafts, [token for token, _ in drawn]) + 1])
 
 
-def num_confirmed(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+def count_matching(drafts: Sequence[int], tokens: Sequence[int]) -> int:
     """How many drafts at the head are the tokens that the model says there."""
     for num, (guess, token) in enumerate(zip(drafts, tokens, strict=False)):
         if guess != token:

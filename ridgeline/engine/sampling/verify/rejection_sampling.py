@@ -37,19 +37,19 @@ from ridgeline.engine.sampling.uniform import uniform
 
 _ACCEPT, DRAFT = 0x5EED_ACCE, 0x5EED_D4AF  # streams of numbers apart from the sampler's own
 
-Path = tuple[int, ...]
+TreePath = tuple[int, ...]
 """The ranks on the way to a node of a tree."""
 Rule = Callable[[Tensor, Tensor, Sequence[int], Sequence[float]], tuple[int, Tensor]]
 """p, q, drafts, one number per draft → how many stay, and the weights [V] of the next token."""
 
 
-def numbers(seed: int, index: int, count: int, stream: int = _ACCEPT) -> list[float]:
+def uniform_numbers(seed: int, index: int, count: int, stream: int = _ACCEPT) -> list[float]:
     """`count` numbers in [0, 1) of the step that begins at output place `index`."""
     own = seed ^ (stream << 20) ^ int(uniform(seed ^ stream, index) * 2.0**52)
     return [uniform(own, i) for i in range(count)]
 
 
-def standard(
+def accept_standard(
     p_KV: Tensor, q_KV: Tensor, drafts: Sequence[int], accept: Sequence[float]
 ) -> tuple[int, Tensor]:
     """Leviathan's rule, place by place."""
@@ -59,7 +59,7 @@ def standard(
     return len(drafts), p_KV[len(drafts)]
 
 
-def block(
+def accept_block(
     p_KV: Tensor, q_KV: Tensor, drafts: Sequence[int], accept: Sequence[float]
 ) -> tuple[int, Tensor]:
     """The draft judged as a whole: up to the last place that says yes."""
@@ -68,14 +68,14 @@ def block(
         ratio = float(p_KV[i, token]) / float(q_KV[i, token])
         weights.append(min(weights[-1] * ratio, 1.0))
     for i in range(1, len(drafts) + 1):
-        if accept[i - 1] < _yes(p_KV, q_KV, weights[i], i):
+        if accept[i - 1] < _stop_probability(p_KV, q_KV, weights[i], i):
             kept = i
     if kept == len(drafts):
         return kept, p_KV[kept]
     return kept, residual(p_KV[kept], q_KV[kept], weights[kept])
 
 
-def _yes(p_KV: Tensor, q_KV: Tensor, weight: float, i: int) -> float:
+def _stop_probability(p_KV: Tensor, q_KV: Tensor, weight: float, i: int) -> float:
     """How likely place `i` (from 1) says that the draft stays up to it."""
     if i == len(q_KV):
         return weight
@@ -99,24 +99,24 @@ def draw(weight_V: Tensor, number: float) -> int:
     return min(found, int(weight_V.nonzero()[-1]))
 
 
-class Places(NamedTuple):
+class TreeDraws(NamedTuple):
     """The guesses of a tree, place by place, and what they were drawn from, one after the other
     without putting back: `draws[i][r]` is the child of rank r of every node at place i."""
 
     draws: Sequence[Sequence[int]]
     q_KV: Tensor
 
-    def along(self, path: Path) -> tuple[int, ...]:
+    def tokens_of(self, path: TreePath) -> tuple[int, ...]:
         """The tokens on the way to a node."""
         return tuple(own[rank] for own, rank in zip(self.draws, path, strict=False))
 
 
-def tree(
-    leaves: Sequence[Path],
-    p_of: Callable[[Path], Tensor],
-    places: Places,
+def accept_tree(
+    leaves: Sequence[TreePath],
+    p_of: Callable[[TreePath], Tensor],
+    places: TreeDraws,
     accept: Sequence[float],
-) -> tuple[Path, Tensor]:
+) -> tuple[TreePath, Tensor]:
     """Down a tree whose guesses were drawn: the node at which it ends, and the weights [V] of the
     next token. `p_of`: the target's distribution behind a node; `accept`: one number per child that
     is asked.
@@ -126,7 +126,7 @@ def tree(
     of it without x (multi-step rejection, Miao et al. 2023; without putting back, Jeon et al. 2024,
     arXiv 2402.14160).
     """
-    node: Path = ()
+    node: TreePath = ()
     left = iter(accept)
     while True:
         p_V, depth = p_of(node), len(node)
@@ -147,7 +147,7 @@ def tree(
             return node, p_V
 
 
-def drawn_apart(q_V: Tensor, accept: Sequence[float]) -> list[int]:
+def draw_distinct(q_V: Tensor, accept: Sequence[float]) -> list[int]:
     """Different tokens drawn from q, one per number; fewer where it names no more."""
     q_V, found = q_V.clone(), list[int]()
     for number in accept:
@@ -158,12 +158,12 @@ def drawn_apart(q_V: Tensor, accept: Sequence[float]) -> list[int]:
     return found
 
 
-RULES: dict[str, Rule] = {"block": block, "standard": standard}
+RULES: dict[str, Rule] = {"block": accept_block, "standard": accept_standard}
 
 
-def verified(
+def verify_draft(
     rule: Rule, p_KV: Tensor, q_KV: Tensor, drafts: Sequence[int], seed: int, index: int
 ) -> list[int]:
     """The tokens that a step gives whose draft was drawn from `q_KV`; `index`: of the first one."""
-    kept, weight_V = rule(p_KV, q_KV, drafts, numbers(seed, index, len(drafts)))
+    kept, weight_V = rule(p_KV, q_KV, drafts, uniform_numbers(seed, index, len(drafts)))
     return [*drafts[:kept], draw(weight_V, uniform(seed, index + kept))]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.sampling.verify.verifier import Drawn
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
@@ -72,7 +72,7 @@ class DraftModelDrafter:
         attention: Attention,
         pool: BlockPool,
         *,
-        drawn: Drawn,
+        drawn: DraftDistributions,
         draws: bool,
         vocab_size: int,
     ) -> None:

@@ -39,8 +39,8 @@ from ridgeline.engine.model.layers import AttentionLayer, Block, GatedMlp, RmsNo
 from ridgeline.engine.model.layers import no_qk_norm as plain
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.quant.dense import DenseLinear
-from ridgeline.engine.sampling.likeliest import likeliest_of
-from ridgeline.engine.sampling.verify.verifier import Drawn
+from ridgeline.engine.sampling.argmax_head import make_argmax_head
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
@@ -210,12 +210,12 @@ class EagleDrafter:
         pool: BlockPool,
         states: HiddenStates,
         *,
-        drawn: Drawn,
+        drawn: DraftDistributions,
         draws: bool,
     ) -> None:
         self._layer, self._attention, self._pool = layer, attention, pool
         self._states, self._drawn, self._draws = states, drawn, draws
-        self._likeliest = likeliest_of(layer.decoder)
+        self._likeliest = make_argmax_head(layer.decoder)
         self._readers: dict[int, _EagleReader] = {}
 
     @torch.inference_mode()

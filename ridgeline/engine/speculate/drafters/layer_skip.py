@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.sampling.verify.verifier import Drawn
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.sampling import (
@@ -63,7 +63,7 @@ class SelfDrafter:
     name = "self"
 
     def __init__(
-        self, target: TargetModel, kept: Sequence[int], *, drawn: Drawn, draws: bool
+        self, target: TargetModel, kept: Sequence[int], *, drawn: DraftDistributions, draws: bool
     ) -> None:
         own = target.only(kept)
         self.kept = tuple(kept)

@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.sampling.likeliest import likeliest_of
-from ridgeline.engine.sampling.verify.rejection_sampling import Places
-from ridgeline.engine.sampling.verify.verifier import Drawn
+from ridgeline.engine.sampling.argmax_head import make_argmax_head
+from ridgeline.engine.sampling.verify.rejection_sampling import TreeDraws
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
 from ridgeline.engine.speculate.drafters.hidden_states import HiddenStates
@@ -88,12 +88,12 @@ class MedusaDrafter:
         decoder: Decoder,
         states: HiddenStates,
         *,
-        drawn: Drawn,
+        drawn: DraftDistributions,
         draws: bool,
     ) -> None:
         self._heads, self._decoder, self._states = heads, decoder, states
         self._drawn, self._draws = drawn, draws
-        self._likeliest = likeliest_of(decoder)
+        self._likeliest = make_argmax_head(decoder)
 
     @torch.inference_mode()
     def draft(
@@ -132,12 +132,12 @@ class MedusaDrafter:
                 contexts[i], tree.depth, numbers_for(contexts[i], tree.size, self._draws)
             )
             draws, q_KV = places_of(guess, logits_KV, tree.widths)
-            places = Places(draws, q_KV)
+            places = TreeDraws(draws, q_KV)
             leaves = tree.within(contexts[i].max_drafts, [len(own) for own in draws])
-            found[i] = [places.along(leaf) for leaf in leaves]
+            found[i] = [places.tokens_of(leaf) for leaf in leaves]
             if guess.numbers and leaves:
-                self._drawn.note_tree(contexts[i].seq_id, places)
-                self._drawn.note(contexts[i].seq_id, found[i][0], q_KV[: len(leaves[0])])
+                self._drawn.record_tree(contexts[i].seq_id, places)
+                self._drawn.record(contexts[i].seq_id, found[i][0], q_KV[: len(leaves[0])])
         return found
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:

@@ -19,8 +19,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.engine.sampling import probabilities, sample
-from ridgeline.engine.sampling.verify.rejection_sampling import DRAFT, draw, drawn_apart, numbers
-from ridgeline.engine.sampling.verify.verifier import Drawn
+from ridgeline.engine.sampling.verify.rejection_sampling import (
+    DRAFT,
+    draw,
+    draw_distinct,
+    uniform_numbers,
+)
+from ridgeline.engine.sampling.verify.verifier import DraftDistributions
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 
@@ -66,7 +71,7 @@ def numbers_for(each: DraftContext, depth: int, draws: bool) -> list[float]:
     """
     if not draws or each.sampling.greedy or each.sampling.seed is not None:
         return []
-    return numbers(each.seed, len(each.tokens) - each.num_prompt, depth, DRAFT)
+    return uniform_numbers(each.seed, len(each.tokens) - each.num_prompt, depth, DRAFT)
 
 
 def all_argmax(guesses: Sequence[PartialDraft]) -> bool:
@@ -107,17 +112,18 @@ def places_of(
         return [own[:width] for own, width in zip(best, widths, strict=True)], logits_KV
     q_KV, left = probabilities(logits_KV, [guess.at] * len(logits_KV)), iter(guess.numbers)
     draws = [
-        drawn_apart(q_V, list(islice(left, width))) for q_V, width in zip(q_KV, widths, strict=True)
+        draw_distinct(q_V, list(islice(left, width)))
+        for q_V, width in zip(q_KV, widths, strict=True)
     ]
     return draws, q_KV
 
 
 def finished_drafts(
-    contexts: Sequence[DraftContext], guesses: Sequence[PartialDraft], drawn: Drawn
+    contexts: Sequence[DraftContext], guesses: Sequence[PartialDraft], drawn: DraftDistributions
 ) -> list[tuple[int, ...]]:
     """One draft per entry of `contexts`, with the distributions for the verifier."""
     for guess in guesses:
         if guess.rows:
-            drawn.note(guess.each.seq_id, tuple(guess.drafts), torch.stack(guess.rows))
+            drawn.record(guess.each.seq_id, tuple(guess.drafts), torch.stack(guess.rows))
     found = {guess.each.seq_id: tuple(guess.drafts) for guess in guesses}
     return [found.get(each.seq_id, ()) for each in contexts]

@@ -19,10 +19,10 @@ from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.execution.batch import make_batch
-from ridgeline.engine.execution.greedy_fast_path import KeptRoom, native_greedy
-from ridgeline.engine.execution.layers import forward_kind
+from ridgeline.engine.execution.greedy_fast_path import ReusedBuffer, make_native_greedy_path
+from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.sampling.likeliest import likeliest_of
+from ridgeline.engine.sampling.argmax_head import make_argmax_head
 from ridgeline.engine.scheduler.plan import Run
 
 
@@ -41,7 +41,7 @@ class TargetModel:
         spec = msgspec.structs.replace(body.spec, layers=tuple(body.spec.layers[i] for i in kept))
         blocks = tuple(body.blocks[i] for i in kept)
         body = dataclasses.replace(body, spec=spec, blocks=blocks)
-        forward = forward_kind(self.layer_backend)(body)
+        forward = layer_backend_of(self.layer_backend)(body)
         return TargetModel(
             Decoder(body, forward, self.decoder.lm_head, 0),
             KvCache([cache.layers[i] for i in kept], cache.format, cache.dtype),
@@ -78,10 +78,10 @@ def last_tokens_of(
     """A `LastTokens` that avoids torch if layers, attention and head are native. `most_tokens`:
     restricts the vocabulary to its first entries.
     """
-    likeliest = likeliest_of(decoder, most_tokens)
-    short = native_greedy(decoder.forward, attention, likeliest, KeptRoom())
+    likeliest = make_argmax_head(decoder, most_tokens)
+    short = make_native_greedy_path(decoder.forward, attention, likeliest, ReusedBuffer())
     if short is not None:
-        return short.last
+        return short.last_tokens
     return lambda runs: likeliest(last_hidden(decoder, attention, runs))
 
 

@@ -27,7 +27,7 @@ from ridgeline.records import Sampling
 _HEAD = 256
 
 
-def restricted(scaled_RV: Tensor, asked: Sequence[Sampling]) -> Tensor:
+def restrict(scaled_RV: Tensor, asked: Sequence[Sampling]) -> Tensor:
     """Excluded tokens at -inf. `scaled_RV`: logits over temperature, each row's largest at 0."""
     if any(sampling.min_p > 0 for sampling in asked):
         floor_R = [math.log(sampling.min_p) if sampling.min_p else -math.inf for sampling in asked]

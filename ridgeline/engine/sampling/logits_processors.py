@@ -18,7 +18,7 @@ def is_plain(at: SamplePoint) -> bool:
     return not (at.banned or at.sampling.logit_bias or at.sampling.has_penalties)
 
 
-def edited(logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
+def apply_edits(logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
     """The logits with every edit applied; the input itself where nobody asked for one."""
     if all(map(is_plain, at)):
         return logits_SV

@@ -24,18 +24,18 @@ from ridgeline.engine.kernels.native_linear import NativeLinear, isa
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.engine.sampling import first_largest
-from ridgeline.engine.sampling.batched import no_choice
+from ridgeline.engine.sampling.batched import no_token_error
 
 MOST_KEPT_BYTES = 32 << 20  # of logits; more of them have memory of their own
 
 
-class Likeliest(Protocol):
+class ArgmaxHead(Protocol):
     """x_SC to one token per row. ArithmeticError where a row leaves no choice."""
 
     def __call__(self, x_SC: Tensor) -> list[int]: ...
 
 
-class ThroughLogits:
+class LogitsArgmax:
     """For any head and device. Of `num_tokens`, the first of the vocabulary."""
 
     def __init__(self, decoder: Decoder, num_tokens: int) -> None:
@@ -45,7 +45,7 @@ class ThroughLogits:
         return first_largest(self._decoder.logits(x_SC)[:, : self._num_tokens])
 
 
-class ThroughKeptLogits:
+class NativeArgmax:
     """For a packed float32 head without a soft cap. One step at a time. `num_tokens` as above."""
 
     def __init__(self, head: NativeLinear, num_tokens: int) -> None:
@@ -57,20 +57,20 @@ class ThroughKeptLogits:
     def __call__(self, x_SC: Tensor) -> list[int]:
         x_SC = x_SC.contiguous()
         assert x_SC.dtype == torch.float32 and x_SC.shape[1] == self._num_in
-        return self.at(x_SC.data_ptr(), len(x_SC))
+        return self.from_memory(x_SC.data_ptr(), len(x_SC))
 
-    def at(self, x: int, num_rows: int) -> list[int]:
+    def from_memory(self, x: int, num_rows: int) -> list[int]:
         """The same of rows one behind the other in memory."""
-        logits_SV, threads = self._room(num_rows), torch.get_num_threads()
+        logits_SV, threads = self._buffer(num_rows), torch.get_num_threads()
         at = logits_SV.data_ptr()  # the tensor is held until the choice is made
         self.head.between(x, self._num_in, num_rows, at, threads)
         num = self._num_tokens
         tokens = _native.first_largest(at, self._width, num_rows, num, threads, self._isa)
         if -1 in tokens:
-            raise no_choice(tokens.index(-1))
+            raise no_token_error(tokens.index(-1))
         return tokens
 
-    def _room(self, num_rows: int) -> Tensor:
+    def _buffer(self, num_rows: int) -> Tensor:
         """Memory for so many rows of logits."""
         if num_rows <= len(self._logits_SV):
             return self._logits_SV
@@ -80,7 +80,7 @@ class ThroughKeptLogits:
         return logits_SV
 
 
-def likeliest_of(decoder: Decoder, most_tokens: int | None = None) -> Likeliest:
+def make_argmax_head(decoder: Decoder, most_tokens: int | None = None) -> ArgmaxHead:
     """The way of this decoder's head, among the first `most_tokens` of its vocabulary (None:
     all)."""
     head, num_tokens = decoder.lm_head, decoder.spec.vocab_size
@@ -88,5 +88,5 @@ def likeliest_of(decoder: Decoder, most_tokens: int | None = None) -> Likeliest:
         num_tokens = min(num_tokens, most_tokens)
     plain = decoder.spec.final_softcap is None
     if type(head) is PackedLinear and head.dtype == torch.float32 and plain:
-        return ThroughKeptLogits(head.native, num_tokens)
-    return ThroughLogits(decoder, num_tokens)
+        return NativeArgmax(head.native, num_tokens)
+    return LogitsArgmax(decoder, num_tokens)

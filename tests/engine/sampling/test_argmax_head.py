@@ -12,11 +12,11 @@ from ridgeline.engine.kernels.native_linear import Packed, pack_lines
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.engine.sampling import load_sampler
-from ridgeline.engine.sampling.likeliest import (
+from ridgeline.engine.sampling.argmax_head import (
     MOST_KEPT_BYTES,
-    ThroughKeptLogits,
-    ThroughLogits,
-    likeliest_of,
+    LogitsArgmax,
+    NativeArgmax,
+    make_argmax_head,
 )
 from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.records import OutputGrammar, Sampling
@@ -39,42 +39,42 @@ def decoder_of(
 @pytest.mark.parametrize("num_rows", [1, 3, 17, 2])
 def test_the_short_way_chooses_as_the_reference(num_rows: int) -> None:
     decoder = decoder_of(torch.randint(-2, 3, (VOCAB, WIDTH)).float())  # whole numbers: many ties
-    short = likeliest_of(decoder)
-    assert isinstance(short, ThroughKeptLogits)
+    short = make_argmax_head(decoder)
+    assert isinstance(short, NativeArgmax)
     for _ in range(3):  # memory is kept: nothing of the step before may show
         x_SC = torch.randint(-2, 3, (num_rows, WIDTH)).float()
         chosen = load_sampler("reference")(decoder.logits(x_SC), [PLAIN] * num_rows)
-        assert short(x_SC) == [token for token, _ in chosen] == ThroughLogits(decoder, VOCAB)(x_SC)
+        assert short(x_SC) == [token for token, _ in chosen] == LogitsArgmax(decoder, VOCAB)(x_SC)
 
 
 def test_memory_grows_and_shrinks_with_the_rows() -> None:
     decoder = decoder_of(torch.randn(VOCAB, WIDTH))
-    short = likeliest_of(decoder)
+    short = make_argmax_head(decoder)
     too_many = MOST_KEPT_BYTES // (4 * VOCAB) + 1
     for num_rows in (5, 1, 40, too_many, 7):
         x_SC = torch.randn(num_rows, WIDTH)
         assert short(x_SC) == decoder.logits(x_SC).argmax(1).tolist()
-    assert isinstance(short, ThroughKeptLogits) and len(short._logits_SV) == 40
+    assert isinstance(short, NativeArgmax) and len(short._logits_SV) == 40
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_only_the_first_tokens_of_a_wider_vocabulary(softcap: float | None) -> None:
     decoder, x_SC = decoder_of(torch.randn(VOCAB, WIDTH), softcap), torch.randn(20, WIDTH)
-    found = likeliest_of(decoder, 400)(x_SC)
+    found = make_argmax_head(decoder, 400)(x_SC)
     assert found == decoder.logits(x_SC)[:, :400].argmax(1).tolist()
-    assert found != likeliest_of(decoder, VOCAB + 1)(x_SC) == likeliest_of(decoder)(x_SC)
+    assert found != make_argmax_head(decoder, VOCAB + 1)(x_SC) == make_argmax_head(decoder)(x_SC)
 
 
 def test_no_choice_raises_with_its_row() -> None:
     x_SC = torch.randn(3, WIDTH)
     x_SC[1, 0] = torch.nan
     with pytest.raises(ArithmeticError, match="row 1"):
-        likeliest_of(decoder_of(torch.randn(VOCAB, WIDTH)))(x_SC)
+        make_argmax_head(decoder_of(torch.randn(VOCAB, WIDTH)))(x_SC)
 
 
 def test_a_soft_cap_takes_the_usual_way() -> None:
     """tanh rounds unequal logits to equal ones: the first largest may be another token."""
-    assert isinstance(likeliest_of(decoder_of(torch.randn(9, WIDTH), 30.0)), ThroughLogits)
+    assert isinstance(make_argmax_head(decoder_of(torch.randn(9, WIDTH), 30.0)), LogitsArgmax)
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_a_packed_head_in_bfloat16_takes_the_usual_way() -> None:
     """Packed weights are multiplied with rows of any dtype; the short way reads floats."""
     decoder = decoder_of(torch.randn(VOCAB, WIDTH), dtype=torch.bfloat16)
     x_SC = torch.randn(5, WIDTH, dtype=torch.bfloat16)
-    assert likeliest_of(decoder)(x_SC) == decoder.logits(x_SC).argmax(1).tolist()
+    assert make_argmax_head(decoder)(x_SC) == decoder.logits(x_SC).argmax(1).tolist()
