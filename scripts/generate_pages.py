@@ -1,4 +1,4 @@
-"""Write the reference pages that are read off the code: HTTP API, Python API, metrics, techniques.
+"""Write the reference pages that are read off the code: commands and options, APIs, metrics, techniques.
 
 `python -m scripts.generate_pages` writes them to docs/reference/; with `--check` it changes nothing
 and exits with 1 where a page is out of date.
@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ridgeline.config.reference import cli_page, configuration_page
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -225,6 +227,8 @@ def pages() -> dict[Path, str]:
         REFERENCE / "metrics.md": metrics(),
         REFERENCE / "http-api.md": http_api(),
         REFERENCE / "python.md": python_api(),
+        REFERENCE / "cli.md": cli_page(),
+        REFERENCE / "configuration.md": configuration_page(),
     }
 
 

@@ -156,6 +156,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         unit = self.about.unit
         if unit is not None and unit.metavar == "BYTES":
             return _binary(self.default)
+        if unit is not None and unit.metavar == "PORT":
+            return str(self.default)
         if isinstance(self.default, float) and self.default == int(self.default):
             return f"{int(self.default):,}"
         return f"{self.default:,}" if isinstance(self.default, int) else str(self.default)
@@ -175,7 +177,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         if value is None or self.range is None or not isinstance(value, int | float):
             return
         if not self.range.contains(value):
-            raise BadInput(f"{where} is out of range", value=value, limit=self.range)
+            bound = self.range.bound_of(value)
+            raise BadInput(f"{where} is out of range", value=value, limit=bound)
 
     def read_one(self, value: Any, where: str) -> Any:
         """As `read`; one item of an option that may be repeated."""

@@ -72,12 +72,24 @@ class Range(msgspec.Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        least = f"{'>' if self.exclusive else '>='} {self.minimum:,g}"
-        return least if self.maximum == inf else f"{least}, <= {_plain(self.maximum)}"
+        """Both ends, without those that no real value comes near."""
+        return ", ".join(filter(None, (self._lower, self._upper if self.maximum < 1e9 else "")))
 
+    def bound_of(self, value: float) -> str:
+        """The end of the range that `value` is beyond."""
+        if value > self.maximum:
+            return self._upper
+        return self._lower or self._upper
 
-def _plain(value: float) -> str:
-    return f"{int(value):,}" if value == int(value) else f"{value:,g}"
+    @property
+    def _lower(self) -> str:
+        if self.minimum == -inf:
+            return ""
+        return f"{'>' if self.exclusive else '>='} {self.minimum:,g}"
+
+    @property
+    def _upper(self) -> str:
+        return f"<= {int(self.maximum):,}" if self.maximum < inf else "a finite number"
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
