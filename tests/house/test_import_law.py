@@ -36,7 +36,7 @@ LAW: dict[str, set[str]] = {
     "diagnose": FLOOR | {"measure"},
     "plan": FLOOR | {"engine.scheduler"},
     "optimize": FLOOR | {"measure", "diagnose", "plan"},
-    "workflows": FLOOR | PARTS | {"cli"},  # until renderers are apart
+    "workflows": FLOOR | PARTS,
     "cli": FLOOR | PARTS | {"workflows"},
 }
 """Part → the other parts of ridgeline that it may import."""
@@ -61,7 +61,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "diagnose": {"torch"},
     "plan": {"torch", "time", "random"},
     "optimize": {"torch"},
-    "workflows": {"transformers"},
+    "workflows": {"transformers", "typer", "rich", "cyclopts", "click", "textual"},
     "cli": {"transformers"},
 }
 """Part → outside modules that it must not import, not even inside a function."""
