@@ -1,7 +1,6 @@
 """Ridgeline's native kernels and machine probes."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 
 def best_isa() -> str:
@@ -45,8 +44,6 @@ class FusedFrame:
         Sets the cos and sin table [positions, 2, rotated] of a rotary embedding.
         """
 
-    def set_turns(self, rope: int, table: int, num_positions: int, rotated: int) -> None: ...
-
     def profile(self, on: bool) -> dict[str, float]: ...
 
     @property
@@ -69,13 +66,9 @@ class FusedSegment:
 
     def gate_up(self, weight: int, activation: str, for_weight: int) -> None: ...
 
-    def gated_linear(self, weight: int, activation: str, for_weight: int) -> None: ...
-
     def gate(self, weight: int, activation: str, for_weight: int) -> None: ...
 
     def rope(self, num_q: int, num_k: int, num_heads: int, head_dim: int, rope: int, q_gain: int, k_gain: int, eps: float, kv: PagedKv | None, isa: str) -> None: ...
-
-    def turn(self, num_q: int, num_k: int, num_heads: int, head_dim: int, rope: int, q_gain: int, k_gain: int, eps: float, kv: PagedKv | None, isa: str) -> None: ...
 
     def attend(self, kv: PagedKv, num_heads: int, scale: float, window: int, softcap: float, isa: str) -> None: ...
 
@@ -173,8 +166,6 @@ def search_scales(weight: int, error: int, others: int, moment: int, scales: int
     Searches scales and zero-points of one group of each row (native/quantize/scale_search.h).
     """
 
-def choose_ranges(weight: int, error: int, others: int, moment: int, scales: int, zeros: int, chosen: int, stride: int, num_rows: int, size: int, num_scales: int, num_zeros: int, low: float, high: float, num_threads: int, isa: str) -> None: ...
-
 def first_largest(x: int, stride: int, num_rows: int, width: int, num_threads: int, isa: str) -> list[int]:
     """
     The first largest of each row; -1 where a row has a NaN or its largest is not finite.
@@ -209,8 +200,6 @@ class SuffixMatch:
     def length(self) -> int:
         """Tokens of the sequence's tail that occur in the text."""
 
-Seat: TypeAlias = SuffixMatch
-
 class SuffixAutomaton:
     """A suffix automaton of a text."""
 
@@ -229,8 +218,6 @@ class SuffixAutomaton:
 
     @property
     def num_tokens(self) -> int: ...
-
-Automaton: TypeAlias = SuffixAutomaton
 
 class GuessRecord:
     """How often guesses were right, by kind."""

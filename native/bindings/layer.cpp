@@ -31,10 +31,8 @@ Activation activation_of(const std::string& name) {
 Slot slot_of(const std::string& name) {
   constexpr const char* kNames[kNumSlots] = {"residual",    "branch", "gate_up",  "normed",
                                              "expert_rows", "qkv",    "attended", "out"};
-  constexpr const char* kOldNames[kNumSlots] = {"residual", "branch", "wide",     "normed",
-                                                "pairs",    "heads",  "attended", "out"};
   for (int i = 0; i < kNumSlots; ++i)
-    if (name == kNames[i] || name == kOldNames[i]) return static_cast<Slot>(i);
+    if (name == kNames[i]) return static_cast<Slot>(i);
   throw std::invalid_argument("unknown slot " + name);
 }
 
@@ -112,8 +110,6 @@ void bind_layer(nb::module_& m) {
       .def("set_rope", &set_rope, nb::arg("rope"), nb::arg("table"), nb::arg("num_positions"),
            nb::arg("rotated"),
            "Sets the cos and sin table [positions, 2, rotated] of a rotary embedding.")
-      .def("set_turns", &set_rope, nb::arg("rope"), nb::arg("table"), nb::arg("num_positions"),
-           nb::arg("rotated"))
       .def("profile", &profile, nb::arg("on"))
       .def_prop_ro("nbytes", &Frame::bytes);
   nb::class_<Segment>(m, "FusedSegment",
@@ -161,12 +157,6 @@ void bind_layer(nb::module_& m) {
           },
           nb::arg("weight"), nb::arg("activation"), nb::arg("for_weight"))
       .def(
-          "gated_linear",
-          [](Segment& s, uintptr_t weight, const std::string& act, uintptr_t for_weight) {
-            s.add(gate_up_op(gate_plan(weight, act, for_weight)));
-          },
-          nb::arg("weight"), nb::arg("activation"), nb::arg("for_weight"))
-      .def(
           "gate",
           [](Segment& s, uintptr_t weight, const std::string& act, uintptr_t for_weight) {
             s.add(gate_op(gate_plan(weight, act, for_weight)));
@@ -174,23 +164,6 @@ void bind_layer(nb::module_& m) {
           nb::arg("weight"), nb::arg("activation"), nb::arg("for_weight"))
       .def(
           "rope",
-          [](Segment& s, int num_q, int num_k, int num_heads, int head_dim, int rope,
-             uintptr_t q_gain, uintptr_t k_gain, float eps, const PagedKv* kv,
-             const std::string& isa) {
-            require(
-                num_q > 0 && num_k > 0 && num_q + num_k <= num_heads && head_dim > 0 && rope >= 0,
-                "heads out of range");
-            require(!kv || (kv->num_kv_heads == num_k && kv->head_dim == head_dim &&
-                            num_q + 2 * num_k == num_heads),
-                    "the KV cache has other heads");
-            s.add(rope_op({num_q, num_k, num_heads, head_dim, rope, floats(q_gain), floats(k_gain),
-                           eps, kv, &attention_ops(isa)}));
-          },
-          nb::arg("num_q"), nb::arg("num_k"), nb::arg("num_heads"), nb::arg("head_dim"),
-          nb::arg("rope"), nb::arg("q_gain"), nb::arg("k_gain"), nb::arg("eps"),
-          nb::arg("kv").none(), nb::arg("isa"))
-      .def(
-          "turn",
           [](Segment& s, int num_q, int num_k, int num_heads, int head_dim, int rope,
              uintptr_t q_gain, uintptr_t k_gain, float eps, const PagedKv* kv,
              const std::string& isa) {

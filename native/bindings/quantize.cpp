@@ -56,11 +56,6 @@ void bind_quantize(nb::module_& m) {
       nb::arg("num_rows"), nb::arg("size"), nb::arg("num_scales"), nb::arg("num_zeros"),
       nb::arg("low"), nb::arg("high"), nb::arg("num_threads"), nb::arg("isa"),
       "Searches scales and zero-points of one group of each row (native/quantize/scale_search.h).");
-  m.def("choose_ranges", &search_scales, nb::arg("weight"), nb::arg("error"), nb::arg("others"),
-        nb::arg("moment"), nb::arg("scales"), nb::arg("zeros"), nb::arg("chosen"),
-        nb::arg("stride"), nb::arg("num_rows"), nb::arg("size"), nb::arg("num_scales"),
-        nb::arg("num_zeros"), nb::arg("low"), nb::arg("high"), nb::arg("num_threads"),
-        nb::arg("isa"));
 }
 
 }  // namespace ridgeline

@@ -191,7 +191,6 @@ void bind_speculation(nb::module_& m) {
       .def_prop_ro(
           "length", [](const SequenceMatch& at) { return at.match.length; },
           "Tokens of the sequence's tail that occur in the text.");
-  m.attr("Seat") = m.attr("SuffixMatch");
   nb::class_<SuffixAutomaton>(m, "SuffixAutomaton", "A suffix automaton of a text.")
       .def(nb::init<>())
       .def("feed", &feed, nb::arg("tokens"),
@@ -206,7 +205,6 @@ void bind_speculation(nb::module_& m) {
            "last; or None.")
       .def_prop_ro("num_states", &SuffixAutomaton::num_states)
       .def_prop_ro("num_tokens", [](const SuffixAutomaton& self) { return self.text().size(); });
-  m.attr("Automaton") = m.attr("SuffixAutomaton");
   nb::class_<GuessRecord>(m, "GuessRecord", "How often guesses were right, by kind.")
       .def(nb::new_(&make_record), nb::arg("priors"), nb::arg("prior_weight"),
            nb::arg("like_others"), nb::arg("fade_all"), nb::arg("fade_own"),

@@ -14,7 +14,7 @@ from ridgeline.compress.methods.rtn import lattice
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.statistics import InputStats, WindowPair
 from ridgeline.engine.checkpoints.tensor_names import Part
-from ridgeline.engine.kernels.ranges import choose_ranges
+from ridgeline.engine.kernels.scale_search import search_scales
 from ridgeline.engine.quant.dense import DenseLinear
 
 
@@ -85,7 +85,7 @@ def test_a_group_takes_the_first_of_its_best(
     pull_OKJ = error_OKJ @ moment_JJ.double() + 2 * others_OJ.double().unsqueeze(1)
     loss_OK = (pull_OKJ * error_OKJ).sum(2)
     around_OI = error_OI.clone()
-    chosen_O = choose_ranges(weight_OJ, error_OJ, others_OJ, moment_JJ, scale_OC, zero_OZ, (0, 15))
+    chosen_O = search_scales(weight_OJ, error_OJ, others_OJ, moment_JJ, scale_OC, zero_OZ, (0, 15))
     assert torch.equal(chosen_O + 1, loss_OK.argmin(1))
     taken_OJ = error_OKJ[torch.arange(num_rows), chosen_O + 1]
     assert torch.allclose(error_OJ.double(), taken_OJ, atol=1e-6)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
-from ridgeline.engine.kernels.rows import first_largest
+from ridgeline.engine.kernels.row_argmax import first_largest
 
 ISAS = sorted({"portable", _native.best_isa()})
 

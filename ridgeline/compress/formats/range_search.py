@@ -24,7 +24,7 @@ from torch import Tensor
 from ridgeline.compress.formats.lattice import Lattice, round_significant
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.kernels.native_linear import NativeLinear
-from ridgeline.engine.kernels.ranges import choose_ranges
+from ridgeline.engine.kernels.scale_search import search_scales
 
 ROUNDS = 2
 TOGETHER = 4
@@ -71,7 +71,7 @@ class _RangeSearch:
 
     def _pull(self, begin: int, end: int) -> Tensor:
         """Columns of E H for these inputs. H is symmetric."""
-        return NativeLinear.of_floats(self._moment_II[begin:end])(self._error_OI)
+        return NativeLinear.from_floats(self._moment_II[begin:end])(self._error_OI)
 
     def _turn(self, group: int, at: slice, pull_OJ: Tensor) -> Tensor:
         """Let one group choose; returns the change of its errors."""
@@ -79,7 +79,7 @@ class _RangeSearch:
         before_OJ = error_OJ.clone()
         scale_OC = self._scales(self.scale_OG[:, group])
         zero_OZ = self._zeros(self.zero_OG[:, group])
-        chosen_O = choose_ranges(
+        chosen_O = search_scales(
             self._weight_OI[:, at],
             error_OJ,
             torch.addmm(pull_OJ, before_OJ, own_JJ, alpha=-1),

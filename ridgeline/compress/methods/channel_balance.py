@@ -160,7 +160,7 @@ def _output_losses(error_TI: Tensor, moment_II: Tensor) -> Tensor:
         own_TB = error_TI[:, begin : begin + BLOCK]
         rows_BI = moment_II[begin : begin + BLOCK, begin:].clone()
         rows_BI[:, BLOCK:] *= 2
-        pull_TB = NativeLinear.of_floats(rows_BI)(error_TI[:, begin:])
+        pull_TB = NativeLinear.from_floats(rows_BI)(error_TI[:, begin:])
         loss_T += pull_TB.mul_(own_TB).sum(1)
     return loss_T
 

@@ -21,7 +21,7 @@ from ridgeline.engine.checkpoints.packed import PackedWriter, packed_name
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.kernels.native_int8 import pack as pack_int8
-from ridgeline.engine.kernels.native_linear import Packed, under_each_other
+from ridgeline.engine.kernels.native_linear import Packed, concatenate_outputs
 from ridgeline.engine.quant.int4.linear import layout_of
 from ridgeline.engine.quant.int4.linear import pack as pack_int4
 from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
@@ -152,7 +152,9 @@ def _write_weights(spec: ModelSpec, weights: Weights, target: Path) -> None:
 def _packed_table(spec: ModelSpec, format: Format, weights: Weights) -> Packed:
     """The embedding table, rounded and packed a piece of the vocabulary at a time."""
     table_VC = weights.get(Part("embed", (spec.vocab_size, spec.hidden_size)))
-    return under_each_other([_packed_rows(piece, format) for piece in torch.split(table_VC, _ROWS)])
+    return concatenate_outputs(
+        [_packed_rows(piece, format) for piece in torch.split(table_VC, _ROWS)]
+    )
 
 
 def _packed_rows(weight_OI: Tensor, format: Format) -> Packed:

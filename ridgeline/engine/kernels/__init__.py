@@ -1,1 +1,1 @@
-"""Native kernels behind plain functions on tensors; each is tested against a slow twin."""
+"""Native kernels as functions on tensors; each is tested against a slow reference."""

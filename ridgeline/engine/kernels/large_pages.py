@@ -1,12 +1,12 @@
 """Memory in pages of 2 MB, for what every step streams through: packed weights, keys and values.
 
-A core that streams through pages of 4 KB needs the place of another page with every 64th line, of
-weights and of their scales, and waits for some of these walks: on a virtual Xeon a product of one
-row took 1.2 times as long (docs/concepts/kernels.md). Linux gives large pages to anonymous memory that
-asks for them (madvise(2), MADV_HUGEPAGE; /sys/kernel/mm/transparent_hugepage/enabled says whether
-it does), where 2 MB of it begin at a multiple of 2 MB. So tensors of any size are cut from slabs.
+With pages of 4 KB, a core needs an address translation every 64 cache lines, and waits for some of
+the page walks: on a virtual Xeon a product of one row took 1.2 times as long
+(docs/concepts/kernels.md). Linux gives large pages to anonymous memory on request (madvise(2),
+MADV_HUGEPAGE; /sys/kernel/mm/transparent_hugepage/enabled says whether it does), where 2 MB of it
+start at a multiple of 2 MB. So tensors of any size are cut from slabs.
 
-When it loses: memory is given back a slab at a time, when the last tensor of a slab is gone.
+When it loses: memory is returned a slab at a time, when the last tensor of a slab is gone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ALIGNMENT = 64  # bytes: a line
 
 
 def own_pages(num_bytes: int) -> Tensor:
-    """Zero bytes [num_bytes] in a mapping of their own, from a multiple of 2 MB on where they fill
-    a large page. The system supplies each page when it is first written."""
+    """Zeroed bytes [num_bytes] in a mapping of their own, aligned to 2 MB if they fill a large page.
+    The system supplies each page when it is first written."""
     if num_bytes < LARGE_PAGE:
         return _cut(_private(max(1, num_bytes)), 0, num_bytes)
     mapping = _mapping(num_bytes)
@@ -35,9 +35,9 @@ def own_pages(num_bytes: int) -> Tensor:
 
 
 class Slabs:
-    """Cuts tensors from mappings that nothing but these keeps alive.
+    """Cuts tensors from mappings, which live as long as their tensors.
 
-    So many bytes are mapped at once; memory is taken for what is written.
+    `num_bytes` are mapped at once; the system supplies only what is written.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -47,7 +47,7 @@ class Slabs:
         self._at = self._end = 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """Zero bytes [num_bytes], at a multiple of 64."""
+        """Zeroed bytes [num_bytes], aligned to 64."""
         if num_bytes > self._num_bytes:
             return own_pages(num_bytes)
         with self._lock:
@@ -65,7 +65,7 @@ _SLABS = Slabs(32 * LARGE_PAGE)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor in large pages, shared with others that were asked for about then."""
+    """An uninitialised contiguous tensor in large pages, which it shares with other tensors."""
     num_bytes = math.prod(shape) * dtype.itemsize
     return _SLABS.take(num_bytes).view(dtype).view(tuple(shape))
 
@@ -76,7 +76,7 @@ def moved(values: Tensor) -> Tensor:
 
 
 def _mapping(num_bytes: int) -> mmap.mmap:
-    """Anonymous memory with `num_bytes` from its first large page on (`_first`)."""
+    """Anonymous memory with at least `num_bytes` behind the start of its first large page."""
     mapping = _private((-(-num_bytes // LARGE_PAGE) + 1) * LARGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without large pages gives small ones
@@ -89,7 +89,7 @@ def _private(num_bytes: int) -> mmap.mmap:
 
 
 def _first(mapping: mmap.mmap) -> int:
-    """Where in a mapping its first large page begins, in bytes."""
+    """The offset of a mapping's first large page, in bytes."""
     return -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % LARGE_PAGE
 
 

@@ -1,14 +1,14 @@
 """Linears by Ridgeline's own CPU kernels: packed weights of 4 to 32 bits, on every ISA.
 
-What: the layouts, the kernels and the reduction order stand in native/linear/linear.h. A `Packed` weight
-is a few flat tensors in large pages; a `NativeLinear` multiplies with it. Rows are quantised on the
-way in, or beforehand by `quantise_rows`, once for all linears that read them.
+native/linear/linear.h defines the layouts and the reduction order. A `Packed` weight is a few flat
+tensors in large pages; a `NativeLinear` multiplies with it. Rows are quantised on the way in, or
+beforehand by `quantise_rows`, once for all linears that read them.
 
 Invariant: a row's result is bitwise the same in any batch, at any place in it, on any number of
-threads and on every ISA variant (with weights in bfloat16 on every one but avx512amx, whose tiles
-have an order of sums of their own).
+threads and on every ISA variant (bfloat16 weights on avx512amx excepted, whose tiles add in another
+order).
 
-When it loses: devices other than the CPU; models so small that a call costs more than its product.
+When it loses: models so small that a call costs more than its product.
 
 Shape legend: T rows, I inputs, O outputs.
 """
@@ -45,19 +45,19 @@ _PACKED_FROM: Mapping[Kind, torch.dtype] = MappingProxyType(
 
 
 def isa() -> str:
-    """The variant that the environment asks for, "auto" where it asks for none."""
+    """The variant named by the environment, or "auto"."""
     return os.environ.get(ISA_VARIABLE, "auto")
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight [num_out, num_in] as the kernels read it; see native/linear/linear.h.
+    """A weight [num_out, num_in] in the kernels' layout (native/linear/linear.h).
 
-    Of groups only: `scales` (fp16) and `mins` (fp16, or none) are [panels, spans, 16], `zeros`
-    (uint8, int4 only; None: 8 everywhere, 0 beside minima) [panels, groups, 16]. A span is a
-    group, or, where `span` inputs share a scale, each group's scale is that times its step
-    (`steps`, and of minima `min_steps`: int8 [panels, groups, 16]). `factors` are per output,
-    padded to whole panels; `group` is that of the activations' scales.
+    Kinds with groups have `scales` (fp16) and optional `mins` (fp16) [panels, spans, 16] and, for
+    int4, `zeros` (uint8; None: 8 everywhere, or 0 with minima) [panels, groups, 16]. A span is one
+    group; or, where `span` inputs share a scale, each group's scale is that scale times its step
+    (`steps`, for minima `min_steps`: int8 [panels, groups, 16]). `factors` are per output, padded
+    to whole panels; `group` is the number of inputs that share an activation scale.
     """
 
     kind: Kind
@@ -79,21 +79,21 @@ class Packed:
 
 
 TENSORS = ("lines", "scales", "zeros", "factors", "mins", "steps", "min_steps")
-"""What a `Packed` is made of."""
+"""The tensor fields of `Packed`."""
 
 
 def row_group(kind: Kind, num_in: int, group: int) -> int:
-    """How many inputs of a row share one activation scale: the weights' group, else all of them."""
+    """How many inputs of a row share one activation scale: the weight's group, or all of them."""
     return group if kind in ("int4", "int8_groups") else -(-num_in // BLOCK) * BLOCK
 
 
 def empty_lines(kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
-    """Memory for the lines, in large pages where the system has them."""
+    """Allocate memory for packed lines, in large pages where the system has them."""
     return large_pages.empty((_native.packed_bytes(kind, num_out, num_in, group),), torch.uint8)
 
 
 def pack_lines(kind: Kind, q_OI: Tensor, group: int) -> Tensor:
-    """The lines of whole numbers (int4: uint8 of 0..15; else int8), or of the weights."""
+    """Pack integers (int4: uint8 in 0..15, else int8) or bfloat16 or float32 weights into lines."""
     assert q_OI.dtype == _PACKED_FROM[kind], (kind, q_OI.dtype)
     q_OI = q_OI.contiguous()
     num_out, num_in = q_OI.shape
@@ -104,7 +104,7 @@ def pack_lines(kind: Kind, q_OI: Tensor, group: int) -> Tensor:
 
 
 def in_panels(values_OG: Tensor) -> Tensor:
-    """Per-output values [O, G] (or [O]) in the kernels' order [panels, G, 16] (or [panels·16])."""
+    """Reorder per-output values [O, G] to [panels, G, 16], or pad [O] to [panels·16]."""
     missing = -len(values_OG) % PANEL
     if values_OG.dim() == 1:
         return large_pages.moved(torch.nn.functional.pad(values_OG, (0, missing)))
@@ -112,25 +112,25 @@ def in_panels(values_OG: Tensor) -> Tensor:
     return large_pages.moved(padded.view(-1, PANEL, values_OG.shape[1]).transpose(1, 2))
 
 
-def under_each_other(pieces: Sequence[Packed]) -> Packed:
-    """One weight of several; all but the last have whole panels of outputs."""
+def concatenate_outputs(pieces: Sequence[Packed]) -> Packed:
+    """Concatenate weights along their outputs; all but the last must have whole panels."""
     first = pieces[0]
     assert all(piece.num_out % PANEL == 0 for piece in pieces[:-1])
 
-    def all_of(name: str) -> Tensor | None:
-        kept = [each for piece in pieces if (each := getattr(piece, name)) is not None]
-        return torch.cat(kept) if kept else None
+    def concatenate(name: str) -> Tensor | None:
+        parts = [part for piece in pieces if (part := getattr(piece, name)) is not None]
+        return torch.cat(parts) if parts else None
 
     return replace(
         first,
         num_out=sum(piece.num_out for piece in pieces),
         lines=torch.cat([piece.lines for piece in pieces]),
-        scales=all_of("scales"),
-        zeros=all_of("zeros"),
-        factors=all_of("factors"),
-        mins=all_of("mins"),
-        steps=all_of("steps"),
-        min_steps=all_of("min_steps"),
+        scales=concatenate("scales"),
+        zeros=concatenate("zeros"),
+        factors=concatenate("factors"),
+        mins=concatenate("mins"),
+        steps=concatenate("steps"),
+        min_steps=concatenate("min_steps"),
     )
 
 
@@ -153,9 +153,9 @@ class NativeLinear:
         zeros, scales, factors = packed.zeros, packed.scales, packed.factors
         shapes = {scales.shape} if scales is not None else set()
         assert packed.mins is None or packed.mins.shape in shapes
-        of_groups = [each for each in (zeros, packed.steps, packed.min_steps) if each is not None]
+        per_group = [t for t in (zeros, packed.steps, packed.min_steps) if t is not None]
         panels, num_groups = -(-packed.num_out // PANEL), -(-packed.num_in // self.group)
-        assert all(each.shape == (panels, num_groups, PANEL) for each in of_groups)
+        assert all(t.shape == (panels, num_groups, PANEL) for t in per_group)
         self._weight = _native.LinearWeight(
             packed.kind,
             packed.num_out,
@@ -178,35 +178,35 @@ class NativeLinear:
         self._isa = isa()
 
     @classmethod
-    def of_floats(cls, weight_OI: Tensor) -> NativeLinear:
-        """A float32 weight, packed now."""
+    def from_floats(cls, weight_OI: Tensor) -> NativeLinear:
+        """Pack a float32 weight."""
         num_out, num_in = weight_OI.shape
         return cls(Packed("fp32", num_out, num_in, 0, pack_lines("fp32", weight_OI, 0)))
 
     def __call__(self, x_TI: Tensor, row_scale: float = 0.0) -> Tensor:
-        """y_TO; `row_scale` fixes the scale of activations (0: each row and group has its own)."""
+        """Return y_TO. `row_scale` fixes the scale of activations (0: one per row and group)."""
         out_TO = torch.empty((len(x_TI), self.packed.num_out), dtype=torch.float32)
-        self.into(out_TO.data_ptr(), x_TI, torch.get_num_threads(), row_scale)
+        self.write(out_TO.data_ptr(), x_TI, torch.get_num_threads(), row_scale)
         return out_TO
 
-    def into(self, out: int, x_TI: Tensor, num_threads: int, row_scale: float = 0.0) -> None:
-        """The same, written to memory with room for contiguous y_TO."""
+    def write(self, out: int, x_TI: Tensor, num_threads: int, row_scale: float = 0.0) -> None:
+        """Write contiguous y_TO to the address `out`."""
         assert x_TI.dtype == torch.float32 and x_TI.shape[-1] == self.packed.num_in
         if x_TI.stride(-1) != 1:
             x_TI = x_TI.contiguous()
-        self.between(x_TI.data_ptr(), x_TI.stride(0), len(x_TI), out, num_threads, row_scale)
+        self.multiply_rows(x_TI.data_ptr(), x_TI.stride(0), len(x_TI), out, num_threads, row_scale)
 
-    def between(
+    def multiply_rows(
         self, x: int, stride: int, num_rows: int, out: int, num_threads: int, row_scale: float = 0.0
     ) -> None:
-        """The same from rows in memory, `stride` floats apart."""
+        """Multiply rows at the address `x`, `stride` floats apart; write contiguous y_TO to `out`."""
         width = self.packed.num_out
         _native.linear(
             self._weight, x, stride, num_rows, out, width, row_scale, num_threads, self._isa
         )
 
-    def of_quantised(self, rows: _native.QuantRows) -> Tensor:
-        """y_TO of rows that are quantised already, by this linear's `group`, in one digit."""
+    def multiply_quantised(self, rows: _native.QuantRows) -> Tensor:
+        """Return y_TO of rows quantised with this linear's `group`, in one digit."""
         out_TO = torch.empty((rows.num_rows, self.packed.num_out), dtype=torch.float32)
         _native.linear_quantised(
             self._weight,
@@ -227,8 +227,8 @@ class NativeLinear:
 
     @property
     def digits(self) -> int:
-        """As how many rows of 8 bits each row of activations is multiplied: 1, or 2 or 3 where the
-        weight is in whole numbers (native/linear/linear.h, DIGITS)."""
+        """As how many rows of 8 bits each row of activations is multiplied: 1, or, with quantised
+        weights, up to 3 (native/linear/linear.h, DIGITS)."""
         return self._weight.digits
 
     @digits.setter
@@ -237,7 +237,7 @@ class NativeLinear:
 
     @property
     def address(self) -> int:
-        """Of the kernels' record of this weight, valid while this object lives (native/layer/segment.h)."""
+        """Address of the kernels' record of this weight, valid while this object lives."""
         return int(self._weight.address)
 
     @property
@@ -246,8 +246,8 @@ class NativeLinear:
 
 
 def quantise_rows(x_TI: Tensor, kind: Kind, group: int, num_threads: int = 1) -> _native.QuantRows:
-    """Rows for weights of a kind: int8 with a scale per row and group of inputs; |value| <= 127, of
-    int4 120."""
+    """Quantise rows for weights of a kind: int8 with a scale per row and group of inputs, |value| at
+    most 127 (for int4: 120)."""
     assert x_TI.dtype == torch.float32
     x_TI = x_TI if x_TI.stride(-1) == 1 else x_TI.contiguous()
     num_rows, num_in = x_TI.shape

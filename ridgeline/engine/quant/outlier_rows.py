@@ -50,7 +50,7 @@ class OutlierRowsLinear:
             return self.inner(x_TI)
         y_TO = self.inner(x_TI.masked_fill(loud_TI, 0.0))
         wide_TI = x_TI.float().where(loud_TI, 0.0)
-        wide = NativeLinear.of_floats(columns(self.inner.native.packed, columns_W))
+        wide = NativeLinear.from_floats(columns(self.inner.native.packed, columns_W))
         return y_TO.add_(wide(wide_TI.index_select(1, columns_W)).to(y_TO.dtype))
 
     @property

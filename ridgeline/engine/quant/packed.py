@@ -1,6 +1,6 @@
 """A linear over packed weights, in the caller's dtype: what INT4, INT8 and bf16 weights share.
 
-`group` and `of_quantised` let a fused operator quantise a row once for several linears:
+`group` and `multiply_quantised` let a fused operator quantise a row once for several linears:
 `ridgeline.engine.kernels.native_linear.quantise_rows(x, kind, linear.group)` gives what they take.
 
 Shape legend: T rows, I inputs, O outputs.
@@ -32,9 +32,9 @@ class PackedLinear:
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self.native(x_TI.float()).to(self._dtype)
 
-    def of_quantised(self, rows: _native.QuantRows) -> Tensor:
+    def multiply_quantised(self, rows: _native.QuantRows) -> Tensor:
         """The same product of rows that were quantised with this linear's `group`."""
-        return self.native.of_quantised(rows).to(self._dtype)
+        return self.native.multiply_quantised(rows).to(self._dtype)
 
     @property
     def dtype(self) -> torch.dtype:

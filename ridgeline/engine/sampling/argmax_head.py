@@ -63,7 +63,7 @@ class NativeArgmax:
         """The same of rows one behind the other in memory."""
         logits_SV, threads = self._buffer(num_rows), torch.get_num_threads()
         at = logits_SV.data_ptr()  # the tensor is held until the choice is made
-        self.head.between(x, self._num_in, num_rows, at, threads)
+        self.head.multiply_rows(x, self._num_in, num_rows, at, threads)
         num = self._num_tokens
         tokens = _native.first_largest(at, self._width, num_rows, num, threads, self._isa)
         if -1 in tokens:

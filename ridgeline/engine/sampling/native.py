@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
-from ridgeline.engine.kernels.rows import first_largest
+from ridgeline.engine.kernels.row_argmax import first_largest
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.batched import (
     MIN_TEMPERATURE,

@@ -17,7 +17,7 @@ from ridgeline.engine.checkpoints.packed import PackedWeights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.kernels.native_int8 import pack as pack_int8
-from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, under_each_other
+from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, concatenate_outputs
 from ridgeline.engine.model.table import PackedTable, PlainTable
 from ridgeline.engine.quant.int4.linear import pack as pack_int4
 from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
@@ -40,9 +40,9 @@ def test_rows_mean_what_their_numbers_say() -> None:
     eight = [quantise_int8(piece, "full") for piece in weight_VC.split(2 * PANEL)]
     four = [quantise_int4(piece, 32, zeros=True) for piece in weight_VC.split(2 * PANEL)]
     cases = [
-        (under_each_other([pack_int8(*each) for each in eight]), q_VC * scale_V.unsqueeze(1)),
+        (concatenate_outputs([pack_int8(*each) for each in eight]), q_VC * scale_V.unsqueeze(1)),
         (
-            under_each_other([pack_int4(each, 32) for each in four]),
+            concatenate_outputs([pack_int4(each, 32) for each in four]),
             torch.cat([each.dense(32) for each in four]),
         ),
     ]

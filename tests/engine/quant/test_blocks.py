@@ -15,8 +15,8 @@ from ridgeline.engine.kernels.native_linear import (
     ISA_VARIABLE,
     NativeLinear,
     Packed,
+    concatenate_outputs,
     quantise_rows,
-    under_each_other,
 )
 from ridgeline.engine.quant.blocks import Blocks, pack, round_to, under_one
 from ridgeline.engine.quant.grid import Grid, refusal
@@ -143,7 +143,7 @@ def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
     linear, x_TI = NativeLinear(pack(made(kind, 33, 256)[0])), torch.randn(6, 256)
     assert linear.group == (16 if kind == "Q6_K" else 32)
     rows = quantise_rows(x_TI, linear.packed.kind, linear.group)
-    assert torch.equal(linear.of_quantised(rows), linear(x_TI))
+    assert torch.equal(linear.multiply_quantised(rows), linear(x_TI))
 
 
 def test_types_computed_together_keep_their_weights() -> None:
@@ -158,11 +158,11 @@ def test_types_computed_together_keep_their_weights() -> None:
     assert same.format == format_of("Q4_K")
 
 
-def test_packed_pieces_under_each_other() -> None:
+def test_concatenated_pieces_unpack_to_their_rows() -> None:
     weight, truth = made("Q4_K", 48, 256)
     parts = [weight.rows(lambda table, i=i: table.split(16)[i].contiguous()) for i in range(3)]  # type: ignore[misc]
     pieces = [pack(part) for part in parts]
-    assert torch.equal(NativeLinear(under_each_other(pieces)).rows(torch.arange(48)), truth)
+    assert torch.equal(NativeLinear(concatenate_outputs(pieces)).rows(torch.arange(48)), truth)
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 128), (8, 16), (8, 96), (5, 32), (6, 256)])

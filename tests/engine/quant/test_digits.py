@@ -158,8 +158,8 @@ def test_what_has_no_digits_is_refused() -> None:
     floats = NativeLinear(Packed("fp32", 8, 40, 0, pack_lines("fp32", torch.randn(8, 40), 0)))
     with pytest.raises(ValueError, match="rows of floats"):
         floats.digits = 2
-    with pytest.raises(ValueError, match="quantised where they are multiplied"):
-        whole.of_quantised(quantise_rows(torch.randn(3, 64), "int4", whole.group))
+    with pytest.raises(ValueError, match="quantise their rows themselves"):
+        whole.multiply_quantised(quantise_rows(torch.randn(3, 64), "int4", whole.group))
     fixed = taking(made("int8", 32, 64), 2, "auto")
     with pytest.raises(ValueError, match="one digit"):
         fixed(torch.randn(3, 64), row_scale=0.1)

@@ -166,16 +166,16 @@ def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
     x_TI = torch.randn(6, 200)
     rows = quantise_rows(x_TI, kind, linear.group)
     assert rows.num_rows == 6 and rows.group == linear.group
-    assert torch.equal(linear.of_quantised(rows), linear(x_TI))
+    assert torch.equal(linear.multiply_quantised(rows), linear(x_TI))
     other = quantise_rows(x_TI, kind, 96)
     with pytest.raises(ValueError, match="another num_in or group"):
-        linear.of_quantised(other)
+        linear.multiply_quantised(other)
 
 
 def test_rows_with_larger_numbers_than_a_kind_takes_are_refused() -> None:
     linear, x_TI = NativeLinear(of_kind("int4", 33, 200)), torch.randn(6, 200)
     with pytest.raises(ValueError, match="another kind of weight"):
-        linear.of_quantised(quantise_rows(x_TI, "int8_groups", linear.group))
+        linear.multiply_quantised(quantise_rows(x_TI, "int8_groups", linear.group))
     with pytest.raises(ValueError, match="only int8 takes rows of one scale"):
         linear(x_TI, row_scale=0.1)
 
@@ -328,7 +328,7 @@ def test_rows_of_a_variant_that_lays_them_out_otherwise_are_refused(
     monkeypatch.setenv(ISA_VARIABLE, isa)
     rows = quantise_rows(x_TI, "int8", linear.group)
     if ("avx512amx" in ISAS) == (isa == "avx512amx"):
-        assert torch.equal(linear.of_quantised(rows), linear(x_TI))
+        assert torch.equal(linear.multiply_quantised(rows), linear(x_TI))
         return
     with pytest.raises(ValueError, match="another variant"):
-        linear.of_quantised(rows)
+        linear.multiply_quantised(rows)

@@ -7,7 +7,7 @@ import random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ridgeline._native import Automaton, Seat
+from ridgeline._native import SuffixAutomaton, SuffixMatch
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.base import NO_GUESS
 from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
@@ -32,52 +32,54 @@ def longest_tail(text: list[int], other: list[int]) -> int:
     )
 
 
-def look(automaton: Automaton, seat: Seat, read: list[int]) -> tuple[int, tuple[int, ...]]:
+def look(
+    automaton: SuffixAutomaton, match: SuffixMatch, read: list[int]
+) -> tuple[int, tuple[int, ...]]:
     """All that is known: the length of the match, and what followed it."""
-    return automaton.look(seat, read, 99, 0, 99, -1) or (seat.length, ())
+    return automaton.look(match, read, 99, 0, 99, -1) or (match.length, ())
 
 
 @example([([0, 0, 1], [1]), ([0, 1, 1], [1])])
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4))
-def test_a_reader_stands_on_its_longest_tail(turns: list[tuple[list[int], list[int]]]) -> None:
+def test_match_is_the_longest_tail_that_occurs(turns: list[tuple[list[int], list[int]]]) -> None:
     """The text and the reader grow in turn."""
-    automaton, seat = Automaton(), Seat(0)
+    automaton, match = SuffixAutomaton(), SuffixMatch(0)
     text, read = list[int](), list[int]()
     for fed, other in turns:
         automaton.feed(fed)
         text += fed
         for token in other:
             read.append(token)
-            length, followed = look(automaton, seat, read)
-            assert length == seat.length <= longest_tail(text, read)
+            length, followed = look(automaton, match, read)
+            assert length == match.length <= longest_tail(text, read)
             whole, n = read[len(read) - length :] + list(followed), length + len(followed)
             assert any(text[i : i + n] == whole for i in range(len(text) + 1))
-    assert look(automaton, Seat(0), read)[0] == longest_tail(text, read)
+    assert look(automaton, SuffixMatch(0), read)[0] == longest_tail(text, read)
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=60))
-def test_the_latest_place_is_told(text: list[int]) -> None:
+def test_continuation_is_that_of_the_latest_occurrence(text: list[int]) -> None:
     """While fewer tails than the bound are brought up to date: always, in texts this short."""
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     automaton.feed(text)
     for n in range(1, len(text) + 1):
-        length, followed = look(automaton, Seat(0), text[:n][-3:])
+        length, followed = look(automaton, SuffixMatch(0), text[:n][-3:])
         tail = text[:n][len(text[:n]) - length :]
         ends = [i for i in range(len(text)) if text[: i + 1][-length:] == tail]
         assert length and followed == tuple(text[ends[-1] + 1 :][: 2 * length])
 
 
 def test_nothing_is_copied_over_a_stop_nor_where_the_match_is_no_longer() -> None:
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     automaton.feed([1, 2, 3, -1, 4])
-    assert automaton.look(Seat(0), [1, 2], 9, 0, 9, -1) == (2, (3,))
-    assert automaton.look(Seat(0), [1, 2], 9, 2, 9, -1) is None
-    assert automaton.look(Seat(0), [2, 3], 9, 0, 9, -1) is None
-    assert automaton.look(Seat(0), [1], 9, 0, 1, -1) == (1, (2,))
+    assert automaton.look(SuffixMatch(0), [1, 2], 9, 0, 9, -1) == (2, (3,))
+    assert automaton.look(SuffixMatch(0), [1, 2], 9, 2, 9, -1) is None
+    assert automaton.look(SuffixMatch(0), [2, 3], 9, 0, 9, -1) is None
+    assert automaton.look(SuffixMatch(0), [1], 9, 0, 1, -1) == (1, (2,))
 
 
 def test_states_and_steps_are_linear() -> None:
-    rng, automaton = random.Random(2), Automaton()
+    rng, automaton = random.Random(2), SuffixAutomaton()
     automaton.feed([rng.randrange(3) for _ in range(3000)])
     assert 3000 < automaton.num_states <= 2 * 3000 and automaton.num_tokens == 3000
 
@@ -118,4 +120,4 @@ def test_memory_is_bounded_and_the_oldest_tenant_goes_first() -> None:
         drafter.forget(seq_id, tokens, tenant)
         assert drafter.num_tokens <= 500 + 100
         assert all(texts.num_tokens <= 2 * 101 + 100 for texts in drafter._texts.values())
-    assert tenant in drafter._texts and not drafter._seats and not drafter._num_prompt
+    assert tenant in drafter._texts and not drafter._matches and not drafter._num_prompt

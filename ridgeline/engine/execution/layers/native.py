@@ -120,7 +120,7 @@ class NativeForward:
             return
         for rope, table_P2R in enumerate(tables):
             num_positions, _, rotated = table_P2R.shape
-            self.frame.set_turns(rope, table_P2R.data_ptr(), num_positions, rotated)
+            self.frame.set_rope(rope, table_P2R.data_ptr(), num_positions, rotated)
         self.tables = tables
 
 

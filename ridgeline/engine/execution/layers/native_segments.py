@@ -101,15 +101,15 @@ class _Writer:
         num_heads, num_keys, head_dim = heads_of(layer)
         assert qkv.native.packed.num_out == (num_heads + 2 * num_keys) * head_dim
         yield self.rows(block.attention_norm, branch, qkv)
-        yield _linear("qkv", qkv, "heads")
+        yield _linear("qkv", qkv, "qkv")
         q_gain, k_gain = _head_gains(layer)
         shape = (num_heads, num_keys, num_heads + 2 * num_keys, head_dim)
-        turned = (*shape, block.rope, q_gain, k_gain, self.eps)
+        rope_args = (*shape, block.rope, q_gain, k_gain, self.eps)
         if self.attention is None:
-            yield Op("rope", lambda s: s.turn(*turned, None, "auto"))
+            yield Op("rope", lambda s: s.rope(*rope_args, None, "auto"))
             return
         owner, place = self.attention, self.attention.places[layer_index]
-        yield Op("rope+kv_write", lambda s: s.turn(*turned, place, owner.isa))
+        yield Op("rope+kv_write", lambda s: s.rope(*rope_args, place, owner.isa))
         site = owner.attentions[layer_index]
         assert heads_of(layer) == (site.num_heads, site.num_kv_heads, site.head_dim)
         window, softcap = site.window or 0, site.softcap or 0.0
@@ -133,7 +133,7 @@ class _Writer:
         assert down.native.packed.num_out == self.size
         yield self.rows(block.mlp_norm, block.branch_norms[0], gate_up)
         gated = (_address(gate_up), mlp.activation, _address(down))
-        yield Op("gate_up", lambda s: s.gated_linear(*gated))
+        yield Op("gate_up", lambda s: s.gate_up(*gated))
         yield Op("activation", lambda s: s.gate(*gated))
         yield _linear("down", down, "branch", gated=True)
 

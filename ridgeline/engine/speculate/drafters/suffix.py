@@ -28,7 +28,7 @@ MOST_TOKENS, MOST_IN_ALL = 16_384, 65_536
 LEAST_MATCH = 2
 BETWEEN = -1  # stands between two texts: no draft reaches over it
 _WARM = 64  # tokens of its own text that a sequence is matched by at first
-_Seats = list[tuple[_native.Automaton, _native.Seat]]
+_Matches = list[tuple[_native.SuffixAutomaton, _native.SuffixMatch]]
 
 
 class TenantTexts:
@@ -36,7 +36,7 @@ class TenantTexts:
 
     def __init__(self, most_tokens: int) -> None:
         self._most = most_tokens // 2
-        self.young, self.old = _native.Automaton(), _native.Automaton()
+        self.young, self.old = _native.SuffixAutomaton(), _native.SuffixAutomaton()
 
     @property
     def num_tokens(self) -> int:
@@ -45,7 +45,7 @@ class TenantTexts:
     def add(self, tokens: Sequence[int]) -> None:
         self.young.feed([*tokens, BETWEEN])
         if self.young.num_tokens >= self._most:
-            self.young, self.old = _native.Automaton(), self.young
+            self.young, self.old = _native.SuffixAutomaton(), self.young
 
 
 class SuffixDrafter:
@@ -56,7 +56,7 @@ class SuffixDrafter:
     def __init__(self, most_tokens: int = MOST_TOKENS, most_in_all: int = MOST_IN_ALL) -> None:
         self._most_tokens, self._most_in_all = most_tokens, most_in_all
         self._texts: dict[str, TenantTexts] = {}  # by tenant; the one served last is last
-        self._seats: dict[int, _Seats] = {}
+        self._matches: dict[int, _Matches] = {}
         self._num_prompt: dict[int, int] = {}
 
     def look(self, each: DraftContext, most: int) -> LookupGuess:
@@ -65,8 +65,8 @@ class SuffixDrafter:
         if texts is None:
             return NO_GUESS
         best, longest = NO_GUESS, LEAST_MATCH - 1
-        for automaton, seat in self._seated(each, texts):
-            found = automaton.look(seat, each.tokens, _WARM, longest, most, BETWEEN)
+        for automaton, match in self._matches_for(each, texts):
+            found = automaton.look(match, each.tokens, _WARM, longest, most, BETWEEN)
             if found is not None:
                 longest, tokens = found
                 best = LookupGuess(
@@ -76,7 +76,7 @@ class SuffixDrafter:
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         """Remember the sequence's output for its tenant."""
-        self._seats.pop(seq_id, None)
+        self._matches.pop(seq_id, None)
         num_prompt = self._num_prompt.pop(seq_id, None)
         if num_prompt is None or num_prompt >= len(tokens):
             return
@@ -91,12 +91,12 @@ class SuffixDrafter:
         """Tokens kept of all tenants together."""
         return sum(texts.num_tokens for texts in self._texts.values())
 
-    def _seated(self, each: DraftContext, texts: TenantTexts) -> _Seats:
-        """The sequence's places in what is remembered now."""
+    def _matches_for(self, each: DraftContext, texts: TenantTexts) -> _Matches:
+        """The sequence's matches in the texts kept now."""
         wanted = [texts.young, texts.old] if texts.old.num_tokens else [texts.young]
-        seats = self._seats.get(each.seq_id, [])
-        if [automaton for automaton, _ in seats] != wanted:
-            had, num_read = dict(seats), max(0, len(each.tokens) - _WARM)
-            seats = [(one, had.get(one) or _native.Seat(num_read)) for one in wanted]
-            self._seats[each.seq_id] = seats
-        return seats
+        matches = self._matches.get(each.seq_id, [])
+        if [automaton for automaton, _ in matches] != wanted:
+            had, num_read = dict(matches), max(0, len(each.tokens) - _WARM)
+            matches = [(one, had.get(one) or _native.SuffixMatch(num_read)) for one in wanted]
+            self._matches[each.seq_id] = matches
+        return matches

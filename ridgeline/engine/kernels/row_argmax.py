@@ -1,4 +1,4 @@
-"""Rows of logits on the CPU: their first largest, in one pass over memory.
+"""The argmax of rows of logits on the CPU, in one pass over memory.
 
 Shape legend: S rows, V vocabulary.
 """
@@ -12,7 +12,8 @@ import ridgeline._native as _native
 
 
 def first_largest(x_SV: Tensor, num_threads: int = 1, isa: str = "auto") -> list[int]:
-    """Lowest index of each row's largest; -1 where a row has a NaN or no finite largest."""
+    """The lowest index of each row's largest value; -1 where a row has a NaN or its largest value
+    is not finite."""
     assert x_SV.dtype == torch.float32 and x_SV.device.type == "cpu" and x_SV.dim() == 2
     x_SV = x_SV if x_SV.stride(1) == 1 else x_SV.contiguous()
     num_rows, width = x_SV.shape

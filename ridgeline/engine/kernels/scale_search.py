@@ -1,11 +1,10 @@
-"""A group's scale and zero-point by the error of a linear's output: the turn of one group.
+"""Chooses a group's scale and zero-point by the error of the linear's output.
 
-What and how: native/quantize/scale_search.h. All candidates of a row are multiplied with the group's second
-moments together.
+All candidates of a row are multiplied with the group's second moments together, in native code
+(native/quantize/scale_search.h). A group has 1 to 128 inputs, a row 1 to 59 candidates.
 
-Invariant: the first of the best; where none is better than what is there, nothing is touched.
-
-When it loses: nowhere that it runs; a group has 1 to 128 inputs, a row 1 to 59 candidates.
+Invariant: the first of the best candidates wins; where none beats the current error, nothing is
+changed.
 
 Shape legend: O rows (outputs), J inputs of the group, P of it in whole panels, C scales, Z zeros.
 """
@@ -20,7 +19,7 @@ import ridgeline._native as _native
 from ridgeline.engine.kernels.native_linear import PANEL, isa
 
 
-def choose_ranges(
+def search_scales(
     weight_OJ: Tensor,
     error_OJ: Tensor,
     others_OJ: Tensor,
@@ -29,17 +28,20 @@ def choose_ranges(
     zero_OZ: Tensor,
     bounds: tuple[int, int],
 ) -> Tensor:
-    """Of every row: which scale · Z + zero loses least, -1 where none beats the errors that are
-    there (native/quantize/scale_search.h). Where one is, `error_OJ` becomes what it leaves.
+    """For every row, scale · Z + zero of the candidate with the least loss; -1 where none beats
+    `error_OJ`. Where one does, its error replaces `error_OJ`.
+
+    A row with error e loses e H e' + 2 others e', with H = `moment_JJ`. `bounds` are the smallest
+    and the largest quantised value.
     """
     num_rows, size = weight_OJ.shape
     moment_JP = F.pad(moment_JJ, (0, -size % PANEL)).contiguous()
     others_OJ, scale_OC, zero_OZ = (x.contiguous() for x in (others_OJ, scale_OC, zero_OZ))
     assert weight_OJ.stride() == error_OJ.stride() and weight_OJ.stride(1) == 1
     chosen_O = torch.empty(num_rows, dtype=torch.int32)
-    read = (weight_OJ, error_OJ, others_OJ, moment_JP, scale_OC, zero_OZ)
-    assert all(tensor.dtype == torch.float32 for tensor in read)
-    _native.choose_ranges(
+    inputs = (weight_OJ, error_OJ, others_OJ, moment_JP, scale_OC, zero_OZ)
+    assert all(tensor.dtype == torch.float32 for tensor in inputs)
+    _native.search_scales(
         weight_OJ.data_ptr(),
         error_OJ.data_ptr(),
         others_OJ.data_ptr(),
