@@ -1,10 +1,10 @@
-// The load client of benchmarks/server.py: closed loops over kept connections, on one thread.
+// Load client of benchmarks/server.py: closed loops over keep-alive connections, on one thread.
 //
-// It waits (epoll), receives, counts `data: {` and notes instants; nothing else, so that what is
-// measured is the server. On standard input: a line "PORT STREAMS REQUESTS", then per request a
-// line "PAUSE_NS SIZE" and SIZE bytes to send as they are. PAUSE_NS: how long the user waits after
-// this request's answer before the next request is sent. On standard output: per request, in the
-// order they were given, "TTFT_NS EVENTS", then "all TOOK_NS CPU_NS".
+// It waits (epoll), receives, counts `data: {` and records instants, and nothing else: its cost must
+// be small next to the server's. On standard input: a line "PORT STREAMS REQUESTS", then per request
+// a line "PAUSE_NS SIZE" and SIZE bytes that are sent as they are. PAUSE_NS is the pause between this
+// request's response and the next request. On standard output: per request, in input order,
+// "TTFT_NS EVENTS", then "all ELAPSED_NS CPU_NS".
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -28,11 +28,11 @@ typedef struct {
 
 typedef struct {
   int fd;
-  long request;        // index, or -1 while the user thinks
+  long request;        // index, or -1 during a pause
   int64_t began_ns, due_ns;
-  long num_bytes;      // of this answer
-  long body_left;      // of an answer whose length is told; -1 where it is not
-  char tail[8];        // the last bytes, for marks that two reads share
+  long num_bytes;      // of this response
+  long body_left;      // of a response with a length; -1 without
+  char tail[8];        // the last bytes, for marks that are split between two reads
 } Connection;
 
 static const char MARK[] = "data: {", END[] = "0\r\n\r\n", LENGTH[] = "content-length: ";
@@ -66,7 +66,7 @@ static void send_all(int fd, const char* bytes, size_t size) {
   }
 }
 
-// `due_ns`: when its user wanted to ask; 0: now.
+// `due_ns`: when the request was due; 0: now.
 static void begin(Connection* on, Request* requests, long index, int64_t due_ns) {
   on->request = index;
   on->num_bytes = 0;
@@ -77,26 +77,32 @@ static void begin(Connection* on, Request* requests, long index, int64_t due_ns)
 }
 
 static long count_marks(const char* at, const char* end) {
-  long found = 0;
+  long count = 0;
   while ((at = memmem(at, end - at, MARK, sizeof MARK - 1))) {
-    ++found;
+    ++count;
     at += sizeof MARK - 1;
   }
-  return found;
+  return count;
 }
 
-// Takes what came; 1 at the end of the answer. `part` has room for the tail before it.
+// Takes received bytes; 1 at the end of the response. `part` has room for the tail before it. TTFT is
+// at the first event, or at the first byte of a response that is not streamed.
 static int take(Connection* on, Request* request, char* part, ssize_t size) {
   if (!on->num_bytes) {
-    request->ttft_ns = now_ns(CLOCK_MONOTONIC) - on->began_ns;
     char* head = memmem(part, size, "\r\n\r\n", 4);
-    char* told = head ? memmem(part, head - part, LENGTH, sizeof LENGTH - 1) : NULL;
-    if (told) on->body_left = atol(told + sizeof LENGTH - 1) + (head + 4 - part);
+    char* length = head ? memmem(part, head - part, LENGTH, sizeof LENGTH - 1) : NULL;
+    if (length) {
+      on->body_left = atol(length + sizeof LENGTH - 1) + (head + 4 - part);
+      request->ttft_ns = now_ns(CLOCK_MONOTONIC) - on->began_ns;
+    }
   }
   on->num_bytes += size;
   if (on->body_left >= 0) return (on->body_left -= size) <= 0;
   memcpy(part - sizeof on->tail, on->tail, sizeof on->tail);
   request->events += count_marks(part - (sizeof MARK - 2), part + size);  // no whole mark before it
+  if (request->events && !request->ttft_ns) {
+    request->ttft_ns = now_ns(CLOCK_MONOTONIC) - on->began_ns;
+  }
   memcpy(on->tail, part + size - sizeof on->tail, sizeof on->tail);
   return !memcmp(on->tail + sizeof on->tail - 5, END, 5);
 }
@@ -125,23 +131,23 @@ int main(void) {
   long next = 0, left = num;
   const int64_t began_ns = now_ns(CLOCK_MONOTONIC), cpu_ns = now_ns(CLOCK_PROCESS_CPUTIME_ID);
   for (long i = 0; i < streams; ++i) begin(&all[i], requests, next++, 0);
-  long num_thinking = 0;
+  long num_paused = 0;
   while (left) {
     struct timespec wait = {0}, *until = NULL;
-    if (num_thinking) {
+    if (num_paused) {
       const int64_t at_ns = now_ns(CLOCK_MONOTONIC);
       int64_t rest_ns = INT64_MAX;
       for (long i = 0; i < streams; ++i) {
         if (all[i].request >= 0 || !all[i].due_ns) continue;
         if (all[i].due_ns <= at_ns) {
-          --num_thinking;
+          --num_paused;
           begin(&all[i], requests, next++, all[i].due_ns);
           all[i].due_ns = 0;
         } else if (all[i].due_ns - at_ns < rest_ns) {
           rest_ns = all[i].due_ns - at_ns;
         }
       }
-      if (rest_ns != INT64_MAX) {  // in whole milliseconds, as asyncio waits: both arms wake alike
+      if (rest_ns != INT64_MAX) {  // in whole milliseconds, as asyncio waits
         const int64_t rest_ms = (rest_ns + 999999) / 1000000;
         wait.tv_sec = rest_ms / 1000;
         wait.tv_nsec = rest_ms % 1000 * 1000000;
@@ -155,27 +161,27 @@ int main(void) {
       Connection* on = ready[k].data.ptr;
       const ssize_t size = recv(on->fd, part, 256 << 10, MSG_DONTWAIT);
       if (size < 0 && errno == EAGAIN) continue;
-      if (!size && on->request < 0 && !on->due_ns) {  // a kept connection that nobody needs any more
+      if (!size && on->request < 0 && !on->due_ns) {  // an idle connection at the end
         close(on->fd);
         continue;
       }
       if (size <= 0 || on->request < 0) {
-        fprintf(stderr, "the server hung up\n");
+        fprintf(stderr, "the server closed a connection\n");
         return 1;
       }
       Request* request = &requests[on->request];
       if (!take(on, request, part, size)) continue;
       --left;
       on->request = -1;
-      if (next + num_thinking < num) {
+      if (next + num_paused < num) {
         on->due_ns = now_ns(CLOCK_MONOTONIC) + request->pause_ns;
-        ++num_thinking;
+        ++num_paused;
       }
     }
   }
-  const int64_t took_ns = now_ns(CLOCK_MONOTONIC) - began_ns;
+  const int64_t elapsed_ns = now_ns(CLOCK_MONOTONIC) - began_ns;
   const int64_t spent_ns = now_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu_ns;
   for (long i = 0; i < num; ++i) printf("%ld %ld\n", requests[i].ttft_ns, requests[i].events);
-  printf("all %ld %ld\n", took_ns, spent_ns);
+  printf("all %ld %ld\n", elapsed_ns, spent_ns);
   return 0;
 }
