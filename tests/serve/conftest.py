@@ -1,4 +1,4 @@
-"""A fake engine behind the app: in process (httpx over ASGI), or on a loopback port."""
+"""The app over a fake engine: in process (httpx over ASGI), or on a loopback port."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 @contextmanager
 def running(app: FastAPI, options: ServerOptions | None = None) -> Iterator[str]:
-    """The URL of a real server over `app`, on a loopback port and a thread of its own."""
+    """The URL of a server over `app` on a loopback port, in a thread."""
     options = options or ServerOptions()
     with listen(ServerOptions(port=0)) as listener:
         server = GracefulServer(uvicorn_config(app, options), app.state.service, lambda: None)
@@ -48,6 +48,6 @@ def running(app: FastAPI, options: ServerOptions | None = None) -> Iterator[str]
 
 @pytest.fixture
 def served(engine: FakeEngine) -> Iterator[str]:
-    """The URL of a real server over the fake engine."""
+    """The URL of a server over the fake engine."""
     with running(create_app(engine)) as url:
         yield url

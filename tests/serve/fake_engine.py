@@ -1,7 +1,8 @@
-"""A scripted engine: answers at once or on demand, so that the server is tested and nothing else.
+"""A scripted engine, so that tests of the server test nothing else.
 
-Its tokenizer has one token per character (id = code point). The answer to a prompt is a fixed text;
-a prompt may order misbehaviour: `!slow`, `!fail`, `!crash`, `!stuck`, `!hang` (after two tokens).
+Its tokenizer has one token per character (id = code point). The output is a fixed text;
+a prompt may contain a command: `!slow`, `!fail`, `!crash`, `!stuck`, `!hang` (after two tokens),
+`!gone` (aborted).
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class CharTokenizer:
 
 
 def _character(token: int) -> str:
-    """A token that is no character decodes to the replacement character, as real ones do."""
+    """A token that is not a character decodes to the replacement character, as in real tokenizers."""
     return chr(token) if token < 0xD800 or 0xE000 <= token < 0x110000 else "\ufffd"
 
 
 class FakeEngine:
-    """Keeps the contract of `ridgeline.serve.engine_protocol.ServedEngine`."""
+    """Implements `ridgeline.serve.engine_protocol.ServedEngine`."""
 
     def __init__(self, *, has_template: bool = True) -> None:
         self.tokenizer = CharTokenizer(has_template=has_template)
@@ -91,7 +92,7 @@ class FakeEngine:
         self.terms: dict[str, tuple[float | None, Slo | None]] = {}
         self.in_background: set[str] = set()
         self.aborted: list[str] = []
-        self._pumps: dict[asyncio.Task[None], None] = {}  # of requests that have not ended
+        self._pumps: dict[asyncio.Task[None], None] = {}  # of unfinished requests
         self.ended: list[str] = []
         self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
 
@@ -146,7 +147,7 @@ class FakeEngine:
         first = await anext(events)
 
         async def pump() -> None:
-            step = [first]  # as the engine: what ends with a token comes with it
+            step = [first]  # as in the engine, an end comes with its last token
             async for event in events:
                 if not isinstance(event, Finished):
                     sink(step)
@@ -158,36 +159,36 @@ class FakeEngine:
         task = asyncio.create_task(pump())
         self._pumps[task] = None
 
-        def leave() -> None:
+        def unsubscribe() -> None:
             if self._pumps.pop(task, task) is None:
                 task.cancel()
                 self.abort(terms["request_id"])
 
-        return leave
+        return unsubscribe
 
     async def _script(
         self, tokens: tuple[int, ...], sampling: Sampling, request_id: str
     ) -> AsyncIterator[Event]:
-        order = "".join(map(_character, tokens))
-        if "!crash" in order:
+        command = "".join(map(_character, tokens))
+        if "!crash" in command:
             raise RuntimeError("bug at /srv/app/secret.py 0x7fffdeadbeef")
         yield Started(request_id=request_id, at_s=0.0, cached_tokens=3)
-        if "!stuck" in order:
+        if "!stuck" in command:
             await asyncio.sleep(3600)
         length = min(sampling.max_tokens or MAX_MODEL_LEN, len(ANSWER))
         for position in range(length):
-            if "!fail" in order and position == 2:
+            if "!fail" in command and position == 2:
                 yield Failed(
                     request_id=request_id, at_s=0.0, error="lost /var/lib/model/x at 0x7fffdeadbeef"
                 )
                 return
-            if "!hang" in order and position == 2:
+            if "!hang" in command and position == 2:
                 await asyncio.sleep(3600)
             for index in range(sampling.n):
                 yield _token(request_id, index, position, tokens, sampling)
-            await asyncio.sleep(0.02 if "!slow" in order else 0)
+            await asyncio.sleep(0.02 if "!slow" in command else 0)
         reason: FinishReason = "stop" if length == len(ANSWER) else "length"
-        if "!gone" in order:
+        if "!gone" in command:
             reason = "abort"
         usage = Usage(prompt_tokens=len(tokens), cached_tokens=3, completion_tokens=length)
         for index in range(sampling.n):
@@ -203,10 +204,10 @@ def _token(
     if sampling.logprobs is not None:
         logprobs = TokenLogprobs(token, -0.5, 1, top[: sampling.logprobs])
     if sampling.prompt_logprobs is not None and position == 0:
-        told = (
+        logprobs_ = (
             TokenLogprobs(known, -1.0, 2, top[: sampling.prompt_logprobs]) for known in prompt[1:]
         )
-        prompt_logprobs = (None, *told)
+        prompt_logprobs = (None, *logprobs_)
     return Token(
         request_id=request_id,
         index=index,
@@ -219,7 +220,7 @@ def _token(
 
 
 def pooled(tokens: Sequence[int], pooling: str) -> Future[Sequence[float]]:
-    """Two numbers: the last or the mean token, and 1."""
+    """Two numbers: the last or the mean token id, and 1."""
     future: Future[Sequence[float]] = Future()
     value = tokens[-1] if pooling == "last" else sum(tokens) / len(tokens)
     future.set_result([float(value), 1.0])

@@ -1,5 +1,5 @@
-"""Abuse against the real engine and the demo model: afterwards every block is free, it is healthy,
-and it answers as before.
+"""Abuse of the real engine with the demo model: afterwards all blocks are free, the engine is healthy,
+and its output is unchanged.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def url(engine: Engine) -> Iterator[str]:
         yield url
 
 
-async def settled(engine: Engine) -> None:
-    """Wait until nothing runs; then nothing may be left."""
+async def assert_idle(engine: Engine) -> None:
+    """Wait until no request runs; then nothing may be left."""
     async with asyncio.timeout(20):
         while engine.counters()["num_requests_running"] or engine.counters()["num_queued"]:
             await asyncio.sleep(0.01)
@@ -54,14 +54,14 @@ async def settled(engine: Engine) -> None:
     assert engine.is_healthy()
 
 
-async def answer(url: str) -> str:
+async def complete(url: str) -> str:
     body = {"prompt": PROMPTS[0], **GREEDY}
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         return str((await http.post("/v1/completions", json=body)).json()["choices"][0]["text"])
 
 
-async def hang_up(url: str, rng: random.Random) -> None:
-    """Send a request, perhaps only a part of it, read a little or nothing, and go."""
+async def disconnect(url: str, rng: random.Random) -> None:
+    """Send a request or a part of it, read a little or nothing, and disconnect."""
     host, port = urlsplit(url).netloc.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     fields = {
@@ -85,19 +85,19 @@ async def hang_up(url: str, rng: random.Random) -> None:
     writer.close()
 
 
-async def test_two_hundred_random_disconnects(url: str, engine: Engine) -> None:
-    before, rng = await answer(url), random.Random(11)
+async def test_200_random_disconnects_leave_nothing_behind(url: str, engine: Engine) -> None:
+    before, rng = await complete(url), random.Random(11)
     for _ in range(10):
-        await asyncio.gather(*(hang_up(url, rng) for _ in range(20)))
-    await settled(engine)
-    assert await answer(url) == before
+        await asyncio.gather(*(disconnect(url, rng) for _ in range(20)))
+    await assert_idle(engine)
+    assert await complete(url) == before
 
 
-async def test_ten_thousand_cancels(engine: Engine) -> None:
-    """Straight at the engine: streams that are closed before, while and after they start."""
+async def test_10000_cancelled_streams_leave_nothing_behind(engine: Engine) -> None:
+    """Directly on the engine: streams that are closed before, while and after they start."""
     rng, sampling = random.Random(5), Sampling(max_tokens=50, ignore_eos=True)
 
-    async def start_and_leave(index: int) -> None:
+    async def start_and_close(index: int) -> None:
         stream = engine.stream([5, 6, 7], sampling, request_id=f"c{index}")
         first = asyncio.ensure_future(anext(stream))
         if rng.random() < 0.02:
@@ -109,11 +109,11 @@ async def test_ten_thousand_cancels(engine: Engine) -> None:
         await stream.aclose()
 
     for at in range(0, 10_000, 20):
-        await asyncio.gather(*(start_and_leave(index) for index in range(at, at + 20)))
-    await settled(engine)
+        await asyncio.gather(*(start_and_close(index) for index in range(at, at + 20)))
+    await assert_idle(engine)
 
 
-async def test_a_full_queue_says_when_to_come_back(url: str, engine: Engine) -> None:
+async def test_full_queue_gives_503_with_retry_after(url: str, engine: Engine) -> None:
     body = {"prompt": PROMPTS[1], "max_tokens": 60, "ignore_eos": True}
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
@@ -129,11 +129,11 @@ async def test_a_full_queue_says_when_to_come_back(url: str, engine: Engine) -> 
         assert 30 <= served < 80
         refused = engine.counters()["refused_requests"]
         assert refused >= 80 - served
-    await settled(engine)
+    await assert_idle(engine)
 
 
-async def test_more_sequences_than_blocks(url: str, engine: Engine) -> None:
-    """Every sequence wants half of the KV cache: they take turns, and all end."""
+async def test_more_sequences_than_blocks_all_finish(url: str, engine: Engine) -> None:
+    """Every sequence needs half of the KV cache: some are preempted, and all finish."""
     tokens = engine.info.num_blocks * engine.info.block_size
     long = min(tokens // 2, engine.info.max_model_len - 20)
     before = engine.counters()["num_preemptions"]
@@ -143,10 +143,10 @@ async def test_more_sequences_than_blocks(url: str, engine: Engine) -> None:
     texts = {reply.json()["choices"][0]["text"] for reply in replies}
     assert len(texts) == 1 and all(reply.status_code == 200 for reply in replies)
     assert engine.counters()["num_preemptions"] >= before
-    await settled(engine)
+    await assert_idle(engine)
 
 
-async def test_a_row_of_nan_fails_its_own_request_only(
+async def test_nan_logits_fail_only_their_request(
     url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison = engine.tokenizer.encode(PROMPTS[3])[-1]
@@ -157,7 +157,7 @@ async def test_a_row_of_nan_fails_its_own_request_only(
         x_TC = real(tokens_T, *rest)
         return x_TC.masked_fill((tokens_T == poison).unsqueeze(1), float("nan"))
 
-    expected = await answer(url)
+    expected = await complete(url)
     monkeypatch.setattr(runner.decoder, "hidden", spoiled)
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         good, bad = await asyncio.gather(
@@ -167,7 +167,7 @@ async def test_a_row_of_nan_fails_its_own_request_only(
     monkeypatch.undo()
     assert bad.status_code == 500 and "0x" not in bad.text
     assert good.status_code == 200 and good.json()["choices"][0]["text"] == expected
-    await settled(engine)
+    await assert_idle(engine)
 
 
 def rss_bytes() -> int:
@@ -176,7 +176,7 @@ def rss_bytes() -> int:
 
 
 async def test_memory_and_open_files_stay_flat(url: str, engine: Engine) -> None:
-    """Many requests of every kind; what grows after a warm-up is less than a few MiB."""
+    """Requests of every kind: memory grows by a few MiB at most after a warm-up."""
 
     async def round_of(http: httpx.AsyncClient, index: int) -> None:
         body = {"prompt": f"{index} {PROMPTS[index % 4]}", "max_tokens": 2}
@@ -200,4 +200,4 @@ async def test_memory_and_open_files_stay_flat(url: str, engine: Engine) -> None
         grown = rss_bytes() - rss
         assert len(list(Path("/proc/self/fd").iterdir())) <= files + 5
     assert grown < 24 << 20, f"{grown / 2**20:.1f} MiB"
-    await settled(engine)
+    await assert_idle(engine)

@@ -16,7 +16,7 @@ from tests.serve.fake_engine import ANSWER, FakeEngine
 
 CALL = '<tool_call>{"name": "look", "arguments": {"place": "Paris"}}</tool_call>'
 TOOL: dict[str, object] = {"name": "look", "input_schema": {"type": "object"}}
-ASK = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +32,25 @@ def client() -> Iterator[anthropic.Anthropic]:
 
 
 def test_create(client: anthropic.Anthropic) -> None:
-    message = client.messages.create(model="fake", max_tokens=100, messages=ASK)
+    message = client.messages.create(model="fake", max_tokens=100, messages=MESSAGES)
     assert message.content[0].type == "text" and message.content[0].text == ANSWER
     assert message.stop_reason == "end_turn"
     assert message.usage.cache_read_input_tokens == 3
-    cut = client.messages.create(model="fake", max_tokens=3, messages=ASK)
+    cut = client.messages.create(model="fake", max_tokens=3, messages=MESSAGES)
     assert cut.stop_reason == "max_tokens" and cut.usage.output_tokens == 3
 
 
 def test_stream(client: anthropic.Anthropic) -> None:
-    with client.messages.stream(model="fake", max_tokens=100, messages=ASK) as stream:
+    with client.messages.stream(model="fake", max_tokens=100, messages=MESSAGES) as stream:
         assert "".join(stream.text_stream) == ANSWER
         assert stream.get_final_message().usage.output_tokens == len(ANSWER)
 
 
 def test_tools(client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_engine, "ANSWER", f"Sure.\n{CALL}")
-    with client.messages.stream(model="fake", max_tokens=200, messages=ASK, tools=[TOOL]) as stream:
+    with client.messages.stream(
+        model="fake", max_tokens=200, messages=MESSAGES, tools=[TOOL]
+    ) as stream:
         message = stream.get_final_message()
     assert [block.type for block in message.content] == ["text", "tool_use"]
     assert message.content[1].input == {"place": "Paris"} and message.stop_reason == "tool_use"
@@ -57,7 +59,7 @@ def test_tools(client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch) -> 
         max_tokens=9,
         tools=[TOOL],
         messages=[
-            *ASK,
+            *MESSAGES,
             {"role": "assistant", "content": [json.loads(b.to_json()) for b in message.content]},
             {
                 "role": "user",
@@ -71,17 +73,17 @@ def test_tools(client: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_count_tokens(client: anthropic.Anthropic) -> None:
-    counted = client.messages.count_tokens(model="fake", messages=ASK, system="S")
+    counted = client.messages.count_tokens(model="fake", messages=MESSAGES, system="S")
     assert counted.input_tokens == len("<system>S<user>hi<assistant>")
 
 
-def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
+def test_errors_raise_the_clients_exceptions(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(model="gpt-9", max_tokens=1, messages=ASK)
+        client.messages.create(model="gpt-9", max_tokens=1, messages=MESSAGES)
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         client.messages.create(
-            model="fake", max_tokens=1, messages=ASK, extra_body={"temperature": -1}
+            model="fake", max_tokens=1, messages=MESSAGES, extra_body={"temperature": -1}
         )
-    stranger = client.with_options(api_key="wrong")
+    unknown = client.with_options(api_key="wrong")
     with pytest.raises(anthropic.AuthenticationError):
-        stranger.messages.create(model="fake", max_tokens=1, messages=ASK)
+        unknown.messages.create(model="fake", max_tokens=1, messages=MESSAGES)

@@ -1,4 +1,4 @@
-"""Every bad request is a 4xx with the API's error body, naming field, value and limit."""
+"""Every bad request gets a 4xx with the API's error body, which names field, value and limit."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ async def refused(
         ({"response_format": {"type": "json_schema"}}, "response_format"),
     ],
 )
-async def test_out_of_range(http: httpx.AsyncClient, fields: dict[str, Any], named: str) -> None:
+async def test_out_of_range_fields_are_refused(
+    http: httpx.AsyncClient, fields: dict[str, Any], named: str
+) -> None:
     error = await refused(http, COMPLETIONS, {"prompt": "x", **fields})
     assert error["type"] == "BadRequestError"
     assert named in error["message"]
@@ -106,10 +108,10 @@ async def test_out_of_range(http: httpx.AsyncClient, fields: dict[str, Any], nam
         ("/v1/embeddings", {"input": {"str": 5}}, "input"),
     ],
 )  # fmt: skip
-async def test_param_is_the_way_to_the_field_and_nothing_else(
+async def test_param_is_the_path_of_the_field(
     http: httpx.AsyncClient, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    """No name of a type that was tried: `stop` may be a text or a list, not a `stop.str`."""
+    """Not pydantic's name of a union branch: `stop`, and not `stop.str`."""
     body = {"prompt": "x", **fields} if path == COMPLETIONS else fields
     error = await refused(http, path, body)
     assert error["param"] == param and error["message"].startswith(f"{param}: ")
@@ -121,11 +123,11 @@ async def test_json_nan_is_refused(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
-async def test_not_a_json_object(http: httpx.AsyncClient, raw: bytes) -> None:
+async def test_body_that_is_not_a_json_object(http: httpx.AsyncClient, raw: bytes) -> None:
     assert "JSON" in (await refused(http, COMPLETIONS, raw))["message"]
 
 
-async def test_empty_stop_string(http: httpx.AsyncClient) -> None:
+async def test_empty_stop_string_is_refused(http: httpx.AsyncClient) -> None:
     assert "stop" in (await refused(http, COMPLETIONS, {"prompt": "x", "stop": ""}))["message"]
 
 
@@ -146,7 +148,7 @@ async def test_prompt_too_long_names_the_limit(http: httpx.AsyncClient) -> None:
         (COMPLETIONS, {"bad_words": ["x"]}),
     ],
 )
-async def test_what_would_change_the_answer_is_refused(
+async def test_unsupported_fields_are_refused(
     http: httpx.AsyncClient, engine: FakeEngine, path: str, fields: dict[str, Any]
 ) -> None:
     base = HELLO if path == CHAT else {"prompt": "x"}
@@ -156,7 +158,7 @@ async def test_what_would_change_the_answer_is_refused(
     assert not engine.requests
 
 
-async def test_harmless_values_of_refused_fields_pass(http: httpx.AsyncClient) -> None:
+async def test_harmless_values_of_unsupported_fields_are_accepted(http: httpx.AsyncClient) -> None:
     fields = {
         "tools": [],
         "tool_choice": "none",
@@ -168,7 +170,7 @@ async def test_harmless_values_of_refused_fields_pass(http: httpx.AsyncClient) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_unknown_fields_are_named(http: httpx.AsyncClient, stream: bool) -> None:
+async def test_ignored_fields_are_listed_in_a_header(http: httpx.AsyncClient, stream: bool) -> None:
     fields = {"user": "u1", "wild_idea": 1, "stream": stream}
     reply = await http.post(COMPLETIONS, json={"prompt": "x", **fields})
     assert reply.status_code == 200
@@ -198,7 +200,7 @@ async def test_top_logprobs_needs_logprobs(http: httpx.AsyncClient) -> None:
         [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}],
     ],
 )
-async def test_malformed_messages(http: httpx.AsyncClient, messages: Any) -> None:
+async def test_malformed_messages_are_refused(http: httpx.AsyncClient, messages: Any) -> None:
     error = await refused(http, CHAT, {"messages": messages})
     assert error["param"].startswith("messages")
 
@@ -215,7 +217,7 @@ async def test_unknown_route_and_method(http: httpx.AsyncClient) -> None:
     assert (await http.get(COMPLETIONS)).status_code == 405
 
 
-async def test_a_crash_tells_the_client_nothing_about_this_machine(
+async def test_crash_reveals_nothing_about_the_machine(
     http: httpx.AsyncClient,
 ) -> None:
     error = await refused(http, COMPLETIONS, {"prompt": "!crash"}, 500)
@@ -223,20 +225,20 @@ async def test_a_crash_tells_the_client_nothing_about_this_machine(
     assert "/srv" not in str(error) and "0x" not in str(error)
 
 
-async def test_a_failure_before_the_first_token(http: httpx.AsyncClient) -> None:
+async def test_failure_before_the_first_token_is_a_500(http: httpx.AsyncClient) -> None:
     error = await refused(http, COMPLETIONS, {"prompt": "!fail"}, 500)
     assert error["message"] == "lost <path> at <address>"
 
 
-async def test_a_failure_within_a_stream_is_an_error_event(http: httpx.AsyncClient) -> None:
+async def test_failure_within_a_stream_is_an_error_event(http: httpx.AsyncClient) -> None:
     reply = await http.post(COMPLETIONS, json={"prompt": "!fail", "stream": True})
     lines = reply.text.strip().split("\n\n")
     assert reply.status_code == 200 and lines[-1] == "data: [DONE]"
     assert '"error"' in lines[-2] and "InternalServerError" in lines[-2]
 
 
-async def test_one_bad_prompt_of_a_list_stops_the_others(
+async def test_one_bad_prompt_of_a_list_aborts_the_others(
     http: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     await refused(http, COMPLETIONS, {"prompt": ["!stuck", "x" * 1000]})
-    assert len(engine.aborted) == 1 and not engine.ended  # the bad one never began
+    assert len(engine.aborted) == 1 and not engine.ended  # the bad one was never submitted

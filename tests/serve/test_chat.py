@@ -24,7 +24,7 @@ def prompt_of(engine: FakeEngine) -> str:
     return "".join(map(chr, request[0]))
 
 
-async def test_without_a_limit_it_runs_to_the_end(http: httpx.AsyncClient) -> None:
+async def test_chat_without_a_limit_runs_to_the_end(http: httpx.AsyncClient) -> None:
     answer = await chat(http, messages=HELLO)
     assert answer["id"].startswith("chatcmpl-") and answer["object"] == "chat.completion"
     choice = answer["choices"][0]
@@ -32,7 +32,7 @@ async def test_without_a_limit_it_runs_to_the_end(http: httpx.AsyncClient) -> No
     assert choice["finish_reason"] == "stop" and choice["logprobs"] is None
 
 
-async def test_max_completion_tokens_is_the_newer_name(http: httpx.AsyncClient) -> None:
+async def test_max_completion_tokens_takes_precedence(http: httpx.AsyncClient) -> None:
     answer = await chat(http, messages=HELLO, max_tokens=9, max_completion_tokens=3)
     assert answer["usage"]["completion_tokens"] == 3
 
@@ -44,7 +44,7 @@ async def test_content_parts_are_joined(http: httpx.AsyncClient, engine: FakeEng
     assert prompt_of(engine) == "<system>be brief<user>one\ntwo<assistant>"
 
 
-async def test_other_content_is_refused_by_name(http: httpx.AsyncClient) -> None:
+async def test_other_content_is_refused(http: httpx.AsyncClient) -> None:
     image = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
     body = {"messages": [{"role": "user", "content": [image]}]}
     reply = await http.post("/v1/chat/completions", json=body)
@@ -58,7 +58,7 @@ async def test_logprobs(http: httpx.AsyncClient) -> None:
     assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.5, -9999.0]
 
 
-async def test_first_chunk_carries_the_role_and_the_last_the_reason(
+async def test_first_chunk_has_the_role_and_the_last_the_finish_reason(
     http: httpx.AsyncClient,
 ) -> None:
     chunks = await chunks_of(
@@ -79,7 +79,7 @@ async def test_first_chunk_carries_the_role_and_the_last_the_reason(
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
-async def test_no_template_is_a_clear_refusal() -> None:
+async def test_chat_without_a_template_is_refused() -> None:
     app = create_app(FakeEngine(has_template=False))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

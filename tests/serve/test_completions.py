@@ -1,4 +1,4 @@
-"""/v1/completions: shapes of prompts and answers, echo, log-probabilities, usage."""
+"""/v1/completions: prompts, choices, echo, log-probabilities, usage."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_default_is_sixteen_tokens(http: httpx.AsyncClient) -> None:
         ([[97, 98], [99]], [2, 1]),
     ],
 )
-async def test_every_shape_of_prompt(
+async def test_all_shapes_of_prompt(
     http: httpx.AsyncClient, engine: FakeEngine, prompt: Any, lengths: list[int]
 ) -> None:
     answer = await complete(http, prompt=prompt, max_tokens=2)
@@ -144,7 +144,7 @@ async def test_stream_with_echo_and_logprobs(http: httpx.AsyncClient) -> None:
     assert offsets == [[0, 1, 2], [3]]
 
 
-async def test_stream_of_many_prompts_carries_each_whole(http: httpx.AsyncClient) -> None:
+async def test_stream_of_several_prompts_has_every_choice(http: httpx.AsyncClient) -> None:
     chunks = await chunks_of(http, "/v1/completions", prompt=["a", "b"], n=2, max_tokens=5)
     texts = dict.fromkeys(range(4), "")
     for chunk in chunks:
@@ -153,7 +153,9 @@ async def test_stream_of_many_prompts_carries_each_whole(http: httpx.AsyncClient
     assert texts == dict.fromkeys(range(4), ANSWER[:5])
 
 
-async def test_sampling_reaches_the_engine(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_sampling_parameters_reach_the_engine(
+    http: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     fields = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "seed": 42, "min_tokens": 1,
@@ -191,7 +193,7 @@ async def test_sampling_reaches_the_engine(http: httpx.AsyncClient, engine: Fake
         ),
     ],
 )
-async def test_any_field_that_is_null_is_as_if_left_out(
+async def test_any_null_field_is_the_same_as_absent(
     http: httpx.AsyncClient,
     engine: FakeEngine,
     path: str,
@@ -203,10 +205,12 @@ async def test_any_field_that_is_null_is_as_if_left_out(
         reply = await http.post(path, json={**body, **fields})
         assert reply.status_code == 200, reply.text
     first, *others = engine.requests.values()
-    assert len(others) == len(nulls) + 1 and all(each[1] == first[1] for each in others)
+    assert len(others) == len(nulls) + 1 and all(other[1] == first[1] for other in others)
 
 
-async def test_null_is_the_same_as_absent(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_null_fields_give_the_same_sampling(
+    http: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     names = ["n", "temperature", "top_p", "stop", "logprobs", "seed", "echo", "stream", "suffix"]
     await complete(http, prompt="a", **dict.fromkeys([*names, "stream_options", "logit_bias"]))
     await complete(http, prompt="a")

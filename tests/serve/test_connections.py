@@ -1,4 +1,4 @@
-"""Clients that dawdle, flood or never come to the point; and a server that stops politely."""
+"""Clients that are slow, flood the server or never finish a request; and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def everything(connection: socket.socket) -> bytes:
+def read_all(connection: socket.socket) -> bytes:
     parts = []
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(65536):
@@ -47,16 +47,16 @@ def everything(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.parametrize("said", [b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nHost: loc"])
-def test_headers_that_never_end_are_cut_off(url: str, said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nHost: loc"])
+def test_incomplete_headers_time_out(url: str, sent: bytes) -> None:
     with connect(url) as connection:
-        connection.sendall(said)
+        connection.sendall(sent)
         began = time.monotonic()
-        assert everything(connection).startswith(b"HTTP/1.1 408 ")
+        assert read_all(connection).startswith(b"HTTP/1.1 408 ")
         assert time.monotonic() - began < 5
 
 
-def test_dripping_a_byte_at_a_time_does_not_help(url: str) -> None:
+def test_header_timeout_is_not_extended_by_dripping_bytes(url: str) -> None:
     with connect(url) as connection:
         began = time.monotonic()
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def test_dripping_a_byte_at_a_time_does_not_help(url: str) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_a_header_without_end_is_not_gathered(url: str) -> None:
+def test_endless_header_is_not_buffered(url: str) -> None:
     with connect(url) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nx: ")
         with contextlib.suppress(OSError):
@@ -75,35 +75,35 @@ def test_a_header_without_end_is_not_gathered(url: str) -> None:
     assert httpx.get(f"{url}/health").status_code == 200
 
 
-def test_a_body_that_does_not_come_is_given_up(url: str, engine: FakeEngine) -> None:
+def test_incomplete_body_times_out(url: str, engine: FakeEngine) -> None:
     with connect(url) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"
         )
-        assert everything(connection).startswith(b"HTTP/1.1 408 ")
+        assert read_all(connection).startswith(b"HTTP/1.1 408 ")
     assert not engine.requests
 
 
-def test_a_large_body_is_refused_before_it_is_sent(url: str) -> None:
+def test_large_body_is_refused_before_it_is_sent(url: str) -> None:
     with connect(url) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n"
         )
-        assert everything(connection).startswith(b"HTTP/1.1 413 ")
+        assert read_all(connection).startswith(b"HTTP/1.1 413 ")
     chunked = httpx.post(f"{url}/v1/completions", content=(b"x" * 65536 for _ in range(80)))
     assert chunked.status_code == 413
 
 
-def test_who_sends_a_large_body_whole_still_reads_the_answer(url: str) -> None:
+def test_client_that_sends_a_large_body_still_reads_the_413(url: str) -> None:
     body = b"x" * (30 << 20)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     with connect(url) as connection:
-        for _ in range(2):  # and the connection is as good as before
+        for _ in range(2):  # the connection stays open
             connection.sendall(head % len(body) + body)
             assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_body_that_goes_on_after_the_answer_is_cut_off(url: str) -> None:
+def test_body_that_drips_on_after_the_response_is_cut_off(url: str) -> None:
     drip = b"2\r\nxx\r\n"
     head = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     with connect(url) as connection:
@@ -117,13 +117,13 @@ def test_a_body_that_goes_on_after_the_answer_is_cut_off(url: str) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_more_connections_than_are_kept_are_told_so(url: str) -> None:
+def test_connections_over_the_limit_get_503(url: str) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(20):
             held.enter_context(connect(url))
         time.sleep(0.05)
         extra = held.enter_context(connect(url))
-        assert everything(extra).startswith(b"HTTP/1.1 503 ")
+        assert read_all(extra).startswith(b"HTTP/1.1 503 ")
     time.sleep(0.05)
     assert httpx.get(f"{url}/health").status_code == 200
 
@@ -185,7 +185,7 @@ def test_pipelined_requests_are_answered_in_order(url: str) -> None:
 def test_bytes_that_are_not_http_get_a_json_error(url: str) -> None:
     with connect(url) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-        head, _, body = everything(connection).partition(b"\r\n\r\n")
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and json.loads(body)["error"]["code"] == 400
 
 
@@ -193,7 +193,7 @@ def test_keep_alive_still_works(url: str) -> None:
     with httpx.Client(base_url=url) as http:
         for _ in range(3):
             assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
-            time.sleep(0.4)  # longer than the header timeout: an idle connection is not a slow one
+            time.sleep(0.4)  # longer than the header timeout, which does not apply between requests
 
 
 @pytest.fixture
@@ -224,15 +224,15 @@ def test_draining_server_finishes_requests_and_refuses_new_ones(
     assert server.wait(timeout=10) == 0
 
 
-def test_a_second_signal_does_not_wait(process: tuple[subprocess.Popen[str], str]) -> None:
+def test_second_signal_stops_at_once(process: tuple[subprocess.Popen[str], str]) -> None:
     server, url = process
 
-    def ask() -> None:
+    def send() -> None:
         with contextlib.suppress(httpx.HTTPError):
             httpx.post(f"{url}/v1/completions", json={"prompt": "!stuck"})
 
-    asker = threading.Thread(target=ask)
-    asker.start()
+    client = threading.Thread(target=send)
+    client.start()
     time.sleep(0.2)
     began = time.monotonic()
     server.send_signal(signal.SIGTERM)
@@ -240,24 +240,24 @@ def test_a_second_signal_does_not_wait(process: tuple[subprocess.Popen[str], str
     server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=10) == 0
     assert time.monotonic() - began < 8
-    asker.join()
+    client.join()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_who_speaks_http_1_0_is_sent_no_chunks(url: str, version: str, stream: bool) -> None:
-    """What has no length is then as long as the connection lasts (RFC 9112, 6.3)."""
+def test_http_1_0_clients_get_no_chunked_encoding(url: str, version: str, stream: bool) -> None:
+    """A response without chunks needs a length (RFC 9112, 6.3)."""
     body = json.dumps({"prompt": "!slow", "max_tokens": 12, "stream": stream}).encode()
     with connect(url) as connection:
         head = f"POST /v1/completions HTTP/{version}\r\nhost: localhost\r\nconnection: close\r\n"
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        headers, _, said = everything(connection).partition(b"\r\n\r\n")
+        headers, _, sent = read_all(connection).partition(b"\r\n\r\n")
     assert headers.startswith(b"HTTP/1.1 200 ") and b"connection: close" in headers
     is_chunked = b"transfer-encoding: chunked" in headers
     assert is_chunked == (stream and version == "1.1")
     if stream and not is_chunked:
-        *events, done, end = said.split(b"\n\n")
+        *events, done, end = sent.split(b"\n\n")
         assert (done, end) == (b"data: [DONE]", b"")
-        texts = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
-        assert "".join(each["text"] for each in texts) == ANSWER[:12]
-        assert len(texts) == 12
+        choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
+        assert "".join(choice["text"] for choice in choices) == ANSWER[:12]
+        assert len(choices) == 12

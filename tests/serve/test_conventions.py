@@ -30,7 +30,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected"),
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, OBJECT),
@@ -53,21 +53,21 @@ def events_of(text: str) -> list[dict[str, Any]]:
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-async def test_every_way_to_say_what_the_answer_looks_like(
+async def test_all_forms_of_structured_output(
     http: httpx.AsyncClient,
     engine: FakeEngine,
     path: str,
     fields: dict[str, Any],
-    wanted: OutputGrammar | None,
+    expected: OutputGrammar | None,
 ) -> None:
     body = {**fields, **(HELLO if path == CHAT else {"prompt": "x"})}
     reply = await http.post(path, json=body)
     assert reply.status_code == 200, reply.text
     ((_, sampling, _, _),) = engine.requests.values()
-    assert sampling.structured == wanted
+    assert sampling.structured == expected
 
 
-async def test_the_clients_id_comes_back(http: httpx.AsyncClient) -> None:
+async def test_request_id_is_returned(http: httpx.AsyncClient) -> None:
     by_header = await http.post(
         COMPLETIONS, json={"prompt": "x"}, headers={"x-request-id": "mine-1"}
     )
@@ -81,12 +81,12 @@ async def test_the_clients_id_comes_back(http: httpx.AsyncClient) -> None:
 
 
 async def test_priority_by_header_and_by_field(http: httpx.AsyncClient, engine: FakeEngine) -> None:
-    for fields, header, wanted in (({}, "-3", -3), ({"priority": 5}, "-3", 5), ({}, "0", 0)):
+    for fields, header, expected in (({}, "-3", -3), ({"priority": 5}, "-3", 5), ({}, "0", 0)):
         engine.requests.clear()
         await http.post(
             COMPLETIONS, json={"prompt": "x", **fields}, headers={"x-vllm-priority": header}
         )
-        assert [request[2] for request in engine.requests.values()] == [wanted]
+        assert [request[2] for request in engine.requests.values()] == [expected]
     reply = await http.post(COMPLETIONS, json={"prompt": "x"}, headers={"x-vllm-priority": "1e9"})
     assert reply.status_code == 400
 
@@ -103,14 +103,16 @@ async def test_classes_and_timeouts_reach_the_engine(engine: FakeEngine) -> None
         assert bad.status_code == 400 and "chat, bulk" in bad.json()["error"]["message"]
 
 
-async def test_prompts_are_cut_from_the_left(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_prompts_are_truncated_from_the_left(
+    http: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     body = {"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": True, "max_tokens": 3}
     reply = await http.post(COMPLETIONS, json=body)
     assert reply.json()["choices"][0]["text"] == "ef" + ANSWER[:3]
     assert reply.json()["usage"]["prompt_tokens"] == 2
 
 
-async def test_token_ids_beside_texts(http: httpx.AsyncClient) -> None:
+async def test_return_token_ids(http: httpx.AsyncClient) -> None:
     body = {"prompt": "ab", "max_tokens": 3, "return_token_ids": True}
     whole = (await http.post(COMPLETIONS, json=body)).json()["choices"][0]
     assert whole["token_ids"] == [ord(c) for c in ANSWER[:3]]
@@ -123,32 +125,32 @@ async def test_token_ids_beside_texts(http: httpx.AsyncClient) -> None:
     assert chat["choices"][0]["token_ids"] == [ord(c) for c in ANSWER[:2]]
 
 
-async def test_tokens_named_by_their_ids(http: httpx.AsyncClient) -> None:
+async def test_return_tokens_as_token_ids(http: httpx.AsyncClient) -> None:
     body = {"prompt": "ab", "max_tokens": 1, "logprobs": 1, "return_tokens_as_token_ids": True}
     logprobs = (await http.post(COMPLETIONS, json=body)).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == [f"token_id:{ord(ANSWER[0])}"]
     assert list(logprobs["top_logprobs"][0]) == logprobs["tokens"]
 
 
-async def test_timings_beside_the_usage(engine: FakeEngine) -> None:
+async def test_timings_are_sent_with_the_usage(engine: FakeEngine) -> None:
     async with client_of(engine, enable_per_request_metrics=True) as http:
         whole = (await http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 4})).json()
         fields = {"stream": True, "stream_options": {"include_usage": True}}
         events = events_of((await http.post(CHAT, json={**HELLO, **fields})).text)
-    for told in (whole["metrics"], events[-1]["metrics"]):
-        assert told["time_to_first_token_ms"] >= 0 and told["generation_time_ms"] >= 0
-        assert told["tokens_per_second"] > 0
+    for timings in (whole["metrics"], events[-1]["metrics"]):
+        assert timings["time_to_first_token_ms"] >= 0 and timings["generation_time_ms"] >= 0
+        assert timings["tokens_per_second"] > 0
 
 
-async def test_the_template_gets_the_callers_names(
+async def test_template_variables_reach_the_template(
     http: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     fields = {"chat_template_kwargs": {"mood": "calm"}, "reasoning_effort": "none"}
     assert (await http.post(CHAT, json={**HELLO, **fields})).status_code == 200
-    wanted = {"mood": "calm", "reasoning_effort": "none", "enable_thinking": False}
-    assert engine.tokenizer.variables == wanted
+    expected = {"mood": "calm", "reasoning_effort": "none", "enable_thinking": False}
+    assert engine.tokenizer.variables == expected
 
 
-async def test_continuing_the_last_message_excludes_a_new_one(http: httpx.AsyncClient) -> None:
+async def test_continue_final_message_excludes_a_generation_prompt(http: httpx.AsyncClient) -> None:
     fields = {"continue_final_message": True, "add_generation_prompt": True}
     assert (await http.post(CHAT, json={**HELLO, **fields})).status_code == 400

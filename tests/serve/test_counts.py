@@ -1,9 +1,9 @@
-"""Every counter equals what clients were told, to the last token, whatever they did.
+"""Every counter equals what clients received, to the last token, whatever the clients did.
 
-One random load over the real engine with drafts and a prefix cache: four APIs, whole and streamed,
-several prompts and choices, stop strings, scoring, grammars, bad requests, refused keys, clients
-that hang up, and a batch beside it all. What a client that hung up was sent is not known to it: for
-those the test listens where the engine hands over its news.
+A random load over the real engine with speculative decoding and a prefix cache: four APIs, whole and
+streamed, several prompts and choices, stop strings, scoring, grammars, bad requests, refused keys,
+clients that disconnect, and a batch at the same time. A client that disconnects does not know what
+was generated for it: for those, the test records the events that the engine passes to the server.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ NUM_REQUESTS = 80
 Sink = Callable[[Sequence[Event]], None]
 
 
-class Overheard:
-    """What the engine handed to the server, per request that people made."""
+class EventRecorder:
+    """Records the events of every interactive request."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.listen_inside = engine, engine.listen
+        self.engine, self.inner_listen = engine, engine.listen
         self.tokens: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
-        self.prompts: dict[str, tuple[int, int]] = {}  # prompt tokens, and of them cached
+        self.prompts: dict[str, tuple[int, int]] = {}  # prompt tokens, cached tokens
 
     async def listen(self, prompt: Any, sampling: Any, sink: Sink, **terms: Any) -> Any:
         if terms.get("background"):
-            return await self.listen_inside(prompt, sampling, sink, **terms)
+            return await self.inner_listen(prompt, sampling, sink, **terms)
         name = terms["request_id"]
 
-        def hear(events: Sequence[Event]) -> None:
+        def record(events: Sequence[Event]) -> None:
             for event in events:
                 self.tokens[name] += isinstance(event, Token)
                 self.ended[name] += isinstance(event, Finished)
@@ -60,9 +60,9 @@ class Overheard:
 
         self.tokens[name] += 0
         try:
-            return await self.listen_inside(prompt, sampling, hear, **terms)
+            return await self.inner_listen(prompt, sampling, record, **terms)
         except RidgelineError:
-            del self.tokens[name]  # refused: neither answered nor aborted
+            del self.tokens[name]  # refused: neither finished nor aborted
             raise
 
 
@@ -75,15 +75,15 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture
-def overheard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Overheard:
-    heard = Overheard(engine)
-    monkeypatch.setattr(engine, "listen", heard.listen)
-    return heard
+def recorder(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> EventRecorder:
+    recorder = EventRecorder(engine)
+    monkeypatch.setattr(engine, "listen", recorder.listen)
+    return recorder
 
 
 @pytest.fixture
 async def http(
-    engine: Engine, overheard: Overheard, tmp_path: Path
+    engine: Engine, recorder: EventRecorder, tmp_path: Path
 ) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(engine, ServerOptions(api_key="secret"))
     options = BatchOptions(store=tmp_path / "batches.sqlite", max_concurrency=4, poll_s=0.02)
@@ -95,36 +95,36 @@ async def http(
             yield made
 
 
-class Told:
-    """What clients were told, added up, and the ids of the answers that they read to the end."""
+class Received:
+    """Sums of the usage that clients received, and ids of the responses that they read to the end."""
 
     def __init__(self) -> None:
         self.sums: Counter[str] = Counter()
         self.ids: set[str] = set()
 
-    def answered(self, answer: dict[str, Any], usage: dict[str, Any], num_choices: int) -> None:
+    def add(self, response: dict[str, Any], usage: dict[str, Any], num_choices: int) -> None:
         cached = usage.get("cache_read_input_tokens", 0)
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-        self.ids.add(answer["id"])
+        self.ids.add(response["id"])
         self.sums["choices"] += num_choices
         self.sums["prompt"] += usage.get("prompt_tokens", usage.get("input_tokens", 0)) + cached
         self.sums["cached"] += cached or details.get("cached_tokens", 0)
         self.sums["output"] += usage.get("completion_tokens", usage.get("output_tokens", 0))
 
-    def stayed(self, request: str) -> bool:
-        """Whether somebody read this request's answer (`ID`, or `ID-2` of several prompts)."""
+    def was_read(self, request: str) -> bool:
+        """Whether a client read this engine request's response (`ID`, or `ID-2` of several prompts)."""
         return request in self.ids or request.rpartition("-")[0] in self.ids
 
 
 def random_request(rng: random.Random) -> tuple[str, dict[str, Any], int]:
-    """A path, a body, and how many choices will come."""
+    """Path, body, and number of choices."""
     text = rng.choice(TEXTS)
-    most, heat = rng.randint(1, 24), rng.choice((0.0, 1.0))
+    max_tokens, temperature = rng.randint(1, 24), rng.choice((0.0, 1.0))
     stop = rng.choice((None, ["\n\n"], ["return", "import"]))
     chat = [{"role": "user", "content": text}]
     n = rng.randint(1, 3)
     kind = rng.randrange(6)
-    body: dict[str, Any] = {"model": "demo", "max_tokens": most, "temperature": heat}
+    body: dict[str, Any] = {"model": "demo", "max_tokens": max_tokens, "temperature": temperature}
     if kind == 0:
         prompts = [rng.choice(TEXTS) for _ in range(rng.randint(1, 3))]
         more = {"prompt": prompts, "n": n, "stop": stop, "seed": rng.randrange(99)}
@@ -135,20 +135,20 @@ def random_request(rng: random.Random) -> tuple[str, dict[str, Any], int]:
         return "/v1/messages", body | {"messages": chat, "stop_sequences": stop}, 1
     if kind == 3:
         del body["max_tokens"]
-        return "/v1/responses", body | {"input": text, "max_output_tokens": most}, 1
+        return "/v1/responses", body | {"input": text, "max_output_tokens": max_tokens}, 1
     if kind == 4:
         return "/v1/completions", body | {"prompt": text, "guided_choice": ["yes", "no way"]}, 1
     scoring = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 1}
     return "/v1/completions", body | scoring, 1
 
 
-async def stay(http: httpx.AsyncClient, told: Told, rng: random.Random) -> None:
-    """Read an answer to its end, streamed or whole."""
+async def read_response(http: httpx.AsyncClient, received: Received, rng: random.Random) -> None:
+    """Read a response to its end, streamed or whole."""
     path, body, num_choices = random_request(rng)
     if rng.random() < 0.5:
         reply = await http.post(path, json=body)
         assert reply.status_code == 200, reply.text
-        told.answered(reply.json(), reply.json()["usage"], num_choices)
+        received.add(reply.json(), reply.json()["usage"], num_choices)
         return
     if "completions" in path:
         body["stream_options"] = {"include_usage": True}
@@ -157,35 +157,35 @@ async def stay(http: httpx.AsyncClient, told: Told, rng: random.Random) -> None:
     events = [json.loads(line) for line in lines]
     usages = [e.get("usage") or e.get("response", {}).get("usage") for e in events]
     answer = events[0].get("message") or events[0].get("response") or events[0]
-    told.answered(answer, [usage for usage in usages if usage][-1], num_choices)
+    received.add(answer, [usage for usage in usages if usage][-1], num_choices)
 
 
-async def go(http: httpx.AsyncClient, rng: random.Random) -> None:
-    """Hang up: in the middle of a stream, or before a whole answer is there."""
+async def disconnect(http: httpx.AsyncClient, rng: random.Random) -> None:
+    """Disconnect in the middle of a stream, or before a whole response is complete."""
     body = {"prompt": TEXTS[rng.randrange(4)], "max_tokens": 300, "ignore_eos": True, "n": 2}
     if rng.random() < 0.5:
         async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
             await anext(reply.aiter_lines())
             await asyncio.sleep(rng.random() * 0.05)
         return
-    asking = asyncio.ensure_future(http.post("/v1/completions", json=body))
+    posting = asyncio.ensure_future(http.post("/v1/completions", json=body))
     await asyncio.sleep(rng.random() * 0.2)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    posting.cancel()
+    await asyncio.gather(posting, return_exceptions=True)
 
 
-async def be_refused(http: httpx.AsyncClient, told: Told, rng: random.Random) -> None:
-    """400 by the server, 400 by the engine, 401."""
+async def send_bad_request(http: httpx.AsyncClient, received: Received, rng: random.Random) -> None:
+    """400 from the server, 400 from the engine, 401."""
     kind = rng.randrange(3)
     bodies = ({"prompt": "x", "n": 0}, {"prompt": "x " * 999}, {"prompt": "x"})
     headers = {"authorization": "Bearer wrong"} if kind == 2 else KEY
     reply = await http.post("/v1/completions", json=bodies[kind], headers=headers)
     assert reply.status_code == (401 if kind == 2 else 400)
-    told.sums["unauthorized"] += kind == 2
+    received.sums["unauthorized"] += kind == 2
 
 
 async def run_batch(http: httpx.AsyncClient) -> Counter[str]:
-    """Lines of a batch, with the sums of what its files say."""
+    """Run a batch; the sums of its usage."""
     bodies = [{"model": "demo", "prompt": TEXTS[i % 4], "max_tokens": 6} for i in range(12)]
     bodies[5]["temperature"] = -1
     lines = [
@@ -209,66 +209,72 @@ async def run_batch(http: httpx.AsyncClient) -> Counter[str]:
     )
 
 
-async def numbers_of(http: httpx.AsyncClient) -> dict[str, float]:
+async def scrape(http: httpx.AsyncClient) -> dict[str, float]:
     text = (await http.get("/metrics")).text
     lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in lines}
 
 
-async def test_counters_equal_what_clients_were_told(
-    http: httpx.AsyncClient, engine: Engine, overheard: Overheard
+async def test_counters_equal_what_clients_received(
+    http: httpx.AsyncClient, engine: Engine, recorder: EventRecorder
 ) -> None:
-    rng, told = random.Random(), Told()
-    before = await numbers_of(http)
+    rng, received = random.Random(), Received()
+    before = await scrape(http)
     gate = asyncio.Semaphore(12)
 
     async def one(seed: int) -> None:
-        own = random.Random(seed)
+        rng_ = random.Random(seed)
         async with gate:
-            fate = own.random()
-            if fate < 0.7:
-                await stay(http, told, own)
-            elif fate < 0.88:
-                await go(http, own)
+            kind = rng_.random()
+            if kind < 0.7:
+                await read_response(http, received, rng_)
+            elif kind < 0.88:
+                await disconnect(http, rng_)
             else:
-                await be_refused(http, told, own)
+                await send_bad_request(http, received, rng_)
 
     requests = [one(rng.randrange(2**32)) for _ in range(NUM_REQUESTS)]
-    lines, *_ = await asyncio.gather(run_batch(http), *requests)
+    batch, *_ = await asyncio.gather(run_batch(http), *requests)
     async with asyncio.timeout(20):
         while engine.counters()["num_requests_running"] or engine.counters()["num_queued"]:
             await asyncio.sleep(0.02)
     await asyncio.sleep(0.2)
-    after = await numbers_of(http)
-    grown = Counter({name: after[name] - before.get(name, 0.0) for name in after})
-    check(grown, told, overheard, lines)
+    after = await scrape(http)
+    increase = Counter({name: after[name] - before.get(name, 0.0) for name in after})
+    check(increase, received, recorder, batch)
     assert engine.counters()["kv_cache_usage_perc"] == 0 and engine.is_healthy()
     assert engine.counters()["spec_decode_num_accepted_tokens"] > 0
 
 
-def check(grown: Counter[str], told: Told, heard: Overheard, lines: Counter[str]) -> None:
-    """Those who stayed, by what they were told; those who left, by what was on its way to them."""
-    gone = [request for request in heard.tokens if not told.stayed(request)]
-    started = [heard.prompts.get(request, (0, 0)) for request in gone]
-    finished = sum(heard.ended[request] for request in gone)
-    assert gone and told.ids
+def check(
+    increase: Counter[str], received: Received, recorder: EventRecorder, batch: Counter[str]
+) -> None:
+    """Requests that were read count by their usage, the others by their recorded events."""
+    unread = [request for request in recorder.tokens if not received.was_read(request)]
+    started = [recorder.prompts.get(request, (0, 0)) for request in unread]
+    finished = sum(recorder.ended[request] for request in unread)
+    assert unread and received.ids
 
     def counted(name: str) -> float:
-        return grown[f"vllm:{name}{MODEL}"]
+        return increase[f"vllm:{name}{MODEL}"]
 
     def ended(reason: str) -> float:
-        return grown[f'vllm:request_success_total{{finished_reason="{reason}",model_name="demo"}}']
+        return increase[
+            f'vllm:request_success_total{{finished_reason="{reason}",model_name="demo"}}'
+        ]
 
-    output = told.sums["output"] + sum(heard.tokens[request] for request in gone)
+    output = received.sums["output"] + sum(recorder.tokens[request] for request in unread)
     assert counted("generation_tokens_total") == output
-    assert counted("prompt_tokens_total") == told.sums["prompt"] + sum(n for n, _ in started)
-    assert counted("prompt_tokens_cached_total") == told.sums["cached"] + sum(c for _, c in started)
-    assert ended("stop") + ended("length") == told.sums["choices"] + finished
-    assert ended("abort") == 2 * len(gone) - finished  # each of them asked for two choices
-    assert counted("e2e_request_latency_seconds_count") == told.sums["choices"] + finished
+    assert counted("prompt_tokens_total") == received.sums["prompt"] + sum(n for n, _ in started)
+    assert counted("prompt_tokens_cached_total") == received.sums["cached"] + sum(
+        c for _, c in started
+    )
+    assert ended("stop") + ended("length") == received.sums["choices"] + finished
+    assert ended("abort") == 2 * len(unread) - finished  # each of them has two choices
+    assert counted("e2e_request_latency_seconds_count") == received.sums["choices"] + finished
     refused = 'ridgeline_requests_refused_total{model_name="demo",reason="key"}'
-    assert grown[refused] == told.sums["unauthorized"]
+    assert increase[refused] == received.sums["unauthorized"]
     for kind in ("prompt", "completion"):
-        assert grown[f'ridgeline_batch_tokens_total{{kind="{kind}"}}'] == lines[kind]
-        charged = grown[f'ridgeline_batch_charged_tokens_total{{kind="{kind}"}}']
-        assert charged == lines[kind] / 2
+        assert increase[f'ridgeline_batch_tokens_total{{kind="{kind}"}}'] == batch[kind]
+        charged = increase[f'ridgeline_batch_charged_tokens_total{{kind="{kind}"}}']
+        assert charged == batch[kind] / 2

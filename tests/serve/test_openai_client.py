@@ -71,7 +71,7 @@ def test_streamed_chat(client: openai.OpenAI) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == len(ANSWER)
 
 
-def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
+def test_errors_raise_the_clients_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.completions.create(model="fake", prompt="a", temperature=-1)
     with pytest.raises(openai.NotFoundError, match="gpt-9"):
@@ -102,11 +102,11 @@ def test_embeddings(client: openai.OpenAI) -> None:
     assert [len(entry.embedding) for entry in answer.data] == [2, 2]
 
 
-def test_rate_limits_are_the_clients_own_errors() -> None:
+def test_rate_limit_raises_the_clients_exception() -> None:
     app = create_app(FakeEngine(), ServerOptions(requests_per_minute=1))
     transport = httpx.ASGITransport(app=app)
 
-    async def ask_twice() -> None:
+    async def complete_twice() -> None:
         async with httpx.AsyncClient(transport=transport) as http:
             client = openai.AsyncOpenAI(
                 base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
@@ -115,4 +115,4 @@ def test_rate_limits_are_the_clients_own_errors() -> None:
             with pytest.raises(openai.RateLimitError):
                 await client.completions.create(model="fake", prompt="x")
 
-    asyncio.run(ask_twice())
+    asyncio.run(complete_twice())

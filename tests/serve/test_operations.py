@@ -1,4 +1,4 @@
-"""Health, metrics, keys: what an operator's tools read."""
+"""Probes, metrics and keys."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Numbers = dict[str, float]
 
 
 async def scrape(http: httpx.AsyncClient) -> Numbers:
-    """Every sample of /metrics, by name alone where the model is its only label."""
+    """Samples of /metrics by name, without the model's label."""
     reply = await http.get("/metrics")
     assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/plain")
-    found = {}
+    samples = {}
     for line in reply.text.splitlines():
         if not line.startswith("#"):
             name, value = line.rsplit(" ", 1)
-            found[name.replace('{model_name="fake"}', "")] = float(value)
-    return found
+            samples[name.replace('{model_name="fake"}', "")] = float(value)
+    return samples
 
 
-async def test_health_follows_the_engine(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_health_reports_the_engine(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert (await http.get("/health")).status_code == 200
     engine.alive = False
     reply = await http.get("/health")
@@ -44,21 +44,21 @@ async def test_version(http: httpx.AsyncClient) -> None:
     assert (await http.get("/version")).json() == {"version": ridgeline.__version__}
 
 
-async def test_health_answers_while_requests_run(served: str) -> None:
+async def test_health_is_fast_while_requests_run(served: str) -> None:
     async with httpx.AsyncClient(base_url=served) as http:
         body = {"prompt": ["!slow"] * 20, "max_tokens": 20}
         running = asyncio.create_task(http.post("/v1/completions", json=body))
         await asyncio.sleep(0.05)
-        took = []
+        latencies = []
         for _ in range(10):
             start = time.perf_counter()
             assert (await http.get("/health")).status_code == 200
-            took.append(time.perf_counter() - start)
-        assert sorted(took)[5] < 0.2  # typically a few ms; generous for a loaded machine
+            latencies.append(time.perf_counter() - start)
+        assert sorted(latencies)[5] < 0.2  # a few ms on an idle machine
         assert (await running).status_code == 200
 
 
-async def test_metrics_count_what_was_served(http: httpx.AsyncClient) -> None:
+async def test_metrics_count_requests_and_tokens(http: httpx.AsyncClient) -> None:
     await http.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 5})
     await http.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2, "max_tokens": 1000})
     numbers = await scrape(http)
@@ -76,16 +76,14 @@ async def test_metrics_count_what_was_served(http: httpx.AsyncClient) -> None:
     assert numbers[by_reason % "abort"] == 0
 
 
-async def test_a_failed_request_counts_as_aborted(http: httpx.AsyncClient) -> None:
+async def test_failed_request_counts_as_aborted(http: httpx.AsyncClient) -> None:
     await http.post("/v1/completions", json={"prompt": "!fail"})
     numbers = await scrape(http)
     assert numbers['vllm:request_success_total{finished_reason="abort",model_name="fake"}'] == 1
     assert numbers["vllm:e2e_request_latency_seconds_count"] == 0
 
 
-async def test_engine_numbers_and_their_monotony(
-    http: httpx.AsyncClient, engine: FakeEngine
-) -> None:
+async def test_engine_counters_never_decrease(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     numbers = await scrape(http)
     assert numbers["vllm:num_requests_running"] == 1 and numbers["vllm:num_requests_waiting"] == 0
     assert numbers["vllm:prefix_cache_hits_total"] == 7
@@ -95,7 +93,7 @@ async def test_engine_numbers_and_their_monotony(
     assert all(value >= 0 for value in numbers.values())
 
 
-async def test_names_are_those_that_dashboards_know(http: httpx.AsyncClient) -> None:
+async def test_metric_names_are_those_of_dashboards(http: httpx.AsyncClient) -> None:
     text = (await http.get("/metrics")).text
     families = set(re.findall(r"# TYPE (\S+) ", text))
     assert {
@@ -110,17 +108,17 @@ async def test_names_are_those_that_dashboards_know(http: httpx.AsyncClient) -> 
     assert 'block_size="16"' in text and 'num_gpu_blocks="10"' in text
 
 
-async def test_two_apps_do_not_share_numbers(http: httpx.AsyncClient) -> None:
+async def test_apps_do_not_share_metrics(http: httpx.AsyncClient) -> None:
     await http.post("/v1/completions", json={"prompt": "a"})
     other = httpx.ASGITransport(app=create_app(FakeEngine()))
     async with httpx.AsyncClient(transport=other, base_url="http://localhost") as fresh:
         assert (await scrape(fresh))["vllm:prompt_tokens_total"] == 0
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic sesame", "Bearer sesame "])
-async def test_api_key_guards_everything_but_the_open_routes(given: str | None) -> None:
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic sesame", "Bearer sesame "])
+async def test_api_key_protects_all_but_the_open_routes(header: str | None) -> None:
     transport = httpx.ASGITransport(app=create_app(FakeEngine(), ServerOptions(api_key="sesame")))
-    headers = {"authorization": given} if given else {}
+    headers = {"authorization": header} if header else {}
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         for path in ("/v1/models", "/v1/completions", "/metrics", "/version", "/nothing"):
             reply = await http.post(path, json={}, headers=headers)
@@ -148,22 +146,22 @@ def client_of(engine: FakeEngine, peaks: Peaks | None = None, **options: Any) ->
 
 
 async def test_goodput_is_counted_by_class() -> None:
-    classes = "kept=ttft:60000;broken=tpot:0.001"
+    classes = "met=ttft:60000;missed=tpot:0.001"
     async with client_of(FakeEngine(), slo_classes=classes) as http:
-        for name, prompt in (("kept", "x"), ("broken", "!slow"), ("broken", "!fail")):
+        for name, prompt in (("met", "x"), ("missed", "!slow"), ("missed", "!fail")):
             body = {"prompt": prompt, "slo_class": name, "max_tokens": 5}
             await http.post("/v1/completions", json=body)
         numbers = await scrape(http)
     label = '{model_name="fake",slo_class="%s"}'
-    for name, asked, met in (("kept", 1, 1), ("broken", 2, 0)):
-        assert numbers["ridgeline_slo_requests_total" + label % name] == asked
+    for name, num_requests, met in (("met", 1, 1), ("missed", 2, 0)):
+        assert numbers["ridgeline_slo_requests_total" + label % name] == num_requests
         assert numbers.get("ridgeline_slo_met_total" + label % name, 0) == met
-    missed = 'ridgeline_slo_missed_total{model_name="fake",slo_class="broken",why="%s"}'
+    missed = 'ridgeline_slo_missed_total{model_name="fake",slo_class="missed",why="%s"}'
     assert numbers[missed % "tpot"] == numbers[missed % "failed"] == 1
 
 
-async def test_a_promise_that_was_not_seen_kept_was_not_kept() -> None:
-    """As `bench` and `simulate` judge: one token has no TPOT (docs/concepts/measurements.md)."""
+async def test_objective_that_could_not_be_observed_counts_as_missed() -> None:
+    """As in `bench` and `simulate`: one token has no TPOT (docs/concepts/measurements.md)."""
     async with client_of(FakeEngine(), slo_classes="fast=tpot:60000") as http:
         for max_tokens in (1, 5):
             body = {"prompt": "x", "slo_class": "fast", "max_tokens": max_tokens}
@@ -175,7 +173,7 @@ async def test_a_promise_that_was_not_seen_kept_was_not_kept() -> None:
     assert numbers["ridgeline_slo_missed_total" + label % ',why="unobserved"'] == 1
 
 
-async def test_our_own_numbers() -> None:
+async def test_own_metrics() -> None:
     engine = FakeEngine()
     engine.numbers |= {
         "recent_seqs": 30.0, "recent_slots": 40.0, "recent_busy_s": 2.0, "recent_flops": 6.0,
@@ -200,6 +198,8 @@ async def test_our_own_numbers() -> None:
     assert 0 < spent < 60 and per_million == pytest.approx(spent / 4 * 1e6, rel=0.5)
 
 
-async def test_without_peaks_and_price_nothing_is_made_up(http: httpx.AsyncClient) -> None:
+async def test_no_utilisation_without_peaks_and_no_cost_without_a_price(
+    http: httpx.AsyncClient,
+) -> None:
     text = (await http.get("/metrics")).text
     assert not any(name in text for name in ("mfu", "mbu", "cost"))

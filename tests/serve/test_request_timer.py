@@ -1,4 +1,4 @@
-"""Where a request's time went at the server: the queue ends with its first share of a step."""
+"""Queue, prefill and decode times of a request."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ def _token(at_s: float) -> Token:
     return Token(request_id="a", index=0, at_s=at_s, token=1, text="x")
 
 
-def test_queue_prefill_and_decode_are_told_apart() -> None:
-    """Arrived at 100, first in a step at 103, first token at 107, the last of three at 111; the
-    news of a step come together, when it has ended."""
+def test_queue_prefill_and_decode_times() -> None:
+    """Arrival at 100, first scheduled step at 103, first token at 107, the last of three at 111."""
     clock = Clock()
     metrics = Metrics(FakeEngine(), "m", now=clock)
     timer = metrics.time_request(5, 1)
@@ -44,7 +43,7 @@ def test_queue_prefill_and_decode_are_told_apart() -> None:
     ):
         assert f'vllm:{name}_seconds_sum{{model_name="m"}} {seconds}' in page, name
     assert timer.timings() == pytest.approx(
-        {  # as vLLM has them: each stage by itself, the rate over both stages of computing
+        {  # as vLLM's: separate stages, and the rate over prefill and decode
             "time_to_first_token_ms": 4000.0,
             "generation_time_ms": 4000.0,
             "queue_time_ms": 3000.0,
@@ -54,7 +53,7 @@ def test_queue_prefill_and_decode_are_told_apart() -> None:
     )
 
 
-def test_a_start_before_the_arrival_is_no_negative_queue() -> None:
+def test_queue_time_is_never_negative() -> None:
     metrics = Metrics(FakeEngine(), "m", now=Clock())
     metrics.time_request(5, 1).observe([Started(request_id="a", at_s=0.0, cached_tokens=0)], 100.0)
     assert 'vllm:request_queue_time_seconds_sum{model_name="m"} 0.0' in metrics.render().decode()

@@ -1,4 +1,4 @@
-"""The server process: addresses, options, and a stop that keeps its word."""
+"""The server process: addresses, options, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def stop(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_exits_normally(number: signal.Signals) -> None:
+def test_signal_drains_and_exits_normally(number: signal.Signals) -> None:
     process, url = start(shutdown_timeout_s=20)
     body = {"prompt": "!slow", "max_tokens": 30, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body) as reply:
         lines = (line for line in reply.iter_lines() if line)
-        texts = [next(lines)]  # it is under way
+        texts = [next(lines)]  # it is running
         process.send_signal(number)
         texts += lines
     out, _ = process.communicate(timeout=20)
@@ -73,8 +73,8 @@ def test_a_signal_drains_and_exits_normally(number: signal.Signals) -> None:
     assert texts[-1] == "data: [DONE]"
 
 
-def test_who_comes_while_it_is_busy_waits_in_the_system() -> None:
-    """Few are accepted in one turn of the loop; that is not how many may wait for their turn."""
+def test_connections_queue_in_the_system_while_the_loop_is_busy() -> None:
+    """Few are accepted per iteration of the loop; many more may wait in the system."""
     process, url = start(shutdown_timeout_s=1)
     process.send_signal(signal.SIGSTOP)
     host, port = urlsplit(url).netloc.split(":")
@@ -84,25 +84,25 @@ def test_who_comes_while_it_is_busy_waits_in_the_system() -> None:
             for _ in range(300)
         ]
         process.send_signal(signal.SIGCONT)
-        for each in waiting:
-            each.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert all(each.recv(9) == b"HTTP/1.1 " for each in waiting)
+        for connection in waiting:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert all(connection.recv(9) == b"HTTP/1.1 " for connection in waiting)
     assert stop(process, signal.SIGTERM)[0] == 0
 
 
-def test_what_does_not_end_in_time_is_cut_off() -> None:
+def test_requests_are_cut_off_after_the_shutdown_timeout() -> None:
     process, url = start(shutdown_timeout_s=1)
 
     def wait() -> None:
         with pytest.raises(httpx.HTTPError):
             httpx.post(f"{url}/v1/completions", json={"prompt": "!stuck"}).raise_for_status()
 
-    asker = threading.Thread(target=wait)
-    asker.start()
+    client = threading.Thread(target=wait)
+    client.start()
     time.sleep(0.2)
-    code, _, took_s = stop(process, signal.SIGTERM)
-    asker.join()
-    assert code == 0 and took_s < 10
+    code, _, elapsed_s = stop(process, signal.SIGTERM)
+    client.join()
+    assert code == 0 and elapsed_s < 10
 
 
 ENDINGS = {
@@ -113,19 +113,19 @@ ENDINGS = {
 }
 
 
-def body_of(path: str, order: str) -> dict[str, Any]:
-    """A request of each endpoint whose prompt orders misbehaviour."""
-    said = {"messages": [{"role": "user", "content": order}]}
+def body_of(path: str, command: str) -> dict[str, Any]:
+    """A request of each endpoint with a prompt that makes the fake engine misbehave."""
+    messages = {"messages": [{"role": "user", "content": command}]}
     return {
-        "/v1/completions": {"prompt": order, "max_tokens": 30},
-        "/v1/chat/completions": said,
-        "/v1/messages": {**said, "model": "fake", "max_tokens": 30},
-        "/v1/responses": {"input": order},
+        "/v1/completions": {"prompt": command, "max_tokens": 30},
+        "/v1/chat/completions": messages,
+        "/v1/messages": {**messages, "model": "fake", "max_tokens": 30},
+        "/v1/responses": {"input": command},
     }[path]
 
 
-def ask(url: str, body: dict[str, Any]) -> socket.socket:
-    """Send a request and leave its answer to be read."""
+def send(url: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request; its response is not read."""
     parts, data = urlsplit(url), json.dumps(body).encode()
     connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
     head = f"POST {parts.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
@@ -134,18 +134,18 @@ def ask(url: str, body: dict[str, Any]) -> socket.socket:
 
 
 @pytest.mark.parametrize("num_signals", [1, 2])
-def test_whoever_is_cut_off_is_told_so(num_signals: int) -> None:
-    """A stream that has begun ends with an error of its dialect, all else is a 503 in JSON; there
-    is never a second head, and nothing is logged."""
+def test_cut_off_requests_end_with_an_error(num_signals: int) -> None:
+    """A stream that has started ends with an error in the shape of its API, anything else is a 503
+    in JSON. There is never a second response head, and nothing is logged."""
     process, url = start(shutdown_timeout_s=1 if num_signals == 1 else 60)
     with process, contextlib.ExitStack() as held:
         held.callback(process.kill)
         begun, silent, whole = (
             {
-                path: held.enter_context(ask(f"{url}{path}", {**body_of(path, order), **more}))
+                path: held.enter_context(send(f"{url}{path}", {**body_of(path, command), **more}))
                 for path in ENDINGS
             }
-            for order, more in (("!hang", {"stream": True}), ("!stuck", {"stream": True}),
+            for command, more in (("!hang", {"stream": True}), ("!stuck", {"stream": True}),
                                 ("!hang", {}))
         )  # fmt: skip
         first = {path: connection.recv(1 << 16) for path, connection in begun.items()}
@@ -154,32 +154,34 @@ def test_whoever_is_cut_off_is_told_so(num_signals: int) -> None:
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)
         for path, connection in begun.items():
-            told = (first[path] + rest_of(connection)).decode()
-            assert told.startswith("HTTP/1.1 200 ") and told.count("HTTP/1.1") == 1
-            assert told.endswith("\r\n0\r\n\r\n"), told
-            assert f"data: {ENDINGS[path]}" in told, told
+            data = (first[path] + rest_of(connection)).decode()
+            assert data.startswith("HTTP/1.1 200 ") and data.count("HTTP/1.1") == 1
+            assert data.endswith("\r\n0\r\n\r\n"), data
+            assert f"data: {ENDINGS[path]}" in data, data
         for answers in (silent, whole):
             for connection in answers.values():
-                head, _, told = rest_of(connection).decode().partition("\r\n\r\n")
+                head, _, data = rest_of(connection).decode().partition("\r\n\r\n")
                 assert head.startswith("HTTP/1.1 503 ") and "application/json" in head, head
-                assert "the server is stopping" in told and json.loads(told)
+                assert "the server is stopping" in data and json.loads(data)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, "ended\n", "")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-def test_what_is_torn_off_has_one_head(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever did not end when it was told to: a connection that breaks off, or a 503."""
+def test_cancelled_requests_send_one_response_head(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever did not end when it was data to: a connection that breaks off, or a 503."""
     app = create_app(FakeEngine())
-    app.state.service.cut_off = lambda: None  # as if it heard of nothing
+    app.state.service.cut_off = lambda: None  # it ends no stream
     body = {"prompt": "!hang", "stream": True} if path == "/v1/completions" else {"input": "!stuck"}
     with running(app) as url:
-        connection = ask(f"{url}{path}", body)
+        connection = send(f"{url}{path}", body)
         time.sleep(0.3)
     with connection:
-        told = rest_of(connection)
-    assert told.count(b"HTTP/1.1") == 1 and b"text/plain" not in told
-    assert told.startswith(b"HTTP/1.1 200 " if path == "/v1/completions" else b"HTTP/1.1 503 ")
+        data = rest_of(connection)
+    assert data.count(b"HTTP/1.1") == 1 and b"text/plain" not in data
+    assert data.startswith(b"HTTP/1.1 200 " if path == "/v1/completions" else b"HTTP/1.1 503 ")
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -190,19 +192,19 @@ def rest_of(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_a_taken_port_names_the_fix() -> None:
+def test_port_in_use_names_the_fix() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(BadInput, match="--port") as caught:
             listen(ServerOptions(port=taken.getsockname()[1]))
         assert str(taken.getsockname()[1]) in str(caught.value)
 
 
-def test_an_unresolvable_host_is_the_users_mistake() -> None:
+def test_unresolvable_host_names_the_flag() -> None:
     with pytest.raises(BadInput, match="--host"):
         listen(ServerOptions(host="no.such.host.invalid"))
 
 
-def test_tokens_leave_at_once() -> None:
+def test_connections_have_nodelay() -> None:
     with (
         listen(ServerOptions(port=0)) as listener,
         socket.create_connection(listener.getsockname()[:2]),
@@ -211,6 +213,6 @@ def test_tokens_leave_at_once() -> None:
         assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_port_zero_takes_any() -> None:
+def test_port_zero_takes_a_free_port() -> None:
     with listen(ServerOptions(port=0)) as listener:
         assert url_of(listener).startswith("http://127.0.0.1:")

@@ -1,4 +1,4 @@
-"""The front door: keys, hosts, origins, budgets of keys, and addresses that may be listened on."""
+"""Access control: keys, hosts, origins, rate limits, and addresses to listen on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def guarded(engine: FakeEngine | None = None, **options: Any) -> httpx.AsyncClie
     return client_of(create_app(engine or FakeEngine(), ServerOptions(**options)))
 
 
-# -- keys
+# keys
 
 
 ODD_PATHS = (
@@ -41,7 +41,7 @@ ODD_PATHS = (
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT"])
-async def test_every_route_but_the_open_ones_wants_a_key(method: str) -> None:
+async def test_every_route_but_the_open_ones_needs_a_key(method: str) -> None:
     async with guarded(api_key="sesame") as http:
         paths = create_app(FakeEngine()).openapi()["paths"]
         for path in {*paths, *ODD_PATHS, "/admin/state", "/openapi.json"} - OPEN_PATHS:
@@ -65,12 +65,12 @@ async def test_root_path_and_forwarding_headers_open_nothing() -> None:
 @pytest.mark.parametrize(
     "headers", [SESAME, {"authorization": "bearer sesame"}, {"x-api-key": "sesame"}]
 )
-async def test_a_key_is_known_by_either_header(headers: dict[str, str]) -> None:
+async def test_key_is_accepted_in_either_header(headers: dict[str, str]) -> None:
     async with guarded(api_key="sesame") as http:
         assert (await http.get("/v1/models", headers=headers)).status_code == 200
 
 
-def test_keys_come_hashed_from_a_file(tmp_path: Path) -> None:
+def test_keys_are_hashed_in_the_file(tmp_path: Path) -> None:
     key, entry = new_key('al"ice')
     file = tmp_path / "keys.toml"
     file.write_text(entry)
@@ -93,7 +93,7 @@ def test_keys_come_hashed_from_a_file(tmp_path: Path) -> None:
         "[[keys]]\nname = 'a'\nsha256 = '" + "0" * 64 + "'\ntokens_per_minute = 0",
     ],
 )
-def test_a_bad_file_of_keys_is_refused(tmp_path: Path, text: str) -> None:
+def test_bad_key_files_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(text)
     with pytest.raises(BadInput):
@@ -124,7 +124,7 @@ def test_tenants_never_share_prefixes_unless_their_group_says_so() -> None:
     assert a.tenant("x") not in (b.tenant("x"), "x")
 
 
-async def test_the_tenant_reaches_the_engine(tmp_path: Path) -> None:
+async def test_tenant_reaches_the_engine(tmp_path: Path) -> None:
     file, engine = tmp_path / "keys.toml", FakeEngine()
     (one, first), (two, second) = new_key("one"), new_key("two")
     file.write_text(first + second)
@@ -136,7 +136,7 @@ async def test_the_tenant_reaches_the_engine(tmp_path: Path) -> None:
     assert tenants[0] == tenants[2] != tenants[1] and all(tenants)
 
 
-# -- hosts and origins
+# hosts and origins
 
 
 @pytest.mark.parametrize(
@@ -153,20 +153,20 @@ async def test_the_tenant_reaches_the_engine(tmp_path: Path) -> None:
         ("", 403),
     ],
 )
-async def test_rebound_names_are_turned_away(host: str, status: int) -> None:
+async def test_rebound_host_names_are_refused(host: str, status: int) -> None:
     async with guarded() as http:
         for path in ("/v1/models", "/health"):
             assert (await http.get(path, headers={"host": host})).status_code == status
 
 
-async def test_named_hosts() -> None:
+async def test_allowed_hosts() -> None:
     async with guarded(allowed_hosts="llm.example, other", api_key="sesame") as http:
         for host, status in (("llm.example", 200), ("LLM.example:80", 200), ("evil.example", 403)):
             reply = await http.get("/v1/models", headers={**SESAME, "host": host})
             assert reply.status_code == status
 
 
-async def test_pages_of_other_sites_may_not_call() -> None:
+async def test_other_origins_are_refused() -> None:
     async with guarded(allowed_origins="https://app.example") as http:
         for origin, status in (
             ("https://evil.example", 403),
@@ -194,7 +194,7 @@ async def test_cors_is_empty_by_default() -> None:
         assert "access-control-allow-origin" not in reply.headers
 
 
-async def test_headers_have_a_limit() -> None:
+async def test_headers_are_limited() -> None:
     async with guarded() as http:
         many = {f"x-{i}": "1" for i in range(120)}
         assert (await http.get("/health", headers=many)).status_code == 431
@@ -202,10 +202,10 @@ async def test_headers_have_a_limit() -> None:
         assert (await http.get("/health?" + "q" * 40_000)).status_code == 431
 
 
-# -- budgets of keys
+# rate limits
 
 
-async def test_a_keys_budget_of_requests() -> None:
+async def test_requests_per_minute_are_limited() -> None:
     async with guarded(requests_per_minute=2) as http:
         replies = [await http.post(COMPLETIONS, json={"prompt": "x"}) for _ in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
@@ -215,7 +215,7 @@ async def test_a_keys_budget_of_requests() -> None:
     assert replies[2].json()["error"]["type"] == "RateLimitError"
 
 
-async def test_output_tokens_are_paid_as_they_come() -> None:
+async def test_output_tokens_are_charged_as_they_are_generated() -> None:
     async with guarded(tokens_per_minute=30) as http:
         body = {"prompt": "x" * 10, "max_tokens": 25}
         first, second = [await http.post(COMPLETIONS, json=body) for _ in range(2)]
@@ -224,7 +224,7 @@ async def test_output_tokens_are_paid_as_they_come() -> None:
     assert second.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
-def test_buckets_refill_evenly_and_a_large_request_waits_for_a_full_one() -> None:
+def test_bucket_refills_evenly_and_a_large_request_waits_for_a_full_one() -> None:
     bucket = TokenBucket(60, 0.0)
     assert bucket.wait_s(1000, 0.0) == 0
     bucket.take(1000, 0.0)
@@ -232,23 +232,23 @@ def test_buckets_refill_evenly_and_a_large_request_waits_for_a_full_one() -> Non
     assert bucket.level(940.0) == 0 and bucket.level(5000.0) == 60
 
 
-async def test_keys_have_budgets_of_their_own(tmp_path: Path) -> None:
+async def test_keys_have_separate_budgets(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     (one, first), (two, second) = new_key("one"), new_key("two")
     file.write_text(f"{first}requests_per_minute = 1\n{second}")
     async with guarded(api_keys_file=str(file), requests_per_minute=100) as http:
 
-        async def ask(key: str) -> int:
+        async def post_with(key: str) -> int:
             headers = {"x-api-key": key}
             return (await http.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)).status_code
 
-        assert [await ask(key) for key in (one, one, two, two)] == [200, 429, 200, 200]
+        assert [await post_with(key) for key in (one, one, two, two)] == [200, 429, 200, 200]
 
 
-# -- addresses
+# addresses
 
 
-def test_strangers_need_a_key() -> None:
+def test_exposed_address_needs_a_key() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
         with pytest.raises(BadInput, match="--insecure"):
             check_exposed(ServerOptions(host=host))
@@ -271,31 +271,31 @@ def test_strangers_need_a_key() -> None:
         {"admin_port": 70000},
     ],
 )
-def test_options_that_make_no_sense(table: dict[str, object]) -> None:
+def test_bad_options_are_refused(table: dict[str, object]) -> None:
     with pytest.raises(BadInput):
         ServerOptions(**table)
 
 
-# -- administrators
+# administrators
 
 
-async def test_operators_routes_are_elsewhere_and_theirs_alone(tmp_path: Path) -> None:
+async def test_admin_routes_need_the_admin_listener_and_an_admin_key(tmp_path: Path) -> None:
     file, engine = tmp_path / "keys.toml", FakeEngine()
-    (user, first), (boss, second) = new_key("user"), new_key("boss")
+    (user, first), (admin_key, second) = new_key("user"), new_key("boss")
     file.write_text(f"{first}{second}admin = true\n")
     app = create_app(engine, ServerOptions(api_keys_file=str(file)))
     service = app.state.service
-    as_boss, as_user = {"x-api-key": boss}, {"x-api-key": user}
+    as_admin, as_user = {"x-api-key": admin_key}, {"x-api-key": user}
     async with client_of(app) as http, client_of(create_admin_app(service)) as admin:
-        for headers in (as_boss, as_user):
+        for headers in (as_admin, as_user):
             assert (await http.get("/admin/state", headers=headers)).status_code == 404
         assert (await admin.get("/admin/state", headers=as_user)).status_code == 403
         assert (await admin.get("/admin/state")).status_code == 401
-        state = (await admin.get("/admin/state", headers=as_boss)).json()
+        state = (await admin.get("/admin/state", headers=as_admin)).json()
         assert state["settings"] == {"enable_prefix_caching": True}
-        assert (await admin.post("/admin/abort/cmpl-1", headers=as_boss)).status_code == 200
+        assert (await admin.post("/admin/abort/cmpl-1", headers=as_admin)).status_code == 200
         assert engine.aborted == ["cmpl-1"]
-        assert (await admin.post("/admin/drain", headers=as_boss)).status_code == 200
+        assert (await admin.post("/admin/drain", headers=as_admin)).status_code == 200
         assert (await http.get("/ready")).status_code == 503
         refused = await http.post(COMPLETIONS, json={"prompt": "x"}, headers=as_user)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
@@ -303,7 +303,7 @@ async def test_operators_routes_are_elsewhere_and_theirs_alone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101])
-def test_a_key_needs_a_name_of_some_length(name: str) -> None:
+def test_key_name_has_a_limited_length(name: str) -> None:
     with pytest.raises(BadInput, match="1 to 100"):
         new_key(name)
     assert new_key("x" * 100)[0].startswith("rl-")

@@ -1,5 +1,5 @@
-"""A stream says what the whole answer says: text, log-probabilities, ids, ends, usage; for random
-requests, drafts on."""
+"""A stream has the text, log-probabilities, token ids, finish reasons and usage of the whole response:
+random requests, with speculative decoding."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ def app() -> Iterator[FastAPI]:
 
 
 def some(rng: random.Random, **fields: Any) -> dict[str, Any]:
-    """A random part of the fields."""
+    """A random subset of the fields."""
     return {name: value for name, value in fields.items() if rng.random() < 0.25}
 
 
 def shared_fields(rng: random.Random) -> dict[str, Any]:
-    heat = {"temperature": 0} if rng.random() < 0.5 else {"temperature": rng.choice((0.4, 1, 1.7))}
+    temperature = (
+        {"temperature": 0} if rng.random() < 0.5 else {"temperature": rng.choice((0.4, 1, 1.7))}
+    )
     return {
         "model": "demo",
         "seed": rng.randrange(100),
         "max_tokens": rng.choice((1, 2, 5, 16, 40)),
-        **heat,
+        **temperature,
         **some(
             rng,
             n=rng.randint(1, 3),
@@ -75,33 +77,33 @@ def completion(rng: random.Random) -> dict[str, Any]:
 
 
 def chat(rng: random.Random) -> dict[str, Any]:
-    asked = shared_fields(rng) | {"messages": [{"role": "user", "content": text_of(rng)}]}
-    asked |= some(rng, logprobs=True)
+    body = shared_fields(rng) | {"messages": [{"role": "user", "content": text_of(rng)}]}
+    body |= some(rng, logprobs=True)
     if rng.random() < 0.3:
-        asked["response_format"] = {"type": "json_object"}
-        asked.pop("ignore_eos", None)
-    return asked
+        body["response_format"] = {"type": "json_object"}
+        body.pop("ignore_eos", None)
+    return body
 
 
 def joined(lines: list[str]) -> tuple[dict[int, dict[str, Any]], Any]:
-    """By choice, everything that its chunks say, lists and texts put together; and the usage."""
+    """Texts and lists of all chunks, concatenated by choice; and the usage."""
     choices: dict[int, dict[str, Any]] = {}
     usage = None
     for line in lines:
         chunk = json.loads(line)
         usage = chunk.get("usage", usage)
         for entry in chunk["choices"]:
-            said = choices.setdefault(entry["index"], {"text": "", "lists": {}, "end": None})
-            said["text"] += entry.get("text", entry.get("delta", {}).get("content")) or ""
+            choice = choices.setdefault(entry["index"], {"text": "", "lists": {}, "end": None})
+            choice["text"] += entry.get("text", entry.get("delta", {}).get("content")) or ""
             if entry["finish_reason"]:
-                said["end"] = entry["finish_reason"], entry["stop_reason"]
+                choice["end"] = entry["finish_reason"], entry["stop_reason"]
             for name, value in lists_of(entry):
-                said["lists"].setdefault(name, []).extend(value)
+                choice["lists"].setdefault(name, []).extend(value)
     return choices, usage
 
 
 def whole(answer: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], Any]:
-    """The same of an answer that is not streamed."""
+    """The same of a response that is not streamed."""
     return {
         entry["index"]: {
             "text": entry.get("text", entry.get("message", {}).get("content")) or "",
@@ -113,26 +115,32 @@ def whole(answer: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], Any]:
 
 
 def lists_of(entry: dict[str, Any]) -> list[tuple[str, list[Any]]]:
-    told = {**(entry.get("logprobs") or {}), "token_ids": entry.get("token_ids")}
-    return [(name, value) for name, value in told.items() if value]
+    streamed = {**(entry.get("logprobs") or {}), "token_ids": entry.get("token_ids")}
+    return [(name, value) for name, value in streamed.items() if value]
 
 
 @pytest.mark.parametrize(
     ("path", "make"), [("/v1/completions", completion), ("/v1/chat/completions", chat)]
 )
-async def test_a_stream_says_what_the_whole_answer_says(path: str, make: Any, app: FastAPI) -> None:
+async def test_stream_equals_whole_response(path: str, make: Any, app: FastAPI) -> None:
     transport = httpx.ASGITransport(app=app)
     num_answers = 0
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         for seed in range(NUM_REQUESTS):
-            asked = make(random.Random(seed))
-            once = await http.post(path, json={**asked, "cache_salt": f"{path} {seed}"})
+            body = make(random.Random(seed))
+            whole_reply = await http.post(path, json={**body, "cache_salt": f"{path} {seed}"})
             streaming = {"stream": True, "stream_options": {"include_usage": True}}
-            told = await http.post(path, json={**asked, **streaming, "cache_salt": f"s {seed}"})
-            assert once.status_code == told.status_code in (200, 400), (asked, once.text, told.text)
-            if once.status_code == 200:
-                data = [line[6:] for line in told.text.splitlines() if line.startswith("data: ")]
+            streamed = await http.post(path, json={**body, **streaming, "cache_salt": f"s {seed}"})
+            assert whole_reply.status_code == streamed.status_code in (200, 400), (
+                body,
+                whole_reply.text,
+                streamed.text,
+            )
+            if whole_reply.status_code == 200:
+                data = [
+                    line[6:] for line in streamed.text.splitlines() if line.startswith("data: ")
+                ]
                 assert data.pop() == "[DONE]"
-                assert joined(data) == whole(once.json()), asked
+                assert joined(data) == whole(whole_reply.json()), body
                 num_answers += 1
     assert num_answers > NUM_REQUESTS / 2

@@ -1,4 +1,4 @@
-"""Tokens and embeddings over HTTP."""
+"""`/tokenize`, `/detokenize` and `/v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from tests.serve.fake_engine import FakeEngine
 
 
-async def test_tokens_there_and_back(http: httpx.AsyncClient) -> None:
+async def test_tokenize_and_detokenize(http: httpx.AsyncClient) -> None:
     body = {"prompt": "héj", "return_token_strs": True}
-    told = (await http.post("/tokenize", json=body)).json()
-    assert told == {
+    payload = (await http.post("/tokenize", json=body)).json()
+    assert payload == {
         "count": 3, "max_model_len": 256, "tokens": [104, 233, 106], "token_strs": ["h", "é", "j"],
     }  # fmt: skip
-    back = await http.post("/detokenize", json={"tokens": told["tokens"]})
-    assert back.json() == {"prompt": "héj"}
+    decoded = await http.post("/detokenize", json={"tokens": payload["tokens"]})
+    assert decoded.json() == {"prompt": "héj"}
     chat = {"messages": [{"role": "user", "content": "a"}]}
     assert (await http.post("/tokenize", json=chat)).json()["count"] == len("<user>a<assistant>")
 
@@ -40,29 +40,31 @@ async def test_tokens_there_and_back(http: httpx.AsyncClient) -> None:
         ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}),
     ],
 )
-async def test_bad_bodies(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+async def test_bad_bodies_are_refused(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
     assert (await http.post(path, json=body)).status_code == 400
 
 
-async def test_embeddings_are_unit_vectors_in_either_form(http: httpx.AsyncClient) -> None:
+async def test_embeddings_are_unit_vectors_in_both_encodings(http: httpx.AsyncClient) -> None:
     body = {"input": [[97, 98], [99, 100]]}
-    told = (await http.post("/v1/embeddings", json=body)).json()
-    assert told["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
-    vectors = [entry["embedding"] for entry in told["data"]]
-    assert [entry["index"] for entry in told["data"]] == [0, 1]
+    payload = (await http.post("/v1/embeddings", json=body)).json()
+    assert payload["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    vectors = [entry["embedding"] for entry in payload["data"]]
+    assert [entry["index"] for entry in payload["data"]] == [0, 1]
     assert all(sum(v * v for v in vector) == pytest.approx(1) for vector in vectors)
-    packed = await http.post("/v1/embeddings", json={**body, "encoding_format": "base64"})
-    raw = base64.b64decode(packed.json()["data"][1]["embedding"])
+    encoded = await http.post("/v1/embeddings", json={**body, "encoding_format": "base64"})
+    raw = base64.b64decode(encoded.json()["data"][1]["embedding"])
     assert struct.unpack(f"<{len(raw) // 4}f", raw) == pytest.approx(vectors[1])
 
 
-async def test_pooling_and_length(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+async def test_pooling_without_normalisation(engine: FakeEngine, http: httpx.AsyncClient) -> None:
     body = {"input": "ab", "pooling": "last", "normalize": False}
-    told = (await http.post("/v1/embeddings", json=body)).json()
-    assert told["data"][0]["embedding"] == [98.0, 1.0]
+    payload = (await http.post("/v1/embeddings", json=body)).json()
+    assert payload["data"][0]["embedding"] == [98.0, 1.0]
 
 
-async def test_every_embedding_has_an_id_of_its_own(http: httpx.AsyncClient) -> None:
+async def test_embedding_responses_have_different_ids(http: httpx.AsyncClient) -> None:
     replies = [await http.post("/v1/embeddings", json={"input": "x"}) for _ in range(3)]
     ids = {reply.headers["x-request-id"] for reply in replies}
     assert len(ids) == 3 and all(each.startswith("embd-") for each in ids)

@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP: chat, Messages and Responses tell the same answer."""
+"""Tools and reasoning over HTTP: the same output as a chat, as a message and as a response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK = {
     "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
 }
 TOOLS = [{"type": "function", "function": LOOK}]
-ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
+CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "Paris"}}\n</tool_call>'
 AUTO: dict[str, Any] = {
     "enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think",
@@ -32,7 +32,7 @@ def client_of(engine: FakeEngine, **options: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def set_answer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(fake_engine, "ANSWER", text)
 
 
@@ -42,9 +42,9 @@ def data_of(text: str) -> list[dict[str, Any]]:
 
 
 async def test_auto_finds_reasoning_text_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
+    set_answer(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
     async with client_of(FakeEngine(), **AUTO) as http:
-        body = {**ASK, "tools": TOOLS}
+        body = {**CHAT_BODY, "tools": TOOLS}
         choice = (await http.post(CHAT, json=body)).json()["choices"][0]
         stream = data_of((await http.post(CHAT, json={**body, "stream": True})).text)
     message = choice["message"]
@@ -57,48 +57,53 @@ async def test_auto_finds_reasoning_text_and_calls(monkeypatch: pytest.MonkeyPat
     deltas = [chunk["choices"][0]["delta"] for chunk in stream]
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "hm"
     assert "".join(d.get("content") or "" for d in deltas) == "Sure."
-    (told,) = [d["tool_calls"] for d in deltas if "tool_calls" in d]
-    assert told[0]["index"] == 0 and told[0]["function"]["name"] == "look"
+    (calls,) = [d["tool_calls"] for d in deltas if "tool_calls" in d]
+    assert calls[0]["index"] == 0 and calls[0]["function"]["name"] == "look"
     assert stream[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_text_around_a_call_is_the_same_streamed_and_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers(monkeypatch, f"I look. {CALL}\nIt is sunny there.\n")
+    set_answer(monkeypatch, f"I look. {CALL}\nIt is sunny there.\n")
     async with client_of(FakeEngine(), **AUTO) as http:
-        body = {**ASK, "tools": TOOLS}
+        body = {**CHAT_BODY, "tools": TOOLS}
         whole = (await http.post(CHAT, json=body)).json()["choices"][0]["message"]
         stream = data_of((await http.post(CHAT, json={**body, "stream": True})).text)
-    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in stream)
-    assert said == whole["content"] == "I look. \nIt is sunny there.\n"
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in stream)
+    assert text == whole["content"] == "I look. \nIt is sunny there.\n"
 
 
-async def test_without_tools_the_markers_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, CALL)
+async def test_markers_are_text_without_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_answer(monkeypatch, CALL)
     async with client_of(FakeEngine(), **AUTO) as http:
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-            choice = (await http.post(CHAT, json={**ASK, **fields})).json()["choices"][0]
+            choice = (await http.post(CHAT, json={**CHAT_BODY, **fields})).json()["choices"][0]
             assert choice["message"]["content"] == CALL and choice["finish_reason"] == "stop"
 
 
-async def test_a_named_tool_is_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, '{"place": "Rome"}')
+async def test_named_tool_becomes_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_answer(monkeypatch, '{"place": "Rome"}')
     engine = FakeEngine()
     choice = {"type": "function", "function": {"name": "look"}}
     async with client_of(engine) as http:
-        body = {**ASK, "tools": TOOLS, "tool_choice": choice}
+        body = {**CHAT_BODY, "tools": TOOLS, "tool_choice": choice}
         reply = (await http.post(CHAT, json=body)).json()["choices"][0]
     assert reply["message"]["tool_calls"][0]["function"]["arguments"] == '{"place": "Rome"}'
     ((_, sampling, _, _),) = engine.requests.values()
     assert sampling.structured and json.loads(sampling.structured.text) == LOOK["parameters"]
 
 
-async def test_required_is_a_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, '[{"name": "look", "parameters": {"place": "Rome"}}]')
+async def test_required_becomes_a_grammar_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_answer(monkeypatch, '[{"name": "look", "parameters": {"place": "Rome"}}]')
     engine = FakeEngine()
     async with client_of(engine) as http:
-        body = {**ASK, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+        body = {
+            **CHAT_BODY,
+            "tools": TOOLS,
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
         reply = (await http.post(CHAT, json=body)).json()["choices"][0]
     assert reply["finish_reason"] == "tool_calls"
     assert reply["message"]["tool_calls"][0]["function"]["name"] == "look"
@@ -122,13 +127,13 @@ async def test_required_is_a_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 async def test_stop_strings_do_not_cut_a_call(path: str, body: dict[str, Any]) -> None:
-    """They are looked for in what is said; the answer tells that nobody looked."""
+    """They apply to text. The response lists them as ignored."""
     engine = FakeEngine()
     async with client_of(engine) as http:
-        reply = await http.post(path, json={**ASK, "model": "fake", **body})
-        plain = await http.post(CHAT, json={**ASK, "stop": ["e"]})
-    called, said = (sampling for _, sampling, _, _ in engine.requests.values())
-    assert called.structured and called.stop == () and said.stop == ("e",)
+        reply = await http.post(path, json={**CHAT_BODY, "model": "fake", **body})
+        plain = await http.post(CHAT, json={**CHAT_BODY, "stop": ["e"]})
+    with_tools, without = (sampling for _, sampling, _, _ in engine.requests.values())
+    assert with_tools.structured and with_tools.stop == () and without.stop == ("e",)
     assert "stop" in reply.headers["x-ridgeline-ignored-fields"].split(",")
     assert "x-ridgeline-ignored-fields" not in plain.headers
 
@@ -147,13 +152,13 @@ async def test_stop_strings_do_not_cut_a_call(path: str, body: dict[str, Any]) -
          "tool_choice": "required"},
     ],
 )  # fmt: skip
-async def test_tools_that_cannot_be_served_are_refused(fields: dict[str, Any]) -> None:
+async def test_unsupported_tool_requests_are_refused(fields: dict[str, Any]) -> None:
     async with client_of(FakeEngine()) as http:
-        reply = await http.post(CHAT, json={**ASK, **fields})
+        reply = await http.post(CHAT, json={**CHAT_BODY, **fields})
     assert reply.status_code == 400 and "tool" in reply.json()["error"]["message"]
 
 
-# -- Anthropic's Messages
+# Anthropic's Messages
 
 
 MESSAGE: dict[str, Any] = {
@@ -163,8 +168,8 @@ MESSAGE: dict[str, Any] = {
 }
 
 
-async def test_messages_tell_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
+async def test_messages_have_content_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_answer(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
     tools = [{"name": "look", "input_schema": LOOK["parameters"]}]
     async with client_of(FakeEngine(), **AUTO) as http:
         whole = (await http.post("/v1/messages", json={**MESSAGE, "tools": tools})).json()
@@ -185,7 +190,9 @@ async def test_messages_tell_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[DONE]" not in reply.text
 
 
-async def test_messages_say_what_a_chat_would(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+async def test_messages_are_translated_to_a_chat(
+    engine: FakeEngine, http: httpx.AsyncClient
+) -> None:
     body = {
         **MESSAGE,
         "system": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}],
@@ -222,7 +229,7 @@ async def test_messages_say_what_a_chat_would(engine: FakeEngine, http: httpx.As
             {"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
     ],
 )  # fmt: skip
-async def test_messages_errors_are_anthropics(
+async def test_messages_errors_have_anthropics_shape(
     http: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     reply = await http.post("/v1/messages", json={**MESSAGE, **fields})
@@ -231,17 +238,17 @@ async def test_messages_errors_are_anthropics(
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_message_that_breaks_off_says_so(http: httpx.AsyncClient) -> None:
+async def test_broken_message_stream_ends_with_an_error_event(http: httpx.AsyncClient) -> None:
     body = {**MESSAGE, "messages": [{"role": "user", "content": "!fail"}], "stream": True}
     events = data_of((await http.post("/v1/messages", json=body)).text)
     assert events[-1]["type"] == "error" and events[-1]["error"]["type"] == "api_error"
 
 
-# -- OpenAI's Responses
+# OpenAI's Responses
 
 
-async def test_responses_tell_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
+async def test_responses_have_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_answer(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
     body = {"input": "hi", "tools": [{"type": "function", **LOOK}], "max_output_tokens": 200}
     async with client_of(FakeEngine(), **AUTO) as http:
         whole = (await http.post("/v1/responses", json=body)).json()
@@ -261,7 +268,7 @@ async def test_responses_tell_items(monkeypatch: pytest.MonkeyPatch) -> None:
     assert last["usage"] == whole["usage"]
 
 
-async def test_responses_remember_what_they_are_told(
+async def test_responses_are_translated_to_a_chat(
     engine: FakeEngine, http: httpx.AsyncClient
 ) -> None:
     body = {
@@ -295,15 +302,15 @@ async def test_responses_remember_what_they_are_told(
         {"input": [{"type": "reasoning"}]},
     ],
 )
-async def test_responses_refuse_what_they_cannot_keep(
+async def test_unsupported_responses_requests_are_refused(
     http: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     reply = await http.post("/v1/responses", json={"input": "hi", **fields})
     assert reply.status_code == 400 and set(reply.json()) == {"error"}
 
 
-async def test_what_was_aborted_is_not_told_as_ended(http: httpx.AsyncClient) -> None:
-    """By the administrator: neither API has a word for it; ours is that of chat completions."""
+async def test_aborted_response_is_reported_as_aborted(http: httpx.AsyncClient) -> None:
+    """By an administrator. Neither API has a value for it; ours is that of chat completions."""
     body = {"input": "!gone", "max_output_tokens": 3}
     whole = (await http.post("/v1/responses", json=body)).json()
     assert whole["status"] == whole["output"][-1]["status"] == "incomplete"
@@ -315,8 +322,8 @@ async def test_what_was_aborted_is_not_told_as_ended(http: httpx.AsyncClient) ->
     assert reply.json()["stop_reason"] == "abort"
 
 
-async def test_what_was_cut_off_is_an_incomplete_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last item of an incomplete response; a call that was found is whole all the same."""
+async def test_cut_off_item_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last item of an incomplete response; a call that was found is complete."""
     tools = [{"type": "function", **LOOK}]
     named = {"tools": tools, "tool_choice": {"type": "function", "name": "look"}}
     async with client_of(FakeEngine(), **AUTO) as http:
@@ -328,7 +335,7 @@ async def test_what_was_cut_off_is_an_incomplete_item(monkeypatch: pytest.Monkey
             (f"Sure.{CALL}x", {"tools": tools}, ["completed", "completed"]),
             ('{"place": "Rome"}', named, ["incomplete"]),
         ):
-            answers(monkeypatch, text)
+            set_answer(monkeypatch, text)
             body = {"input": "hi", "max_output_tokens": len(text) - 1, **more}
             whole = (await http.post("/v1/responses", json=body)).json()
             reply = await http.post("/v1/responses", json={**body, "stream": True})

@@ -65,7 +65,7 @@ class FewTokensEngine(VerboseEngine):
 
 
 def send(url: str, *, stream: bool, buffer_bytes: int = 4096) -> socket.socket:
-    """A connection whose response nobody has read."""
+    """Send a request; its response is not read."""
     host, port = urlsplit(url).netloc.split(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)

@@ -1,4 +1,4 @@
-"""The server over the real engine and the demo model: neither hinders the other."""
+"""The server over the real engine and the demo model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def expected(engine: Engine) -> list[str]:
     return [each.text for each in engine.generate(PROMPTS, Sampling(**GREEDY))]
 
 
-def test_whole_answers_are_the_engines(engine: Engine, client: openai.OpenAI) -> None:
+def test_whole_responses_equal_the_engines_output(engine: Engine, client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="demo", prompt=PROMPTS, temperature=0, max_tokens=12, extra_body={"ignore_eos": True}
     )
@@ -61,7 +61,7 @@ def test_whole_answers_are_the_engines(engine: Engine, client: openai.OpenAI) ->
     assert answer.usage is not None and answer.usage.completion_tokens == 12 * len(PROMPTS)
 
 
-def test_streams_are_the_engines_and_end_with_their_last_token(
+def test_streams_equal_the_engines_output_and_end_with_the_last_token(
     engine: Engine, client: openai.OpenAI
 ) -> None:
     stream = client.completions.create(
@@ -93,15 +93,15 @@ def test_logprobs_with_echo_score_the_prompt(client: openai.OpenAI) -> None:
     assert "".join(logprobs.tokens).startswith("import os\nimport sys\n")
 
 
-def test_a_seed_repeats_and_n_differs(client: openai.OpenAI) -> None:
-    def ask() -> list[str]:
+def test_seed_repeats_and_choices_differ(client: openai.OpenAI) -> None:
+    def generate() -> list[str]:
         answer = client.completions.create(
             model="demo", prompt="import ", max_tokens=16, n=3, seed=5, temperature=1.5
         )
         return [choice.text for choice in answer.choices]
 
-    first = ask()
-    assert first == ask() and len(set(first)) > 1
+    first = generate()
+    assert first == generate() and len(set(first)) > 1
 
 
 @pytest.mark.parametrize(
@@ -115,29 +115,29 @@ def test_a_seed_repeats_and_n_differs(client: openai.OpenAI) -> None:
         {"prompt": "x", "temperature": "NaN"},
     ],
 )
-def test_what_the_engine_refuses_is_400(url: str, fields: dict[str, object]) -> None:
+def test_requests_that_the_engine_refuses_get_400(url: str, fields: dict[str, object]) -> None:
     for stream in (False, True):
         reply = httpx.post(f"{url}/v1/completions", json={**fields, "stream": stream})
         assert reply.status_code == 400, reply.text
         assert len(reply.json()["error"]["message"]) < 500
 
 
-async def test_health_stays_quick_while_the_engine_computes(url: str) -> None:
+async def test_health_is_fast_while_the_engine_computes(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         body = {"prompt": PROMPTS * 2, "max_tokens": 100, "ignore_eos": True}
         load = asyncio.create_task(http.post("/v1/completions", json=body))
         await asyncio.sleep(0.1)
-        took = []
-        while not load.done() and len(took) < 20:
+        latencies = []
+        while not load.done() and len(latencies) < 20:
             began = time.perf_counter()
             assert (await http.get("/health")).status_code == 200
-            took.append(time.perf_counter() - began)
+            latencies.append(time.perf_counter() - began)
             await asyncio.sleep(0.02)
         assert (await load).status_code == 200
-    assert sorted(took)[len(took) // 2] < 0.25  # a few ms on a quiet machine
+    assert sorted(latencies)[len(latencies) // 2] < 0.25  # a few ms on an idle machine
 
 
-async def test_hanging_up_gives_the_blocks_back(url: str, engine: Engine) -> None:
+async def test_disconnect_frees_the_blocks(url: str, engine: Engine) -> None:
     for stream in (False, True):
         body = {"prompt": PROMPTS, "max_tokens": 500, "ignore_eos": True, "stream": stream}
         async with httpx.AsyncClient(base_url=url) as http:
@@ -151,9 +151,7 @@ async def test_hanging_up_gives_the_blocks_back(url: str, engine: Engine) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_required_tool_is_called_as_its_schema_says(
-    client: openai.OpenAI, temperature: int
-) -> None:
+def test_required_tool_call_fits_its_schema(client: openai.OpenAI, temperature: int) -> None:
     parameters = {
         "type": "object",
         "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -163,24 +161,24 @@ def test_a_required_tool_is_called_as_its_schema_says(
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
     answer = client.chat.completions.create(
         model="demo",
-        messages=[{"role": "user", "content": "weather?"}],
+        messages=[{"role": "user", "content": "how many days?"}],
         tools=[tool],  # type: ignore[list-item]
         tool_choice="required",
         parallel_tool_calls=False,
         temperature=temperature,
         seed=1,
-        max_tokens=60,  # enough for a call on one line, whatever the model likes to indent
+        max_tokens=60,  # enough for a call on one line
     )
     (call,) = answer.choices[0].message.tool_calls or []
     assert call.type == "function" and call.function.name == "look"
     assert 1 <= json.loads(call.function.arguments)["days"] <= 9
 
 
-async def test_embeddings_and_callers_who_leave(url: str, engine: Engine) -> None:
+async def test_embedding_survives_a_disconnect(url: str, engine: Engine) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         body = {"input": ["import os", "import os", "class Point:"]}
-        told = (await http.post("/v1/embeddings", json=body)).json()
-        first, second, third = (entry["embedding"] for entry in told["data"])
+        logprobs = (await http.post("/v1/embeddings", json=body)).json()
+        first, second, third = (entry["embedding"] for entry in logprobs["data"])
         assert first == second != third and len(first) == engine.resolved.spec.hidden_size
         long = {"input": ["x = 1\n" * 100] * 50}
         with pytest.raises(TimeoutError):
@@ -189,7 +187,7 @@ async def test_embeddings_and_callers_who_leave(url: str, engine: Engine) -> Non
     assert engine.is_healthy()
 
 
-async def test_one_bad_grammar_fails_alone(url: str) -> None:
+async def test_bad_grammar_fails_only_its_request(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 12, "ignore_eos": True}
         alone = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
@@ -200,7 +198,7 @@ async def test_one_bad_grammar_fails_alone(url: str) -> None:
     assert bad.status_code == 400 and good.json()["choices"][0]["text"] == alone
 
 
-def test_as_many_choices_as_may_be_sent_are_answered(url: str) -> None:
+def test_maximum_number_of_choices(url: str) -> None:
     options = [f"option {i}" for i in range(2048)]
     body = {"prompt": "x", "max_tokens": 30, "guided_choice": options}
     reply = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
@@ -208,8 +206,8 @@ def test_as_many_choices_as_may_be_sent_are_answered(url: str) -> None:
 
 
 @pytest.mark.parametrize("regex", ["((x){1,100}){100,100}", "((a{1,100}){1,100}){1,100}"])
-def test_a_regex_past_the_limits_is_the_callers(url: str, regex: str) -> None:
-    """Whether it shows at once or behind the first two dozen tokens."""
+def test_regex_over_the_limits_is_refused(url: str, regex: str) -> None:
+    """The first exceeds the limits at once, the second after some two dozen tokens."""
     body = {"prompt": "x", "max_tokens": 200, "temperature": 0, "guided_regex": regex}
     for _ in range(2):
         reply = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
@@ -219,30 +217,30 @@ def test_a_regex_past_the_limits_is_the_callers(url: str, regex: str) -> None:
 ODD = "naïve 👩‍👩‍👧 你好, ¡ok! x"
 
 
-def test_bytes_of_parts_of_a_character_are_the_tokens_own(url: str) -> None:
+def test_logprob_bytes_of_partial_characters(url: str) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 1}
     reply = httpx.post(f"{url}/v1/chat/completions", json={**body, "guided_choice": [ODD]})
-    *said, _end = reply.json()["choices"][0]["logprobs"]["content"]
-    assert any("\ufffd" in entry["token"] for entry in said)
-    assert b"".join(bytes(entry["bytes"]) for entry in said).decode() == ODD
+    *entries, _end = reply.json()["choices"][0]["logprobs"]["content"]
+    assert any("\ufffd" in entry["token"] for entry in entries)
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == ODD
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_offsets_point_into_the_text_behind_parts_of_characters(url: str, echo: bool) -> None:
+def test_text_offsets_after_partial_characters(url: str, echo: bool) -> None:
     body = {"prompt": ODD, "max_tokens": 80, "logprobs": 0, "guided_choice": [ODD], "echo": echo}
     choice = httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]
-    told, text = choice["logprobs"], choice["text"]
+    logprobs, text = choice["logprobs"], choice["text"]
     assert text == (ODD * 2 if echo else ODD)
-    assert any("\ufffd" in token for token in told["tokens"])
-    for token, at in list(zip(told["tokens"], told["text_offset"], strict=True))[:-1]:
+    assert any("\ufffd" in token for token in logprobs["tokens"])
+    for token, at in list(zip(logprobs["tokens"], logprobs["text_offset"], strict=True))[:-1]:
         if "\ufffd" not in token:
             assert text[at : at + len(token)] == token
         else:
             assert not text[at].isascii()  # the character that it is a part of
-    assert told["text_offset"][-1] == len(text)
+    assert logprobs["text_offset"][-1] == len(text)
 
 
-def test_metrics_of_the_engine(url: str) -> None:
+def test_engine_metrics(url: str) -> None:
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
     text = httpx.get(f"{url}/metrics").text
@@ -254,10 +252,10 @@ def test_metrics_of_the_engine(url: str) -> None:
     assert 0 < hits <= queries
 
 
-async def test_counters_equal_what_clients_were_given(url: str) -> None:
-    """Requests and tokens, to the last one, over a mix of ways to ask."""
+async def test_token_counters_equal_the_usage(url: str) -> None:
+    """Requests and tokens of a mixed load, to the last one."""
 
-    async def ask(http: httpx.AsyncClient, index: int) -> tuple[int, int, int]:
+    async def run(http: httpx.AsyncClient, index: int) -> tuple[int, int, int]:
         body = {
             "prompt": PROMPTS[: 1 + index % 3], "max_tokens": 3 + index, "n": 1 + index % 2,
             "temperature": 1.0, "seed": index, "stream": index % 2 == 0,
@@ -275,10 +273,12 @@ async def test_counters_equal_what_clients_were_given(url: str) -> None:
 
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         before = await numbers_of(http)
-        told = await asyncio.gather(*(ask(http, index) for index in range(12)))
+        usages = await asyncio.gather(*(run(http, index) for index in range(12)))
         after = await numbers_of(http)
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
-    choices, prompt_tokens, completion_tokens = (sum(column) for column in zip(*told, strict=True))
+    choices, prompt_tokens, completion_tokens = (
+        sum(column) for column in zip(*usages, strict=True)
+    )
     model = '{model_name="demo"}'
     assert grown[f"vllm:prompt_tokens_total{model}"] == prompt_tokens
     assert grown[f"vllm:generation_tokens_total{model}"] == completion_tokens
@@ -298,7 +298,7 @@ async def numbers_of(http: httpx.AsyncClient) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def test_what_load_generators_send(url: str) -> None:
+def test_bodies_of_load_generators_are_accepted(url: str) -> None:
     """The body of `vllm bench serve`: its last chunk must hold the usage."""
     body = {
         "model": "demo", "prompt": "import", "temperature": 0.0, "repetition_penalty": 1.0,

@@ -29,7 +29,7 @@ from ridgeline.serve.batch.offline_runner import (
     run_job,
     store_path,
 )
-from ridgeline.serve.batch.records import Batch
+from ridgeline.serve.batch.records import BatchJob
 from ridgeline.serve.config import model_name
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _check_models(job: OfflineJob, name: str) -> None:
         )
 
 
-def _answer(engine: Engine, job: OfflineJob, output: Path, name: str, console: Console) -> Batch:
+def _answer(engine: Engine, job: OfflineJob, output: Path, name: str, console: Console) -> BatchJob:
     from ridgeline.config.server import ServerOptions
     from ridgeline.serve.app import create_app
     from ridgeline.serve.batch.executor import background_engine
@@ -106,7 +106,7 @@ class _Shown:
         self._progress, self._task = progress, task
         self._began: tuple[float, int] | None = None
 
-    def update(self, batch: Batch) -> None:
+    def update(self, batch: BatchJob) -> None:
         now_s, num_tokens = time.monotonic(), batch.completion_tokens
         if self._began is None:
             self._began = (now_s, num_tokens)
@@ -125,7 +125,7 @@ def bar(console: Console) -> Progress:
     )
 
 
-def summary(batch: Batch) -> str:
+def summary(batch: BatchJob) -> str:
     """`12 of 12 lines answered · 3,400 prompt and 512 output tokens (300 from the cache)`."""
     cached = f" ({batch.cached_tokens:,} from the cache)" if batch.cached_tokens else ""
     return (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ridgeline.serve.batch.records import STATUSES, Batch
+from ridgeline.serve.batch.records import STATUSES, BatchJob
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.worker import BatchWorker
 
@@ -37,7 +37,7 @@ class BatchCollector(Collector):
         yield from _token_counters(batches)
 
 
-def _token_counters(batches: Sequence[Batch]) -> Iterable[Metric]:
+def _token_counters(batches: Sequence[BatchJob]) -> Iterable[Metric]:
     used = CounterMetricFamily(
         "ridgeline_batch_tokens", "Tokens of batch requests.", labels=["kind"]
     )

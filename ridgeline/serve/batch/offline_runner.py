@@ -17,14 +17,14 @@ from starlette.types import ASGIApp
 from ridgeline.errors import BadInput
 from ridgeline.serve.batch.executor import InProcessExecutor
 from ridgeline.serve.batch.files import CHUNK_BYTES
-from ridgeline.serve.batch.records import MAX_FILE_BYTES, Batch, InputFileError, NewBatch
+from ridgeline.serve.batch.records import MAX_FILE_BYTES, BatchJob, InputFileError, NewBatch
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.validate import validate_file
 from ridgeline.serve.batch.worker import BatchWorker, WorkerOptions
 
 _WINDOW_S = 10 * 365 * 86_400
 _POLL_S = 0.2
-ProgressCallback = Callable[[Batch], None]
+ProgressCallback = Callable[[BatchJob], None]
 
 
 class _FirstLine(msgspec.Struct):
@@ -67,7 +67,7 @@ async def run_job(
     *,
     max_concurrency: int,
     on_progress: ProgressCallback,
-) -> Batch:
+) -> BatchJob:
     """Run the job's requests, continuing an interrupted call, and write the results.
 
     `on_progress` gets the batch several times per second. BadInput if the store next to `output`
@@ -106,7 +106,7 @@ def errors_path(output: Path) -> Path:
     return output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
 
 
-def _earlier_batch(job: OfflineJob, output: Path, store: BatchStore) -> Batch | None:
+def _earlier_batch(job: OfflineJob, output: Path, store: BatchStore) -> BatchJob | None:
     """The batch of an interrupted run of the same file."""
     for batch in store.page(limit=1):
         if (batch.metadata or {}).get("sha256") != job.digest:
@@ -119,7 +119,7 @@ def _earlier_batch(job: OfflineJob, output: Path, store: BatchStore) -> Batch | 
     return None
 
 
-def _new_batch(job: OfflineJob, store: BatchStore) -> Batch:
+def _new_batch(job: OfflineJob, store: BatchStore) -> BatchJob:
     upload = store.files.begin()
     for piece in _pieces(job.path):
         upload.write(piece)
@@ -140,7 +140,7 @@ async def _watch(store: BatchStore, batch_id: str, on_progress: ProgressCallback
         await asyncio.sleep(_POLL_S)
 
 
-def _current(store: BatchStore, batch_id: str) -> Batch:
+def _current(store: BatchStore, batch_id: str) -> BatchJob:
     batch = store.get(batch_id)
     assert batch is not None
     return batch

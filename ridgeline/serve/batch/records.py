@@ -47,7 +47,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class BatchJob(msgspec.Struct, frozen=True, kw_only=True):
     """One batch. `errors`: why its input file was rejected; `model`: of its first request."""
 
     id: str

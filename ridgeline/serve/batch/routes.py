@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from ridgeline.serve.auth.middleware import caller_of
-from ridgeline.serve.batch.records import Batch, StoredFile
+from ridgeline.serve.batch.records import BatchJob, StoredFile
 from ridgeline.serve.batch.schemas import (
     BatchList,
     BatchObject,
@@ -66,7 +66,7 @@ async def get_file(file_id: FileId, request: Request, batches: BatchesDep) -> St
     return file
 
 
-async def get_batch_or_404(batch_id: BatchId, request: Request, batches: BatchesDep) -> Batch:
+async def get_batch_or_404(batch_id: BatchId, request: Request, batches: BatchesDep) -> BatchJob:
     """The batch of the path; ApiError 404 if the caller has no such batch."""
     batch = await asyncio.to_thread(batches.store.get, batch_id)
     if batch is None or not _owns(request, batch):
@@ -75,7 +75,7 @@ async def get_batch_or_404(batch_id: BatchId, request: Request, batches: Batches
 
 
 FileDep = Annotated[StoredFile, Depends(get_file)]
-BatchDep = Annotated[Batch, Depends(get_batch_or_404)]
+BatchDep = Annotated[BatchJob, Depends(get_batch_or_404)]
 
 
 def _link(operation_id: str, parameter: str) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _tenant_filter(request: Request) -> str | None:
     return None if caller.admin else caller.name
 
 
-def _owns(request: Request, item: Batch | StoredFile) -> bool:
+def _owns(request: Request, item: BatchJob | StoredFile) -> bool:
     return _tenant_filter(request) in (None, item.tenant)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ridgeline.records import Usage
-from ridgeline.serve.batch.records import Batch, BatchStatus, NewBatch, StoredFile
+from ridgeline.serve.batch.records import BatchJob, BatchStatus, NewBatch, StoredFile
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.openai.objects import NonNegative, ResponseUsage, response_usage
 from ridgeline.serve.openai.schemas import OpenBody
@@ -107,7 +107,7 @@ class BatchInputErrors(TypedDict):
     data: list[BatchInputError]
 
 
-class RequestCounts(TypedDict):
+class BatchRequestCounts(TypedDict):
     """Requests of a batch."""
 
     total: NonNegative
@@ -145,7 +145,7 @@ class BatchObject(TypedDict):
     expired_at: NonNegative | None
     cancelling_at: NonNegative | None
     cancelled_at: NonNegative | None
-    request_counts: RequestCounts
+    request_counts: BatchRequestCounts
     metadata: dict[str, str] | None
     usage: ResponseUsage
     charge: BatchCharge
@@ -217,7 +217,7 @@ def file_object(file: StoredFile) -> FileObject:
     }
 
 
-def batch_object(batch: Batch) -> BatchObject:
+def batch_object(batch: BatchJob) -> BatchObject:
     errors: BatchInputErrors | None = None
     if batch.errors is not None:
         errors = {"object": "list", "data": msgspec.to_builtins(batch.errors)}

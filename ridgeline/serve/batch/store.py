@@ -29,7 +29,7 @@ from ridgeline.serve.batch.lease_owner import is_gone, this_process
 from ridgeline.serve.batch.records import (
     PRICE_FACTOR,
     TRANSITIONS,
-    Batch,
+    BatchJob,
     BatchResult,
     BatchStatus,
     InputFileError,
@@ -52,7 +52,7 @@ _NOT_RUN: dict[str, tuple[str, str]] = {
     ),
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
 }
-_COLUMNS = ", ".join(field.name for field in msgspec.structs.fields(Batch))
+_COLUMNS = ", ".join(field.name for field in msgspec.structs.fields(BatchJob))
 _OPEN = "state IN ('pending', 'leased')"  # verbatim the partial index's, or SQLite does not use it
 _RELEASE = "UPDATE lines SET state = 'pending', lease = NULL, owner = NULL, leased_until = NULL"
 
@@ -102,7 +102,7 @@ class BatchStore:
 
     # batches
 
-    def create(self, new: NewBatch) -> Batch:
+    def create(self, new: NewBatch) -> BatchJob:
         """A batch that waits for its input file to be validated."""
         now_s, batch_id = int(self._clock()), f"batch_{secrets.token_hex(16)}"
         metadata = None if new.metadata is None else msgspec.json.encode(new.metadata).decode()
@@ -128,14 +128,14 @@ class BatchStore:
             assert row is not None
             return _to_batch(row)
 
-    def get(self, batch_id: str) -> Batch | None:
+    def get(self, batch_id: str) -> BatchJob | None:
         with self._db.reading() as db:
             row = _batch_row(db, batch_id)
             return None if row is None else _to_batch(row)
 
     def page(
         self, *, after: str | None = None, limit: int = 20, tenant: str | None = None
-    ) -> list[Batch]:
+    ) -> list[BatchJob]:
         """A page, newest first, of one tenant or of all (None). `after`: id of the last batch of
         the page before."""
         with self._db.reading() as db:
@@ -147,7 +147,7 @@ class BatchStore:
             ).fetchall()
         return [_to_batch(row) for row in rows]
 
-    def with_status(self, *statuses: BatchStatus) -> Sequence[Batch]:
+    def with_status(self, *statuses: BatchStatus) -> Sequence[BatchJob]:
         """Batches in one of these states, oldest first."""
         marks = ", ".join("?" * len(statuses))
         with self._db.reading() as db:
@@ -279,7 +279,7 @@ class BatchStore:
                 self._end(batch, "expired", now_s)
         self.files.sweep()
 
-    def _is_idle(self, batch: Batch) -> bool:
+    def _is_idle(self, batch: BatchJob) -> bool:
         with self._db.reading() as db:
             running = db.execute(
                 f"SELECT 1 FROM lines WHERE batch_id = ? AND {_OPEN} "
@@ -288,7 +288,7 @@ class BatchStore:
             ).fetchone()
         return running is None
 
-    def _end(self, batch: Batch, status: BatchStatus, now_s: int) -> None:
+    def _end(self, batch: BatchJob, status: BatchStatus, now_s: int) -> None:
         """The last transition of a batch: fail what did not run, and make its files."""
         keep_s = batch.output_expires_after_s
         expires_at = None if keep_s is None else batch.created_at + keep_s
@@ -330,11 +330,11 @@ def _batch_row(db: Connection, batch_id: str) -> Row | None:
     return row
 
 
-def _to_batch(row: Row) -> Batch:
+def _to_batch(row: Row) -> BatchJob:
     values = dict(row)
     for name in ("metadata", "errors"):
         values[name] = None if values[name] is None else msgspec.json.decode(values[name])
-    return msgspec.convert(values, Batch)
+    return msgspec.convert(values, BatchJob)
 
 
 def _transition(db: Connection, batch_id: str, status: BatchStatus, now_s: int) -> bool:

@@ -20,7 +20,7 @@ from datetime import datetime
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.serve.batch.records import Batch, BatchResult, Lease
+from ridgeline.serve.batch.records import BatchJob, BatchResult, Lease
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.validate import ValidatedFile, validate_file
 
@@ -151,7 +151,7 @@ class BatchWorker:
                 await asyncio.to_thread(self._store.accept, batch.id, lines, model)
         await asyncio.to_thread(self._store.sweep)
 
-    def _validate(self, batch: Batch) -> ValidatedFile:
+    def _validate(self, batch: BatchJob) -> ValidatedFile:
         file = self._store.files.get(batch.input_file_id)
         pieces = iter(()) if file is None else self._store.files.content(file)
         return validate_file(pieces, batch.endpoint)

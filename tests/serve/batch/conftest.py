@@ -1,4 +1,4 @@
-"""A server with a Batch API over the fake engine, its lifespan running."""
+"""An app with the Batch API over the fake engine, inside its lifespan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.serve.fake_engine import FakeEngine
 
 
 def with_batches(engine: FakeEngine, store: Path) -> FastAPI:
-    """The app as `ridgeline serve --batch-store` puts it together."""
+    """The app as `ridgeline serve --batch-store` builds it."""
     app = create_app(engine)
     options = BatchOptions(store=store, max_concurrency=4, poll_s=0.01)
     attach_batches(app, create_app(background_engine(engine)), options)

@@ -1,4 +1,4 @@
-"""Stores with batches in them, and answers that need no engine."""
+"""Stores with batches, and results without an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.serve.batch.records import Batch, BatchResult, Lease, NewBatch
+from ridgeline.serve.batch.records import BatchJob, BatchResult, Lease, NewBatch
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.validate import validate_file
 
@@ -16,7 +16,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Clock:
-    """Unix seconds that stand still until they are moved."""
+    """Unix seconds that only change when a test changes them."""
 
     def __init__(self, now_s: float = 1_000_000.0) -> None:
         self.now_s = now_s
@@ -33,18 +33,18 @@ def request(name: str, **rest: Any) -> dict[str, Any]:
 
 
 def jsonl(*requests: dict[str, Any]) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in requests)
+    return b"".join(json.dumps(item).encode() + b"\n" for item in requests)
 
 
 def upload(store: BatchStore, data: bytes) -> str:
     """The id of a new file."""
-    making = store.files.begin()
-    making.write(data)
-    return making.finish("in.jsonl", "batch", None).id
+    upload_ = store.files.begin()
+    upload_.write(data)
+    return upload_.finish("in.jsonl", "batch", None).id
 
 
-def created(store: BatchStore, *names: str, window_s: int = 86_400, **rest: Any) -> Batch:
-    """A batch that waits for validation."""
+def created(store: BatchStore, *names: str, window_s: int = 86_400, **rest: Any) -> BatchJob:
+    """A batch that is not validated yet."""
     file_id = upload(store, jsonl(*(request(name) for name in names)))
     new = NewBatch(
         input_file_id=file_id, endpoint=CHAT, completion_window="24h", window_s=window_s, **rest
@@ -52,8 +52,8 @@ def created(store: BatchStore, *names: str, window_s: int = 86_400, **rest: Any)
     return store.create(new)
 
 
-def accepted(store: BatchStore, *names: str, **rest: Any) -> Batch:
-    """A batch whose lines wait to be leased."""
+def accepted(store: BatchStore, *names: str, **rest: Any) -> BatchJob:
+    """A batch whose requests are pending."""
     batch = created(store, *names, **rest)
     file = store.files.get(batch.input_file_id)
     assert file is not None
@@ -61,11 +61,11 @@ def accepted(store: BatchStore, *names: str, **rest: Any) -> Batch:
     return now(store, batch)
 
 
-def now(store: BatchStore, batch: Batch) -> Batch:
-    """The batch as it stands."""
-    found = store.get(batch.id)
-    assert found is not None
-    return found
+def now(store: BatchStore, batch: BatchJob) -> BatchJob:
+    """The current record of the batch."""
+    current = store.get(batch.id)
+    assert current is not None
+    return current
 
 
 def outcome(lease: Lease, *, succeeded: bool = True) -> BatchResult:
@@ -79,7 +79,7 @@ def outcome(lease: Lease, *, succeeded: bool = True) -> BatchResult:
     )
 
 
-def results(store: BatchStore, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
+def results(store: BatchStore, batch: BatchJob) -> list[tuple[str, dict[str, Any]]]:
     """("output" or "error", line) of every line of both files."""
     return [
         *_read(store, "output", batch.output_file_id),

@@ -1,4 +1,4 @@
-"""A process that works off a batch store until it is killed: `python killed.py STORE`."""
+"""A process that runs batches until it is killed: `python killed.py STORE`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.worker import BatchWorker, WorkerOptions
 
 
-async def answer(lease: Lease) -> BatchResult:
-    """Now and then a line fails; every answer takes a moment."""
+async def execute(lease: Lease) -> BatchResult:
+    """Some requests fail; all take a moment."""
     await asyncio.sleep(random.random() * 0.01)
     text = b'{"custom_id":"%s"}' % lease.custom_id.encode()
     return BatchResult(
@@ -28,7 +28,7 @@ async def answer(lease: Lease) -> BatchResult:
 def main() -> None:
     store = BatchStore(Path(sys.argv[1]))
     print("open", flush=True)
-    worker = BatchWorker(store, answer, WorkerOptions(max_concurrency=8, poll_s=0.02))
+    worker = BatchWorker(store, execute, WorkerOptions(max_concurrency=8, poll_s=0.02))
     asyncio.run(worker.run_until_idle())
     store.close()
 

@@ -1,4 +1,4 @@
-"""`/v1/files` and `/v1/batches` over HTTP: what they take, refuse, answer and charge."""
+"""`/v1/files` and `/v1/batches` over HTTP: uploads, batches, results and charges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ridgeline.serve.batch import uploads
 from tests.serve.batch.helpers import CHAT, jsonl, request
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
-OVER = ("failed", "completed", "expired", "cancelled")
+ENDED = ("failed", "completed", "expired", "cancelled")
 
 
 async def upload(api: httpx.AsyncClient, data: bytes, **fields: str) -> httpx.Response:
@@ -28,7 +28,7 @@ async def create(api: httpx.AsyncClient, data: bytes, **rest: Any) -> httpx.Resp
 
 
 async def until(api: httpx.AsyncClient, batch_id: str, *statuses: str) -> dict[str, Any]:
-    """The batch once it is in one of these states."""
+    """The batch, once it has one of these statuses."""
     for _ in range(1000):
         batch: dict[str, Any] = (await api.get(f"/v1/batches/{batch_id}")).json()
         if batch["status"] in statuses:
@@ -44,7 +44,7 @@ async def lines(api: httpx.AsyncClient, file_id: str | None) -> dict[str, dict[s
     return {line["custom_id"]: line for line in map(json.loads, text.splitlines())}
 
 
-async def test_a_batch_answers_as_the_online_endpoint_does(
+async def test_batch_responses_equal_online_ones(
     api: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     bad = request("bad")
@@ -53,28 +53,28 @@ async def test_a_batch_answers_as_the_online_endpoint_does(
     streamed["body"]["stream"] = True
     reply = await create(api, jsonl(request("a"), bad, request("!fail"), streamed))
     assert reply.json()["status"] == "validating" and reply.json()["object"] == "batch"
-    batch = await until(api, reply.json()["id"], *OVER)
+    batch = await until(api, reply.json()["id"], *ENDED)
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
-    good = await lines(api, batch["output_file_id"])
-    wrong = await lines(api, batch["error_file_id"])
-    answer = good["a"]["response"]
-    assert (set(good), answer["status_code"], good["a"]["error"]) == ({"a"}, 200, None)
+    output = await lines(api, batch["output_file_id"])
+    errors = await lines(api, batch["error_file_id"])
+    answer = output["a"]["response"]
+    assert (set(output), answer["status_code"], output["a"]["error"]) == ({"a"}, 200, None)
     online = await api.post(CHAT, json=request("a")["body"])
     assert answer["body"]["choices"] == online.json()["choices"]
     assert answer["body"]["choices"][0]["message"]["content"] == ANSWER
-    assert wrong["bad"]["response"]["status_code"] == 400
-    assert "temperature" in wrong["bad"]["response"]["body"]["error"]["message"]
-    assert wrong["!fail"]["response"]["status_code"] == 500
-    assert wrong["streamed"]["error"]["code"] == "invalid_request"
+    assert errors["bad"]["response"]["status_code"] == 400
+    assert "temperature" in errors["bad"]["response"]["body"]["error"]["message"]
+    assert errors["!fail"]["response"]["status_code"] == 500
+    assert errors["streamed"]["error"]["code"] == "invalid_request"
     assert len(engine.in_background) == 2 and len(engine.requests) == 3, (
-        "lines yield, people do not"
+        "only batch requests are background requests"
     )
 
 
 async def test_tokens_are_charged_at_half_price(api: httpx.AsyncClient) -> None:
     reply = await create(api, jsonl(request("a"), request("b")))
-    batch = await until(api, reply.json()["id"], *OVER)
+    batch = await until(api, reply.json()["id"], *ENDED)
     usage, charge = batch["usage"], batch["charge"]
     assert usage["output_tokens"] == 2 * len(ANSWER) and usage["input_tokens"] > 0
     assert charge["price_factor"] == 0.5
@@ -87,15 +87,15 @@ async def test_tokens_are_charged_at_half_price(api: httpx.AsyncClient) -> None:
     assert 'vllm:e2e_request_latency_seconds_count{model_name="fake"} 0.0' in metrics
 
 
-async def test_a_bad_file_says_why(api: httpx.AsyncClient) -> None:
+async def test_rejected_file_lists_its_errors(api: httpx.AsyncClient) -> None:
     reply = await create(api, jsonl(request("a"), request("a")) + b"{\n")
-    batch = await until(api, reply.json()["id"], *OVER)
+    batch = await until(api, reply.json()["id"], *ENDED)
     assert batch["status"] == "failed" and batch["failed_at"] and not batch["output_file_id"]
-    found = [(error["code"], error["line"]) for error in batch["errors"]["data"]]
-    assert found == [("duplicate_custom_id", 2), ("invalid_json_line", 3)]
+    listed = [(error["code"], error["line"]) for error in batch["errors"]["data"]]
+    assert listed == [("duplicate_custom_id", 2), ("invalid_json_line", 3)]
 
 
-async def test_cancelling_keeps_what_is_done(api: httpx.AsyncClient) -> None:
+async def test_cancelled_batch_keeps_its_results(api: httpx.AsyncClient) -> None:
     names = ["quick", *(f"!slow-{i}" for i in range(40))]
     batch_id = (await create(api, jsonl(*map(request, names)))).json()["id"]
     while not (await api.get(f"/v1/batches/{batch_id}")).json()["request_counts"]["completed"]:
@@ -103,32 +103,32 @@ async def test_cancelling_keeps_what_is_done(api: httpx.AsyncClient) -> None:
     reply = await api.post(f"/v1/batches/{batch_id}/cancel")
     assert reply.json()["status"] == "cancelling"
     assert (await api.post(f"/v1/batches/{batch_id}/cancel")).status_code == 200
-    batch = await until(api, batch_id, *OVER)
-    good = await lines(api, batch["output_file_id"])
-    wrong = await lines(api, batch["error_file_id"])
-    assert batch["status"] == "cancelled" and "quick" in good
-    assert set(good) | set(wrong) == set(names) and not set(good) & set(wrong)
-    assert {line["error"]["code"] for line in wrong.values()} == {"batch_cancelled"}
+    batch = await until(api, batch_id, *ENDED)
+    output = await lines(api, batch["output_file_id"])
+    errors = await lines(api, batch["error_file_id"])
+    assert batch["status"] == "cancelled" and "quick" in output
+    assert set(output) | set(errors) == set(names) and not set(output) & set(errors)
+    assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
     reply = await api.post(f"/v1/batches/{batch_id}/cancel")
     assert reply.json()["status"] == "cancelled"
 
 
-async def test_a_completed_batch_cannot_be_cancelled(api: httpx.AsyncClient) -> None:
+async def test_completed_batch_cannot_be_cancelled(api: httpx.AsyncClient) -> None:
     batch_id = (await create(api, jsonl(request("a")))).json()["id"]
     await until(api, batch_id, "completed")
     assert (await api.post(f"/v1/batches/{batch_id}/cancel")).status_code == 409
 
 
-async def test_files_are_kept_listed_and_deleted(api: httpx.AsyncClient) -> None:
+async def test_files_are_stored_listed_and_deleted(api: httpx.AsyncClient) -> None:
     data = bytes(range(256)) * 9000
     ids = [(await upload(api, data)).json()["id"] for _ in range(3)]
     file = (await api.get(f"/v1/files/{ids[0]}")).json()
     assert (file["bytes"], file["filename"], file["status"]) == (len(data), "in.jsonl", "processed")
     assert (await api.get(f"/v1/files/{ids[0]}/content")).content == data
     page = (await api.get("/v1/files", params={"limit": 2, "purpose": "batch"})).json()
-    assert [each["id"] for each in page["data"]] == ids[:0:-1] and page["has_more"]
+    assert [file["id"] for file in page["data"]] == ids[:0:-1] and page["has_more"]
     page = (await api.get("/v1/files", params={"after": page["last_id"]})).json()
-    assert [each["id"] for each in page["data"]] == ids[:1] and not page["has_more"]
+    assert [file["id"] for file in page["data"]] == ids[:1] and not page["has_more"]
     assert (await api.delete(f"/v1/files/{ids[0]}")).json()["deleted"]
     assert (await api.get(f"/v1/files/{ids[0]}")).status_code == 404
 
@@ -147,27 +147,27 @@ async def test_files_are_kept_listed_and_deleted(api: httpx.AsyncClient) -> None
         ({"endpoint": 3}, "endpoint"),
     ],
 )
-async def test_what_a_batch_must_be(
+async def test_bad_batches_are_refused(
     api: httpx.AsyncClient, change: dict[str, Any], param: str | None
 ) -> None:
     reply = await create(api, jsonl(request("a")), **change)
     assert reply.status_code == 400 and reply.json()["error"]["param"] == param
 
 
-async def test_unknown_fields_are_named(api: httpx.AsyncClient) -> None:
+async def test_ignored_fields_are_listed_in_a_header(api: httpx.AsyncClient) -> None:
     reply = await create(api, jsonl(request("a")), colour="red", metadata={"team": "x"})
     assert reply.headers["x-ridgeline-ignored-fields"] == "colour"
     assert reply.json()["metadata"] == {"team": "x"}
 
 
 @pytest.mark.parametrize("path", ["/v1/files/x", "/v1/files/x/content", "/v1/batches/x"])
-async def test_what_is_not_there(api: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_ids_are_404(api: httpx.AsyncClient, path: str) -> None:
     reply = await api.get(path)
     assert reply.status_code == 404 and reply.json()["error"]["type"] == "NotFoundError"
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=99999999", "order=up"])
-async def test_bad_pages(api: httpx.AsyncClient, query: str) -> None:
+async def test_bad_page_parameters_are_refused(api: httpx.AsyncClient, query: str) -> None:
     assert (await api.get(f"/v1/files?{query}")).status_code == 400
 
 
@@ -180,7 +180,7 @@ async def test_bad_pages(api: httpx.AsyncClient, query: str) -> None:
         ({"note": "x" * 2000}, "note"),
     ],
 )
-async def test_what_an_upload_must_be(
+async def test_bad_uploads_are_refused(
     api: httpx.AsyncClient, fields: dict[str, str], param: str
 ) -> None:
     reply = await upload(api, b"{}", **fields)
@@ -204,19 +204,19 @@ HEAD = 'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
         (BOUNDARY + 'Content-Disposition: form-data; name="a"\r\n\r\n\r\n') * 20 + "--b--\r\n",
     ],
 )
-async def test_forms_that_are_none(api: httpx.AsyncClient, body: str) -> None:
+async def test_malformed_forms_are_refused(api: httpx.AsyncClient, body: str) -> None:
     headers = {"content-type": "multipart/form-data; boundary=b"}
     reply = await api.post("/v1/files", content=body, headers=headers)
     assert reply.status_code == 400, reply.text
     assert (await api.get("/v1/files")).json()["data"] == []
 
 
-async def test_an_upload_that_is_no_form(api: httpx.AsyncClient) -> None:
+async def test_upload_that_is_not_a_form_is_refused(api: httpx.AsyncClient) -> None:
     for headers in ({}, {"content-type": "application/json"}, {"content-type": "multipart/x"}):
         assert (await api.post("/v1/files", content=b"{}", headers=headers)).status_code == 400
 
 
-async def test_a_file_that_is_too_large(
+async def test_too_large_file_is_refused(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "MAX_FILE_BYTES", 1000)
@@ -227,13 +227,13 @@ async def test_a_file_that_is_too_large(
     assert len((await api.get("/v1/files")).json()["data"]) == 1
 
 
-async def test_a_file_name_is_only_a_name(api: httpx.AsyncClient) -> None:
+async def test_file_name_has_no_folders(api: httpx.AsyncClient) -> None:
     form = {"file": ("../../etc/pass\twd", b"{}")}
     reply = await api.post("/v1/files", data={"purpose": "batch"}, files=form)
     assert reply.json()["filename"] == "pass%09wd" or reply.json()["filename"] == "passwd"
 
 
-async def test_a_busy_engine_makes_lines_wait(
+async def test_busy_engine_makes_batch_requests_wait(
     api: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ridgeline.errors import EngineUnavailable
@@ -247,5 +247,5 @@ async def test_a_busy_engine_makes_lines_wait(
 
     monkeypatch.setattr(engine, "stream", stream)
     reply = await create(api, jsonl(request("a"), request("b")))
-    batch = await until(api, reply.json()["id"], *OVER)
+    batch = await until(api, reply.json()["id"], *ENDED)
     assert batch["request_counts"]["completed"] == 2

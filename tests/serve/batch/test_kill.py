@@ -19,7 +19,7 @@ MOST_KILLS = 12
 
 
 def killed_after(store: Path, seconds: float) -> bool:
-    """Run the worker process and kill it; False where it ended by itself before."""
+    """Run the worker process and kill it; False if it ended before."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(store)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
@@ -36,7 +36,7 @@ def killed_after(store: Path, seconds: float) -> bool:
     return False
 
 
-def test_a_killed_worker_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+def test_killed_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
     path = tmp_path / "batches.sqlite"
     store = BatchStore(path)
     batch = created(store, *NAMES)
@@ -47,7 +47,7 @@ def test_a_killed_worker_loses_nothing_and_repeats_nothing(tmp_path: Path) -> No
         num_kills += 1
     while killed_after(path, 60):
         raise AssertionError("the rest was not answered")
-    assert num_kills >= 3, "the work ended before it could be disturbed"
+    assert num_kills >= 3, "the work ended before it was interrupted"
     store = BatchStore(path)
     batch = now(store, batch)
     assert batch.status == "completed"

@@ -33,7 +33,7 @@ def client(engine: FakeEngine, tmp_path: Path) -> Iterator[openai.OpenAI]:
     assert not thread.is_alive()
 
 
-def test_the_openai_client_runs_a_batch(client: openai.OpenAI, tmp_path: Path) -> None:
+def test_openai_client_runs_a_batch(client: openai.OpenAI, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     names = [f"line-{i}" for i in range(25)]
     path.write_bytes(jsonl(*map(request, names)))

@@ -1,4 +1,4 @@
-"""The store by itself: states, leases, exactly-once results, files."""
+"""The store: transitions, leases, exactly-once results, files."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[BatchStore]:
     opened.close()
 
 
-def test_every_state_but_the_first_can_be_reached() -> None:
+def test_every_status_but_the_first_is_reachable() -> None:
     assert len(STATUSES) == 8 and {e for each in TRANSITIONS.values() for e in each} <= set(
         STATUSES
     )
     assert set(TRANSITIONS) == set(STATUSES) - {"validating"}
 
 
-def test_a_batch_from_upload_to_output(store: BatchStore, clock: Clock) -> None:
+def test_batch_from_upload_to_output(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a", "b", "c")
     assert (batch.status, batch.total, batch.price_factor) == ("in_progress", 3, 0.5)
     clock.now_s += 5
@@ -64,7 +64,7 @@ def test_a_batch_from_upload_to_output(store: BatchStore, clock: Clock) -> None:
     assert found == [("output", "a"), ("output", "c"), ("error", "b")]
 
 
-def test_a_result_is_taken_once(store: BatchStore) -> None:
+def test_result_is_settled_once(store: BatchStore) -> None:
     batch = accepted(store, "a", "b")
     lease, _ = store.lease(2)
     assert store.settle([outcome(lease), outcome(lease)]) == 1
@@ -72,7 +72,7 @@ def test_a_result_is_taken_once(store: BatchStore) -> None:
     assert (now(store, batch).completed, now(store, batch).failed) == (1, 0)
 
 
-def test_a_lease_that_ran_out_is_somebody_elses(store: BatchStore, clock: Clock) -> None:
+def test_expired_lease_can_be_leased_again(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a")
     [late] = store.lease(1, lease_s=10)
     assert store.lease(1) == []
@@ -86,9 +86,7 @@ def test_a_lease_that_ran_out_is_somebody_elses(store: BatchStore, clock: Clock)
     assert now(store, batch).completed == 1
 
 
-def test_renewing_holds_a_lease_and_releasing_gives_it_back(
-    store: BatchStore, clock: Clock
-) -> None:
+def test_renew_extends_and_release_returns_a_lease(store: BatchStore, clock: Clock) -> None:
     accepted(store, "a")
     [lease] = store.lease(1, lease_s=10)
     for _ in range(5):
@@ -100,7 +98,7 @@ def test_renewing_holds_a_lease_and_releasing_gives_it_back(
     assert again.text == lease.text and b'"custom_id": "a"' in again.text
 
 
-def test_expiry_keeps_finished_work(store: BatchStore, clock: Clock) -> None:
+def test_expired_batch_keeps_its_results(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a", "b", "c", window_s=100)
     first, second = store.lease(2)
     store.settle([outcome(first)])
@@ -114,7 +112,7 @@ def test_expiry_keeps_finished_work(store: BatchStore, clock: Clock) -> None:
     assert store.settle([outcome(second)]) == 0 and store.renew([second]) == set()
 
 
-def test_cancelling_lets_running_lines_finish(store: BatchStore) -> None:
+def test_cancelling_lets_running_requests_finish(store: BatchStore) -> None:
     batch = accepted(store, "a", "b")
     [lease] = store.lease(1)
     assert store.cancel(batch.id) and not store.cancel(batch.id)
@@ -128,7 +126,7 @@ def test_cancelling_lets_running_lines_finish(store: BatchStore) -> None:
     assert line["error"]["code"] == "batch_cancelled" and line["response"] is None
 
 
-def test_cancelling_does_not_wait_for_ever(store: BatchStore, clock: Clock) -> None:
+def test_cancelling_waits_for_a_limited_time(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a")
     [lease] = store.lease(1, lease_s=1e9)
     store.cancel(batch.id)
@@ -137,7 +135,7 @@ def test_cancelling_does_not_wait_for_ever(store: BatchStore, clock: Clock) -> N
     assert now(store, batch).status == "cancelled" and store.settle([outcome(lease)]) == 0
 
 
-def test_a_batch_that_is_over_cannot_be_cancelled(store: BatchStore) -> None:
+def test_finished_batch_cannot_be_cancelled(store: BatchStore) -> None:
     batch = accepted(store, "a")
     store.settle([outcome(lease) for lease in store.lease(1)])
     assert not store.cancel(batch.id)
@@ -145,7 +143,7 @@ def test_a_batch_that_is_over_cannot_be_cancelled(store: BatchStore) -> None:
     assert not store.cancel(batch.id) and not store.accept(batch.id, [], None)
 
 
-def test_validation_and_cancelling_do_not_cross(store: BatchStore) -> None:
+def test_cancelled_batch_is_not_validated(store: BatchStore) -> None:
     batch = created(store, "a")
     assert store.cancel(batch.id)
     assert not store.accept(batch.id, [], None) and not store.reject(batch.id, [])
@@ -154,9 +152,7 @@ def test_validation_and_cancelling_do_not_cross(store: BatchStore) -> None:
     assert batch.status == "cancelled" and batch.output_file_id is batch.error_file_id is None
 
 
-def test_a_line_that_kills_the_process_again_and_again_is_given_up(
-    store: BatchStore, clock: Clock
-) -> None:
+def test_request_that_crashes_the_process_repeatedly_fails(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "poison", "good")
     for _ in range(MAX_LEASES):
         poison, *good = store.lease(2, lease_s=1)
@@ -173,7 +169,7 @@ def test_a_line_that_kills_the_process_again_and_again_is_given_up(
     assert (batch.status, batch.completed, batch.failed) == ("completed", 1, 1)
 
 
-def test_leases_of_the_dead_are_taken_back_at_once(tmp_path: Path) -> None:
+def test_leases_of_dead_processes_are_released_at_once(tmp_path: Path) -> None:
     path = tmp_path / "batches.sqlite"
     script = "from ridgeline.serve.batch.lease_owner import this_process; print(this_process())"
     done = subprocess.run(
@@ -191,7 +187,7 @@ def test_leases_of_the_dead_are_taken_back_at_once(tmp_path: Path) -> None:
     ours.close()
 
 
-def test_a_failed_transaction_leaves_nothing(store: BatchStore) -> None:
+def test_failed_transaction_is_rolled_back(store: BatchStore) -> None:
     batch = accepted(store, "a")
     [lease] = store.lease(1)
     bad = outcome(lease, succeeded=False)
@@ -201,13 +197,13 @@ def test_a_failed_transaction_leaves_nothing(store: BatchStore) -> None:
     assert store.settle([bad]) == 1 and now(store, batch).failed == 1
 
 
-def test_commits_wait_for_the_disk(store: BatchStore) -> None:
+def test_commits_are_durable(store: BatchStore) -> None:
     with store._db.reading() as db:
         assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         assert db.execute("PRAGMA synchronous").fetchone()[0] == 2
 
 
-def test_pages_go_from_the_newest_to_the_oldest(store: BatchStore) -> None:
+def test_pages_are_ordered_newest_first(store: BatchStore) -> None:
     ids = [created(store, "a").id for _ in range(5)]
     assert [batch.id for batch in store.page(limit=2)] == [ids[4], ids[3]]
     assert [batch.id for batch in store.page(after=ids[3], limit=9)] == ids[2::-1]
@@ -217,7 +213,7 @@ def test_pages_go_from_the_newest_to_the_oldest(store: BatchStore) -> None:
     ]
 
 
-def test_files_of_any_length_come_back_whole(
+def test_files_of_any_length_are_read_back(
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "CHUNK_BYTES", 10)
@@ -233,7 +229,7 @@ def test_files_of_any_length_come_back_whole(
             assert store.files.read(file.id, first, length) == text[first : first + length]
 
 
-def test_dropped_and_cut_off_uploads_leave_nothing(store: BatchStore) -> None:
+def test_dropped_and_interrupted_uploads_leave_nothing(store: BatchStore) -> None:
     dropped, cut = store.files.begin(), store.files.begin()
     for making in (dropped, cut):
         making.write(b"x" * (files.CHUNK_BYTES + 1))
@@ -244,7 +240,7 @@ def test_dropped_and_cut_off_uploads_leave_nothing(store: BatchStore) -> None:
         assert db.execute("SELECT count(*) FROM chunks").fetchone()[0] == 0
 
 
-def test_a_file_in_use_is_not_deleted_and_results_go_with_theirs(store: BatchStore) -> None:
+def test_file_in_use_is_not_deleted(store: BatchStore) -> None:
     batch = accepted(store, "a")
     used = store.files.get(batch.input_file_id)
     assert used is not None and not store.files.delete(used)
@@ -257,7 +253,7 @@ def test_a_file_in_use_is_not_deleted_and_results_go_with_theirs(store: BatchSto
     assert b"".join(store.files.content(output)) == b""
 
 
-def test_output_expires(store: BatchStore, clock: Clock) -> None:
+def test_output_files_expire(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a", output_expires_after_s=3600)
     store.settle([outcome(lease) for lease in store.lease(1)])
     store.sweep()
@@ -267,7 +263,7 @@ def test_output_expires(store: BatchStore, clock: Clock) -> None:
     assert results(store, now(store, batch)) == []
 
 
-def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_not_opened_as_a_store(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(b"these are my notes, keep them" * 100)
     with pytest.raises(BadInput, match="batch store cannot be opened"):
@@ -275,7 +271,7 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"these are my notes")
 
 
-def test_uploaded_text_is_leased_as_it_was_sent(store: BatchStore) -> None:
+def test_lease_has_the_line_as_it_was_sent(store: BatchStore) -> None:
     odd = request("ü\n1")
     file_id = upload(store, b"\n" + jsonl(odd, request("b")).rstrip(b"\n"))
     file = store.files.get(file_id)

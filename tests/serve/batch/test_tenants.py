@@ -1,4 +1,4 @@
-"""Who may see what in a store, where it ends, and how an older one is taken on."""
+"""Which keys see which files and batches, the size limit, and migration of the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ridgeline.serve.batch.database import VERSION
 from ridgeline.serve.batch.executor import background_engine
 from ridgeline.serve.batch.store import BatchStore
 from tests.serve.batch.helpers import accepted, jsonl, request
-from tests.serve.batch.test_api import OVER, create, until
+from tests.serve.batch.test_api import ENDED, create, until
 from tests.serve.fake_engine import FakeEngine
 
 ROOM = 1 << 20
@@ -53,11 +53,11 @@ async def callers(
         }
 
 
-async def test_what_one_key_made_no_other_key_sees(
+async def test_keys_do_not_see_each_others_files_and_batches(
     callers: dict[str, httpx.AsyncClient], engine: FakeEngine
 ) -> None:
     alice, bob, root = callers["alice"], callers["bob"], callers["root"]
-    batch = await until(alice, (await create(alice, jsonl(request("a")))).json()["id"], *OVER)
+    batch = await until(alice, (await create(alice, jsonl(request("a")))).json()["id"], *ENDED)
     files = [batch["input_file_id"], batch["output_file_id"]]
     paths = [f"/v1/batches/{batch['id']}", *(f"/v1/files/{each}" for each in files)]
     paths += [f"/v1/files/{each}/content" for each in files]
@@ -75,32 +75,32 @@ async def test_what_one_key_made_no_other_key_sees(
     assert (await alice.delete(f"/v1/files/{files[0]}")).status_code == 200
 
 
-async def test_lines_share_the_prefix_cache_of_their_own_key_only(
+async def test_batch_requests_use_the_cache_salt_of_their_key(
     callers: dict[str, httpx.AsyncClient], engine: FakeEngine
 ) -> None:
     tenants: dict[str, set[str]] = {}
     for name in ("alice", "bob"):
         http, before = callers[name], set(engine.requests)
-        await until(http, (await create(http, jsonl(request(name)))).json()["id"], *OVER)
+        await until(http, (await create(http, jsonl(request(name)))).json()["id"], *ENDED)
         await http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
         tenants[name] = {engine.requests[request][3] for request in set(engine.requests) - before}
     assert len(tenants["alice"]) == len(tenants["bob"]) == 1  # online and batch alike
     assert tenants["alice"] != tenants["bob"]
 
 
-async def test_a_line_beyond_the_largest_body_fails_alone(
+async def test_too_large_batch_request_fails_alone(
     callers: dict[str, httpx.AsyncClient],
 ) -> None:
     alice, long = callers["alice"], request("long")
     long["body"]["messages"][0]["content"] = "x" * 3000
     reply = await create(alice, jsonl(request("a"), long, request("b")))
-    batch = await until(alice, reply.json()["id"], *OVER)
+    batch = await until(alice, reply.json()["id"], *ENDED)
     assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
     errors = (await alice.get(f"/v1/files/{batch['error_file_id']}/content")).text
     assert '"status_code":413' in errors and '"custom_id":"long"' in errors
 
 
-async def test_a_full_store_takes_no_more_until_something_is_deleted(
+async def test_full_store_refuses_uploads_until_something_is_deleted(
     callers: dict[str, httpx.AsyncClient],
 ) -> None:
     alice = callers["alice"]
@@ -113,14 +113,14 @@ async def test_a_full_store_takes_no_more_until_something_is_deleted(
     assert (await create(alice, jsonl(request("a")))).status_code == 200
 
 
-def test_a_full_store_begins_no_line(tmp_path: Path) -> None:
+def test_full_store_starts_no_request(tmp_path: Path) -> None:
     store = BatchStore(tmp_path / "s", max_bytes=1)
     accepted(store, "a")
     assert store.is_full and store.used_bytes() > 1
     store.close()
 
 
-def test_a_store_of_the_first_version_is_taken_on(tmp_path: Path) -> None:
+def test_store_of_version_1_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "old.sqlite"
     store = BatchStore(path)
     batch = accepted(store, "a", "b")

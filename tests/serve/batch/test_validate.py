@@ -1,4 +1,4 @@
-"""What an input file must be, and how its mistakes are told."""
+"""Validation of input files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def codes(data: bytes) -> list[tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_lines_are_found_however_the_file_is_cut(size: int) -> None:
+def test_lines_are_split_however_the_file_is_cut(size: int) -> None:
     data = b"\n" + jsonl(request("a"), request("ü")) + b"  \n" + jsonl(request("c"))[:-1]
     found = validate_file([data[i : i + size] for i in range(0, len(data), size)], CHAT)
     assert [line.custom_id for line in found.lines] == ["a", "ü", "c"]
@@ -43,17 +43,17 @@ def test_lines_are_found_however_the_file_is_cut(size: int) -> None:
         (jsonl(request("b", url="/v1/embeddings"))[:-1], "mismatched_endpoint"),
     ],
 )
-def test_a_mistake_names_its_line(line: bytes, code: str) -> None:
+def test_errors_name_their_line(line: bytes, code: str) -> None:
     found = validate_file([jsonl(request("a")) + line], CHAT)
     assert [(error.code, error.line) for error in found.errors] == [(code, 2)]
-    assert not found.lines, "nothing of a bad file is answered"
+    assert not found.lines, "no request of a bad file is run"
 
 
-def test_an_empty_file_is_a_mistake() -> None:
+def test_empty_file_is_rejected() -> None:
     assert codes(b"") == codes(b"\n \n") == [("empty_file", None)]
 
 
-def test_too_many_lines_and_too_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_and_too_long_lines_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "MAX_REQUESTS", 3)
     assert codes(jsonl(*(request(str(i)) for i in range(5)))) == [("too_many_tasks", 4)]
     monkeypatch.setattr(validate, "MAX_LINE_BYTES", 300)
@@ -62,5 +62,5 @@ def test_too_many_lines_and_too_long_ones(monkeypatch: pytest.MonkeyPatch) -> No
     assert validate_file(endless, CHAT).errors[0].code == "line_too_long"
 
 
-def test_complaints_are_bounded() -> None:
+def test_number_of_errors_is_limited() -> None:
     assert len(codes(b"{\n" * 1000)) == MAX_ERRORS

@@ -1,4 +1,4 @@
-"""Batch lines on the real engine: the same answers, and people are served as if there were none."""
+"""Batch requests on the real engine: the same output, and no effect on interactive requests."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ def engine() -> Engine:
         yield opened  # type: ignore[misc]
 
 
-async def ask(engine: Engine, text: str) -> list[int]:
+async def generate(engine: Engine, text: str) -> list[int]:
     tokens = [e.token async for e in engine.stream(text, GREEDY) if isinstance(e, Token)]
     await asyncio.sleep(0.05)
     return tokens
 
 
-async def test_lines_yield_their_seats_and_are_all_answered(engine: Engine, tmp_path: Path) -> None:
-    alone = [await ask(engine, text) for text in ("import os", "def f(x):")]
+async def test_batch_requests_yield_their_slots_and_all_finish(
+    engine: Engine, tmp_path: Path
+) -> None:
+    expected = [await generate(engine, text) for text in ("import os", "def f(x):")]
     store = BatchStore(tmp_path / "batches.sqlite")
     names = [f"line {i} " * (1 + i % 5) for i in range(8)]
     batch = created(store, *names)
@@ -43,17 +45,17 @@ async def test_lines_yield_their_seats_and_are_all_answered(engine: Engine, tmp_
     working = asyncio.ensure_future(worker.run_until_idle())
     while not engine.counters()["num_background_running"]:
         await asyncio.sleep(0.005)
-    assert [await ask(engine, text) for text in ("import os", "def f(x):")] == alone
+    assert [await generate(engine, text) for text in ("import os", "def f(x):")] == expected
     await working
-    found = results(store, now(store, batch))
-    assert sorted(line["custom_id"] for _, line in found) == sorted(names)
-    assert {kind for kind, _ in found} == {"output"}
-    assert engine.counters()["num_preemptions"] > 0, "nobody had to give up a seat"
+    written = results(store, now(store, batch))
+    assert sorted(line["custom_id"] for _, line in written) == sorted(names)
+    assert {kind for kind, _ in written} == {"output"}
+    assert engine.counters()["num_preemptions"] > 0, "no batch request was preempted"
     assert now(store, batch).completion_tokens > 0
     store.close()
 
 
-async def test_a_background_request_is_answered_like_any_other(engine: Engine) -> None:
+async def test_background_request_gets_the_same_output(engine: Engine) -> None:
     events = [e async for e in engine.stream("import os", GREEDY, background=True)]
-    assert [e.token for e in events if isinstance(e, Token)] == await ask(engine, "import os")
+    assert [e.token for e in events if isinstance(e, Token)] == await generate(engine, "import os")
     assert isinstance(events[-1], Finished)

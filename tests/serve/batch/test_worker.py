@@ -1,4 +1,4 @@
-"""The worker: side by side, bounded, in its window, and giving back what it does not finish."""
+"""The worker: concurrency, retries, the daily window, and releasing unfinished requests."""
 
 from __future__ import annotations
 
@@ -27,78 +27,78 @@ def store(tmp_path: Path) -> Iterator[BatchStore]:
     opened.close()
 
 
-async def at_once(lease: Lease) -> BatchResult:
+async def succeed(lease: Lease) -> BatchResult:
     return outcome(lease)
 
 
-async def test_every_batch_is_worked_off_by_few_at_once(store: BatchStore) -> None:
+async def test_batches_run_with_limited_concurrency(store: BatchStore) -> None:
     batches = [created(store, *"abcdefg"), created(store, *"hij")]
-    running = most = 0
+    running = max_running = 0
 
-    async def answer(lease: Lease) -> BatchResult:
-        nonlocal running, most
+    async def execute(lease: Lease) -> BatchResult:
+        nonlocal running, max_running
         running += 1
-        most = max(most, running)
+        max_running = max(max_running, running)
         await asyncio.sleep(0.002)
         running -= 1
         return outcome(lease)
 
-    await BatchWorker(store, answer, QUICK).run_until_idle()
+    await BatchWorker(store, execute, QUICK).run_until_idle()
     assert [now(store, batch).status for batch in batches] == ["completed", "completed"]
     assert sum(len(results(store, now(store, batch))) for batch in batches) == 10
-    assert most == 3
+    assert max_running == 3
 
 
-async def test_a_bad_file_fails_its_batch(store: BatchStore) -> None:
+async def test_bad_file_fails_its_batch(store: BatchStore) -> None:
     batch = created(store, "a", "a")
-    await BatchWorker(store, at_once, QUICK).run_until_idle()
+    await BatchWorker(store, succeed, QUICK).run_until_idle()
     batch = now(store, batch)
     assert batch.status == "failed" and batch.errors is not None
     assert batch.errors[0].code == "duplicate_custom_id" and batch.total == 0
 
 
-async def test_a_line_that_breaks_fails_alone(store: BatchStore) -> None:
+async def test_request_that_raises_fails_alone(store: BatchStore) -> None:
     batch = created(store, "a", "bad", "c")
 
-    async def answer(lease: Lease) -> BatchResult:
+    async def execute(lease: Lease) -> BatchResult:
         if lease.custom_id == "bad":
-            raise ValueError("secret of the machine")
+            raise ValueError("secret")
         return outcome(lease)
 
-    await BatchWorker(store, answer, QUICK).run_until_idle()
-    [(_, line)] = [each for each in results(store, now(store, batch)) if each[0] == "error"]
+    await BatchWorker(store, execute, QUICK).run_until_idle()
+    [(_, line)] = [item for item in results(store, now(store, batch)) if item[0] == "error"]
     assert line["error"]["code"] == "server_error" and "secret" not in str(line)
     assert now(store, batch).completed == 2
 
 
-async def test_busy_lines_come_back(store: BatchStore) -> None:
+async def test_busy_requests_are_retried(store: BatchStore) -> None:
     batch, refusals = created(store, "a", "b"), 4
 
-    async def answer(lease: Lease) -> BatchResult:
+    async def execute(lease: Lease) -> BatchResult:
         nonlocal refusals
         refusals -= 1
         if refusals >= 0:
             raise EngineBusy
         return outcome(lease)
 
-    await BatchWorker(store, answer, QUICK).run_until_idle()
+    await BatchWorker(store, execute, QUICK).run_until_idle()
     assert now(store, batch).completed == 2 and refusals < 0
 
 
-async def test_stopping_gives_back_what_is_not_answered(store: BatchStore) -> None:
+async def test_stop_releases_unfinished_requests(store: BatchStore) -> None:
     batch = created(store, "a", "b")
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
-    async def answer(lease: Lease) -> BatchResult:
+    async def execute(lease: Lease) -> BatchResult:
         if lease.custom_id == "a":
             return outcome(lease)
-        begun.set()
+        started.set()
         await asyncio.sleep(3600)
         return outcome(lease)
 
-    worker = BatchWorker(store, answer, QUICK)
+    worker = BatchWorker(store, execute, QUICK)
     task = asyncio.ensure_future(worker.run())
-    await begun.wait()
+    await started.wait()
     worker.stop()
     await task
     assert now(store, batch).completed == 1
@@ -106,13 +106,13 @@ async def test_stopping_gives_back_what_is_not_answered(store: BatchStore) -> No
     assert lease.custom_id == "b"
 
 
-async def test_an_expired_batch_is_not_worked_on_any_more(tmp_path: Path) -> None:
+async def test_requests_of_an_expired_batch_are_cancelled(tmp_path: Path) -> None:
     clock = Clock()
     store = BatchStore(tmp_path / "batches.sqlite", clock=clock)
     batch = created(store, "a", window_s=100)
     stopped = asyncio.Event()
 
-    async def answer(lease: Lease) -> BatchResult:
+    async def execute(lease: Lease) -> BatchResult:
         clock.now_s += 200
         try:
             await asyncio.sleep(3600)
@@ -121,14 +121,12 @@ async def test_an_expired_batch_is_not_worked_on_any_more(tmp_path: Path) -> Non
             raise
         return outcome(lease)
 
-    await asyncio.wait_for(BatchWorker(store, answer, QUICK).run_until_idle(), 10)
+    await asyncio.wait_for(BatchWorker(store, execute, QUICK).run_until_idle(), 10)
     assert stopped.is_set() and now(store, batch).status == "expired"
     store.close()
 
 
-async def test_a_store_that_refuses_for_a_while_loses_nothing(
-    store: BatchStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_store_errors_are_retried(store: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, settle, refusals = created(store, "a", "b"), store.settle, [1, 2, 3]
 
     def full(done: list[BatchResult]) -> int:
@@ -138,15 +136,17 @@ async def test_a_store_that_refuses_for_a_while_loses_nothing(
         return settle(done)
 
     monkeypatch.setattr(store, "settle", full)
-    await BatchWorker(store, at_once, QUICK).run_until_idle()
+    await BatchWorker(store, succeed, QUICK).run_until_idle()
     assert now(store, batch).completed == 2
 
 
-async def test_nothing_begins_outside_the_window(store: BatchStore) -> None:
+async def test_nothing_starts_outside_the_window(store: BatchStore) -> None:
     batch = created(store, "a")
     hour = datetime.fromtimestamp(store._clock()).hour
-    shut = DailyWindow.parse(f"{(hour + 2) % 24}:00-{(hour + 4) % 24}:00")
-    worker = BatchWorker(store, at_once, WorkerOptions(max_concurrency=3, poll_s=0.01, window=shut))
+    closed = DailyWindow.parse(f"{(hour + 2) % 24}:00-{(hour + 4) % 24}:00")
+    worker = BatchWorker(
+        store, succeed, WorkerOptions(max_concurrency=3, poll_s=0.01, window=closed)
+    )
     task = asyncio.ensure_future(worker.run())
     await asyncio.sleep(0.1)
     assert now(store, batch).status == "in_progress" and now(store, batch).completed == 0
@@ -154,27 +154,27 @@ async def test_nothing_begins_outside_the_window(store: BatchStore) -> None:
     await task
 
 
-def test_windows() -> None:
+def test_daily_windows() -> None:
     night = DailyWindow.parse("22:00-06:30")
     assert str(night) == "22:00-06:30"
     hours = [(21, 59), (22, 0), (3, 0), (6, 29), (6, 30)]
-    found = [night.contains(datetime(2026, 1, 1, *at)) for at in hours]
-    assert found == [False, True, True, True, False]
+    contained = [night.contains(datetime(2026, 1, 1, *at)) for at in hours]
+    assert contained == [False, True, True, True, False]
     assert DailyWindow.parse("9:00-17:00").contains(datetime(2026, 1, 1, 12))
     for text in ("", "22-6", "22:00", "25:00-6:00", "22:60-6:00", "1:00-1:00", "a:b-c:d"):
         with pytest.raises(BadInput, match="window"):
             DailyWindow.parse(text)
 
 
-def test_spans() -> None:
+def test_completion_windows() -> None:
     assert [parse_window(text) for text in ("24h", "90m", "7d")] == [86_400, 5_400, 604_800]
     wrong = ("", "h", "24", "-1h", "0h", "1.5h", "24 h", "9999999999h", "²h")
     assert [parse_window(text) for text in wrong] == [None] * len(wrong)
 
 
-async def test_a_missing_file_fails_the_batch(store: BatchStore) -> None:
+async def test_missing_file_fails_the_batch(store: BatchStore) -> None:
     batch = created(store, "a")
     with store._db.transaction() as db:
         db.execute("DELETE FROM files")
-    await BatchWorker(store, at_once, QUICK).run_until_idle()
+    await BatchWorker(store, succeed, QUICK).run_until_idle()
     assert now(store, batch).status == "failed"

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls in every dialect: the same parts however the text was cut."""
+"""Reasoning and tool calls in every format: the same parts however the text is cut."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WRITERS = {"hermes": hermes, "qwen3_xml": qwen, "llama3_json": llama}
 
 
 def merged(parts: list[OutputPart]) -> list[OutputPart]:
-    """Texts of one kind that follow each other as one."""
+    """Consecutive texts of one kind, joined."""
     out: list[OutputPart] = []
     for part in parts:
         if out and not isinstance(part, ParsedToolCall) and type(out[-1]) is type(part):
@@ -58,16 +58,16 @@ def merged(parts: list[OutputPart]) -> list[OutputPart]:
     return out
 
 
-def read(reader: OutputParser, text: str, rng: random.Random | None = None) -> list[OutputPart]:
+def parse(parser: OutputParser, text: str, rng: random.Random | None = None) -> list[OutputPart]:
     parts: list[OutputPart] = []
     while text:
         size = len(text) if rng is None else rng.randint(1, 5)
-        parts += reader.feed(text[:size])
+        parts += parser.feed(text[:size])
         text = text[size:]
-    return merged(parts + reader.finish())
+    return merged(parts + parser.finish())
 
 
-def called(name: str, arguments: dict[str, Any]) -> ParsedToolCall:
+def call(name: str, arguments: dict[str, Any]) -> ParsedToolCall:
     return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
@@ -77,22 +77,22 @@ def test_calls_are_found_however_the_text_is_cut(name: str, seed: int) -> None:
     rng, write = random.Random(seed), WRITERS[name]
     two = "; " if name == "llama3_json" else "\n"
     text = write("look", PARIS) + two + write("noop", {})
-    parts = read(tool_call_format(name).parser(TOOLS), text, rng)
-    assert parts == [called("look", PARIS), called("noop", {})]
+    parts = parse(tool_call_format(name).parser(TOOLS), text, rng)
+    assert parts == [call("look", PARIS), call("noop", {})]
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
-def test_text_around_calls_is_kept(name: str) -> None:
+def test_text_around_calls_is_content(name: str) -> None:
     write = WRITERS[name]
     text = f"Let me look.\n{write('look', PARIS)}\nDone."
-    parts = read(tool_call_format(name).parser(TOOLS), text, random.Random(1))
-    assert parts == [Content("Let me look."), called("look", PARIS), Content("\n\nDone.")]
+    parts = parse(tool_call_format(name).parser(TOOLS), text, random.Random(1))
+    assert parts == [Content("Let me look."), call("look", PARIS), Content("\n\nDone.")]
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 @pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
 @pytest.mark.parametrize(
-    ("before", "behind", "content"),
+    ("before", "after", "content"),
     [
         ("", "\nIt is sunny, and warm.\n", "It is sunny, and warm.\n"),
         ("Sure.  ", "", "Sure."),
@@ -103,15 +103,15 @@ def test_text_around_calls_is_kept(name: str) -> None:
         ("See: ", "\n<tool_call>{ \n", "See: \n<tool_call>{ \n"),
     ],
 )
-def test_blanks_of_text_around_a_call_are_kept(
-    name: str, before: str, behind: str, content: str, seed: int | None
+def test_whitespace_of_text_around_a_call_is_kept(
+    name: str, before: str, after: str, content: str, seed: int | None
 ) -> None:
-    """All but those that no text follows or precedes: they are the format's."""
-    text = before + WRITERS[name]("look", PARIS) + behind
+    """All but whitespace without text on both sides, which belongs to the format."""
+    text = before + WRITERS[name]("look", PARIS) + after
     rng = None if seed is None else random.Random(seed)
-    parts = read(tool_call_format(name).parser(TOOLS), text, rng)
+    parts = parse(tool_call_format(name).parser(TOOLS), text, rng)
     assert "".join(part.text for part in parts if isinstance(part, Content)) == content
-    assert [part for part in parts if isinstance(part, ParsedToolCall)] == [called("look", PARIS)]
+    assert [part for part in parts if isinstance(part, ParsedToolCall)] == [call("look", PARIS)]
 
 
 @pytest.mark.parametrize(
@@ -138,31 +138,31 @@ def test_blanks_of_text_around_a_call_are_kept(
         ("llama3_json", "{" + '"a":{' * 3000),
     ],
 )
-def test_what_is_no_call_is_content_as_it_was_written(name: str, text: str) -> None:
+def test_malformed_calls_are_content(name: str, text: str) -> None:
     for seed in (None, 1, 2):
         rng = None if seed is None else random.Random(seed)
-        assert read(tool_call_format(name).parser(TOOLS), text, rng) == [Content(text)]
+        assert parse(tool_call_format(name).parser(TOOLS), text, rng) == [Content(text)]
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
-def test_a_whole_call_whose_end_mark_is_missing_is_a_call(name: str) -> None:
-    """A stop string or an end-of-sequence token may have eaten the mark."""
+def test_complete_call_without_closing_tag_is_a_call(name: str) -> None:
+    """A stop string or an end-of-sequence token may have removed the tag."""
     text = WRITERS[name]("look", PARIS).removesuffix("</tool_call>")
-    assert read(tool_call_format(name).parser(TOOLS), text) == [called("look", PARIS)]
+    assert parse(tool_call_format(name).parser(TOOLS), text) == [call("look", PARIS)]
 
 
 @pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
-def test_no_beginning_of_a_call_is_one(name: str) -> None:
-    """Wherever max_tokens cuts it: either nothing is missing, or it is content."""
+def test_truncated_call_is_content_or_complete(name: str) -> None:
+    """Wherever max_tokens cuts it."""
     text = WRITERS[name]("look", PARIS)
     for size in range(1, len(text)):
-        parts = read(tool_call_format(name).parser(TOOLS), text[:size])
-        assert parts in ([Content(text[:size])], [called("look", PARIS)])
+        parts = parse(tool_call_format(name).parser(TOOLS), text[:size])
+        assert parts in ([Content(text[:size])], [call("look", PARIS)])
 
 
-def test_values_are_what_the_schema_says() -> None:
+def test_values_have_the_type_of_the_schema() -> None:
     text = qwen("look", {"place": "75001", "days": 2})
-    (call,) = read(tool_call_format("qwen3_xml").parser(TOOLS), text)
+    (call,) = parse(tool_call_format("qwen3_xml").parser(TOOLS), text)
     assert isinstance(call, ParsedToolCall)
     assert json.loads(call.arguments) == {"place": "75001", "days": 2}
 
@@ -182,22 +182,22 @@ def test_values_are_what_the_schema_says() -> None:
         (True, "hm </thin", "hm </thin", ""),
     ],
 )
-def test_reasoning_is_told_apart(
+def test_reasoning_is_separated_from_the_answer(
     inside: bool, text: str, reasoning: str, content: str, seed: int
 ) -> None:
-    wanted: list[OutputPart] = [Reasoning(reasoning)] if reasoning else []
-    wanted += [Content(content)] if content else []
+    expected: list[OutputPart] = [Reasoning(reasoning)] if reasoning else []
+    expected += [Content(content)] if content else []
     rng = random.Random(seed)
-    assert read(ReasoningParser(PlainTextParser(), inside=inside), text, rng) == wanted
-    kept = read(ReasoningParser(PlainTextParser(), inside=inside, keep=False), text, rng)
-    assert kept == [part for part in wanted if isinstance(part, Content)]
+    assert parse(ReasoningParser(PlainTextParser(), inside=inside), text, rng) == expected
+    without = parse(ReasoningParser(PlainTextParser(), inside=inside, keep=False), text, rng)
+    assert without == [part for part in expected if isinstance(part, Content)]
 
 
 def test_reasoning_then_a_call() -> None:
-    reader = ReasoningParser(tool_call_format("hermes").parser(TOOLS), inside=False)
+    parser = ReasoningParser(tool_call_format("hermes").parser(TOOLS), inside=False)
     text = "<think>I should look</think>\n" + hermes("look", PARIS)
-    parts = read(reader, text, random.Random(3))
-    assert parts == [Reasoning("I should look"), called("look", PARIS)]
+    parts = parse(parser, text, random.Random(3))
+    assert parts == [Reasoning("I should look"), call("look", PARIS)]
 
 
 @given(
@@ -207,12 +207,12 @@ def test_reasoning_then_a_call() -> None:
     st.sampled_from(sorted(TOOL_CALL_FORMATS)),
     st.integers(0, 10),
 )  # fmt: skip
-def test_readers_never_raise_and_cuts_do_not_matter(
+def test_parsers_never_raise_and_do_not_depend_on_cuts(
     pieces: list[str], name: str, seed: int
 ) -> None:
     text = "".join(pieces)
 
-    def reader() -> OutputParser:
+    def parser() -> OutputParser:
         return ReasoningParser(tool_call_format(name).parser(TOOLS), inside=False)
 
-    assert read(reader(), text, random.Random(seed)) == read(reader(), text)
+    assert parse(parser(), text, random.Random(seed)) == parse(parser(), text)

@@ -1,4 +1,4 @@
-"""The page as a document: one file, one policy, no data without the key."""
+"""The page as a document: one file, a strict policy, no data without the key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.serve.web.page import build_page
 from tests.serve.fake_engine import FakeEngine
 
 
-async def test_the_page_is_one_document_under_a_strict_policy() -> None:
+async def test_page_is_one_document_with_a_strict_policy() -> None:
     app = create_app(FakeEngine(), ServerOptions(api_key="secret"))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -22,5 +22,5 @@ async def test_the_page_is_one_document_under_a_strict_policy() -> None:
     text = build_page()[0].decode()
     assert "/*STYLE*/" not in text and "/*SCRIPT*/" not in text
     outside = text.replace("http://www.w3.org/2000/svg", "")
-    assert "http://" not in outside and "https://" not in outside, "works offline"
-    assert "innerHTML" not in text, "a server's text is never markup"
+    assert "http://" not in outside and "https://" not in outside, "the page works offline"
+    assert "innerHTML" not in text, "text is never inserted as markup"

@@ -1,4 +1,4 @@
-"""The page in a real browser over a scripted engine: chat, live, batches, configuration."""
+"""The page in a browser, over the fake engine: chat, live metrics, batches, configuration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
-    """The address of an app that is served in a thread."""
+    """The URL of an app that is served in a thread."""
     listener = listen(ServerOptions(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -62,29 +62,29 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
-    """The page, open; whatever it complains about fails the test."""
+    """The open page; script errors and requests to other addresses fail the test."""
     context = browser.new_context()
     opened = context.new_page()
-    complaints: list[str] = []
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on(
         "console",
-        lambda message: complaints.append(message.text) if message.type == "error" else None,
+        lambda message: problems.append(message.text) if message.type == "error" else None,
     )
     opened.on(
         "request",
-        lambda asked: (
-            None if asked.url.startswith(("blob:", url)) else complaints.append(asked.url)
+        lambda request_: (
+            None if request_.url.startswith(("blob:", url)) else problems.append(request_.url)
         ),
     )
     opened.goto(url)
     yield opened
     context.close()
-    assert not complaints, complaints
+    assert not problems, problems
 
 
 @needs_browser
-def test_chat_streams_and_tells_its_speed(page: Page) -> None:
+def test_chat_streams_and_shows_its_speed(page: Page) -> None:
     page.fill("#prompt", "hello <b>you</b>")
     page.press("#prompt", "Enter")
     expect(page.locator(".said.user")).to_have_text("hello <b>you</b>")
@@ -105,7 +105,7 @@ def test_chat_streams_and_tells_its_speed(page: Page) -> None:
 
 
 @needs_browser
-def test_live_figures_move_and_are_judged(page: Page, url: str) -> None:
+def test_live_metrics_update_and_are_compared_with_the_slo(page: Page, url: str) -> None:
     page.click("text=Live")
     expect(page.locator("#tile-requests .big")).to_have_text("1")
     expect(page.locator("#tile-ttft .sub")).to_contain_text("no request")
@@ -119,7 +119,7 @@ def test_live_figures_move_and_are_judged(page: Page, url: str) -> None:
 
 
 @needs_browser
-def test_a_pointed_at_instant_is_told_and_classes_are_judged(browser: Browser) -> None:
+def test_hover_shows_a_sample_and_slo_classes_are_listed(browser: Browser) -> None:
     options = ServerOptions(slo_classes="chat=ttft:60000 tpot:60000;fast=ttft:0.0001")
     with serving(create_app(FakeEngine(), options)) as url:
         for slo_class in ("chat", "chat", "fast"):
@@ -140,7 +140,7 @@ def test_a_pointed_at_instant_is_told_and_classes_are_judged(browser: Browser) -
 
 
 @needs_browser
-def test_batches_are_begun_watched_and_fetched(page: Page, tmp_path: Path) -> None:
+def test_batches_are_created_followed_and_downloaded(page: Page, tmp_path: Path) -> None:
     page.click("text=Batches")
     expect(page.locator("#no-jobs")).to_be_visible()
     file = tmp_path / "in.jsonl"
@@ -163,7 +163,7 @@ def test_batches_are_begun_watched_and_fetched(page: Page, tmp_path: Path) -> No
 
 
 @needs_browser
-def test_configuration_says_why(page: Page) -> None:
+def test_configuration_shows_reasons(page: Page) -> None:
     page.click("text=Configuration")
     row = page.locator("#settings tbody tr").first
     expect(row).to_contain_text("enable_prefix_caching")
@@ -173,7 +173,7 @@ def test_configuration_says_why(page: Page) -> None:
 
 
 @needs_browser
-def test_with_a_key_the_page_asks_for_it(browser: Browser) -> None:
+def test_page_asks_for_the_key(browser: Browser) -> None:
     with serving(create_app(FakeEngine(), ServerOptions(api_key="secret"))) as url:
         page = browser.new_page()
         page.goto(url)
