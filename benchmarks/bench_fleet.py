@@ -24,17 +24,24 @@ import numpy as np
 from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits, make_policy
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
-from ridgeline.plan.simulate.block_counter import CountedPool
-from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
-from ridgeline.plan.step_time.replica import replica
-from ridgeline.plan.step_time.simulated import Modelled
+from ridgeline.plan.simulate.block_counter import CountingBlockPool
+from ridgeline.plan.simulate.fleet import (
+    FleetConfig,
+    ReplicaConfig,
+    SimulatedRequest,
+    simulate_fleet,
+)
+from ridgeline.plan.step_time.replica import build_replica
+from ridgeline.plan.step_time.simulated import ModelledStepTimes
 
 ROUNDS = 5
 
 
 def make_scheduler() -> Scheduler:
     limits = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=32_768)
-    return Scheduler(limits, make_policy("continuous"), CountedPool(25_000, 16), NoPrefixCache())
+    return Scheduler(
+        limits, make_policy("continuous"), CountingBlockPool(25_000, 16), NoPrefixCache()
+    )
 
 
 def load(count: int, rate: float, seed: int) -> list[SimulatedRequest]:
@@ -50,9 +57,9 @@ def load(count: int, rate: float, seed: int) -> list[SimulatedRequest]:
 
 
 def cost_us(requests: list[SimulatedRequest], replicas: int, leaps: bool) -> float:
-    machine = replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
-    build = Build(name="h100", scheduler=make_scheduler, pace=Modelled(machine))
-    plan = FleetPlan(builds=(build,) * replicas, leaps=leaps)
+    machine = build_replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
+    build = ReplicaConfig(name="h100", scheduler=make_scheduler, pace=ModelledStepTimes(machine))
+    plan = FleetConfig(builds=(build,) * replicas, leaps=leaps)
     began_s = time.process_time()
     simulate_fleet(requests, plan)
     return (time.process_time() - began_s) / len(requests) * 1e6

@@ -38,10 +38,10 @@ from ridgeline.engine.config import resolve
 from ridgeline.hardware import system
 from ridgeline.measure.monitors.process_usage import Witness
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
-from ridgeline.plan.calibration.calibration import Calibration, Memory
-from ridgeline.plan.calibration.fit import Facts
-from ridgeline.plan.step_time.memory import MemoryAsked, memory
-from ridgeline.plan.step_time.predict import Point, predict_on
+from ridgeline.plan.calibration.calibration import Calibration, MachineMemory
+from ridgeline.plan.calibration.fit import CalibrationInputs
+from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
+from ridgeline.plan.step_time.predict import OperatingPoint, predict_on
 from ridgeline.workflows.calibrate.calibrate_engine import (
     EngineCalibration,
     calibrated_replica,
@@ -104,8 +104,8 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
     run: bool
     ran: StepMeasurement
     kv_tokens: int = 0
-    memory: Memory
-    facts: Facts | None = None  # of runs of the calibration
+    memory: MachineMemory
+    facts: CalibrationInputs | None = None  # of runs of the calibration
     loaded: tuple[LoadWindow, ...] = ()  # on the last line of the last run
 
 
@@ -195,9 +195,9 @@ def asking(bench: StepBench, tokens: int) -> StepTiming:
     return StepTiming((), 0, bench.ttft_s(tokens))
 
 
-def memory_now() -> Memory:
+def memory_now() -> MachineMemory:
     found = system.memory()
-    return Memory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
+    return MachineMemory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
 
 
 def default_kv_tokens(run: CalibrationRun) -> int:
@@ -238,8 +238,8 @@ def rows_of(raws: list[Raw], calibration: Calibration, single: bool) -> Iterator
             told.add(name)
             machine = calibrated_replica(calibration, ran.model, ran.quantization)
             longest = min(KV_LENGTH, machine.spec.max_positions)
-            asked = MemoryAsked(max_num_seqs=64, max_model_len=longest)
-            tokens = memory(machine, asked).kv_tokens
+            asked = MemoryLimits(max_num_seqs=64, max_model_len=longest)
+            tokens = memory_budget(machine, asked).kv_tokens
             yield Row(name=name, metric="kv", predicted=tokens, measured=raw.kv_tokens)
         yield Row(
             name=f"{name}, {where(raw)}",
@@ -268,16 +268,16 @@ def predicted_ms(calibration: Calibration, raw: Raw) -> float:
     machine = calibrated_replica(calibration, raw.ran.model, raw.ran.quantization)
     if raw.ran.kind == "decode":
         done = raw.ran.shapes[len(raw.ran.shapes) // 2][1]
-        point = Point(model="", device="", isl=done, osl=1, batch=len(raw.ran.shapes))
+        point = OperatingPoint(model="", device="", isl=done, osl=1, batch=len(raw.ran.shapes))
         return predict_on(machine, point, ROOMY).decode_ms
-    point = Point(model="", device="", isl=raw.ran.requested[1], osl=1)
+    point = OperatingPoint(model="", device="", isl=raw.ran.requested[1], osl=1)
     return predict_on(machine, point, ROOMY).ttft_ms
 
 
-ROOMY = MemoryAsked(max_num_seqs=64, max_model_len=4200, kv_bytes=KV_BYTES)
+ROOMY = MemoryLimits(max_num_seqs=64, max_model_len=4200, kv_bytes=KV_BYTES)
 
 
-def together(runs: list[Raw]) -> Facts:
+def together(runs: list[Raw]) -> CalibrationInputs:
     """The facts of all runs: the best of what was measured."""
     each = [raw.facts for raw in runs if raw.facts is not None]
     sizes, kinds = each[0].bandwidth_bytes_s, each[0].peak_flops

@@ -49,17 +49,17 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.arrivals import Closed
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.plan.calibration.calibration import Calibration, load_calibration
-from ridgeline.plan.calibration.interference import Busy, Sky, is_fresh
+from ridgeline.plan.calibration.interference import InterferenceSampler, LoadedStep, has_prompt
 from ridgeline.plan.simulate.fleet import (
-    Build,
-    FleetPlan,
-    Outcome,
+    FleetConfig,
+    FleetOutcome,
+    ReplicaConfig,
     SimulatedRequest,
     simulate_fleet,
 )
-from ridgeline.plan.simulate.summary import keeps, tpot_of
+from ridgeline.plan.simulate.summary import meets_slo, tpot_of
 from ridgeline.plan.step_time.replica import Replica
-from ridgeline.plan.step_time.simulated import Modelled, reading_s
+from ridgeline.plan.step_time.simulated import ModelledStepTimes, reader_s
 from ridgeline.records import RunTrace, Slo
 from ridgeline.workflows.calibrate.calibrate_engine import calibrated_replica
 from ridgeline.workflows.calibrate.load_windows import busy_steps
@@ -134,7 +134,7 @@ class Real(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     seed: int
     numbers: dict[str, float]
-    steps: tuple[Busy, ...] = ()
+    steps: tuple[LoadedStep, ...] = ()
 
 
 def measure(bench: Bench, name: str, path: Path, seconds: float) -> bool:
@@ -240,19 +240,19 @@ def simulated(
     settings = bench.settings
     machine = calibrated_replica(calibration, settings.model, settings.quantization)
     over, weather = calibration.overheads, calibration.weather
-    build = Build(
+    build = ReplicaConfig(
         name=settings.model,
         scheduler=partial(make_scheduler, resolve(settings)),
-        pace=Modelled(machine),
+        pace=ModelledStepTimes(machine),
         asking_s=over.reader_first_s or over.first_s,
-        sky=None if weather is None else partial(Sky, weather, place),
+        sky=None if weather is None else partial(InterferenceSampler, weather, place),
     )
-    plan = FleetPlan(builds=(build,))
+    plan = FleetConfig(builds=(build,))
     outcome = simulate_fleet(requests, plan, end_s=bench.window_s + bench.grace_s)
     return told(outcome, bench)
 
 
-def told(outcome: Outcome, bench: Bench) -> dict[str, float]:
+def told(outcome: FleetOutcome, bench: Bench) -> dict[str, float]:
     """As `numbers`, of those that were served."""
     slos = {slo: Slo.parse(slo) for slo in bench.slos}
     served = [life for life in outcome.lives if life.finished_s == life.finished_s]
@@ -260,7 +260,7 @@ def told(outcome: Outcome, bench: Bench) -> dict[str, float]:
     tpots = [1e3 * tpot_of(life) for life in served]
     return {
         **{
-            f"goodput {name}": sum(keeps(life, slo) for life in served) / bench.window_s
+            f"goodput {name}": sum(meets_slo(life, slo) for life in served) / bench.window_s
             for name, slo in slos.items()
         },
         "ttft p50": float(np.percentile(ttfts, 50)),
@@ -344,7 +344,7 @@ def steps_table(reals: list[Real], calibration: Calibration) -> Iterator[str]:
     for real in reals:
         settings = BENCHES[real.model].settings
         machine = calibrated_replica(calibration, settings.model, settings.quantization)
-        kinds: dict[str, list[Busy]] = {}
+        kinds: dict[str, list[LoadedStep]] = {}
         for step in real.steps:
             kinds.setdefault(kind_of(step), []).append(step)
         for kind, steps in sorted(kinds.items()):
@@ -357,16 +357,16 @@ def steps_table(reals: list[Real], calibration: Calibration) -> Iterator[str]:
             yield f"| {name} | {real.rate:g} | {kind} | {len(steps)} | {middle:.3g} | {shares} |"
 
 
-def over(machine: Replica, step: Busy) -> float:
+def over(machine: Replica, step: LoadedStep) -> float:
     """Seconds over those of the fit, readers included."""
     fitted_s = machine.price(step.shapes, step.num_sampled).seconds
-    return step.seconds / (fitted_s + reading_s(machine, step.num_sampled))
+    return step.seconds / (fitted_s + reader_s(machine, step.num_sampled))
 
 
-def kind_of(step: Busy) -> str:
+def kind_of(step: LoadedStep) -> str:
     """`3 decodes`, `prompt`, `prompt + 2`."""
     decodes = sum(new == 1 for new, _ in step.shapes)
-    if not is_fresh(step.shapes):
+    if not has_prompt(step.shapes):
         return f"{decodes:2d} decodes"
     return f"prompt + {min(decodes, 4)}" if decodes else "prompt"
 

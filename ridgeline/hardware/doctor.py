@@ -65,10 +65,10 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 def diagnose(*, refresh: bool = False, cache_dir: Path | None = None) -> list[Check]:
     """Look at this machine (probing it where no fresh record is cached) and run every check."""
-    return run_checks(look_around(refresh=refresh, cache_dir=cache_dir))
+    return run_checks(gather_surroundings(refresh=refresh, cache_dir=cache_dir))
 
 
-def look_around(*, refresh: bool = False, cache_dir: Path | None = None) -> Surroundings:
+def gather_surroundings(*, refresh: bool = False, cache_dir: Path | None = None) -> Surroundings:
     """Gather what the checks need."""
     machine, native_error, torch_error = _probe(refresh, cache_dir)
     folder = _existing(cache_dir or default_cache_dir())

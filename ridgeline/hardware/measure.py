@@ -26,7 +26,7 @@ _GROUPS, _REPETITIONS, _MIN_S = 3, 3, 0.008
 _GEMM_ROWS, _GEMM_SIZE, _GEMM_S = 256, 2048, 0.35
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredRate(msgspec.Struct, frozen=True):
     """Best of medians per second, and the CPU share of the best group."""
 
     per_s: float
@@ -46,14 +46,14 @@ def native() -> Any:
     return _native
 
 
-def best_of_medians(sample: Callable[[], list[tuple[float, float]]]) -> Measured:
+def best_of_medians(sample: Callable[[], list[tuple[float, float]]]) -> MeasuredRate:
     """`sample` gives (rate, CPU share) per repetition; take the group with the best median rate."""
     groups = [sample() for _ in range(_GROUPS)]
     best = max(groups, key=lambda group: median(rate for rate, _ in group))
-    return Measured(median(rate for rate, _ in best), median(share for _, share in best))
+    return MeasuredRate(median(rate for rate, _ in best), median(share for _, share in best))
 
 
-def read_bandwidth(total_bytes: int, num_threads: int) -> Measured:
+def read_bandwidth(total_bytes: int, num_threads: int) -> MeasuredRate:
     """Bytes per second of streaming reads, all threads together."""
     module = native()
     return best_of_medians(
@@ -61,13 +61,13 @@ def read_bandwidth(total_bytes: int, num_threads: int) -> Measured:
     )
 
 
-def multiply_peaks(num_threads: int) -> dict[str, Measured]:
+def multiply_peaks(num_threads: int) -> dict[str, MeasuredRate]:
     """Operations per second in registers, by dtype: the arithmetic peak of the cores."""
     module = native()
     return {kind: _multiply_peak(module, kind, num_threads) for kind in module.multiply_kinds()}
 
 
-def multiply_peak(kind: str, num_threads: int) -> Measured:
+def multiply_peak(kind: str, num_threads: int) -> MeasuredRate:
     """Operations per second in registers, of one kind."""
     return _multiply_peak(native(), kind, num_threads)
 
@@ -85,7 +85,7 @@ def _can_multiply(kind: str) -> bool:
     return True
 
 
-def _multiply_peak(module: Any, kind: str, num_threads: int) -> Measured:
+def _multiply_peak(module: Any, kind: str, num_threads: int) -> MeasuredRate:
     return best_of_medians(lambda: module.multiply_rates(kind, num_threads, _REPETITIONS, _MIN_S))
 
 

@@ -50,7 +50,7 @@ def probe(
     return machine
 
 
-def known(
+def cached_machine(
     *,
     max_age_s: float = MAX_AGE_S,
     cache_dir: Path | None = None,

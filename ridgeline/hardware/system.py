@@ -71,7 +71,7 @@ class Cores(msgspec.Struct, frozen=True, kw_only=True):
         return granted if self.quota is None else min(granted, self.quota)
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class SystemMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes in all and available, the cgroup's limit taken into account."""
 
     total_bytes: int
@@ -170,13 +170,13 @@ def _mounts(root: Path, controller: str, names: str) -> list[Path]:
     return [base, base / "unified"] if controller == "" else [base / controller, base / names]
 
 
-def memory(root: Path = ROOT) -> Memory:
+def memory(root: Path = ROOT) -> SystemMemory:
     """Memory of the machine, or of the cgroup where that is less."""
     fields = _meminfo(root)
     total, available = fields.get("MemTotal", 0), fields.get("MemAvailable", 0)
     for limit, used in _memory_limits(root):
         total, available = min(total, limit), min(available, max(limit - used, 0))
-    return Memory(total_bytes=total, available_bytes=available)
+    return SystemMemory(total_bytes=total, available_bytes=available)
 
 
 def _meminfo(root: Path) -> dict[str, int]:

@@ -10,8 +10,8 @@ import pytest
 from ridgeline.cli.main import main
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
-from ridgeline.plan.calibration.calibration import Calibration, Linear, Memory
-from ridgeline.plan.calibration.fit import Facts, blank
+from ridgeline.plan.calibration.calibration import Calibration, MachineMemory, ProductTimes
+from ridgeline.plan.calibration.fit import CalibrationInputs, empty_calibration
 from ridgeline.records import StepStat
 from ridgeline.workflows.optimize.calibrated_step_times import (
     CalibratedStepTimes,
@@ -27,7 +27,7 @@ SHAPES = ((1, 100), (1, 40))
 
 def calibration() -> Calibration:
     """Dense, bfloat16 (heads) and int8; int8 weights take half as long."""
-    facts = Facts(
+    facts = CalibrationInputs(
         device="this-machine",
         as_of="2026-11-21",
         source="a test",
@@ -35,17 +35,17 @@ def calibration() -> Calibration:
         runs=(),
         peak_flops={"float32": 2e11, "int8": 4e11},
         bandwidth_bytes_s={"1048576": 50e9, "536870912": 20e9},
-        memory=Memory(total_bytes=16 << 30, available_bytes=12 << 30),
+        memory=MachineMemory(total_bytes=16 << 30, available_bytes=12 << 30),
         dense_dtype="float32",
         first_s=1e-3,
     )
 
-    def linear(weight_s: float) -> Linear:
-        return Linear(
+    def linear(weight_s: float) -> ProductTimes:
+        return ProductTimes(
             rows=(1,), weight_s=(weight_s,), row_s=0.0, bandwidth=1.0, layer_s=1e-5, output_s=1e-12
         )
 
-    found = blank(facts, ("float32", "bfloat16", "int8"))
+    found = empty_calibration(facts, ("float32", "bfloat16", "int8"))
     over = msgspec.structs.replace(
         found.overheads, step_s=1e-4, run_s=1e-5, run_layer_s=0.0, logit_s=0.0
     )

@@ -15,7 +15,7 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.quant.outlier_rows import OutlierRowsLinear
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.checkpoints.quantised import foreign_of
+from ridgeline.modelspec.checkpoints.quantised import read_quantization_config
 from ridgeline.modelspec.rewrite import linears
 from tests.compress.test_make import dense, kl, logits, logprobs, with_outliers
 from tests.compress.test_make import windows as windows
@@ -57,10 +57,10 @@ def test_the_threshold_is_the_checkpoints(tmp_path: Path) -> None:
     down = decoder.blocks[2].mlp.down  # type: ignore[union-attr]
     assert isinstance(down, OutlierRowsLinear) and down.threshold == 3.5
     told = {"load_in_8bit": True}
-    assert foreign_of(told, "here").threshold == 6.0  # bitsandbytes' own default
+    assert read_quantization_config(told, "here").threshold == 6.0  # bitsandbytes' own default
     for wrong in ("six", -1, float("inf"), None):
         with pytest.raises(BadModel, match="cannot read the threshold"):
-            foreign_of(told | {"llm_int8_threshold": wrong}, "here")
+            read_quantization_config(told | {"llm_int8_threshold": wrong}, "here")
 
 
 def test_what_the_rule_wins_back(tmp_path: Path, windows: list[list[int]]) -> None:

@@ -25,10 +25,10 @@ from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
-from ridgeline.hardware.measure import Measured
+from ridgeline.hardware.measure import MeasuredRate
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
-from ridgeline.modelspec.checkpoints.quantised import foreign_of
+from ridgeline.modelspec.checkpoints.quantised import read_quantization_config
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, linears, with_dtype
 from ridgeline.workflows.planning.step_budget import READ_SHARE, step_budget
@@ -93,7 +93,7 @@ def test_written_and_read_by_module(tmp_path: Path, format: str) -> None:
         assert config["format"] == "mixed-precision"
         assert len(config["config_groups"]) in (2, 3)
         with pytest.raises(BadModel, match="no group"):
-            foreign_of(config, "here").at("model.layers.9.mlp.up_proj")
+            read_quantization_config(config, "here").at("model.layers.9.mlp.up_proj")
 
 
 def layer_bytes(spec: ModelSpec) -> int:
@@ -120,7 +120,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
 
 def bandwidth(monkeypatch: pytest.MonkeyPatch, per_s: float) -> None:
     """Of a machine whose kernels read `per_s` bytes a second."""
-    found = Measured(per_s=per_s / READ_SHARE, cpu_share=1.0)
+    found = MeasuredRate(per_s=per_s / READ_SHARE, cpu_share=1.0)
     monkeypatch.setattr("ridgeline.hardware.measure.read_bandwidth", lambda *_: found)
 
 

@@ -71,7 +71,7 @@ def test_best_of_medians_shrugs_off_one_bad_repetition() -> None:
     groups = iter(
         [[(10.0, 1.0), (1.0, 0.1), (12.0, 0.9)], [(5.0, 0.5)] * 3, [(99.0, 1.0), (2.0, 0.2)]]
     )
-    assert measure.best_of_medians(lambda: next(groups)) == measure.Measured(50.5, 0.6)
+    assert measure.best_of_medians(lambda: next(groups)) == measure.MeasuredRate(50.5, 0.6)
 
 
 def test_buffer_is_larger_than_the_caches_but_not_than_memory() -> None:
@@ -138,7 +138,7 @@ def test_a_fresh_record_is_used_and_an_old_one_is_not(counter: Counter, tmp_path
 
 def test_available_memory_is_of_now(counter: Counter, tmp_path: Path, monkeypatch: Any) -> None:
     probe(cache_dir=tmp_path, clock=lambda: 1.0)
-    now = probe_module.system.Memory(
+    now = probe_module.system.SystemMemory(
         total_bytes=probe_module.system.memory().total_bytes, available_bytes=12345
     )
     monkeypatch.setattr(probe_module.system, "memory", lambda: now)

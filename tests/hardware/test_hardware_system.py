@@ -24,7 +24,7 @@ def make(root: Path, files: dict[str, str]) -> Path:
 def test_no_cgroup_no_limit(tmp_path: Path) -> None:
     root = make(tmp_path, {"proc/meminfo": MEMINFO})
     assert system.cpu_quota(root) is None
-    assert system.memory(root) == system.Memory(total_bytes=16 * GIB, available_bytes=8 * GIB)
+    assert system.memory(root) == system.SystemMemory(total_bytes=16 * GIB, available_bytes=8 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_memory_limit_of_cgroup_v2_leaves_out_what_can_be_reclaimed(tmp_path: Pa
         "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {2 * GIB}",
     }
     found = system.memory(make(tmp_path, files))
-    assert found == system.Memory(total_bytes=4 * GIB, available_bytes=3 * GIB)
+    assert found == system.SystemMemory(total_bytes=4 * GIB, available_bytes=3 * GIB)
 
 
 def test_memory_limit_of_cgroup_v1_and_its_number_for_none(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_memory_limit_of_cgroup_v1_and_its_number_for_none(tmp_path: Path) -> No
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
     }
     found = system.memory(make(tmp_path, files))
-    assert found == system.Memory(total_bytes=2 * GIB, available_bytes=0)
+    assert found == system.SystemMemory(total_bytes=2 * GIB, available_bytes=0)
 
 
 def test_hyperthreads_are_not_cores(tmp_path: Path) -> None:

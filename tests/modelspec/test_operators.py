@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from ridgeline.modelspec import cost
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.cost.operators import PARTS, add, in_words, operator_work, work_of
+from ridgeline.modelspec.cost.operators import (
+    PARTS,
+    describe_operator,
+    operator_work,
+    total_work,
+    work_of,
+)
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 from tests.modelspec.test_model_cost import tiny
@@ -29,7 +35,7 @@ def test_the_parts_add_up_to_the_step(
 ) -> None:
     step, whole = (
         cost.step_work(spec, runs, sampled),
-        add(operator_work(spec, runs, sampled).values()),
+        total_work(operator_work(spec, runs, sampled).values()),
     )
     assert whole.flops == pytest.approx(step.flops)
     assert whole.memory_bytes == pytest.approx(step.bytes)
@@ -84,5 +90,5 @@ def test_an_operator_does_all_that_its_name_says() -> None:
     assert both.row_bytes == parts["rope"].row_bytes
     assert both.memory_bytes == parts["kv_write"].memory_bytes
     assert work_of("router+experts", parts).flops == 0
-    assert in_words("rope+kv_write") == "RoPE, KV write"
+    assert describe_operator("rope+kv_write") == "RoPE, KV write"
     assert set(parts) <= set(PARTS)

@@ -21,11 +21,11 @@ from ridgeline.modelspec.cost import (
 from ridgeline.modelspec.cost.serving_formats import checkpoint_bytes, quantised_as
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.families.shapes import known_shapes, planning_config, planning_table
-from ridgeline.plan.step_time.replica import replica
+from ridgeline.plan.step_time.replica import build_replica
 
 
 def kv_per_token(model: str, dtype: str | None = None) -> float:
-    return replica(
+    return build_replica(
         load_planning_spec(model), find_accelerator("h200-sxm"), kv_dtype=dtype
     ).cost.kv_bytes_per_token
 
@@ -61,20 +61,20 @@ def test_kv_per_token(model: str, nbytes: int) -> None:
 
 
 def test_seven_billion_at_a_hundred_tokens_a_second_is_one_and_a_third_terabytes_a_second() -> None:
-    step = replica(load_planning_spec("llama-2-7b"), find_accelerator("h100-sxm")).uniform(
+    step = build_replica(load_planning_spec("llama-2-7b"), find_accelerator("h100-sxm")).uniform(
         1, 1, 0, sampled=1
     )
     assert 1.3e12 < 100 * step.weight_bytes < 1.4e12  # and not 0.7e12
 
 
 def test_the_dense_peak_of_an_h100() -> None:
-    found = replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
+    found = build_replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
     assert found.peaks.flops_s == 989e12
-    eight = replica(
+    eight = build_replica(
         load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"), weight_dtype="float8_e4m3"
     )
     assert eight.peaks.flops_s == 1979e12
-    four = replica(
+    four = build_replica(
         load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"), weight_dtype="int4"
     )
     assert four.peaks.flops_s == 989e12  # four-bit weights are unpacked: bfloat16 products
@@ -84,7 +84,7 @@ def test_the_dense_peak_of_an_h100() -> None:
 def test_planning_and_engine_costs_agree(model: str) -> None:
     spec = load_spec(f"dummy:{model}")
     assert load_planning_spec(model) == replace(spec, name=model)
-    machine = replica(spec, find_accelerator("h200-sxm"))
+    machine = build_replica(spec, find_accelerator("h200-sxm"))
     assert machine.cost.kv_bytes_per_token == kv_bytes_per_token(spec)
     assert machine.resident_bytes == pytest.approx(resident_weight_bytes(spec), rel=1e-3)
     shapes = [(300, 0), (1, 2000), (1, 5)]
@@ -126,21 +126,24 @@ def test_checkpoints_are_as_large_as_published(model: str, gb: float) -> None:
     spec = load_planning_spec(model)
     assert checkpoint_bytes(spec) / 1e9 == pytest.approx(gb, rel=0.005)
     if spec.stored_dtype == "bfloat16":
-        machine = replica(spec, find_accelerator("h200-sxm"))
+        machine = build_replica(spec, find_accelerator("h200-sxm"))
         assert machine.resident_bytes == pytest.approx(checkpoint_bytes(spec), rel=1e-3)
 
 
 def test_mxfp4_is_of_experts_alone() -> None:
     spec, device = load_planning_spec("gpt-oss-120b"), find_accelerator("b200")
-    packed, wide = (replica(spec, device, weight_dtype=name) for name in ("mxfp4", "bfloat16"))
+    packed, wide = (
+        build_replica(spec, device, weight_dtype=name) for name in ("mxfp4", "bfloat16")
+    )
     assert packed.shared_bytes == wide.shared_bytes and packed.head_bytes == wide.head_bytes
     experts = packed.cost.experts[0]
     nbytes = experts.num_layers * experts.params * 17 / 32  # 4 bits, and a byte per 32
     assert packed.expert_bytes == (pytest.approx(nbytes),)
     assert packed.compute_dtype == "bfloat16"  # attention is, and so are activations
-    dense = replica(load_planning_spec("llama-3.1-8b"), device, weight_dtype="mxfp4")
+    dense = build_replica(load_planning_spec("llama-3.1-8b"), device, weight_dtype="mxfp4")
     assert (
-        dense.shared_bytes < 0.3 * replica(load_planning_spec("llama-3.1-8b"), device).shared_bytes
+        dense.shared_bytes
+        < 0.3 * build_replica(load_planning_spec("llama-3.1-8b"), device).shared_bytes
     )
 
 
@@ -148,13 +151,16 @@ def test_float32_checkpoints_are_served_in_sixteen_bits() -> None:
     """No accelerator of the catalogue has a rate for float32."""
     spec, device = load_planning_spec("gemma-2-9b"), find_accelerator("h100-sxm")
     assert spec.stored_dtype == "float32"
-    served, asked = replica(spec, device), replica(spec, device, weight_dtype="bfloat16")
+    served, asked = (
+        build_replica(spec, device),
+        build_replica(spec, device, weight_dtype="bfloat16"),
+    )
     for machine in (served, asked):
         assert (machine.weight_dtype, machine.kv_dtype) == ("bfloat16", "bfloat16")
         assert machine.cost.kv_bytes_per_token == 42 * 2 * 8 * 256 * 2
         assert machine.head_bytes == 2 * spec.vocab_size * spec.hidden_size
     assert served.resident_bytes == pytest.approx(2 * num_params(spec))
-    eight = replica(spec, device, weight_dtype="float8_e4m3")
+    eight = build_replica(spec, device, weight_dtype="float8_e4m3")
     assert eight.kv_dtype == "bfloat16" and eight.head_bytes == served.head_bytes
 
 

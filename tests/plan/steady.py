@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.modelspec.cost import Shape
-from ridgeline.plan.step_time.simulated import Glide
+from ridgeline.plan.step_time.simulated import LinearSteps
 
 
 class Steady:
@@ -17,5 +17,5 @@ class Steady:
     def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float:
         return self._seconds
 
-    def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
-        return Glide(self._seconds, 0.0)
+    def glide(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
+        return LinearSteps(self._seconds, 0.0)

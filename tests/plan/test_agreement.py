@@ -13,14 +13,19 @@ from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import Demand
-from ridgeline.plan.fleet.search import Candidate, Space, search
-from ridgeline.plan.simulate.block_counter import CountedPool
-from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
+from ridgeline.plan.fleet.search import Candidate, SearchSpace, search
+from ridgeline.plan.simulate.block_counter import CountingBlockPool
+from ridgeline.plan.simulate.fleet import (
+    FleetConfig,
+    ReplicaConfig,
+    SimulatedRequest,
+    simulate_fleet,
+)
 from ridgeline.plan.simulate.summary import summarise
 from ridgeline.plan.step_time.memory import BLOCK_SIZE
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.replica import replica
-from ridgeline.plan.step_time.simulated import Modelled
+from ridgeline.plan.step_time.replica import build_replica
+from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.records import Slo
 
 CATALOGUE = load_catalogue()
@@ -33,7 +38,7 @@ BEYOND = 1.5  # times the planned rate, at which the promise must be broken
 def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
     """The candidate with the highest rate of those that hold."""
     demand = Demand(rate=1e6, isl=isl, osl=osl, isl_p95=isl, longest=isl + osl)
-    space = Space(
+    space = SearchSpace(
         devices=(DEVICE,),
         weight_dtypes=("bfloat16",),
         kv_dtypes=("bfloat16",),
@@ -46,7 +51,7 @@ def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
 
 def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> float:
     """Share of the requests that kept the promise, the first tenth left to warm up."""
-    machine = replica(load_planning_spec(MODEL), CATALOGUE[DEVICE], Layout())
+    machine = build_replica(load_planning_spec(MODEL), CATALOGUE[DEVICE], Layout())
     limits = SchedulerLimits(
         max_num_seqs=planned.seats,
         max_num_batched_tokens=planned.max_num_batched_tokens,
@@ -54,15 +59,15 @@ def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> f
     )
 
     def scheduler() -> Scheduler:
-        pool = CountedPool(planned.kv_tokens // BLOCK_SIZE, BLOCK_SIZE)
+        pool = CountingBlockPool(planned.kv_tokens // BLOCK_SIZE, BLOCK_SIZE)
         return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
 
     gaps = np.random.default_rng(7).exponential(1 / rate, NUM_REQUESTS)
     requests = [
         SimulatedRequest(at_s=float(at), num_prompt=isl, num_output=osl) for at in np.cumsum(gaps)
     ]
-    build = Build(name=DEVICE, scheduler=scheduler, pace=Modelled(machine))
-    found = summarise(simulate_fleet(requests, FleetPlan(builds=(build,))), slo)
+    build = ReplicaConfig(name=DEVICE, scheduler=scheduler, pace=ModelledStepTimes(machine))
+    found = summarise(simulate_fleet(requests, FleetConfig(builds=(build,))), slo)
     assert found.attainment is not None
     return found.attainment
 

@@ -21,19 +21,25 @@ from ridgeline.modelspec.cost import cost_model, resident_weight_bytes
 from ridgeline.plan.calibration import fit as calibrate
 from ridgeline.plan.calibration.calibration import (
     Calibration,
-    Linear,
-    Memory,
-    Reading,
-    joined,
+    MachineMemory,
+    ProductTimes,
+    ReaderTimes,
     load_calibration,
+    overlapped,
 )
-from ridgeline.plan.calibration.fit import Facts, Sample, blank, fit, seconds
-from ridgeline.plan.calibration.interference import Weather
-from ridgeline.plan.step_time.memory import MemoryAsked, memory
+from ridgeline.plan.calibration.fit import (
+    CalibrationInputs,
+    FitSample,
+    empty_calibration,
+    fit_samples,
+    fitted_seconds,
+)
+from ridgeline.plan.calibration.interference import InterferenceTrace
+from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import Point, predict
-from ridgeline.plan.step_time.replica import Replica, replica
-from ridgeline.plan.step_time.simulated import Modelled
+from ridgeline.plan.step_time.predict import OperatingPoint, predict
+from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.workflows.calibrate.calibrate_engine import request_overheads
 from ridgeline.workflows.calibrate.step_passes import (
     DECODES,
@@ -48,7 +54,7 @@ from ridgeline.workflows.calibrate.step_passes import (
 
 MIB = 1 << 20
 RATES = {1: 120e9, 16: 90e9, 32: 40e9, 64: 30e9, 512: 25e9}
-FACTS = Facts(
+FACTS = CalibrationInputs(
     device="this-machine",
     as_of="2026-11-21",
     source="a test",
@@ -56,18 +62,18 @@ FACTS = Facts(
     runs=("made up",),
     peak_flops={"float32": 2e11, "int8": 4e11},
     bandwidth_bytes_s={str(size * MIB): rate for size, rate in RATES.items()},
-    memory=Memory(total_bytes=16 << 30, available_bytes=12 << 30),
+    memory=MachineMemory(total_bytes=16 << 30, available_bytes=12 << 30),
     dense_dtype="float32",
     first_s=1e-3,
 )
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 
 
-def curve(row_s: float, start_s: float, layer_s: float, output_s: float) -> Linear:
+def curve(row_s: float, start_s: float, layer_s: float, output_s: float) -> ProductTimes:
     """Seconds per weight that rise with the square root of the rows at first, then with them."""
     rows = calibrate.KNOTS
     above = tuple(start_s * math.sqrt(row) + 0.3 * row_s * row for row in rows)
-    return Linear(
+    return ProductTimes(
         rows=rows,
         weight_s=above,
         row_s=row_s,
@@ -78,7 +84,7 @@ def curve(row_s: float, start_s: float, layer_s: float, output_s: float) -> Line
 
 
 def made_up() -> Calibration:
-    empty = blank(FACTS, FORMATS)
+    empty = empty_calibration(FACTS, FORMATS)
     linears = {
         "float32": curve(6e-12, 2e-11, 4e-4, 3e-10),
         "bfloat16": curve(6e-12, 3e-11, 2e-5, 3e-9),
@@ -103,10 +109,10 @@ def made_up() -> Calibration:
 
 
 def machine(calibration: Calibration, model: str, dtype: str | None) -> Replica:
-    return replica(load_planning_spec(model), calibration.accelerator(), weight_dtype=dtype)
+    return build_replica(load_planning_spec(model), calibration.accelerator(), weight_dtype=dtype)
 
 
-def sample_points(truth: Calibration, noise: float = 0.0) -> list[Sample]:
+def sample_points(truth: Calibration, noise: float = 0.0) -> list[FitSample]:
     """What `ridgeline calibrate` runs: three formats of a large model, two of a small one."""
     rng = np.random.default_rng(0)
     runs = [("qwen2.5-0.5b", name) for name in (None, "int8", "int4")]
@@ -118,15 +124,15 @@ def sample_points(truth: Calibration, noise: float = 0.0) -> list[Sample]:
         prompts = [[(2**n, 0)] for n in range(1, 10)] + [[(256, 1024)], [(64, 1024)]]
         for shapes in (*decodes, *prompts):
             work = here.calibrated_work(shapes, len(shapes))
-            took_s = seconds(truth, work) * float(np.exp(noise * rng.standard_normal()))
+            took_s = fitted_seconds(truth, work) * float(np.exp(noise * rng.standard_normal()))
             prompt = shapes[0][0] > 1
-            found.append(Sample(what=str(shapes[0]), work=work, seconds=took_s, prompt=prompt))
+            found.append(FitSample(what=str(shapes[0]), work=work, seconds=took_s, prompt=prompt))
     return found
 
 
 @pytest.fixture(scope="module")
 def found() -> Calibration:
-    return fit(sample_points(made_up(), noise=0.03), FACTS)
+    return fit_samples(sample_points(made_up(), noise=0.03), FACTS)
 
 
 def test_the_fit_predicts_models_that_it_did_not_see(found: Calibration) -> None:
@@ -212,7 +218,10 @@ def test_no_product_is_fitted_faster_than_its_instructions() -> None:
     truth, peak = made_up(), 5e11
     told = msgspec.structs.replace(FACTS, kernel_ops_s={"int4": peak})
     samples = sample_points(truth, noise=0.3)
-    free, held = fit(samples, FACTS).linears["int4"], fit(samples, told).linears["int4"]
+    free, held = (
+        fit_samples(samples, FACTS).linears["int4"],
+        fit_samples(samples, told).linears["int4"],
+    )
     assert free.row_s == 0.0 and held.row_s == pytest.approx(0.95 * 2 / peak)
     assert all(held.seconds_per_weight(rows) >= 0.95 * 2 / peak * rows for rows in (1, 64, 512))
 
@@ -227,7 +236,7 @@ def test_the_search_times_steps_as_predictions_do() -> None:
     samples = sample_points(made_up())[:40]
     searched = calibrate._Fit(samples, FACTS, 2.0)
     total_s = searched._times(searched.x)[0]
-    priced = [seconds(searched.calibration(), sample.work) for sample in samples]
+    priced = [fitted_seconds(searched.calibration(), sample.work) for sample in samples]
     assert total_s == pytest.approx(priced, rel=1e-9)
 
 
@@ -258,17 +267,17 @@ def test_bytes_are_those_of_the_engine(model: str, quantization: str | None) -> 
 
 def test_the_kv_cache_is_what_the_engine_resolves_to() -> None:
     resolved = resolve(settings_from({"model": "demo", "kv_cache_memory_bytes": 1 << 26}))
-    asked = MemoryAsked(max_num_seqs=64, kv_bytes=1 << 26)
-    fits = memory(machine(made_up(), "demo", None), asked)
+    asked = MemoryLimits(max_num_seqs=64, kv_bytes=1 << 26)
+    fits = memory_budget(machine(made_up(), "demo", None), asked)
     assert fits.kv_tokens == resolved.num_blocks * resolved.block_size
-    none = memory(machine(made_up(), "demo", None), MemoryAsked(kv_bytes=1 << 10))
+    none = memory_budget(machine(made_up(), "demo", None), MemoryLimits(kv_bytes=1 << 10))
     assert none.kv_tokens == 0
 
 
 def test_calm_steps_follow_a_line() -> None:
     here = machine(made_up(), "qwen2.5-0.5b", "int8")
     computed = [100, 900, 40]
-    glide = Modelled(here).glide(computed, 5)
+    glide = ModelledStepTimes(here).glide(computed, 5)
     assert glide is not None
     for j in range(5):
         step_s = here.price([(1, done + j) for done in computed], 3).seconds
@@ -276,8 +285,8 @@ def test_calm_steps_follow_a_line() -> None:
 
 
 def test_joined() -> None:
-    assert joined(3.0, 4.0, 2.0) == pytest.approx(5.0) and joined(0.0, 0.0, 2.0) == 0.0
-    assert joined(1.0, 100.0, 10.0) == pytest.approx(100.0)
+    assert overlapped(3.0, 4.0, 2.0) == pytest.approx(5.0) and overlapped(0.0, 0.0, 2.0) == 0.0
+    assert overlapped(1.0, 100.0, 10.0) == pytest.approx(100.0)
 
 
 def test_what_was_not_calibrated_is_refused(found: Calibration) -> None:
@@ -285,9 +294,9 @@ def test_what_was_not_calibrated_is_refused(found: Calibration) -> None:
         machine(found, "demo", "mxfp4")
     device = msgspec.structs.replace(found.accelerator(), link_bytes_s=1e9)
     with pytest.raises(CannotRun, match="one device was calibrated"):
-        replica(load_planning_spec("demo"), device, Layout(tp=2))
+        build_replica(load_planning_spec("demo"), device, Layout(tp=2))
     with pytest.raises(BadInput, match="too few steps"):
-        fit(sample_points(made_up())[:5], FACTS)
+        fit_samples(sample_points(made_up())[:5], FACTS)
 
 
 def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,7 +306,7 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["predict", "demo", "--calibration", str(path), "--isl", "100", "--osl", "50"]
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    point = Point(model="demo", device="this-machine", isl=100, osl=50)
+    point = OperatingPoint(model="demo", device="this-machine", isl=100, osl=50)
     expected = predict(point, {"this-machine": found.accelerator()})
     assert told["tpot_ms"] == pytest.approx(expected.tpot_ms)
     good = json.loads(path.read_text())
@@ -323,7 +332,7 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_single_simulation_is_the_best_guess_and_seeds_draw_moods(
     found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def tpot_s(weather: Weather | None, *words: str) -> dict[str, dict[str, float]]:
+    def tpot_s(weather: InterferenceTrace | None, *words: str) -> dict[str, dict[str, float]]:
         path = tmp_path / "calibration.json"
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, weather=weather)))
         load = ["--rate", "2", "--num-prompts", "30", "--isl", "50", "--osl", "20"]
@@ -331,7 +340,7 @@ def test_a_single_simulation_is_the_best_guess_and_seeds_draw_moods(
         assert main(asked) == 0
         return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
-    calm = Weather(bin_s=0.05, decode=(1.0,) * 40, prompt=(1.0,) * 40, moods=(0.25, 4.0))
+    calm = InterferenceTrace(bin_s=0.05, decode=(1.0,) * 40, prompt=(1.0,) * 40, moods=(0.25, 4.0))
     plain = tpot_s(None)["tpot"]["p50"]
     assert tpot_s(calm)["tpot"]["p50"] == pytest.approx(plain)
     drawn = tpot_s(calm, "--num-seeds", "12")["figures"]["tpot_p50_s"]
@@ -366,7 +375,7 @@ def test_streaming_cost_comes_from_the_engine_with_the_shortest_steps() -> None:
     assert found.token_s == pytest.approx(6e-5) and found.first_s == 3e-3
     assert first_s == 1e-3
     alone = request_overheads([ran("decode", "small", 1, 1e-3), ran("ttft", "small", 0, 2e-3)])
-    assert alone == (2e-3, Reading(token_s=0.0, first_s=0.0))
+    assert alone == (2e-3, ReaderTimes(token_s=0.0, first_s=0.0))
 
 
 def test_slowness_compares_passes_over_the_same_steps() -> None:
@@ -398,8 +407,8 @@ def test_simulations_count_readers_and_the_model_of_the_engine_does_not() -> Non
     one, other = (machine(each, "dummy:qwen2.5-0.5b", "int8") for each in (plain, read))
     shapes = ((1, 100),) * 8
     assert one.price(shapes, 8) == other.price(shapes, 8)
-    told_s = [Modelled(each).step_s(shapes, 8) for each in (one, other)]
+    told_s = [ModelledStepTimes(each).step_s(shapes, 8) for each in (one, other)]
     assert told_s[1] - told_s[0] == pytest.approx(8 * 5e-5)
-    glides = [Modelled(each).glide([100] * 8, 4) for each in (one, other)]
+    glides = [ModelledStepTimes(each).glide([100] * 8, 4) for each in (one, other)]
     assert glides[0] is not None and glides[1] is not None
     assert glides[1].first_s - glides[0].first_s == pytest.approx(8 * 5e-5)

@@ -14,16 +14,16 @@ from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.cost.api_prices import (
     ApiPrice,
-    Usage,
+    ApiUsage,
+    break_even_reads_per_hour,
+    break_even_reuses,
     check_fresh,
     load_prices,
-    reads_per_hour_to_pay,
     request_cost,
-    reuses_to_pay,
 )
-from ridgeline.plan.cost.ownership import Owned, Spot, break_even, kwh_per_million
+from ridgeline.plan.cost.ownership import OwnedDevice, SpotDevice, break_even, kwh_per_million
 from ridgeline.plan.fleet.demand import Demand
-from ridgeline.plan.fleet.search import Space, search
+from ridgeline.plan.fleet.search import SearchSpace, search
 from ridgeline.records import Slo
 
 PRICES = load_prices()
@@ -39,40 +39,40 @@ def test_every_price_has_a_source_and_a_day() -> None:
 
 
 def test_without_a_shared_prefix_it_is_tokens_times_price() -> None:
-    found = request_cost(OPENAI, Usage(isl=2000, osl=100, rate=1.0))
+    found = request_cost(OPENAI, ApiUsage(isl=2000, osl=100, rate=1.0))
     assert found.total == pytest.approx((2000 * 2.5 + 100 * 15) / 1e6)
-    halved = request_cost(OPENAI, Usage(isl=2000, osl=100, rate=1.0, batch=True))
+    halved = request_cost(OPENAI, ApiUsage(isl=2000, osl=100, rate=1.0, batch=True))
     assert halved.total == pytest.approx(found.total / 2)
 
 
 def test_a_marked_prefix_is_written_dearer_and_read_cheaper() -> None:
-    usage = Usage(isl=6000, osl=1, rate=1.0, prefix=5000, hit_rate=0.75)
+    usage = ApiUsage(isl=6000, osl=1, rate=1.0, prefix=5000, hit_rate=0.75)
     found = request_cost(ANTHROPIC, usage)
     assert found.input == pytest.approx(1000 * 3 / 1e6)
     assert found.cached_read == pytest.approx(5000 * 0.75 * 0.3 / 1e6)
     assert found.cache_write == pytest.approx(5000 * 0.25 * 3.75 / 1e6)
-    longer = Usage(isl=6000, osl=1, rate=1.0, prefix=5000, hit_rate=0.75, long_lived=True)
+    longer = ApiUsage(isl=6000, osl=1, rate=1.0, prefix=5000, hit_rate=0.75, long_lived=True)
     assert request_cost(ANTHROPIC, longer).cache_write == pytest.approx(5000 * 0.25 * 6 / 1e6)
 
 
 def test_a_stored_prefix_pays_for_its_hours() -> None:
-    usage = Usage(isl=9000, osl=1, rate=0.01, prefix=8000, hit_rate=1.0, num_prefixes=3)
+    usage = ApiUsage(isl=9000, osl=1, rate=0.01, prefix=8000, hit_rate=1.0, num_prefixes=3)
     found = request_cost(GEMINI, usage)
     assert found.storage == pytest.approx(3 * 8000 * 4.5 / 1e6 / 36)
     assert found.cached_read == pytest.approx(8000 * 0.125 / 1e6)
 
 
 def test_a_prefix_that_is_too_short_is_not_cached() -> None:
-    short = Usage(isl=2000, osl=1, rate=1.0, prefix=1000, hit_rate=1.0)
+    short = ApiUsage(isl=2000, osl=1, rate=1.0, prefix=1000, hit_rate=1.0)
     found = request_cost(OPENAI, short)
     assert not found.caches and found.cached_read == 0
     assert found.input == pytest.approx(2000 * 2.5 / 1e6)
 
 
 def test_break_even_of_caching_is_what_the_rules_amount_to() -> None:
-    assert reuses_to_pay(ANTHROPIC) == 1 and reuses_to_pay(ANTHROPIC, long_lived=True) == 2
-    assert reads_per_hour_to_pay(GEMINI) == pytest.approx(4.0)
-    assert reads_per_hour_to_pay(PRICES["gemini-2.5-flash"]) == pytest.approx(3.7, rel=0.01)
+    assert break_even_reuses(ANTHROPIC) == 1 and break_even_reuses(ANTHROPIC, long_lived=True) == 2
+    assert break_even_reads_per_hour(GEMINI) == pytest.approx(4.0)
+    assert break_even_reads_per_hour(PRICES["gemini-2.5-flash"]) == pytest.approx(3.7, rel=0.01)
 
 
 def test_stale_prices_are_never_used_silently() -> None:
@@ -93,13 +93,13 @@ def test_malformed_prices_are_refused() -> None:
     with pytest.raises(BadInput, match="date"):
         load_prices(row + 'source = "s"\nas_of = "today"\n')
     with pytest.raises(BadInput, match="prefix"):
-        Usage(isl=5, osl=1, rate=1.0, prefix=6)
+        ApiUsage(isl=5, osl=1, rate=1.0, prefix=6)
 
 
 def test_an_owned_device_by_hand() -> None:
-    owned = Owned(dollars=35_040, years=4, watts=1000, dollars_per_kwh=0.1, pue=1.5)
+    owned = OwnedDevice(dollars=35_040, years=4, watts=1000, dollars_per_kwh=0.1, pue=1.5)
     assert owned.dollars_per_hour == pytest.approx(1.0 + 0.15)
-    assert Spot(
+    assert SpotDevice(
         price=1.0, interruptions_per_hour=0.5, lost_s=720
     ).dollars_per_hour == pytest.approx(1 / 0.9)
     assert kwh_per_million(3.6) == pytest.approx(1.0)
@@ -110,7 +110,7 @@ def test_the_fleet_is_cheaper_from_where_the_bills_meet() -> None:
         load_planning_spec("llama-3.1-8b"),
         Demand(rate=2, isl=1024, osl=256, isl_p95=1024, longest=1280),
         Slo.parse("ttft:1000 tpot:50"),
-        Space(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),
+        SearchSpace(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),
         load_catalogue(),
     ).fleets[0]
     even = break_even(fleet, 1.8, api_dollars=0.001)
@@ -172,4 +172,4 @@ def test_a_price_without_a_discount_has_no_break_even() -> None:
         name="p", provider="q", rule="automatic", input=1, output=1, source="s", as_of="2026-01"
     )
     with pytest.raises(BadInput):
-        reuses_to_pay(plain)
+        break_even_reuses(plain)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.simulate.fleet import SimulatedRequest, simulate_fleet
-from ridgeline.plan.simulate.replica import Station
+from ridgeline.plan.simulate.replica import SimulatedReplica
 from ridgeline.records import Request, Sampling
 from tests.plan.steady import Steady
 from tests.plan.test_fleet import fleet, instants, make, told
@@ -19,7 +19,7 @@ def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
     """Requests that join beside decodes: tables, idle blocks and totals as after plan and commit."""
 
     def after(leaps: bool) -> Scheduler:
-        station = Station(make(blocks=60)(), Steady(1.0), leaps=leaps)
+        station = SimulatedReplica(make(blocks=60)(), Steady(1.0), leaps=leaps)
         for i, at_s in enumerate((0.0, 2.5, 6.5, 6.6, 11.5)):
             while station.wake_s < at_s:
                 station.advance(station.wake_s)

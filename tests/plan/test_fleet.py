@@ -20,22 +20,24 @@ from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.simulate.fleet import (
-    Build,
-    Faults,
-    FleetPlan,
-    Outcome,
-    Scaling,
+    Autoscaling,
+    FaultModel,
+    FleetConfig,
+    FleetOutcome,
+    ReplicaConfig,
     SimulatedRequest,
     simulate_fleet,
 )
-from ridgeline.plan.simulate.replica import Station
+from ridgeline.plan.simulate.replica import SimulatedReplica
 from ridgeline.plan.simulate.routing import make_router
-from ridgeline.plan.step_time.replica import replica
-from ridgeline.plan.step_time.simulated import Glide, Modelled, Pace
+from ridgeline.plan.step_time.replica import build_replica
+from ridgeline.plan.step_time.simulated import LinearSteps, ModelledStepTimes, StepTimes
 from ridgeline.records import Request, Sampling
 from tests.plan.steady import Steady
 
-MODEL = Modelled(replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm")))
+MODEL = ModelledStepTimes(
+    build_replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
+)
 
 
 def make(
@@ -62,10 +64,10 @@ def make(
 
 
 def fleet(
-    scheduler: Callable[[], Scheduler], pace: Pace, count: int = 1, **more: object
-) -> FleetPlan:
-    builds = (Build(name="test", scheduler=scheduler, pace=pace),) * count
-    return FleetPlan(**{"builds": builds, "check": conserved, **more})  # type: ignore[arg-type]
+    scheduler: Callable[[], Scheduler], pace: StepTimes, count: int = 1, **more: object
+) -> FleetConfig:
+    builds = (ReplicaConfig(name="test", scheduler=scheduler, pace=pace),) * count
+    return FleetConfig(**{"builds": builds, "check": conserved, **more})  # type: ignore[arg-type]
 
 
 def conserved(scheduler: Scheduler) -> None:
@@ -79,14 +81,14 @@ def conserved(scheduler: Scheduler) -> None:
         assert len(seq.blocks) >= scheduler.pool.num_blocks_for(seq.num_computed)
 
 
-def told(outcome: Outcome) -> list[tuple[object, ...]]:
+def told(outcome: FleetOutcome) -> list[tuple[object, ...]]:
     return [
         (life.replica, life.cached, life.num_preempted, life.num_restarts, life.error)
         for life in outcome.lives
     ]
 
 
-def instants(outcome: Outcome) -> np.ndarray:
+def instants(outcome: FleetOutcome) -> np.ndarray:
     return np.array([(x.started_s, x.first_s, x.finished_s) for x in outcome.lives])
 
 
@@ -146,7 +148,7 @@ def test_leaps_and_steps_agree(
     ]
     scheduler = make(seats, blocks, budget=budget, cache=cache, policy=policy)
     # An arrival just at the end of a step is a tie, decided by rounding: here there are none.
-    pace: Pace = Steady(math.pi / 1000) if steady else MODEL
+    pace: StepTimes = Steady(math.pi / 1000) if steady else MODEL
     fast, slow = (
         simulate_fleet(requests, fleet(scheduler, pace, count, leaps=leaps))
         for leaps in (True, False)
@@ -161,7 +163,7 @@ def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
     """Not only what is told: tables, cache entries and the order of idle blocks too."""
 
     def after(leaps: bool) -> Scheduler:
-        station = Station(make(cache=True, blocks=60)(), Steady(1.0), leaps=leaps)
+        station = SimulatedReplica(make(cache=True, blocks=60)(), Steady(1.0), leaps=leaps)
         for i in range(3):
             sampling = Sampling(temperature=0.0, max_tokens=30 + i, ignore_eos=True)
             prompt = (7,) * (5 + 3 * i)
@@ -183,7 +185,7 @@ def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
 @example(0.875, 2.2200959279452888e-18, 15, 0.0)  # a growth that rounding swallows
 @given(st.floats(1e-4, 1), st.floats(0, 1e-3), st.integers(1, 500), st.floats(-0.4, 0.4))
 def test_a_glide_adds_up(first_s: float, more_s: float, steps: int, off: float) -> None:
-    glide = Glide(first_s, more_s)
+    glide = LinearSteps(first_s, more_s)
     summed = sum(first_s + j * more_s for j in range(steps))
     assert glide.seconds(steps) == pytest.approx(summed)
     inside = glide.seconds(steps - 1) + (0.5 + off) * (first_s + (steps - 1) * more_s)
@@ -341,7 +343,7 @@ def test_prefix_aware_routing_hits_more() -> None:
 
 
 def test_what_a_failed_replica_had_begins_again_elsewhere() -> None:
-    plan = fleet(make(), Steady(0.005), 3, faults=Faults(mtbf_s=2.0, repair_s=0.5), seed=4)
+    plan = fleet(make(), Steady(0.005), 3, faults=FaultModel(mtbf_s=2.0, repair_s=0.5), seed=4)
     found = simulate_fleet(load(500), plan)
     assert sum(life.num_restarts for life in found.lives) > 5
     assert all(not life.error for life in found.lives)
@@ -355,7 +357,7 @@ def test_the_fleet_grows_with_the_load_and_shrinks_after_it() -> None:
         make(),
         Steady(0.02),
         1,
-        scaling=Scaling(target=6, most=5, interval_s=0.5, startup_s=1.0),
+        scaling=Autoscaling(target=6, most=5, interval_s=0.5, startup_s=1.0),
     )
     found = simulate_fleet([*load(600, rate=60), *quiet], plan)
     sizes = [count for _, count in found.num_replicas]
@@ -366,8 +368,8 @@ def test_the_fleet_grows_with_the_load_and_shrinks_after_it() -> None:
 
 
 def test_disaggregated_pools_hand_the_cache_over() -> None:
-    build = Build(name="test", scheduler=make(cache=True), pace=Steady(0.005))
-    plan = FleetPlan(
+    build = ReplicaConfig(name="test", scheduler=make(cache=True), pace=Steady(0.005))
+    plan = FleetConfig(
         builds=(build,) * 2,
         decode=(build,) * 2,
         transfer_s=lambda tokens: 1e-4 * tokens,
@@ -400,7 +402,7 @@ def test_lines_of_batches_wait_for_the_others() -> None:
 
 def test_a_fleet_without_replicas_and_a_request_too_long() -> None:
     with pytest.raises(BadInput):
-        simulate_fleet([], FleetPlan(builds=()))
+        simulate_fleet([], FleetConfig(builds=()))
     with pytest.raises(BadInput, match="too long"):
         simulate_fleet(
             [SimulatedRequest(at_s=0, num_prompt=500, num_output=1)], fleet(make(), Steady(0.01))

@@ -10,16 +10,23 @@ import numpy as np
 import pytest
 
 from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits, make_policy
-from ridgeline.plan.calibration.interference import BIN_S, MIDDLE, Busy, Sky, Weather, recorded
-from ridgeline.plan.simulate.block_counter import CountedPool
+from ridgeline.plan.calibration.interference import (
+    BIN_S,
+    MIDDLE,
+    InterferenceSampler,
+    InterferenceTrace,
+    LoadedStep,
+    record_interference,
+)
+from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.fleet import (
-    Build,
-    FleetPlan,
-    Outcome,
+    FleetConfig,
+    FleetOutcome,
+    ReplicaConfig,
     SimulatedRequest,
     simulate_fleet,
 )
-from ridgeline.plan.step_time.simulated import Glide
+from ridgeline.plan.step_time.simulated import LinearSteps
 
 Shapes = Sequence[tuple[int, int]]
 
@@ -35,11 +42,11 @@ class Line:
     def step_s(self, shapes: Shapes, num_sampled: int) -> float:
         return fitted_s(shapes, num_sampled)
 
-    def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
-        return Glide(fitted_s([(1, 0)] * len(computed), 0), 0.0)
+    def glide(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
+        return LinearSteps(fitted_s([(1, 0)] * len(computed), 0), 0.0)
 
 
-def window(slow: Sequence[float], prompts: float = 1.0) -> list[Busy]:
+def window(slow: Sequence[float], prompts: float = 1.0) -> list[LoadedStep]:
     """Two decodes and a prompt in each bin: `slow` of a decode, times `prompts` of the other."""
     steps = []
     for i, factor in enumerate(slow):
@@ -48,13 +55,13 @@ def window(slow: Sequence[float], prompts: float = 1.0) -> list[Busy]:
         ):
             at_s = 7.0 + BIN_S * (i + 0.1 + 0.3 * j)
             seconds = factor * more * fitted_s(shapes, 1)
-            steps.append(Busy(at_s=at_s, seconds=seconds, shapes=shapes, num_sampled=1))
+            steps.append(LoadedStep(at_s=at_s, seconds=seconds, shapes=shapes, num_sampled=1))
     return steps
 
 
 def test_what_was_slow_is_recorded_where_it_was() -> None:
     slow = [1.0] * 20 + [2.0] * 10
-    found = recorded([window(slow, prompts=1.5)], fitted_s)
+    found = record_interference([window(slow, prompts=1.5)], fitted_s)
     assert found is not None and found.bin_s == BIN_S
     assert found.decode == pytest.approx(slow, rel=1e-3)
     assert found.prompt == pytest.approx([1.5 * each for each in slow], rel=1e-3)
@@ -63,7 +70,7 @@ def test_what_was_slow_is_recorded_where_it_was() -> None:
 
 def test_gaps_are_as_what_was_before_them() -> None:
     steps = [each for i, each in enumerate(window([1.0] * 10 + [3.0] * 20)) if i // 3 % 2 == 0]
-    found = recorded([steps, window([2.0] * 5)], fitted_s)
+    found = record_interference([steps, window([2.0] * 5)], fitted_s)
     assert found is not None
     assert found.decode[:10] == pytest.approx([1.0] * 10) and found.decode[11] == 3.0
     assert found.decode[-5:] == pytest.approx([2.0] * 5)
@@ -71,13 +78,13 @@ def test_gaps_are_as_what_was_before_them() -> None:
 
 
 def test_too_little_is_no_weather() -> None:
-    assert recorded([], fitted_s) is None and recorded([[]], fitted_s) is None
-    assert recorded([window([1.0] * 5)], fitted_s) is None
+    assert record_interference([], fitted_s) is None and record_interference([[]], fitted_s) is None
+    assert record_interference([window([1.0] * 5)], fitted_s) is None
     only = [each for each in window([1.0] * 40) if len(each.shapes) == 1]
-    assert recorded([only], fitted_s) is None  # no prompt was seen
+    assert record_interference([only], fitted_s) is None  # no prompt was seen
 
 
-WEATHER = Weather(
+WEATHER = InterferenceTrace(
     bin_s=BIN_S, decode=tuple([1.0] * 30 + [2.0] * 10), prompt=tuple([1.0] * 30 + [4.0] * 10)
 )
 
@@ -85,25 +92,30 @@ WEATHER = Weather(
 def test_a_sky_plays_the_whole_recording_from_some_place() -> None:
     at_s = np.arange(40) * BIN_S + 0.01
     for seed in range(5):
-        sky = Sky(WEATHER, seed, 0, 1.0)
+        sky = InterferenceSampler(WEATHER, seed, 0, 1.0)
         assert sorted(sky.slowness([(1, 9)], t) for t in at_s) == sorted(WEATHER.decode)
         assert sky.slowness([(1, 9), (5, 0)], 0.3) == sky.slowness([(5, 0)], 0.3 + 40 * BIN_S)
-    starts = {tuple(Sky(WEATHER, 1, i, 1.0).slowness([(1, 9)], t) for t in at_s) for i in range(20)}
+    starts = {
+        tuple(InterferenceSampler(WEATHER, 1, i, 1.0).slowness([(1, 9)], t) for t in at_s)
+        for i in range(20)
+    }
     assert len(starts) > 5, "replicas have a place each"
 
 
 def test_a_level_is_between_the_best_and_what_was_recorded() -> None:
-    slow = Weather(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(4.0,) * 40)
-    fit, half = Sky(slow, 0, 0, 0.0), Sky(slow, 0, 0, 0.5)
+    slow = InterferenceTrace(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(4.0,) * 40)
+    fit, half = InterferenceSampler(slow, 0, 0, 0.0), InterferenceSampler(slow, 0, 0, 0.5)
     assert fit.slowness([(1, 1)], 0.0) == 1.0
     assert half.slowness([(5, 0)], 0.0) == pytest.approx(2.0)
-    drawn = sorted(Sky(slow, seed, 0).slowness([(1, 1)], 0.0) for seed in range(200))
+    drawn = sorted(
+        InterferenceSampler(slow, seed, 0).slowness([(1, 1)], 0.0) for seed in range(200)
+    )
     assert 1.0 <= drawn[0] < 1.1 and 1.9 < drawn[-1] <= 2.0
     assert drawn[100] == pytest.approx(2**0.5, rel=0.1)
 
 
 def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
-    weather = Weather(
+    weather = InterferenceTrace(
         bin_s=BIN_S,
         decode=(1.0,) * 40,
         prompt=(1.0,) * 40,
@@ -112,39 +124,42 @@ def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
         prompt_misfits=(5.0,),
     )
 
-    def slow(sky: Sky) -> tuple[float, float]:
+    def slow(sky: InterferenceSampler) -> tuple[float, float]:
         return sky.slowness([(1, 1)], 0.0), sky.slowness([(5, 0)], 0.0)
 
-    assert slow(Sky(weather, 3, 0, MIDDLE)) == (1.0, 1.0)
-    drawn = {slow(Sky(weather, seed, 0)) for seed in range(50)}
+    assert slow(InterferenceSampler(weather, 3, 0, MIDDLE)) == (1.0, 1.0)
+    drawn = {slow(InterferenceSampler(weather, seed, 0)) for seed in range(50)}
     assert drawn == {(mood * misfit, mood * 5.0) for mood in (0.5, 2.0) for misfit in (1.0, 3.0)}
-    replicas = [slow(Sky(weather, 7, i)) for i in range(20)]
+    replicas = [slow(InterferenceSampler(weather, 7, i)) for i in range(20)]
     assert len({prompt for _, prompt in replicas}) == 2, "each replica has a mood of its own"
     assert len({decode / prompt for decode, prompt in replicas}) == 1, "all have the same fit"
 
 
-def served(sky: partial[Sky] | None) -> Outcome:
+def served(sky: partial[InterferenceSampler] | None) -> FleetOutcome:
     requests = [SimulatedRequest(at_s=0.04 * i, num_prompt=40, num_output=20) for i in range(60)]
     limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512)
 
     def scheduler() -> Scheduler:
-        pool = CountedPool(400, 16)
+        pool = CountingBlockPool(400, 16)
         return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
 
-    build = Build(name="x", scheduler=scheduler, pace=Line(), sky=sky)
-    return simulate_fleet(requests, FleetPlan(builds=(build,)))
+    build = ReplicaConfig(name="x", scheduler=scheduler, pace=Line(), sky=sky)
+    return simulate_fleet(requests, FleetConfig(builds=(build,)))
 
 
 def test_a_fleet_under_a_sky() -> None:
     """Twice as slow all over is twice as busy; a place is a seed's, and the same twice."""
     calm = served(None)
-    even = Weather(bin_s=BIN_S, decode=(1.0,) * 40, prompt=(1.0,) * 40)
-    same = served(partial(Sky, even, 0))
+    even = InterferenceTrace(bin_s=BIN_S, decode=(1.0,) * 40, prompt=(1.0,) * 40)
+    same = served(partial(InterferenceSampler, even, 0))
     assert [life.finished_s for life in same.lives] == pytest.approx(
         [life.finished_s for life in calm.lives]
     )
-    twice = Weather(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(2.0,) * 40)
-    slow = served(partial(Sky, twice, 0, level=1.0))
+    twice = InterferenceTrace(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(2.0,) * 40)
+    slow = served(partial(InterferenceSampler, twice, 0, level=1.0))
     assert slow.members[0].num_busy_s > 1.5 * calm.members[0].num_busy_s
-    ends = [[life.finished_s for life in served(partial(Sky, WEATHER, n)).lives] for n in (3, 3, 4)]
+    ends = [
+        [life.finished_s for life in served(partial(InterferenceSampler, WEATHER, n)).lives]
+        for n in (3, 3, 4)
+    ]
     assert ends[0] == ends[1] != ends[2]

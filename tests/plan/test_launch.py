@@ -10,9 +10,9 @@ import pytest
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.modelspec.checkpoints.planning import hub_name, load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import KV_DTYPES, SERVING_FORMATS
-from ridgeline.plan.deploy.launch import Start, commands
+from ridgeline.plan.deploy.launch import LaunchPlan, launch_commands
 from ridgeline.plan.fleet.demand import Demand
-from ridgeline.plan.fleet.search import Space, search
+from ridgeline.plan.fleet.search import SearchSpace, search
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.records import Slo
 
@@ -22,14 +22,14 @@ BEST = search(
     load_planning_spec("llama-3.1-8b"),
     Demand(rate=20, isl=1024, osl=256, isl_p95=1500, longest=2048),
     Slo.parse("ttft:1000 tpot:50"),
-    Space(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),
+    SearchSpace(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),
     CATALOGUE,
 ).fleets[0]
 
 
-def start(device: str = "h100-sxm", stored: str = "bfloat16", **changes: object) -> Start:
+def start(device: str = "h100-sxm", stored: str = "bfloat16", **changes: object) -> LaunchPlan:
     fields = {"layout": Layout(), "weight_dtype": "bfloat16", "kv_dtype": "bfloat16"}
-    return Start(
+    return LaunchPlan(
         each=msgspec.structs.replace(BEST, **(fields | changes)),
         device=CATALOGUE[device],
         model="org/model",
@@ -40,7 +40,7 @@ def start(device: str = "h100-sxm", stored: str = "bfloat16", **changes: object)
 
 
 def test_sizes_are_those_of_the_plan() -> None:
-    told = commands(start())
+    told = launch_commands(start())
     assert tuple(told) == ENGINES
     for text in told.values():
         words = text.splitlines()[-1].split()
@@ -65,13 +65,13 @@ FORMATS = {
 
 @pytest.mark.parametrize(("engine", "weights"), list(product(ENGINES, SERVING_FORMATS)))
 def test_the_format_of_the_weights_is_not_left_out(engine: str, weights: str) -> None:
-    text = commands(start(weight_dtype=weights))[engine]
+    text = launch_commands(start(weight_dtype=weights))[engine]
     wanted = FORMATS.get((engine, weights))
     if wanted is not None:
         assert wanted in text
     elif weights not in ("bfloat16", "float16", "float32"):
         assert text.startswith("# ") and "\n" not in text
-    stored = commands(start(weight_dtype=weights, stored=weights))[engine]
+    stored = launch_commands(start(weight_dtype=weights, stored=weights))[engine]
     if engine != "ridgeline":
         assert "quantiz" not in stored and not stored.startswith("#")
 
@@ -87,13 +87,13 @@ CACHES = {
 @pytest.mark.parametrize(("engine", "kv"), list(product(ENGINES, ("float8_e4m3", "int8"))))
 def test_the_format_of_the_cache_is_not_left_out(engine: str, kv: str) -> None:
     assert kv in KV_DTYPES
-    text = commands(start(kv_dtype=kv))[engine]
+    text = launch_commands(start(kv_dtype=kv))[engine]
     wanted = CACHES.get((engine, kv))
     assert wanted in text if wanted else text.startswith("# ")
 
 
 def test_what_is_made_first_is_said_in_order() -> None:
-    download, make, serve = commands(start(weight_dtype="int4"))["vllm"].splitlines()
+    download, make, serve = launch_commands(start(weight_dtype="int4"))["vllm"].splitlines()
     assert download == "hf download org/model --local-dir model"
     assert make.startswith("ridgeline quantize model ") and make.endswith(" -o model-int4")
     assert "--bits 4 " in make and serve.startswith("vllm serve model-int4 ")
@@ -101,15 +101,15 @@ def test_what_is_made_first_is_said_in_order() -> None:
 
 
 def test_layouts() -> None:
-    told = commands(start(layout=Layout(tp=2, pp=2)))
+    told = launch_commands(start(layout=Layout(tp=2, pp=2)))
     assert told["ridgeline"].startswith("# ")
     assert "--tensor-parallel-size 2 --pipeline-parallel-size 2" in told["vllm"]
     assert "--tp_size 2 --pp_size 2" in told["tensorrt-llm"]
     assert "--tp-size 2 --pp-size 2" in told["sglang"]
     experts = start(layout=Layout(tp=2, ep=8))
-    assert "--data-parallel-size 4" in commands(experts)["vllm"]
-    assert "--enable-dp-attention --dp-size 4" in commands(experts)["sglang"]
-    assert commands(experts)["tensorrt-llm"].startswith("# ")
+    assert "--data-parallel-size 4" in launch_commands(experts)["vllm"]
+    assert "--enable-dp-attention --dp-size 4" in launch_commands(experts)["sglang"]
+    assert launch_commands(experts)["tensorrt-llm"].startswith("# ")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_layouts() -> None:
     ],
 )
 def test_devices(device: str, starts: set[str]) -> None:
-    told = commands(start(device))
+    told = launch_commands(start(device))
     assert {name for name, text in told.items() if not text.startswith("#")} == starts
 
 

@@ -9,18 +9,23 @@ import pytest
 import yaml
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.plan.deploy.clusters import Asked, cluster_names, pinned, place
-from ridgeline.plan.deploy.launch import Start, commands
-from ridgeline.plan.deploy.manifests import Written, manifests
+from ridgeline.plan.deploy.clusters import (
+    ManifestOptions,
+    cluster_names,
+    require_pinned,
+    resolve_target,
+)
+from ridgeline.plan.deploy.launch import LaunchPlan, launch_commands
+from ridgeline.plan.deploy.manifests import Manifests, render_manifests
 from ridgeline.plan.step_time.parallel_layout import Layout
 from tests.plan.test_launch import BEST, CATALOGUE
 
 DIGEST = "repo/engine@sha256:" + "0" * 64
 
 
-def start(device: str = "h100-sxm", **changes: object) -> Start:
+def start(device: str = "h100-sxm", **changes: object) -> LaunchPlan:
     fields = {"layout": Layout(), "weight_dtype": "bfloat16", "kv_dtype": "bfloat16"}
-    return Start(
+    return LaunchPlan(
         each=msgspec.structs.replace(BEST, **(fields | changes)),
         device=CATALOGUE[device],
         model="org/My_Model.v2",
@@ -30,8 +35,10 @@ def start(device: str = "h100-sxm", **changes: object) -> Start:
     )
 
 
-def written(asked: Start, **where: Any) -> Written:
-    return manifests(asked, place(asked.device, Asked(**where)), 140e9, "a promise")
+def written(asked: LaunchPlan, **where: Any) -> Manifests:
+    return render_manifests(
+        asked, resolve_target(asked.device, ManifestOptions(**where)), 140e9, "a promise"
+    )
 
 
 def test_the_deployment_is_of_the_plan() -> None:
@@ -41,7 +48,7 @@ def test_the_deployment_is_of_the_plan() -> None:
     pod = deployment["spec"]["template"]["spec"]
     (engine,) = pod["containers"]
     assert deployment["spec"]["replicas"] == BEST.num_replicas
-    assert engine["args"] == commands(asked)["vllm"].split()[2:]
+    assert engine["args"] == launch_commands(asked)["vllm"].split()[2:]
     for amounts in engine["resources"].values():
         assert amounts["nvidia.com/gpu"] == 2
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
@@ -99,15 +106,15 @@ def test_no_image_moves() -> None:
     for text in written(start()).files.values():
         for line in text.splitlines():
             if line.strip().startswith("image:"):
-                pinned(line.split("image:")[1].strip())
+                require_pinned(line.split("image:")[1].strip())
     chosen = written(start(), image=DIGEST, ray_image="my/ray:2.9.1").files
     assert f"image: {DIGEST}\n" in chosen["kubernetes.yaml"]
     assert "image: my/ray:2.9.1\n" in chosen["ray-service.yaml"]
     assert 'rayVersion: "2.9.1"' in chosen["ray-service.yaml"]
-    pinned("registry.example:5000/team/vllm:v1.2-cu13")
+    require_pinned("registry.example:5000/team/vllm:v1.2-cu13")
     for wrong in ("vllm/vllm-openai", "vllm/vllm-openai:latest", "a b:1", "registry:5000/vllm", ""):
         with pytest.raises(BadInput):
-            pinned(wrong)
+            require_pinned(wrong)
 
 
 @pytest.mark.parametrize(
@@ -120,26 +127,26 @@ def test_no_image_moves() -> None:
     ],
 )
 def test_nodes_by_the_clouds_own_labels(cluster: str, label: tuple[str, str]) -> None:
-    found = place(CATALOGUE["h100-sxm"], Asked(cluster=cluster))
+    found = resolve_target(CATALOGUE["h100-sxm"], ManifestOptions(cluster=cluster))
     assert (found.label, found.value) == label
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
     with pytest.raises(CannotRun, match=r"gpu-operator.*--node-label"):
-        place(CATALOGUE["rtx-4090"], Asked(cluster="gke"))
+        resolve_target(CATALOGUE["rtx-4090"], ManifestOptions(cluster="gke"))
     with pytest.raises(CannotRun, match="no image of vLLM"):
-        place(CATALOGUE["apple-m1-max"], Asked())
+        resolve_target(CATALOGUE["apple-m1-max"], ManifestOptions())
     with pytest.raises(BadInput, match="gke"):
-        place(CATALOGUE["h100-sxm"], Asked(cluster="gcp"))
+        resolve_target(CATALOGUE["h100-sxm"], ManifestOptions(cluster="gcp"))
     for wrong in ("disk", "disk=", "=ssd", "a b=c", "k=v/w"):
         with pytest.raises(BadInput, match="KEY=VALUE"):
-            place(CATALOGUE["h100-sxm"], Asked(node_label=wrong))
-    found = place(CATALOGUE["mi325x"], Asked(node_label="pool=mi325x"))
+            resolve_target(CATALOGUE["h100-sxm"], ManifestOptions(node_label=wrong))
+    found = resolve_target(CATALOGUE["mi325x"], ManifestOptions(node_label="pool=mi325x"))
     assert (found.label, found.value) == ("pool", "mi325x") and "rocm" in found.image
 
 
 def test_every_label_is_of_a_known_device() -> None:
-    assert cluster_names()[0] == Asked().cluster
+    assert cluster_names()[0] == ManifestOptions().cluster
     from ridgeline.plan.deploy.clusters import _known
 
     for row in (*_known().cluster, *_known().image):

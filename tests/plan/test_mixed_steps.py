@@ -7,22 +7,28 @@ import pytest
 
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
-from ridgeline.plan.step_time.mixed_steps import Mixing
+from ridgeline.plan.step_time.mixed_steps import MixedSteps
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import Point, decoding_s, mixing, predict, timing
-from ridgeline.plan.step_time.replica import replica
+from ridgeline.plan.step_time.predict import (
+    OperatingPoint,
+    decode_step_s,
+    mixed_steps,
+    predict,
+    time_point,
+)
+from ridgeline.plan.step_time.replica import build_replica
 
 DEVICE = find_accelerator("h100-sxm")
 
 
-def point(**fields: object) -> Point:
+def point(**fields: object) -> OperatingPoint:
     base = {"model": "llama-3.1-8b", "device": "h100-sxm", "isl": 1024, "osl": 64, "batch": 16}
-    return Point(**{**base, **fields})  # type: ignore[arg-type]
+    return OperatingPoint(**{**base, **fields})  # type: ignore[arg-type]
 
 
-def mixed(pp: int = 1, **fields: object) -> Mixing:
-    return mixing(
-        replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=pp)), point(**fields)
+def mixed(pp: int = 1, **fields: object) -> MixedSteps:
+    return mixed_steps(
+        build_replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=pp)), point(**fields)
     )
 
 
@@ -74,14 +80,14 @@ def test_stages_add_room_for_prompts() -> None:
     while a rare prompt delays everybody as before."""
     busy = point(isl=4000, osl=2, batch=64)
     one, four = (
-        timing(replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=pp)), busy)
+        time_point(build_replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=pp)), busy)
         for pp in (1, 4)
     )
     assert 3.5 < four.output_tok_s / one.output_tok_s <= 4.1
     rare = point(osl=4096, batch=4)
-    machine = replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=4))
-    late_s = timing(machine, rare).tpot_s - decoding_s(machine, rare)
-    assert late_s == pytest.approx(3 / 4096 * mixing(machine, rare).added_s, rel=0.01)
+    machine = build_replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=4))
+    late_s = time_point(machine, rare).tpot_s - decode_step_s(machine, rare)
+    assert late_s == pytest.approx(3 / 4096 * mixed_steps(machine, rare).added_s, rel=0.01)
 
 
 def test_every_prompt_of_a_closed_loop_is_charged() -> None:

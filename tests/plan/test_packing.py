@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ridgeline.cli.main import main
 from ridgeline.errors import DoesNotFit
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.plan.fleet.packing import BUSY, Tenant, pack, pieces_of, usable
+from ridgeline.plan.fleet.packing import BUSY, Tenant, pack, replicas_of, usable_bytes
 
 ROWS = load_catalogue()
 MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b", "phi-4")
@@ -31,7 +31,7 @@ def test_limits_hold_and_every_replica_is_placed(asked: list[tuple[str, float]])
     tenants = [Tenant(model=m, rate=rate + i / 1000) for i, (m, rate) in enumerate(asked)]
     found = pack(tenants, {"h100-sxm": 8, "l40s": 8, "l4": 8}, ROWS)
     for shelf in found.shelves:
-        assert shelf.memory_bytes <= shelf.usable_bytes == usable(ROWS[shelf.device])
+        assert shelf.memory_bytes <= shelf.usable_bytes == usable_bytes(ROWS[shelf.device])
         assert shelf.busy <= BUSY + 1e-6 and shelf.pieces
     placed = Counter(piece.model for shelf in found.shelves for piece in shelf.pieces)
     assert set(placed) == {tenant.model for tenant in tenants}
@@ -48,7 +48,8 @@ def test_small_models_share_and_large_ones_take_the_large_device() -> None:
 
 def test_a_load_beyond_one_device_is_cut() -> None:
     one, many = (
-        pieces_of(Tenant(model="llama-3.1-8b", rate=rate), ROWS["h100-sxm"]) for rate in (1.0, 90.0)
+        replicas_of(Tenant(model="llama-3.1-8b", rate=rate), ROWS["h100-sxm"])
+        for rate in (1.0, 90.0)
     )
     assert len(one) == 1 and len(many) > 1
     assert all(piece.busy <= BUSY for piece in many)
@@ -58,7 +59,7 @@ def test_short_answers_are_charged_their_prompts_whole() -> None:
     """Classifying 36 prompts of 1,024 tokens a second takes most of an H100, not a part of one."""
     tenant = Tenant(model="llama-3.1-8b", rate=36.0, isl=1024, osl=1)
     flops = 36 * 1024 * 2 * 7e9
-    pieces = pieces_of(tenant, ROWS["h100-sxm"])
+    pieces = replicas_of(tenant, ROWS["h100-sxm"])
     assert sum(piece.busy for piece in pieces) > flops / (
         0.6 * ROWS["h100-sxm"].peak_flops["bfloat16"]
     )

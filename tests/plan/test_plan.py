@@ -15,21 +15,23 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import Demand, demand_of, wait_quantile
-from ridgeline.plan.fleet.disaggregate import pools, transfer_seconds, verdict
-from ridgeline.plan.fleet.infeasible import impossible
+from ridgeline.plan.fleet.disaggregate import judge_disaggregation, smallest_pools, transfer_seconds
+from ridgeline.plan.fleet.infeasible import explain_infeasible
 from ridgeline.plan.fleet.pareto_plot import draw_front
-from ridgeline.plan.fleet.search import Found, Space, front, search
+from ridgeline.plan.fleet.search import SearchResult, SearchSpace, pareto_front, search
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.replica import replica
+from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.records import Slo
 
 CATALOGUE = load_catalogue()
 SLO = Slo.parse("ttft:1000 tpot:50")
 DEMAND = Demand(rate=20, isl=1024, osl=256, isl_p95=1500, longest=2048)
-SPACE = Space(devices=("h100-sxm", "h200-sxm"), token_budgets=(2048,), max_devices_per_replica=8)
+SPACE = SearchSpace(
+    devices=("h100-sxm", "h200-sxm"), token_budgets=(2048,), max_devices_per_replica=8
+)
 
 
-def found(model: str = "llama-3.1-70b", slo: Slo = SLO, space: Space = SPACE) -> Found:
+def found(model: str = "llama-3.1-70b", slo: Slo = SLO, space: SearchSpace = SPACE) -> SearchResult:
     return search(load_planning_spec(model), DEMAND, slo, space, CATALOGUE)
 
 
@@ -76,7 +78,7 @@ def test_the_front_is_what_nobody_beats() -> None:
             other.tok_s_user >= each.tok_s_user and other.tok_s_device > each.tok_s_device
             for other in result.front
         )
-    assert front(result.front) == result.front
+    assert pareto_front(result.front) == result.front
     picture = draw_front(result.front, SLO.tpot_s)
     assert "*" in picture and "|" in picture and "tok/s per user" in picture
 
@@ -95,11 +97,11 @@ def test_the_queue_is_that_of_theory() -> None:
     assert wait_quantile(0.8, 1.0, 0.95, cv2=1.0) == 2 * wait_quantile(0.8, 1.0, 0.95)
 
 
-def refusal(slo: str, space: Space = SPACE, model: str = "llama-3.1-70b") -> CannotRun:
+def refusal(slo: str, space: SearchSpace = SPACE, model: str = "llama-3.1-70b") -> CannotRun:
     spec, promise = load_planning_spec(model), Slo.parse(slo)
     result = search(spec, DEMAND, promise, space, CATALOGUE)
     assert not result.fleets
-    return impossible(spec, DEMAND, promise, space, CATALOGUE, result)
+    return explain_infeasible(spec, DEMAND, promise, space, CATALOGUE, result)
 
 
 def test_an_impossible_promise_names_the_bound() -> None:
@@ -131,46 +133,50 @@ def test_demand_from_lengths() -> None:
 
 
 def test_the_transfer_by_hand() -> None:
-    machine = replica(load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4))
+    machine = build_replica(
+        load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4)
+    )
     assert transfer_seconds(machine, DEMAND) == pytest.approx(1024 * 327_680 / (4 * 50e9))
 
 
 def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
     best = found().fleets[0]
-    machine = replica(
+    machine = build_replica(
         load_planning_spec("llama-3.1-70b"),
         CATALOGUE[best.device],
         best.layout,
         weight_dtype=best.weight_dtype,
         kv_dtype=best.kv_dtype,
     )
-    told = verdict(machine, with_(DEMAND, rate=5.0), SLO, with_(best, num_devices=1))
+    told = judge_disaggregation(machine, with_(DEMAND, rate=5.0), SLO, with_(best, num_devices=1))
     assert not told.yes and "ms per token" in told.why and told.pools is not None
-    alone = verdict(machine, DEMAND, SLO, None)
+    alone = judge_disaggregation(machine, DEMAND, SLO, None)
     assert alone.yes and "no shared fleet" in alone.why
-    assert pools(machine, DEMAND, Slo.parse("ttft:1")) is None
+    assert smallest_pools(machine, DEMAND, Slo.parse("ttft:1")) is None
 
 
 def test_a_split_leaves_the_prompt_its_part_of_an_end_to_end_promise() -> None:
     """A promise of e2e is one of both pools' times together, whatever was not said of TTFT."""
-    machine = replica(load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4))
+    machine = build_replica(
+        load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4)
+    )
     for e2e_ms in (6000, 8000, 12_000):
-        split = pools(machine, DEMAND, Slo.parse(f"e2e:{e2e_ms}"))
+        split = smallest_pools(machine, DEMAND, Slo.parse(f"e2e:{e2e_ms}"))
         assert split is not None
         took_s = split.ttft_s + (DEMAND.osl - 1) * split.tpot_s
         assert took_s <= e2e_ms / 1000
     alone = machine.uniform(1, DEMAND.isl, 0, sampled=1).seconds
     token = machine.uniform(1, 1, DEMAND.isl + DEMAND.osl // 2, sampled=1).seconds
-    assert pools(machine, DEMAND, Slo(e2e_s=DEMAND.osl * token + alone)) is None
+    assert smallest_pools(machine, DEMAND, Slo(e2e_s=DEMAND.osl * token + alone)) is None
 
 
 def test_stages_of_a_prefill_pool_work_at_once() -> None:
     machine, staged = (
-        replica(load_planning_spec("llama-3.1-8b"), CATALOGUE["h100-sxm"], Layout(pp=pp))
+        build_replica(load_planning_spec("llama-3.1-8b"), CATALOGUE["h100-sxm"], Layout(pp=pp))
         for pp in (1, 4)
     )
     heavy = with_(DEMAND, rate=200.0)
-    one, four = pools(machine, heavy, SLO), pools(staged, heavy, SLO)
+    one, four = smallest_pools(machine, heavy, SLO), smallest_pools(staged, heavy, SLO)
     assert one is not None and four is not None
     assert four.num_prefill <= one.num_prefill / 3
 

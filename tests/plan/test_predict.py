@@ -15,11 +15,17 @@ from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.parameters import num_kv_heads
 from ridgeline.plan.calibration.published_efficiency import Efficiency, interval
-from ridgeline.plan.step_time.memory import MemoryAsked, memory
+from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import Point, predict, predict_lines, predict_on, timing
-from ridgeline.plan.step_time.replica import replica
-from ridgeline.plan.step_time.speculation import Speculation
+from ridgeline.plan.step_time.predict import (
+    OperatingPoint,
+    predict,
+    predict_lines,
+    predict_on,
+    time_point,
+)
+from ridgeline.plan.step_time.replica import build_replica
+from ridgeline.plan.step_time.speculation import SpeculationModel
 
 IDEAL = Efficiency(
     bandwidth=1.0,
@@ -35,13 +41,13 @@ IDEAL = Efficiency(
 )
 
 
-def point(**fields: object) -> Point:
+def point(**fields: object) -> OperatingPoint:
     base = {"model": "llama-3.1-8b", "device": "h100-sxm", "isl": 1000, "osl": 100}
-    return Point(**{**base, **fields})  # type: ignore[arg-type]
+    return OperatingPoint(**{**base, **fields})  # type: ignore[arg-type]
 
 
 def test_by_hand_without_losses() -> None:
-    machine = replica(
+    machine = build_replica(
         load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"), efficiency=IDEAL
     )
     found = predict_on(machine, point())
@@ -60,21 +66,25 @@ def test_by_hand_without_losses() -> None:
 def test_kv_is_copied_where_there_are_more_devices_than_heads() -> None:
     spec, device = load_planning_spec("qwen2.5-7b"), find_accelerator("h100-sxm")
     assert num_kv_heads(spec) == 4
-    four, seven = (replica(spec, device, Layout(tp=tp)) for tp in (4, 7))
-    assert memory(four).kv_copies == 1 and memory(seven).kv_copies == 7 / 4
-    assert memory(seven).kv_bytes_per_token == memory(four).kv_bytes_per_token
+    four, seven = (build_replica(spec, device, Layout(tp=tp)) for tp in (4, 7))
+    assert memory_budget(four).kv_copies == 1 and memory_budget(seven).kv_copies == 7 / 4
+    assert memory_budget(seven).kv_bytes_per_token == memory_budget(four).kv_bytes_per_token
     latent = load_planning_spec("deepseek-v3")
-    eight = memory(
-        replica(latent, find_accelerator("h200-sxm"), Layout(tp=8), weight_dtype="float8_e4m3")
+    eight = memory_budget(
+        build_replica(
+            latent, find_accelerator("h200-sxm"), Layout(tp=8), weight_dtype="float8_e4m3"
+        )
     )
     assert eight.kv_copies == 8 and eight.kv_bytes_per_token == 70_272
     wide = Layout(tp=1, ep=8)  # each device attends for its own sequences: no copies
-    spread = memory(replica(latent, find_accelerator("h200-sxm"), wide, weight_dtype="float8_e4m3"))
+    spread = memory_budget(
+        build_replica(latent, find_accelerator("h200-sxm"), wide, weight_dtype="float8_e4m3")
+    )
     assert spread.kv_copies == 1 and spread.kv_tokens > 4 * eight.kv_tokens
 
 
 def test_windows_bound_what_is_read_and_kept() -> None:
-    machine = replica(load_planning_spec("gemma-3-27b"), find_accelerator("h100-sxm"))
+    machine = build_replica(load_planning_spec("gemma-3-27b"), find_accelerator("h100-sxm"))
     grown = machine.cost.kv_bytes(65_536) - machine.cost.kv_bytes(32_768)
     full = sum(g.kv_bytes_per_token for g in machine.cost.windows if g.window is None)
     assert grown == full * 32_768
@@ -112,9 +122,9 @@ def test_no_prediction_beats_the_roofline(
 ) -> None:
     """What is predicted, summed up as work per second of one device, stays below its peaks."""
     device = find_accelerator("h100-sxm")
-    machine = replica(load_planning_spec(model), device, layout, efficiency=IDEAL)
+    machine = build_replica(load_planning_spec(model), device, layout, efficiency=IDEAL)
     asked = point(isl=isl, osl=osl, batch=batch, max_num_batched_tokens=tokens)
-    found = timing(machine, asked)
+    found = time_point(machine, asked)
     requests = found.output_tok_s / osl / layout.pp  # per second, as passes of one stage's share
     prompt = machine.uniform(1, isl, 0, sampled=1)
     token = machine.uniform(1, 1, isl + osl // 2, sampled=1)
@@ -134,14 +144,14 @@ def test_the_interval_covers_four_in_five() -> None:
 
 def test_equal_runs_cost_what_their_list_costs() -> None:
     for model in ("deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"):
-        machine = replica(load_planning_spec(model), find_accelerator("b200"), Layout(tp=8))
+        machine = build_replica(load_planning_spec(model), find_accelerator("b200"), Layout(tp=8))
         for new, done in ((1, 500), (64, 130)):
             listed = machine.price([(new, done)] * 7, 7)
             assert machine.uniform(7, new, done, sampled=7).seconds == pytest.approx(listed.seconds)
 
 
 def test_communication_is_a_ring_by_hand() -> None:
-    machine = replica(
+    machine = build_replica(
         load_planning_spec("llama-3.1-70b"),
         find_accelerator("h100-sxm"),
         Layout(tp=4),
@@ -169,15 +179,16 @@ def test_what_cannot_be_is_refused_with_the_number() -> None:
     with pytest.raises(BadInput, match="cached"):
         predict(point(cached=1000))
     with pytest.raises(BadInput, match="so many drafts"):
-        Speculation(num_tokens=10**9, acceptance=0.5)
+        SpeculationModel(num_tokens=10**9, acceptance=0.5)
     with pytest.raises(BadInput, match="source"):
         Efficiency(**{**{f: getattr(IDEAL, f) for f in IDEAL.__struct_fields__}, "source": ""})
 
 
 def test_the_activations_and_the_runtime_come_off_the_cache() -> None:
-    machine = replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
+    machine = build_replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
     little, much = (
-        memory(machine, MemoryAsked(max_num_batched_tokens=tokens)) for tokens in (512, 8192)
+        memory_budget(machine, MemoryLimits(max_num_batched_tokens=tokens))
+        for tokens in (512, 8192)
     )
     assert little.kv_tokens > much.kv_tokens
     rows = dict(much.rows())

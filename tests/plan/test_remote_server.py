@@ -12,19 +12,19 @@ from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.plan.calibration.calibration import load_calibration
 from ridgeline.plan.calibration.remote_server import (
-    About,
-    Decoded,
-    Prompted,
-    Served,
-    fit_served,
-    predict_served,
+    DecodeSample,
+    PromptSample,
+    ServerRuns,
+    ServerTimes,
+    fit_server_times,
+    predict_server_times,
 )
 from ridgeline.workflows.calibrate import calibrate_server
 from ridgeline.workflows.calibrate.calibrate_server import calibrate_server as calibrate
 from ridgeline.workflows.targets import RemoteServer
 from tests.diagnose.mock_thread import mock_server
 
-ABOUT = About(
+ABOUT = ServerRuns(
     server="http://here", model="m", as_of="2026-11-21", source="a test", took_s=1.0, runs=("one",)
 )
 LENGTHS = (16, 64, 192, 384, 768, 1536)
@@ -38,12 +38,12 @@ def true_tpot_s(batch: float, context: float) -> float:
     return 8e-3 + 4e-4 * batch + 3e-7 * batch * context
 
 
-def made_up(batches: tuple[int, ...] = (2, 8, 24)) -> Served:
-    prompts = [Prompted(n, true_ttft_s(n)) for n in LENGTHS]
-    alone = [Decoded(1, n + 12.0, true_tpot_s(1, n + 12)) for n in LENGTHS]
-    waves = [Decoded(b, 60.0, true_tpot_s(b, 60)) for b in batches]
-    deep = [Decoded(4, c, true_tpot_s(4, c)) for c in (60.0, 800.0)]
-    return fit_served(prompts, [*alone, *waves, *deep], ABOUT)
+def made_up(batches: tuple[int, ...] = (2, 8, 24)) -> ServerTimes:
+    prompts = [PromptSample(n, true_ttft_s(n)) for n in LENGTHS]
+    alone = [DecodeSample(1, n + 12.0, true_tpot_s(1, n + 12)) for n in LENGTHS]
+    waves = [DecodeSample(b, 60.0, true_tpot_s(b, 60)) for b in batches]
+    deep = [DecodeSample(4, c, true_tpot_s(4, c)) for c in (60.0, 800.0)]
+    return fit_server_times(prompts, [*alone, *waves, *deep], ABOUT)
 
 
 def test_a_law_is_found_again_and_unseen_points_follow_it() -> None:
@@ -53,10 +53,10 @@ def test_a_law_is_found_again_and_unseen_points_follow_it() -> None:
     assert found.by_context_s == pytest.approx(3e-7, rel=0.05)
     assert found.ttft_s(1000) == pytest.approx(true_ttft_s(1000), rel=0.01)
     assert found.tpot_s(12, 500) == pytest.approx(true_tpot_s(12, 500), rel=0.05)
-    told = predict_served(found, isl=500, osl=64, batch=1)
+    told = predict_server_times(found, isl=500, osl=64, batch=1)
     assert told.ttft_ms == pytest.approx(1e3 * true_ttft_s(500), rel=0.01)
     assert told.interval["tpot_ms"][0] < told.tpot_ms < told.interval["tpot_ms"][1]
-    busy = predict_served(found, isl=500, osl=64, batch=8)
+    busy = predict_server_times(found, isl=500, osl=64, batch=8)
     waits_s = 7 / 64 * (true_ttft_s(500) - 4e-3)
     assert busy.tpot_ms == pytest.approx(1e3 * (true_tpot_s(8, 532) + waits_s), rel=0.05)
 
@@ -69,19 +69,19 @@ def test_what_lies_beyond_the_measurements_is_refused(
     isl: int, osl: int, batch: int, said: str
 ) -> None:
     with pytest.raises(CannotRun, match=said):
-        predict_served(made_up(), isl, osl, batch)
+        predict_server_times(made_up(), isl, osl, batch)
 
 
 def test_what_cannot_be_identified_is_named_or_refused() -> None:
-    flat = [Prompted(n, 0.05) for n in LENGTHS]
-    decodes = [Decoded(b, c, 0.01) for b, c in ((1, 20.0), (1, 900.0), (2, 50.0), (8, 50.0))]
-    found = fit_served(flat, decodes, ABOUT)
+    flat = [PromptSample(n, 0.05) for n in LENGTHS]
+    decodes = [DecodeSample(b, c, 0.01) for b, c in ((1, 20.0), (1, 900.0), (2, 50.0), (8, 50.0))]
+    found = fit_server_times(flat, decodes, ABOUT)
     assert {"by_pair_s", "by_context_s", "kv_tokens", "roofline"} <= set(found.unknown)
     assert found.by_pair_s == found.by_context_s == 0.0
     with pytest.raises(BadInput, match="two requests at once"):
-        fit_served(flat, decodes[:2], ABOUT)
+        fit_server_times(flat, decodes[:2], ABOUT)
     with pytest.raises(BadInput, match="lengths of prompts"):
-        fit_served(flat[:2], decodes, ABOUT)
+        fit_server_times(flat[:2], decodes, ABOUT)
 
 
 @pytest.fixture
@@ -135,4 +135,4 @@ def test_all_prompts_of_a_closed_loop_are_charged() -> None:
     """A server that does nothing else than prompts answers no more of them for more clients."""
     found = made_up()
     alone_s = found.ttft_s(500) - found.base_s
-    assert predict_served(found, 500, 1, 8).output_tok_s < 1 / alone_s
+    assert predict_server_times(found, 500, 1, 8).output_tok_s < 1 / alone_s

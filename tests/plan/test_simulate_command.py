@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.measure.metrics.goodput import meets
-from ridgeline.plan.simulate.fleet import Life, Outcome, SimulatedRequest
+from ridgeline.plan.simulate.fleet import FleetOutcome, RequestOutcome, SimulatedRequest
 from ridgeline.plan.simulate.summary import summarise, traces
 from ridgeline.records import Slo
 
@@ -115,9 +115,9 @@ def test_numbers_that_no_fleet_has(
 
 def test_the_summary_by_hand() -> None:
     asked = SimulatedRequest(at_s=1.0, num_prompt=10, num_output=5)
-    good = Life(asked, started_s=1.5, first_s=2.0, finished_s=4.0)
-    lost = Life(asked, error="lost")
-    outcome = Outcome(
+    good = RequestOutcome(asked, started_s=1.5, first_s=2.0, finished_s=4.0)
+    lost = RequestOutcome(asked, error="lost")
+    outcome = FleetOutcome(
         lives=(good, lost),
         members=(),
         duration_s=8.0,
@@ -138,8 +138,10 @@ def test_the_summary_by_hand() -> None:
 def test_a_request_is_judged_as_a_measured_one_is(num_output: int, promise: str) -> None:
     """A one-token answer has no TPOT: other limits judge it, and where there are none it missed."""
     asked = SimulatedRequest(at_s=1.0, num_prompt=10, num_output=num_output)
-    life = Life(asked, started_s=1.5, first_s=2.0, finished_s=2.0 if num_output == 1 else 2.1)
-    outcome = Outcome(
+    life = RequestOutcome(
+        asked, started_s=1.5, first_s=2.0, finished_s=2.0 if num_output == 1 else 2.1
+    )
+    outcome = FleetOutcome(
         lives=(life,),
         members=(),
         duration_s=8.0,

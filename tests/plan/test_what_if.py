@@ -21,20 +21,25 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import demand_of
-from ridgeline.plan.simulate.block_counter import CountedPool
-from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
+from ridgeline.plan.simulate.block_counter import CountingBlockPool
+from ridgeline.plan.simulate.fleet import (
+    FleetConfig,
+    ReplicaConfig,
+    SimulatedRequest,
+    simulate_fleet,
+)
 from ridgeline.plan.simulate.off_peak import OffPeak
-from ridgeline.plan.step_time.predict import Point, predict_on
-from ridgeline.plan.step_time.replica import Replica, replica
-from ridgeline.plan.step_time.simulated import Modelled
-from ridgeline.plan.step_time.speculation import Speculation
+from ridgeline.plan.step_time.predict import OperatingPoint, predict_on
+from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.simulated import ModelledStepTimes
+from ridgeline.plan.step_time.speculation import SpeculationModel
 from tests.plan.steady import Steady
 
 WORDS = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--num-prompts", "40", "--rate", "8"]
 
 
 def machine(model: str = "llama-3.1-8b") -> Replica:
-    return replica(load_planning_spec(model), find_accelerator("h100-sxm"))
+    return build_replica(load_planning_spec(model), find_accelerator("h100-sxm"))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -51,16 +56,16 @@ def test_counted_blocks_change_nothing(seed: int) -> None:
         def make() -> Scheduler:
             return Scheduler(limits, make_policy("continuous"), pool(90, 16), NoPrefixCache())
 
-        build = Build(name="x", scheduler=make, pace=Steady(0.01))
-        lives = simulate_fleet(requests, FleetPlan(builds=(build,))).lives
+        build = ReplicaConfig(name="x", scheduler=make, pace=Steady(0.01))
+        lives = simulate_fleet(requests, FleetConfig(builds=(build,))).lives
         return [(life.first_s, life.finished_s, life.num_preempted) for life in lives]
 
-    found = served(CountedPool)
+    found = served(CountingBlockPool)
     assert found == served(BlockPool) and sum(preempted for *_, preempted in found) > 0
 
 
 def test_counted_blocks_cannot_be_told_apart() -> None:
-    pool = CountedPool(4, 16)
+    pool = CountingBlockPool(4, 16)
     for what in (pool.retain, pool.publish):
         with pytest.raises(CannotRun):
             what(0)
@@ -143,12 +148,12 @@ def test_a_share_of_the_prompts_is_one(cached: float) -> None:
 
 
 def test_tokens_per_step() -> None:
-    drafts = Speculation(num_tokens=4, acceptance=0.8)
+    drafts = SpeculationModel(num_tokens=4, acceptance=0.8)
     assert drafts.tokens_per_step == pytest.approx((1 - 0.8**5) / (1 - 0.8))
-    assert Speculation(num_tokens=4, acceptance=1.0).tokens_per_step == 5
+    assert SpeculationModel(num_tokens=4, acceptance=1.0).tokens_per_step == 5
     for bad in ({"num_tokens": 0, "acceptance": 0.5}, {"num_tokens": 2, "acceptance": 1.5}):
         with pytest.raises(BadInput):
-            Speculation(**bad)  # type: ignore[arg-type]
+            SpeculationModel(**bad)  # type: ignore[arg-type]
 
 
 def test_speculation_pays_for_few_and_costs_many() -> None:
@@ -156,7 +161,7 @@ def test_speculation_pays_for_few_and_costs_many() -> None:
 
     def tpot(batch: int, **drafts: object) -> float:
         fields = {"model": "", "device": "", "isl": 500, "osl": 100, "batch": batch, **drafts}
-        return predict_on(here, Point(**fields)).decode_ms  # type: ignore[arg-type]
+        return predict_on(here, OperatingPoint(**fields)).decode_ms  # type: ignore[arg-type]
 
     likely = {"num_speculative_tokens": 4, "acceptance": 0.7}
     assert tpot(1, **likely) < 0.45 * tpot(1)
@@ -169,12 +174,12 @@ def test_speculation_pays_for_few_and_costs_many() -> None:
 
 
 def test_drafts_in_a_simulation_are_those_of_the_prediction() -> None:
-    drafts = Speculation(num_tokens=3, acceptance=0.6)
-    pace, here = Modelled(machine(), drafts), machine()
+    drafts = SpeculationModel(num_tokens=3, acceptance=0.6)
+    pace, here = ModelledStepTimes(machine(), drafts), machine()
     computed = [700, 900, 800]
     glide = pace.glide(computed, 10)
     assert glide is not None
     expected_s = drafts.decode_s(here, 3, 800)
     assert glide.first_s == pytest.approx(expected_s, rel=1e-3)
     assert pace.step_s([(1, n) for n in computed], 3) == pytest.approx(expected_s, rel=1e-3)
-    assert math.isclose(pace.step_s([(512, 0)], 1), Modelled(here).step_s([(512, 0)], 1))
+    assert math.isclose(pace.step_s([(512, 0)], 1), ModelledStepTimes(here).step_s([(512, 0)], 1))

@@ -17,7 +17,7 @@ from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.load import load_spec, read_json
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY
-from ridgeline.modelspec.cost.inspect import LayerGroup, Row, inspect_table, layer_groups
+from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
 from ridgeline.report.json_line import json_line
@@ -134,7 +134,7 @@ def _layers(groups: list[LayerGroup]) -> Table:
     return table
 
 
-def amount(row: Row) -> str:
+def amount(row: InspectRow) -> str:
     """The value with its unit, scaled to three or four digits."""
     if isinstance(row.value, str):
         return row.value

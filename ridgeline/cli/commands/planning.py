@@ -13,8 +13,8 @@ from ridgeline.errors import BadInput
 
 if TYPE_CHECKING:
     from ridgeline.hardware.catalogue import Accelerator
-    from ridgeline.plan.cost.ownership import Owned, Spot
-    from ridgeline.plan.step_time.predict import Point
+    from ridgeline.plan.cost.ownership import OwnedDevice, SpotDevice
+    from ridgeline.plan.step_time.predict import OperatingPoint
 
 SOME_FAILED = 2
 
@@ -50,11 +50,11 @@ def predict(call: Invocation) -> int:
     return 0
 
 
-def point_of(options: config.PredictOptions) -> Point:
+def point_of(options: config.PredictOptions) -> OperatingPoint:
     """The operating point that the options describe."""
-    from ridgeline.plan.step_time.predict import Point
+    from ridgeline.plan.step_time.predict import OperatingPoint
 
-    return Point(
+    return OperatingPoint(
         model=options.model or "",
         device=options.accelerator or "",
         isl=options.input_len,
@@ -108,14 +108,14 @@ def plan(call: Invocation) -> None:
     from rich.console import Console
 
     from ridgeline.cli.render.plan import print_plan
-    from ridgeline.plan.deploy.clusters import Asked
+    from ridgeline.plan.deploy.clusters import ManifestOptions
     from ridgeline.report.files import write_file
     from ridgeline.report.json_line import json_line
     from ridgeline.workflows.planning.plan import PlanOptions
     from ridgeline.workflows.planning.plan import plan as make_plan
 
     given = call.read(config.PlanOptions)
-    place = Asked(
+    place = ManifestOptions(
         cluster=given.cluster,
         image=given.image,
         ray_image=given.ray_image,
@@ -241,15 +241,15 @@ def cost(call: Invocation) -> None:
         print_cost(result, Console(highlight=False))
 
 
-def owned_of(given: config.CostOptions) -> Owned | None:
+def owned_of(given: config.CostOptions) -> OwnedDevice | None:
     """The price of owned devices, where one was given."""
-    from ridgeline.plan.cost.ownership import Owned
+    from ridgeline.plan.cost.ownership import OwnedDevice
 
     if given.owned_dollars is None:
         return None
     if given.watts is None:
         raise BadInput("--owned-dollars needs --watts", value=given.owned_dollars)
-    return Owned(
+    return OwnedDevice(
         dollars=given.owned_dollars,
         years=given.owned_years,
         watts=given.watts,
@@ -258,13 +258,13 @@ def owned_of(given: config.CostOptions) -> Owned | None:
     )
 
 
-def spot_of(given: config.CostOptions) -> Spot | None:
+def spot_of(given: config.CostOptions) -> SpotDevice | None:
     """The price of spot devices, where one was given."""
-    from ridgeline.plan.cost.ownership import Spot
+    from ridgeline.plan.cost.ownership import SpotDevice
 
     if given.spot_price is None:
         return None
-    return Spot(
+    return SpotDevice(
         price=given.spot_price,
         interruptions_per_hour=given.spot_interruptions,
         lost_s=given.spot_lost_s,

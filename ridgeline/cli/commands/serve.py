@@ -15,7 +15,7 @@ from ridgeline.cli.validate.output_paths import check_file
 from ridgeline.config.server import ServeModel, ServerOptions
 from ridgeline.config.settings import Settings
 from ridgeline.config.tools import NewKeyOptions
-from ridgeline.hardware.probe import known
+from ridgeline.hardware.probe import cached_machine
 from ridgeline.records import EngineInfo
 from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import load_keys
@@ -70,7 +70,7 @@ def command(settings: Settings, options: ServerOptions) -> int:
 
 def _peaks(settings: Settings) -> Peaks | None:
     """What `ridgeline doctor` last measured here; a server does not wait to measure."""
-    machine = known()
+    machine = cached_machine()
     if machine is None:
         return None
     from ridgeline.workflows.configuration_costs import ConfigurationCosts

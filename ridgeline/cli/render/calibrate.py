@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ridgeline.plan.calibration.interference import Weather
+from ridgeline.plan.calibration.interference import InterferenceTrace
 from ridgeline.workflows.calibrate.calibrate_engine import EngineCalibration
 from ridgeline.workflows.calibrate.calibrate_server import ServerCalibration
 
@@ -79,7 +79,7 @@ def _table(title: str) -> Table:
     return table
 
 
-def _interference(weather: Weather) -> tuple[str, str]:
+def _interference(weather: InterferenceTrace) -> tuple[str, str]:
     """Steps under load over the fit: median and middle 80 %; the slowest and fastest pass."""
 
     def spread(values: Sequence[float]) -> str:

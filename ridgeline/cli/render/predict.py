@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from ridgeline.plan.calibration.remote_server import Told
+from ridgeline.plan.calibration.remote_server import ServerPrediction
 from ridgeline.plan.step_time.predict import Prediction
 from ridgeline.workflows.planning.predict import OperatingPointResult
 
@@ -31,7 +31,7 @@ def prediction_table(result: OperatingPointResult) -> Table:
     return table
 
 
-def _add_times(table: Table, prediction: Prediction | Told) -> None:
+def _add_times(table: Table, prediction: Prediction | ServerPrediction) -> None:
     for label, name, unit in (
         ("time to first token", "ttft_ms", "ms"),
         ("per output token", "tpot_ms", "ms"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from ridgeline.plan.simulate.summary import FleetSummary, Spread, by_build
+from ridgeline.plan.simulate.summary import FleetSummary, LatencySpread, by_build
 from ridgeline.workflows.planning.simulate import SimulationResult
 from ridgeline.workflows.planning.simulate_seeds import HIGH, LOW, SeedsResult
 from ridgeline.workflows.planning.simulate_sweep import SweepCase, SweepResult
@@ -38,7 +38,7 @@ def simulation_table(result: SimulationResult) -> Table:
     return table
 
 
-def _spread_cells(spread: Spread | None, unit: float = 1000) -> list[str]:
+def _spread_cells(spread: LatencySpread | None, unit: float = 1000) -> list[str]:
     if spread is None:
         return []
     values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.base import codec_for
 from ridgeline.engine.checkpoints.gguf_blocks import decode_blocks
-from ridgeline.modelspec.checkpoints.quantised import Foreign
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 BLOCKS = ".blocks"
 """Suffix of a GGUF tensor's blocks, uint8 [O, bytes of a row]."""
@@ -42,7 +42,7 @@ def _blocks(coded: CodedWeight) -> Tensor:
 
 
 def _by_codec(codec: str) -> Callable[[CodedWeight], Tensor]:
-    foreign = Foreign(codec=codec, name=codec, bits=8, integers=False)
+    foreign = QuantisedCheckpoint(codec=codec, name=codec, bits=8, integers=False)
 
     def decode(coded: CodedWeight) -> Tensor:
         found = codec_for(foreign).decode(

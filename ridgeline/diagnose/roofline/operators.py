@@ -24,10 +24,10 @@ import msgspec
 from ridgeline.hardware.ceilings import MeasuredCeilings
 from ridgeline.modelspec.cost.operators import (
     OperatorWork,
-    add,
-    in_words,
+    describe_operator,
     operator_work,
     rate_of,
+    total_work,
     work_of,
 )
 from ridgeline.modelspec.model import ModelSpec
@@ -138,12 +138,12 @@ def table(phase: PhaseProfile, spec: ModelSpec, ceilings: MeasuredCeilings) -> P
     count = len(chosen)
     pass_s = sum(step.time_s for step in steps) / count
     per_step = [operator_work(spec, step.shapes, step.num_sampled) for step in steps]
-    whole = add(work for parts in per_step for work in parts.values()).scaled(1 / count)
+    whole = total_work(work for parts in per_step for work in parts.values()).scaled(1 / count)
     names = dict.fromkeys(name for step in steps for name in step.operators)
     memory_rate = ceilings.bandwidth(whole.memory_bytes * count / len(steps))
     rows = []
     for name in names:
-        work = add(work_of(name, parts) for parts in per_step).scaled(1 / count)
+        work = total_work(work_of(name, parts) for parts in per_step).scaled(1 / count)
         calls = sum(step.operators[name].calls for step in steps if name in step.operators)
         time_s = sum(step.operators[name].time_s for step in steps if name in step.operators)
         if not time_s:  # done within another: a prompt's gate, by whoever multiplied
@@ -182,7 +182,7 @@ def _row(
     nbytes = work.memory_bytes + work.row_bytes
     return Row(
         operator=name,
-        title=in_words(name),
+        title=describe_operator(name),
         calls=calls,
         time_s=time_s,
         share=time_s / pass_s,

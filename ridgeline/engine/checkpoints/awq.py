@@ -16,7 +16,7 @@ from ridgeline.engine.checkpoints.base import Read, contradiction
 from ridgeline.engine.checkpoints.bit_packing import unpack
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.modelspec.checkpoints.quantised import Foreign
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of each nibble."""
@@ -27,7 +27,7 @@ _SUFFIXES = (".qweight", ".qzeros", ".scales")
 class AwqCodec:
     """See the module's head."""
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
 
     def belongs(self, suffix: str) -> bool:

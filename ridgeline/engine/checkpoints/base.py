@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.quantised import Foreign
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 Read = Callable[[str], Tensor]
 """A tensor of the module by its suffix, ".qweight"."""
@@ -37,7 +37,7 @@ CODECS = MappingProxyType(
 class Codec(Protocol):
     """Made from what the config says; see the module's head."""
 
-    def __init__(self, foreign: Foreign) -> None: ...
+    def __init__(self, foreign: QuantisedCheckpoint) -> None: ...
 
     def belongs(self, suffix: str) -> bool:
         """Is a tensor whose name ends so, after the module's name, part of the weight?"""
@@ -54,7 +54,7 @@ class Codec(Protocol):
         ...
 
 
-def codec_for(foreign: Foreign) -> Codec:
+def codec_for(foreign: QuantisedCheckpoint) -> Codec:
     """The codec that `foreign` names."""
     module, _, cls = CODECS[foreign.codec].partition(":")
     kind: type[Codec] = getattr(import_module(module), cls)

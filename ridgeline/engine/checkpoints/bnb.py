@@ -21,7 +21,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.base import Read, contradiction
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.modelspec.checkpoints.quantised import Foreign
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 _STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
 
@@ -29,7 +29,7 @@ _STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsand
 class FourBitCodec:
     """NF4 and FP4; see the module's head."""
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
 
     def belongs(self, suffix: str) -> bool:
@@ -75,7 +75,7 @@ def _state(has: Callable[[str], bool], read: Read) -> dict[str, Any]:
 class EightBitCodec:
     """LLM.int8; see the module's head."""
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
 
     def belongs(self, suffix: str) -> bool:

@@ -33,7 +33,7 @@ from ridgeline.engine.checkpoints.gguf_blocks import (
     six_bits,
 )
 from ridgeline.engine.quant.blocks import Blocks
-from ridgeline.modelspec.checkpoints.gguf_header import format_of
+from ridgeline.modelspec.checkpoints.gguf_header import computed_format
 
 Halves = NDArray[np.float16]
 
@@ -99,7 +99,7 @@ READERS: Mapping[str, Callable[[Bytes], Parts]] = {
 
 def packed_blocks(kind: str, blocks: Bytes, num_out: int) -> Blocks:
     """A weight of `num_out` rows, in the layout of `kind` alone."""
-    parts, format = READERS[kind](blocks), format_of(kind)
+    parts, format = READERS[kind](blocks), computed_format(kind)
 
     def table(values: NDArray[Any] | None, dtype: type[np.generic]) -> Tensor | None:
         if values is None:

@@ -19,7 +19,7 @@ from ridgeline.engine.checkpoints.base import Read, contradiction
 from ridgeline.engine.checkpoints.bit_packing import num_words, unpack
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.modelspec.checkpoints.quantised import Foreign
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 _SUFFIXES = (".qweight", ".qzeros", ".scales", ".g_idx")
 
@@ -27,7 +27,7 @@ _SUFFIXES = (".qweight", ".qzeros", ".scales", ".g_idx")
 class GptqCodec:
     """See the module's head."""
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
 
     def belongs(self, suffix: str) -> bool:

@@ -26,21 +26,25 @@ from ridgeline.engine.quant.ordered import OrderedPacked
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import read_json
 from ridgeline.modelspec.checkpoints.packed_config import KEY
-from ridgeline.modelspec.checkpoints.quantised import Foreign, foreign_of, module_of
+from ridgeline.modelspec.checkpoints.quantised import (
+    QuantisedCheckpoint,
+    module_of,
+    read_quantization_config,
+)
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 
-def foreign_in(directory: Path) -> Foreign | None:
+def foreign_in(directory: Path) -> QuantisedCheckpoint | None:
     """How the checkpoint of a directory is quantised; None where it is not."""
     told = read_json(directory / "config.json").get(KEY)
-    return None if told is None else foreign_of(told, str(directory))
+    return None if told is None else read_quantization_config(told, str(directory))
 
 
 class ForeignWeights:
     """See the module's head. A context manager, as its siblings. Raises BadModel."""
 
-    def __init__(self, directory: Path, spec: ModelSpec, foreign: Foreign) -> None:
-        self._foreign, self._codecs = foreign, dict[Foreign, Codec]()
+    def __init__(self, directory: Path, spec: ModelSpec, foreign: QuantisedCheckpoint) -> None:
+        self._foreign, self._codecs = foreign, dict[QuantisedCheckpoint, Codec]()
         self._entries = entries_of(directory, ALL)
         self._modules: dict[str, dict[str, Entry]] = {}
         self._spec, self._files, self._stack = spec, dict[Path, Any](), ExitStack()

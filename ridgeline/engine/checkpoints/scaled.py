@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.base import Read, contradiction
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.modelspec.checkpoints.quantised import Foreign
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _OTHERS = (".weight_zero_point", ".weight_shape", ".weight_g_idx")
@@ -29,7 +29,7 @@ _IGNORED = (".input_scale", ".input_zero_point", ".activation_scale")
 class ScaledCodec:
     """See the module's head."""
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
 
     def belongs(self, suffix: str) -> bool:

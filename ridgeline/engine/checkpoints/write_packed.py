@@ -31,7 +31,7 @@ from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.load import read_json
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
-from ridgeline.modelspec.checkpoints.packed_config import KEY, PACKED_FILE, config_of
+from ridgeline.modelspec.checkpoints.packed_config import KEY, PACKED_FILE, packed_config
 from ridgeline.modelspec.cost import shares_table
 from ridgeline.modelspec.format import INT8, Format
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
@@ -108,7 +108,7 @@ def write_packed(
 ) -> int:
     """Write `weights` in the formats of `spec`; the bytes. `made` says how they came about."""
     directory.mkdir(parents=True, exist_ok=True)
-    copy_config(source, directory, spec, config_of(spec) | made)
+    copy_config(source, directory, spec, packed_config(spec) | made)
     target = directory / PACKED_FILE
     _write_weights(spec, weights, target)
     return target.stat().st_size

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.families.config_fields import Values
+from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.layer_kinds import num_layers
 from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.format import Format, blocks, blocks_of_all, dense
@@ -47,7 +47,7 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
 """Number of a type → its name, numbers per block, bytes per block."""
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class GgufTensor(msgspec.Struct, frozen=True):
     """One tensor: its type's name, shape [outputs, inputs], and where its bytes lie."""
 
     kind: str
@@ -61,7 +61,7 @@ class Gguf(msgspec.Struct, frozen=True):
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, GgufTensor]
 
 
 def is_gguf(name: str) -> bool:
@@ -144,7 +144,7 @@ class _Header:
         shape = tuple(self._count() for _ in range(dims))[::-1]
         return name, shape, self._number("<I"), int(self._number("<Q"))
 
-    def _placed(self, shape: tuple[int, ...], kind: int, begin: int) -> Tensor:
+    def _placed(self, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
         if kind not in TYPES:
             raise BadModel("a GGUF tensor of unknown type", value=kind, limit="see docs")
         name, block, nbytes = TYPES[kind]
@@ -155,7 +155,7 @@ class _Header:
             raise BadModel(
                 "the GGUF file is truncated", value=len(self._data), limit=end, fix=_AGAIN
             )
-        return Tensor(name, shape, begin, end)
+        return GgufTensor(name, shape, begin, end)
 
 
 # ---- the model that it describes ---------------------------------------------------------------
@@ -226,7 +226,7 @@ def family_of(file: Gguf) -> str:
 def gguf_spec(name: str) -> ModelSpec:
     """The spec of a GGUF file; weights on a grid that a kernel holds are packed, others dense."""
     file = read_gguf(name)
-    spec = spec_from_config(config_of(file), name=name)
+    spec = spec_from_config(gguf_config(file), name=name)
     kinds: set[str] = set()
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
@@ -236,7 +236,7 @@ def gguf_spec(name: str) -> ModelSpec:
         if tensor is None:
             raise BadModel("the GGUF file lacks a tensor", value=at)
         kinds.add(tensor.kind)
-        return replace(linear, format=format_of(tensor.kind))
+        return replace(linear, format=computed_format(tensor.kind))
 
     spec = map_linears(spec, on_linear)
     spec = _computed_together(spec)
@@ -246,7 +246,7 @@ def gguf_spec(name: str) -> ModelSpec:
         f"GGUF ({', '.join(sorted(kinds))}): {run + ', exactly, ' if run else ''}"
         f"{bits.count(32)} decoded to float32"
     )
-    table = format_of(file.tensors["token_embd.weight"].kind)
+    table = computed_format(file.tensors["token_embd.weight"].kind)
     embed_format = None if table.kind == "dense" else table
     return replace(spec, embed_format=embed_format, rewrites=(*spec.rewrites, line))
 
@@ -267,7 +267,7 @@ _FORMATS: Mapping[str, Format] = {
 }
 
 
-def format_of(kind: str) -> Format:
+def computed_format(kind: str) -> Format:
     """How a tensor of this type is computed, or looked up in."""
     return _FORMATS.get(kind, dense("float32"))
 
@@ -297,7 +297,7 @@ def _tensor_of(path: str, file: Gguf) -> str:
     return f"blk.{layer}.{_MODULES[inner]}{EXPERTS if routed else ''}.weight"
 
 
-def config_of(file: Gguf) -> dict[str, Any]:
+def gguf_config(file: Gguf) -> dict[str, Any]:
     """The Hugging Face config of the model. Raises BadModel for what would be lost."""
     family, told = family_of(file), file.metadata
     start = str(told["general.architecture"]) + "."
@@ -307,7 +307,7 @@ def config_of(file: Gguf) -> dict[str, Any]:
         if start + theirs in told:
             config[ours] = told[start + theirs]
     if family == "qwen3_moe":  # llama.cpp renormalises, whatever the original says
-        layers = range(num_layers(Values(config, {}, where=str(file.path))))
+        layers = range(num_layers(ConfigFields(config, {}, where=str(file.path))))
         plain = [i for i in layers if ROUTER.format(i) not in file.tensors]
         config |= {"norm_topk_prob": True, "mlp_only_layers": plain}
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]

@@ -11,9 +11,12 @@ import msgspec
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import gguf_spec, is_gguf
 from ridgeline.modelspec.checkpoints.locate import dummy_shape, is_dummy, model_path
-from ridgeline.modelspec.checkpoints.packed_config import KEY, formats_of, with_formats
-from ridgeline.modelspec.checkpoints.quantised import foreign_of, with_foreign
-from ridgeline.modelspec.families.build import drawable
+from ridgeline.modelspec.checkpoints.packed_config import KEY, packed_formats, with_packed_formats
+from ridgeline.modelspec.checkpoints.quantised import (
+    read_quantization_config,
+    with_quantised_formats,
+)
+from ridgeline.modelspec.families.build import eos_in_vocabulary
 from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.families.shapes import shape_config
 from ridgeline.modelspec.model import ModelSpec
@@ -36,15 +39,15 @@ def load_spec(model: str) -> ModelSpec:
     config = read_json(path / "config.json")
     if config.get("dtype") is None and config.get("torch_dtype") is None:
         config["dtype"] = _dtype_of_weights(path)
-    formats = formats_of(config, model)
+    formats = packed_formats(config, model)
     told = config.pop(KEY, None)
     spec = spec_from_config(config, name=model)
     spec = msgspec.structs.replace(spec, eos_token_ids=_all_eos(spec, path))
     if formats is not None:
-        return with_formats(spec, formats, model)
+        return with_packed_formats(spec, formats, model)
     if told is None:
         return spec
-    return with_foreign(spec, foreign_of(told, model), _dtypes(path), model)
+    return with_quantised_formats(spec, read_quantization_config(told, model), _dtypes(path), model)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def _all_eos(spec: ModelSpec, path: Path) -> tuple[int, ...]:
     ids = more if isinstance(more, list) else [] if more is None else [more]
     if not all(isinstance(token, int) and token >= 0 for token in ids):
         raise BadModel("eos_token_id is not a token id", value=more, limit=str(generation))
-    return drawable((*spec.eos_token_ids, *ids), spec.vocab_size)
+    return eos_in_vocabulary((*spec.eos_token_ids, *ids), spec.vocab_size)
 
 
 def _dtype_of_weights(path: Path) -> str | None:

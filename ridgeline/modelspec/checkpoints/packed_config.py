@@ -25,7 +25,7 @@ PACKED_FILE = "model.ridgeline.safetensors"
 EMBED = "embed"
 
 
-def formats_of(config: Mapping[str, Any], where: str) -> dict[str, Format] | None:
+def packed_formats(config: Mapping[str, Any], where: str) -> dict[str, Format] | None:
     """The formats by path that a packed model's config.json names; None where it is not packed."""
     told = config.get(KEY)
     if not isinstance(told, dict) or told.get("quant_method") != METHOD:
@@ -43,7 +43,7 @@ def formats_of(config: Mapping[str, Any], where: str) -> dict[str, Format] | Non
         raise BadModel(f"{where}: {KEY} is malformed: {error}") from None
 
 
-def config_of(spec: ModelSpec) -> dict[str, Any]:
+def packed_config(spec: ModelSpec) -> dict[str, Any]:
     """The `quantization_config` of a spec: the formats of every linear that is not dense."""
     formats = {
         path: msgspec.to_builtins(linear.format)
@@ -55,7 +55,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     return {"quant_method": METHOD, "version": VERSION, "formats": formats}
 
 
-def with_formats(spec: ModelSpec, formats: Mapping[str, Format], where: str) -> ModelSpec:
+def with_packed_formats(spec: ModelSpec, formats: Mapping[str, Format], where: str) -> ModelSpec:
     """`spec` with the formats that its checkpoint is packed in."""
     stray = sorted(set(formats) - set(linears(spec)) - {EMBED})
     if stray:

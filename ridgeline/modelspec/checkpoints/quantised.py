@@ -32,7 +32,7 @@ from ridgeline.modelspec.rewrite import linears, map_linears
 _FIX = "use the unquantised checkpoint, or one in a format that docs/guides/quantise/index.md lists"
 
 
-class Foreign(msgspec.Struct, frozen=True, kw_only=True):
+class QuantisedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """How a checkpoint is quantised.
 
     `codec` names the reader; `name` is for people. `group_size` None: one scale per output (or
@@ -53,9 +53,9 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     block: tuple[int, int] = (128, 128)
     ordered: bool = False
     threshold: float = 0.0
-    scopes: tuple[tuple[tuple[str, ...], Foreign], ...] = ()
+    scopes: tuple[tuple[tuple[str, ...], QuantisedCheckpoint], ...] = ()
 
-    def at(self, module: str) -> Foreign:
+    def at(self, module: str) -> QuantisedCheckpoint:
         """How one module is quantised. Raises BadModel where no scope names it."""
         if not self.scopes:
             return self
@@ -83,7 +83,7 @@ def _names_module(target: str, module: str) -> bool:
     return target == module
 
 
-def foreign_of(told: Any, where: str) -> Foreign:
+def read_quantization_config(told: Any, where: str) -> QuantisedCheckpoint:
     """The record of a `quantization_config`. Raises BadModel."""
     if not isinstance(told, Mapping):
         raise BadModel(f"{where}: quantization_config is not an object", fix=_FIX)
@@ -115,7 +115,7 @@ def _group(told: Mapping[str, Any], where: str) -> int | None:
     return group
 
 
-def _gptq(told: Mapping[str, Any], where: str) -> Foreign:
+def _gptq(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     bits = _bits(told, where, (2, 3, 4, 8))
     layout = told.get("checkpoint_format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
@@ -123,7 +123,7 @@ def _gptq(told: Mapping[str, Any], where: str) -> Foreign:
     if told.get("dynamic"):
         raise _refused(where, "GPTQ with different settings per module (dynamic)")
     symmetric = told.get("sym", True)
-    return Foreign(
+    return QuantisedCheckpoint(
         codec="gptq",
         name=f"GPTQ {'v2' if layout == 'gptq_v2' else 'v1'}"
         + (", act-order" if told.get("desc_act") else ""),
@@ -135,13 +135,13 @@ def _gptq(told: Mapping[str, Any], where: str) -> Foreign:
     )
 
 
-def _awq(told: Mapping[str, Any], where: str) -> Foreign:
+def _awq(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     version = str(told.get("version", "gemm")).lower()
     if version != "gemm":
         raise _refused(where, f"AWQ in the layout {version!r}", "gemm")
     zeros = told.get("zero_point", True)
     bits = _bits(told, where, (4,))
-    return Foreign(
+    return QuantisedCheckpoint(
         codec="awq", name="AWQ gemm", bits=bits, group_size=_group(told, where), zeros=bool(zeros)
     )
 
@@ -154,7 +154,7 @@ _COMPRESSED = {
 }
 
 
-def _compressed(told: Mapping[str, Any], where: str) -> Foreign:
+def _compressed(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     groups = told.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise _refused(where, "compressed-tensors without config_groups")
@@ -167,7 +167,7 @@ def _compressed(told: Mapping[str, Any], where: str) -> Foreign:
     return replace(first, scopes=scopes)
 
 
-def _scope(group: Any, layout: Any, where: str) -> tuple[tuple[str, ...], Foreign]:
+def _scope(group: Any, layout: Any, where: str) -> tuple[tuple[str, ...], QuantisedCheckpoint]:
     """A config group: its targets, and how they are quantised."""
     targets = group.get("targets") if isinstance(group, Mapping) else None
     if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
@@ -180,7 +180,7 @@ def _scope(group: Any, layout: Any, where: str) -> tuple[tuple[str, ...], Foreig
     return tuple(targets), _compressed_weights(group.get("weights"), layout, where)
 
 
-def _compressed_weights(weights: Any, layout: str, where: str) -> Foreign:
+def _compressed_weights(weights: Any, layout: str, where: str) -> QuantisedCheckpoint:
     if not isinstance(weights, Mapping):
         raise _refused(where, "compressed-tensors whose weights are not quantised")
     kind = weights.get("type", "int")
@@ -193,7 +193,7 @@ def _compressed_weights(weights: Any, layout: str, where: str) -> Foreign:
         raise _refused(where, "scales per group without a group_size")
     integers, block = kind == "int", _block(weights.get("block_structure"), where)
     known = (2, 3, 4, 5, 6, 7, 8) if layout == "pack-quantized" else (8,)
-    return Foreign(
+    return QuantisedCheckpoint(
         codec="compressed_packed" if layout == "pack-quantized" else "scaled",
         name=f"compressed-tensors {layout}",
         bits=_bits(weights, where, known),
@@ -205,12 +205,12 @@ def _compressed_weights(weights: Any, layout: str, where: str) -> Foreign:
     )
 
 
-def _fp8(told: Mapping[str, Any], where: str) -> Foreign:
+def _fp8(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     form = told.get("fmt", "e4m3")
     if form not in ("e4m3", "float8_e4m3fn"):
         raise _refused(where, f"FP8 in the format {form!r}", "e4m3")
     block = _block(told.get("weight_block_size"), where)
-    return Foreign(codec="scaled", name="FP8 e4m3", bits=8, integers=False, block=block)
+    return QuantisedCheckpoint(codec="scaled", name="FP8 e4m3", bits=8, integers=False, block=block)
 
 
 def _block(told: Any, where: str) -> tuple[int, int]:
@@ -223,20 +223,20 @@ def _block(told: Any, where: str) -> tuple[int, int]:
     return (told[0], told[1])
 
 
-def _bitsandbytes(told: Mapping[str, Any], where: str) -> Foreign:
+def _bitsandbytes(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     if told.get("load_in_8bit"):
         threshold = told.get("llm_int8_threshold", 6.0)
         if not isinstance(threshold, int | float) or not 0 <= threshold < inf:
             raise _refused(where, f"cannot read the threshold {threshold!r}", "0 or more")
         name = "bitsandbytes LLM.int8"
-        return Foreign(codec="bnb8", name=name, bits=8, threshold=float(threshold))
+        return QuantisedCheckpoint(codec="bnb8", name=name, bits=8, threshold=float(threshold))
     kind = told.get("bnb_4bit_quant_type", "fp4")
     if not told.get("load_in_4bit") or kind not in ("nf4", "fp4"):
         raise _refused(where, f"bitsandbytes {kind!r}", "nf4, fp4, int8")
-    return Foreign(codec="bnb4", name=f"bitsandbytes {kind}", bits=4, integers=False)
+    return QuantisedCheckpoint(codec="bnb4", name=f"bitsandbytes {kind}", bits=4, integers=False)
 
 
-def _torchao(told: Mapping[str, Any], where: str) -> Foreign:
+def _torchao(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     raise _refused(
         where,
         "torchao's tensors are classes of that package, whose layout on disk is not a stable one",
@@ -244,7 +244,7 @@ def _torchao(told: Mapping[str, Any], where: str) -> Foreign:
     )
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any], str], Foreign]] = {
+_READERS: Mapping[str, Callable[[Mapping[str, Any], str], QuantisedCheckpoint]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed,
@@ -277,8 +277,8 @@ def module_of(tensor: str) -> str | None:
     return None if at < 0 else tensor[:at]
 
 
-def with_foreign(
-    spec: ModelSpec, foreign: Foreign, tensors: Mapping[str, str], where: str
+def with_quantised_formats(
+    spec: ModelSpec, foreign: QuantisedCheckpoint, tensors: Mapping[str, str], where: str
 ) -> ModelSpec:
     """`spec` with the formats in which the checkpoint's quantised weights are computed.
 
@@ -304,7 +304,7 @@ def with_foreign(
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
         return replace(linear, format=chosen.get(path, linear.format))
 
-    line = f"{len(chosen)} linears: {rule(foreign, chosen.values())}"
+    line = f"{len(chosen)} linears: {describe(foreign, chosen.values())}"
     return replace(map_linears(spec, on_linear), rewrites=(*spec.rewrites, line))
 
 
@@ -323,7 +323,7 @@ def _is(module: str, path: str) -> bool:
     return any(inner == name or fnmatchcase(inner, name) for name in wanted)
 
 
-def rule(foreign: Foreign, formats: Iterable[Format]) -> str:
+def describe(foreign: QuantisedCheckpoint, formats: Iterable[Format]) -> str:
     """In words: the format, its grid, and what is done with it."""
     if foreign.scopes:
         kinds = sorted({each.kind for each in formats})

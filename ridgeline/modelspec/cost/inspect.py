@@ -15,7 +15,7 @@ from ridgeline.modelspec.rewrite import linears
 CONTEXTS = (1024, 8192)
 
 
-class Row(msgspec.Struct, frozen=True):
+class InspectRow(msgspec.Struct, frozen=True):
     """One line: a quantity, its exact value in `unit` (B, FLOP, params, tokens, FLOP/B), a note."""
 
     section: str
@@ -39,7 +39,7 @@ class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
 
 
-def inspect_table(spec: ModelSpec) -> list[Row]:
+def inspect_table(spec: ModelSpec) -> list[InspectRow]:
     """Parameters, FLOPs per token, weight and KV bytes, and arithmetic intensity."""
     return [
         *_shape(spec),
@@ -110,40 +110,46 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(words[:4]) + (", …" if len(words) > 4 else "")
 
 
-def _shape(spec: ModelSpec) -> list[Row]:
+def _shape(spec: ModelSpec) -> list[InspectRow]:
     tied = "one table for both" if spec.tied_embeddings else "two tables"
     rows = [
-        Row("shape", "family", spec.family),
-        Row("shape", "layers", len(spec.layers)),
-        Row("shape", "hidden size", spec.hidden_size),
-        Row("shape", "vocabulary", spec.vocab_size, "tokens", f"embedding and LM head: {tied}"),
-        Row("shape", "context", spec.max_positions, "tokens"),
-        Row("shape", "stored as", spec.stored_dtype),
-        Row("shape", "run as", spec.dtype, "", f"KV cache {spec.kv_dtype}"),
+        InspectRow("shape", "family", spec.family),
+        InspectRow("shape", "layers", len(spec.layers)),
+        InspectRow("shape", "hidden size", spec.hidden_size),
+        InspectRow(
+            "shape", "vocabulary", spec.vocab_size, "tokens", f"embedding and LM head: {tied}"
+        ),
+        InspectRow("shape", "context", spec.max_positions, "tokens"),
+        InspectRow("shape", "stored as", spec.stored_dtype),
+        InspectRow("shape", "run as", spec.dtype, "", f"KV cache {spec.kv_dtype}"),
     ]
-    return rows + [Row("shape", "rewrite", line) for line in spec.rewrites]
+    return rows + [InspectRow("shape", "rewrite", line) for line in spec.rewrites]
 
 
-def _params(spec: ModelSpec) -> list[Row]:
+def _params(spec: ModelSpec) -> list[InspectRow]:
     total, active = cost.num_params(spec), cost.num_active_params(spec)
-    rows = [Row("parameters", "all", total, "params")]
+    rows = [InspectRow("parameters", "all", total, "params")]
     if active != total:
-        rows.append(Row("parameters", "used by one token", active, "params", "chosen experts only"))
+        rows.append(
+            InspectRow("parameters", "used by one token", active, "params", "chosen experts only")
+        )
     return rows
 
 
-def _weights(spec: ModelSpec) -> list[Row]:
+def _weights(spec: ModelSpec) -> list[InspectRow]:
     by_format: Counter[str] = Counter()
     found = linears(spec)
     for path, linear in found.items():
         times = _num_experts(spec, path) if ".mlp." in path else 1
         by_format[_format_name(linear.format)] += times * linear.nbytes
-    rows = [Row("weights", f"linears as {name}", size, "B") for name, size in by_format.items()]
+    rows = [
+        InspectRow("weights", f"linears as {name}", size, "B") for name, size in by_format.items()
+    ]
     read = cost.weight_bytes(spec, 1)
     return [
         *rows,
-        Row("weights", "kept in memory", cost.resident_weight_bytes(spec), "B"),
-        Row("weights", "read per decode step", read, "B", "one sequence"),
+        InspectRow("weights", "kept in memory", cost.resident_weight_bytes(spec), "B"),
+        InspectRow("weights", "read per decode step", read, "B", "one sequence"),
     ]
 
 
@@ -157,29 +163,31 @@ def _format_name(format: Format) -> str:
     return format.activations if format.kind == "dense" else format.kind
 
 
-def _flops(spec: ModelSpec) -> list[Row]:
+def _flops(spec: ModelSpec) -> list[InspectRow]:
     model = cost.cost_model(spec)
     pair = sum(group.flops_per_pair for group in model.windows)
     return [
-        Row("work per token", "linears", model.linear_flops_per_token, "FLOP", "every token"),
-        Row("work per token", "LM head", model.head_flops, "FLOP", "sampled tokens only"),
-        Row("work per token", "attention", pair, "FLOP", "per visible key"),
+        InspectRow(
+            "work per token", "linears", model.linear_flops_per_token, "FLOP", "every token"
+        ),
+        InspectRow("work per token", "LM head", model.head_flops, "FLOP", "sampled tokens only"),
+        InspectRow("work per token", "attention", pair, "FLOP", "per visible key"),
         *[_prefill_row(spec, model, n) for n in _contexts(spec)],
         *[_decode_row(spec, model, n) for n in _contexts(spec)],
     ]
 
 
-def _prefill_row(spec: ModelSpec, model: cost.CostModel, length: int) -> Row:
+def _prefill_row(spec: ModelSpec, model: cost.CostModel, length: int) -> InspectRow:
     work = cost.prefill_work(model, length)
     share = work.attention_flops / work.flops
     name = f"prefill of {length:,}"
-    return Row("work per token", name, work.flops / length, "FLOP", f"attention {share:.0%}")
+    return InspectRow("work per token", name, work.flops / length, "FLOP", f"attention {share:.0%}")
 
 
-def _decode_row(spec: ModelSpec, model: cost.CostModel, length: int) -> Row:
+def _decode_row(spec: ModelSpec, model: cost.CostModel, length: int) -> InspectRow:
     work = cost.decode_work(model, 1, length - 1)
     share = work.attention_flops / work.flops
-    return Row(
+    return InspectRow(
         "work per token", f"decode at {length:,}", work.flops, "FLOP", f"attention {share:.0%}"
     )
 
@@ -188,20 +196,20 @@ def _contexts(spec: ModelSpec) -> list[int]:
     return [*[n for n in CONTEXTS if n < spec.max_positions], spec.max_positions]
 
 
-def _kv(spec: ModelSpec) -> list[Row]:
-    rows = [Row("KV cache", "per token", cost.kv_bytes_per_token(spec), "B", spec.kv_dtype)]
+def _kv(spec: ModelSpec) -> list[InspectRow]:
+    rows = [InspectRow("KV cache", "per token", cost.kv_bytes_per_token(spec), "B", spec.kv_dtype)]
     for n in _contexts(spec):
         rows.append(
-            Row("KV cache", f"at {n:,} tokens", cost.kv_bytes(spec, n), "B", "one sequence")
+            InspectRow("KV cache", f"at {n:,} tokens", cost.kv_bytes(spec, n), "B", "one sequence")
         )
     return rows
 
 
-def _intensity(spec: ModelSpec) -> list[Row]:
+def _intensity(spec: ModelSpec) -> list[InspectRow]:
     model = cost.cost_model(spec)
     length = min(1024, spec.max_positions)
     rows = [
-        Row(
+        InspectRow(
             "intensity",
             f"prefill of {length:,}",
             cost.prefill_work(model, length).intensity,
@@ -210,5 +218,7 @@ def _intensity(spec: ModelSpec) -> list[Row]:
     ]
     for batch in (1, 8, 64):
         work = cost.decode_work(model, batch, length - 1)
-        rows.append(Row("intensity", f"decode, {batch} at {length:,}", work.intensity, "FLOP/B"))
+        rows.append(
+            InspectRow("intensity", f"decode, {batch} at {length:,}", work.intensity, "FLOP/B")
+        )
     return rows

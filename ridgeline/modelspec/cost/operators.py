@@ -76,17 +76,17 @@ class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
 NO_WORK = OperatorWork()
 
 
-def in_words(name: str) -> str:
+def describe_operator(name: str) -> str:
     """A profile's operator as people call it."""
     return ", ".join(PARTS.get(part, part) for part in name.split("+"))
 
 
 def work_of(name: str, parts: dict[str, OperatorWork]) -> OperatorWork:
     """What an operator of a profile does: all its parts; those that the model lacks do nothing."""
-    return add(parts.get(part, NO_WORK) for part in name.split("+"))
+    return total_work(parts.get(part, NO_WORK) for part in name.split("+"))
 
 
-def add(works: Iterable[OperatorWork]) -> OperatorWork:
+def total_work(works: Iterable[OperatorWork]) -> OperatorWork:
     total = NO_WORK
     for each in works:
         total = total + each
@@ -145,7 +145,7 @@ class _Rows:
         )
 
     def linears(self, *linears: LinearSpec) -> OperatorWork:
-        return add(self.linear(each, self.num_tokens) for each in linears)
+        return total_work(self.linear(each, self.num_tokens) for each in linears)
 
 
 def rate_of(linear: LinearSpec) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from ridgeline.modelspec.families import layer_kinds
-from ridgeline.modelspec.families.config_fields import Values
+from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.rope_config import rope_by_layer_kind
 from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
@@ -35,7 +35,7 @@ DTYPES = {name: name for name in ("float32", "bfloat16", "float16")} | {
 }
 
 
-def build(values: Values, row: Family, *, name: str, family: str) -> ModelSpec:
+def build(values: ConfigFields, row: Family, *, name: str, family: str) -> ModelSpec:
     """The frozen spec; every weight dense in the checkpoint's dtype."""
     dtype = stored_dtype(values)
     hidden_size = values.count("hidden_size")
@@ -58,22 +58,22 @@ def build(values: Values, row: Family, *, name: str, family: str) -> ModelSpec:
         embed_scale=hidden_size**0.5 if row.gemma_norms else 1.0,
         final_softcap=values.opt_number("final_logit_softcapping"),
         bos_token_id=bos[0] if bos else None,
-        eos_token_ids=drawable(values.token_ids("eos_token_id"), vocab_size),
+        eos_token_ids=eos_in_vocabulary(values.token_ids("eos_token_id"), vocab_size),
     )
 
 
-def drawable(eos_token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+def eos_in_vocabulary(eos_token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
     """Each once, without those beyond the vocabulary: no logit is theirs, so they end nothing."""
     return tuple(token for token in dict.fromkeys(eos_token_ids) if token < vocab_size)
 
 
-def stored_dtype(values: Values) -> str:
+def stored_dtype(values: ConfigFields) -> str:
     """`dtype` or, as older configs call it, `torch_dtype`; float32 where neither is given."""
     key = "dtype" if values.raw("dtype") is not None else "torch_dtype"
     return "float32" if values.raw(key) is None else values.choice(key, DTYPES)
 
 
-def _layers(values: Values, row: Family, fmt: Format) -> tuple[LayerSpec, ...]:
+def _layers(values: ConfigFields, row: Family, fmt: Format) -> tuple[LayerSpec, ...]:
     """Layers that are alike are the same object, which keeps later arithmetic cheap."""
     kinds = row.layer_kinds(values)
     routed = _routed_layers(values, row, len(kinds))
@@ -91,13 +91,13 @@ def _layers(values: Values, row: Family, fmt: Format) -> tuple[LayerSpec, ...]:
     return tuple(made[key] for key in zip(kinds, routed, strict=True))
 
 
-def _routed_layers(values: Values, row: Family, num: int) -> list[bool]:
+def _routed_layers(values: ConfigFields, row: Family, num: int) -> list[bool]:
     if row.moe is None:
         return [False] * num
     return layer_kinds.sparse_layers(values) if row.moe.choose_layers else [True] * num
 
 
-def _heads(values: Values) -> tuple[int, int, int]:
+def _heads(values: ConfigFields) -> tuple[int, int, int]:
     """(query heads, KV heads, size of a head)."""
     num_heads = values.count("num_attention_heads")
     num_kv_heads = values.opt_count("num_key_value_heads") or num_heads
@@ -111,7 +111,7 @@ def _heads(values: Values) -> tuple[int, int, int]:
 
 
 def _attention(
-    values: Values, row: Family, fmt: Format, rope: RopeSpec, window: int | None
+    values: ConfigFields, row: Family, fmt: Format, rope: RopeSpec, window: int | None
 ) -> AttentionSpec:
     num_heads, num_kv_heads, head_dim = _heads(values)
     hidden_size = values.count("hidden_size")
@@ -137,14 +137,14 @@ def _attention(
     )
 
 
-def _activation(values: Values, row: Family) -> Activation:
+def _activation(values: ConfigFields, row: Family) -> Activation:
     meaning = values.choice(row.activation_key, ACTIVATIONS)
     if row.gelu_is_tanh and meaning == "gelu":
         meaning = "gelu_tanh"  # Gemma 1 says "gelu" and means the tanh form
     return cast(Activation, meaning)
 
 
-def _mlp(values: Values, row: Family, fmt: Format) -> MlpSpec:
+def _mlp(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
     bias = values.flag("mlp_bias") if "mlp_bias" in values else False
     hidden_size, inner = values.count("hidden_size"), values.count("intermediate_size")
     up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=bias)
@@ -152,7 +152,7 @@ def _mlp(values: Values, row: Family, fmt: Format) -> MlpSpec:
     return MlpSpec(activation=_activation(values, row), gate=up, up=up, down=down)
 
 
-def _experts(values: Values, row: Family, fmt: Format) -> MlpSpec:
+def _experts(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
     moe = row.moe
     assert moe is not None
     hidden_size, inner = values.count("hidden_size"), values.count(moe.expert_size_key)

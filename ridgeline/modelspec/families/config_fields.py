@@ -62,7 +62,7 @@ _FIXES = {
 }
 
 
-class Values:
+class ConfigFields:
     """The fields of one config.json over a family's defaults; a wrong type is an error."""
 
     def __init__(

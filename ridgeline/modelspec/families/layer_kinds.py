@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.families.config_fields import Values
+from ridgeline.modelspec.families.config_fields import ConfigFields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _LEGACY_KINDS = {"attention": FULL}
@@ -14,26 +14,26 @@ _LEGACY_KINDS = {"attention": FULL}
 # The deepest published models have 1,000 (DeepNet).
 MAX_LAYERS = 4096
 
-LayerKinds = Callable[[Values], list[str]]
+LayerKinds = Callable[[ConfigFields], list[str]]
 
 
-def num_layers(values: Values) -> int:
+def num_layers(values: ConfigFields) -> int:
     """How many layers there are, at most MAX_LAYERS."""
     return values.count("num_hidden_layers", at_most=MAX_LAYERS)
 
 
-def all_full(values: Values) -> list[str]:
+def all_full(values: ConfigFields) -> list[str]:
     """No windows at all."""
     return [FULL] * num_layers(values)
 
 
-def all_sliding_if_window(values: Values) -> list[str]:
+def all_sliding_if_window(values: ConfigFields) -> list[str]:
     """Mistral, Phi-3, Mixtral: a window, if there is one, holds for every layer."""
     kind = FULL if values.raw("sliding_window") is None else SLIDING
     return [kind] * num_layers(values)
 
 
-def all_sliding_if_used(values: Values) -> list[str]:
+def all_sliding_if_used(values: ConfigFields) -> list[str]:
     """Qwen3-MoE in transformers: `use_sliding_window` turns the window on in every layer."""
     if not values.flag("use_sliding_window"):
         return all_full(values)
@@ -42,7 +42,7 @@ def all_sliding_if_used(values: Values) -> list[str]:
     return all_sliding_if_window(values)
 
 
-def sliding_from_layer(values: Values) -> list[str]:
+def sliding_from_layer(values: ConfigFields) -> list[str]:
     """Qwen2, Qwen3: with `use_sliding_window`, layers from `max_window_layers` on are windowed."""
     if values.raw("layer_types") is not None:
         return explicit(values)
@@ -53,12 +53,12 @@ def sliding_from_layer(values: Values) -> list[str]:
     return [SLIDING if i >= first else FULL for i in range(num)]
 
 
-def alternating(values: Values) -> list[str]:
+def alternating(values: ConfigFields) -> list[str]:
     """Gemma 2: even layers are windowed, odd ones are not."""
     return explicit(values) if values.raw("layer_types") is not None else _every(values, 2)
 
 
-def every_nth_full(values: Values) -> list[str]:
+def every_nth_full(values: ConfigFields) -> list[str]:
     """Gemma 3: one global layer after each `sliding_window_pattern` - 1 local ones."""
     if values.raw("layer_types") is not None:
         return explicit(values)
@@ -66,7 +66,7 @@ def every_nth_full(values: Values) -> list[str]:
     return _every(values, values.count(key if values.raw(key) is not None else f"_{key}"))
 
 
-def explicit(values: Values) -> list[str]:
+def explicit(values: ConfigFields) -> list[str]:
     """`layer_types`, one name per layer."""
     names: Any = values.raw("layer_types")
     num = num_layers(values)
@@ -83,7 +83,7 @@ def explicit(values: Values) -> list[str]:
     return kinds
 
 
-def window_of(values: Values, kind: str) -> int | None:
+def window_of(values: ConfigFields, kind: str) -> int | None:
     """The window W of a kind of layer: a query sees W keys, itself among them."""
     if kind == FULL:
         return None
@@ -92,7 +92,7 @@ def window_of(values: Values, kind: str) -> int | None:
     return values.count("sliding_window")
 
 
-def sparse_layers(values: Values) -> list[bool]:
+def sparse_layers(values: ConfigFields) -> list[bool]:
     """Qwen3-MoE: which layers are routed, by `decoder_sparse_step` and `mlp_only_layers`."""
     step = values.count("decoder_sparse_step")
     dense = values.raw("mlp_only_layers") or []
@@ -102,6 +102,6 @@ def sparse_layers(values: Values) -> list[bool]:
     return [i not in dense and (i + 1) % step == 0 for i in range(num)]
 
 
-def _every(values: Values, n: int) -> list[str]:
+def _every(values: ConfigFields, n: int) -> list[str]:
     num = num_layers(values)
     return [SLIDING if (i + 1) % n else FULL for i in range(num)]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.build import build
-from ridgeline.modelspec.families.config_fields import Values, check_names
+from ridgeline.modelspec.families.config_fields import ConfigFields, check_names
 from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
 from ridgeline.modelspec.families.unsupported import UNSUPPORTED
 from ridgeline.modelspec.model import ModelSpec
@@ -288,7 +288,7 @@ def spec_from_config(config: Mapping[str, Any], *, name: str) -> ModelSpec:
     model_type = _family_name(config, where)
     row = FAMILIES[model_type]
     check_names(config, row.understood, row.fixed, where=where)
-    values = Values(_with_aliases(config, row, where), row.defaults, where=where)
+    values = ConfigFields(_with_aliases(config, row, where), row.defaults, where=where)
     return build(values, row, name=name, family=model_type)
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.families.config_fields import Values
+from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.model import RopeKind, RopeSpec
 
 TOP_LEVEL = (
@@ -29,25 +29,25 @@ _ALWAYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor"}
 _ALIASES = {"su": "longrope"}  # the first Phi-3 checkpoints
 
 
-class _Kind(msgspec.Struct, frozen=True):
+class _RopeKeys(msgspec.Struct, frozen=True):
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
 
 
 _ORIGINAL = "original_max_position_embeddings"
-KINDS: dict[str, _Kind] = {
-    "default": _Kind(),
-    "linear": _Kind(frozenset({"factor"})),
-    "dynamic": _Kind(frozenset({"factor"})),
-    "llama3": _Kind(
+KINDS: dict[str, _RopeKeys] = {
+    "default": _RopeKeys(),
+    "linear": _RopeKeys(frozenset({"factor"})),
+    "dynamic": _RopeKeys(frozenset({"factor"})),
+    "llama3": _RopeKeys(
         frozenset({"factor", "low_freq_factor", "high_freq_factor"}), frozenset({_ORIGINAL})
     ),
-    "yarn": _Kind(
+    "yarn": _RopeKeys(
         frozenset({"factor"}),
         frozenset({_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale"})
         | {"mscale_all_dim", "truncate"},
     ),
-    "longrope": _Kind(
+    "longrope": _RopeKeys(
         frozenset({"short_factor", "long_factor"}),
         frozenset({_ORIGINAL, "factor", "attention_factor"}),
     ),
@@ -63,7 +63,9 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     yarn_means_longrope: bool = False
 
 
-def rope_by_layer_kind(values: Values, fields: RopeFields, head_dim: int) -> dict[str, RopeSpec]:
+def rope_by_layer_kind(
+    values: ConfigFields, fields: RopeFields, head_dim: int
+) -> dict[str, RopeSpec]:
     """The rotary embedding of each kind of layer ("full_attention", "sliding_attention")."""
     given = _given(values)
     if fields.local_theta is None:
@@ -78,7 +80,7 @@ def rope_by_layer_kind(values: Values, fields: RopeFields, head_dim: int) -> dic
     }
 
 
-def _given(values: Values) -> dict[str, Any]:
+def _given(values: ConfigFields) -> dict[str, Any]:
     old, new = values.raw("rope_scaling"), values.raw("rope_parameters")
     for key, value in (("rope_scaling", old), ("rope_parameters", new)):
         if value is not None and not isinstance(value, dict):
@@ -93,7 +95,7 @@ def _given(values: Values) -> dict[str, Any]:
     return dict(old or new or {})
 
 
-def _nested(values: Values, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _nested(values: ConfigFields, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     kinds = ("full_attention", "sliding_attention")
     if not any(kind in given for kind in kinds):
         return given, {}
@@ -106,16 +108,16 @@ def _nested(values: Values, given: dict[str, Any]) -> tuple[dict[str, Any], dict
     return dict(parts[0]), dict(parts[1])
 
 
-def _theta(values: Values, default: float) -> float:
+def _theta(values: ConfigFields, default: float) -> float:
     return values.opt_number("rope_theta") or default
 
 
 def _rope(
-    values: Values, fields: RopeFields, head_dim: int, given: Mapping[str, Any], theta: float
+    values: ConfigFields, fields: RopeFields, head_dim: int, given: Mapping[str, Any], theta: float
 ) -> RopeSpec:
     kind = _kind(values, fields, given)
     _check_keys(values, kind, given)
-    inner = Values(
+    inner = ConfigFields(
         {key: value for key, value in given.items() if value is not None},
         {"rope_theta": theta, "partial_rotary_factor": values.raw("partial_rotary_factor")},
         where=f"{values.where}: rope",
@@ -130,7 +132,7 @@ def _rope(
     return _FILL[kind](rope, inner, values)
 
 
-def _kind(values: Values, fields: RopeFields, given: Mapping[str, Any]) -> RopeKind:
+def _kind(values: ConfigFields, fields: RopeFields, given: Mapping[str, Any]) -> RopeKind:
     name = given.get("rope_type", given.get("type", "default"))
     name = _ALIASES.get(name, name) if isinstance(name, str) else name
     if name == "yarn" and fields.yarn_means_longrope:
@@ -142,7 +144,7 @@ def _kind(values: Values, fields: RopeFields, given: Mapping[str, Any]) -> RopeK
     return cast(RopeKind, name)
 
 
-def _check_keys(values: Values, kind: str, given: Mapping[str, Any]) -> None:
+def _check_keys(values: ConfigFields, kind: str, given: Mapping[str, Any]) -> None:
     row = KINDS[kind]
     missing = sorted(row.required - given.keys())
     if missing:
@@ -155,22 +157,22 @@ def _check_keys(values: Values, kind: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def _original(inner: Values, values: Values) -> int:
+def _original(inner: ConfigFields, values: ConfigFields) -> int:
     """transformers prefers the field beside the dictionary (Phi-3 writes it there)."""
     outside = values.opt_count(_ORIGINAL)
     inside = inner.opt_count(_ORIGINAL)
     return outside or inside or values.count("max_position_embeddings")
 
 
-def _default(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+def _default(rope: RopeSpec, inner: ConfigFields, values: ConfigFields) -> RopeSpec:
     return rope
 
 
-def _linear(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+def _linear(rope: RopeSpec, inner: ConfigFields, values: ConfigFields) -> RopeSpec:
     return msgspec.structs.replace(rope, factor=inner.number("factor"))
 
 
-def _dynamic(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+def _dynamic(rope: RopeSpec, inner: ConfigFields, values: ConfigFields) -> RopeSpec:
     return msgspec.structs.replace(
         rope,
         factor=inner.number("factor"),
@@ -178,7 +180,7 @@ def _dynamic(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
     )
 
 
-def _llama3(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+def _llama3(rope: RopeSpec, inner: ConfigFields, values: ConfigFields) -> RopeSpec:
     return msgspec.structs.replace(
         rope,
         factor=inner.number("factor"),
@@ -188,7 +190,7 @@ def _llama3(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
     )
 
 
-def _yarn(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+def _yarn(rope: RopeSpec, inner: ConfigFields, values: ConfigFields) -> RopeSpec:
     original = _original(inner, values)
     factor = inner.opt_number("factor") or values.count("max_position_embeddings") / original
     return msgspec.structs.replace(
@@ -204,7 +206,7 @@ def _yarn(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
     )
 
 
-def _longrope(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+def _longrope(rope: RopeSpec, inner: ConfigFields, values: ConfigFields) -> RopeSpec:
     original = _original(inner, values)
     factor = inner.opt_number("factor") or values.count("max_position_embeddings") / original
     return msgspec.structs.replace(
@@ -217,7 +219,7 @@ def _longrope(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
     )
 
 
-def _factors(inner: Values, key: str, num: int) -> tuple[float, ...]:
+def _factors(inner: ConfigFields, key: str, num: int) -> tuple[float, ...]:
     value = inner.raw(key)
     good = isinstance(value, list) and all(isinstance(f, int | float) and f > 0 for f in value)
     if not good or len(value) != num:

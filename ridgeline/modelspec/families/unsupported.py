@@ -18,7 +18,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from ridgeline.modelspec.families.build import DTYPES, MAX_EXPERTS
-from ridgeline.modelspec.families.config_fields import Values
+from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.layer_kinds import num_layers
 from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
@@ -63,7 +63,7 @@ def unsupported_spec(config: Mapping[str, Any], *, name: str) -> ModelSpec:
     Raises BadModel that names a field which is missing or has the wrong type.
     """
     given = {key: value for key, value in config.items() if value is not None}
-    values = Values(given, _DEFAULTS, where=f"config.json of {name}")
+    values = ConfigFields(given, _DEFAULTS, where=f"config.json of {name}")
     dtype = values.choice("torch_dtype" if "torch_dtype" in given else _dtype_key(given), DTYPES)
     hidden_size, vocab_size = values.count("hidden_size"), values.count("vocab_size")
     family = str(config["model_type"])
@@ -91,7 +91,7 @@ def _dtype_key(given: Mapping[str, Any]) -> Literal["dtype", "torch_dtype"]:
     return "dtype" if "dtype" in given else "torch_dtype"
 
 
-def _latent_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
+def _latent_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
     """DeepSeek V2 and V3, Kimi K2: the first layers have a dense MLP, the others experts."""
     num, first_routed = num_layers(values), values.whole("first_k_dense_replace")
     attention = _latent_attention(values, fmt)
@@ -110,7 +110,7 @@ def _latent_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
     return (layer,) * num_dense + (routed,) * (num - num_dense)
 
 
-def _latent_attention(values: Values, fmt: Format) -> AttentionSpec:
+def _latent_attention(values: ConfigFields, fmt: Format) -> AttentionSpec:
     hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
     q_rank, kv_rank = values.whole("q_lora_rank"), values.count("kv_lora_rank")
     key_dim, rope_dim = values.count("qk_nope_head_dim"), values.count("qk_rope_head_dim")
@@ -138,7 +138,7 @@ def _latent_attention(values: Values, fmt: Format) -> AttentionSpec:
     )
 
 
-def _gpt_oss_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
+def _gpt_oss_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
     """Even layers see a window, odd ones everything."""
     attention = replace(_attention(values, fmt, bias=True), sinks=True)
     experts = _experts(
@@ -154,7 +154,7 @@ def _gpt_oss_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
     return tuple(full if i % 2 else windowed for i in range(num_layers(values)))
 
 
-def _hunyuan_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
+def _hunyuan_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
     """Cross-layer attention: the first of `cla_share_factor` layers computes and keeps the KV."""
     attention = _attention(values, fmt)
     experts = _experts(
@@ -171,7 +171,7 @@ def _hunyuan_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
     return tuple(shares if i % group else keeps for i in range(num_layers(values)))
 
 
-def _opt_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
+def _opt_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
     mlp = _mlp(values, values.count("ffn_dim"), fmt, bias=True)
     attention = _attention(values, fmt, bias=True)
     attention = replace(attention, rope=replace(attention.rope, dim=0))
@@ -179,7 +179,7 @@ def _opt_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
     return (layer,) * num_layers(values)
 
 
-def _attention(values: Values, fmt: Format, *, bias: bool = False) -> AttentionSpec:
+def _attention(values: ConfigFields, fmt: Format, *, bias: bool = False) -> AttentionSpec:
     hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
     kv_heads = values.opt_count("num_key_value_heads") or heads
     head_dim = values.opt_count("head_dim") or hidden_size // heads
@@ -200,7 +200,7 @@ def _attention(values: Values, fmt: Format, *, bias: bool = False) -> AttentionS
     )
 
 
-def _mlp(values: Values, inner: int, fmt: Format, *, bias: bool = False) -> MlpSpec:
+def _mlp(values: ConfigFields, inner: int, fmt: Format, *, bias: bool = False) -> MlpSpec:
     hidden_size = values.count("hidden_size")
     up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=bias)
     down = LinearSpec(num_out=hidden_size, num_in=inner, format=fmt, bias=bias)
@@ -208,7 +208,7 @@ def _mlp(values: Values, inner: int, fmt: Format, *, bias: bool = False) -> MlpS
 
 
 def _experts(
-    values: Values,
+    values: ConfigFields,
     fmt: Format,
     *,
     inner: int,
@@ -227,7 +227,7 @@ def _experts(
     )
 
 
-_LAYERS: Mapping[str, Callable[[Values, Format], tuple[LayerSpec, ...]]] = MappingProxyType(
+_LAYERS: Mapping[str, Callable[[ConfigFields, Format], tuple[LayerSpec, ...]]] = MappingProxyType(
     {
         "deepseek_v2": _latent_layers,
         "deepseek_v3": _latent_layers,

@@ -28,7 +28,7 @@ import msgspec
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.hardware.machine import rate_at
-from ridgeline.plan.calibration.interference import Positive, Weather
+from ridgeline.plan.calibration.interference import InterferenceTrace, Positive
 
 FORMAT = 1  # of the file
 SERVER = (
@@ -71,7 +71,7 @@ class CalibratedWork(msgspec.Struct, frozen=True, kw_only=True):
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Linear(msgspec.Struct, frozen=True, kw_only=True):
+class ProductTimes(msgspec.Struct, frozen=True, kw_only=True):
     """`weight_s[i]`: seconds per weight that meets `rows[i]` rows, ascending, over and above those
     of the arithmetic at its peak, `row_s` per row.
 
@@ -103,7 +103,7 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True):
         return times[above - 1] * float((times[above] / times[above - 1]) ** share)
 
 
-class Attending(msgspec.Struct, frozen=True):
+class AttentionTimes(msgspec.Struct, frozen=True):
     """Seconds per FLOP of decodes, per byte of KV cache that they read, per FLOP of prompts."""
 
     decode_flop_s: Seconds
@@ -130,7 +130,7 @@ class Overheads(msgspec.Struct, frozen=True):
     begun_s: Seconds = 0.0  # of a sequence in its first step: its request is admitted there
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class ReaderTimes(msgspec.Struct, frozen=True, kw_only=True):
     """What reading costs where an event loop does it: seconds of a step per token that it gives,
     and from asking to the first token, besides its step."""
 
@@ -138,7 +138,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     first_s: float
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class MachineMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the machine, and of those free before a model was loaded."""
 
     total_bytes: int
@@ -171,15 +171,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     peak_flops: dict[str, Positive]
     bandwidth_bytes_s: Annotated[dict[str, Positive], msgspec.Meta(min_length=1)]
     overlap: Positive
-    linears: dict[str, Linear]
-    attention: Attending
+    linears: dict[str, ProductTimes]
+    attention: AttentionTimes
     overheads: Overheads
-    memory: Memory
+    memory: MachineMemory
     tpot_error: float
     ttft_error: float
     dense_dtype: str
     residuals: tuple[Residual, ...] = ()
-    weather: Weather | None = None
+    weather: InterferenceTrace | None = None
 
     def bandwidth(self, set_bytes: float) -> float:
         """Bytes/s for a working set read over and over."""
@@ -204,7 +204,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             calibration=self,
         )
 
-    def priced(self, work: CalibratedWork) -> Priced:
+    def priced(self, work: CalibratedWork) -> StepSeconds:
         """Seconds of one step; its formats are known (`linear`)."""
         memory_s = compute_s = products_s = 0.0
         rate = self.bandwidth(work.weight_set_bytes)
@@ -214,25 +214,25 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             by_compute = part.weights * linear.seconds_per_weight(part.rows)
             memory_s += by_memory
             compute_s += by_compute
-            products_s += joined(by_memory, by_compute, self.overlap)
+            products_s += overlapped(by_memory, by_compute, self.overlap)
         attend, over = self.attention, self.overheads
         read_s = attend.decode_byte_s * work.decode_kv_bytes
         multiplied_s = attend.decode_flop_s * work.decode_flops
-        decode_s = joined(read_s, multiplied_s, self.overlap)
+        decode_s = overlapped(read_s, multiplied_s, self.overlap)
         fresh_s = attend.fresh_flop_s * work.prompt_flops
         layers = self.linears[work.layer_format]
         overhead_s = over.step_s + over.logit_s * work.num_logits
         overhead_s += (over.run_s + over.run_layer_s * work.num_layers) * work.num_runs
         overhead_s += over.begun_s * work.num_begun
         overhead_s += layers.layer_s * work.num_layers + layers.output_s * work.num_outputs
-        return Priced(
+        return StepSeconds(
             memory_s=memory_s + read_s,
             compute_s=compute_s + multiplied_s + fresh_s,
             busy_s=products_s + decode_s + fresh_s,
             overhead_s=overhead_s,
         )
 
-    def linear(self, weight_format: str) -> Linear:
+    def linear(self, weight_format: str) -> ProductTimes:
         """The curve of a weight format; CannotRun for one that was not calibrated."""
         found = self.linears.get(weight_format)
         if found is None:
@@ -251,7 +251,7 @@ class MeasuredDevice(Accelerator, frozen=True, kw_only=True):
     calibration: Calibration
 
 
-class Priced(msgspec.Struct, frozen=True):
+class StepSeconds(msgspec.Struct, frozen=True):
     """Seconds of a step: of memory and of arithmetic alone, of both as they overlap, and of the
     rest."""
 
@@ -261,21 +261,21 @@ class Priced(msgspec.Struct, frozen=True):
     overhead_s: float
 
 
-def joined(a: float, b: float, overlap: float) -> float:
+def overlapped(a: float, b: float, overlap: float) -> float:
     """(a^p + b^p)^(1/p): the sum at p = 1, the larger at infinity."""
     large, small = (a, b) if a >= b else (b, a)
     return large * (1.0 + (small / large) ** overlap) ** (1.0 / overlap) if large > 0 else 0.0
 
 
-def is_of_server(path: Path) -> bool:
+def is_server_calibration(path: Path) -> bool:
     """Whether `calibrate --url` wrote this file; False for what cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Kind).kind == SERVER
+        return msgspec.json.decode(path.read_bytes(), type=_FileKind).kind == SERVER
     except (OSError, msgspec.MsgspecError):
         return False
 
 
-class _Kind(msgspec.Struct):
+class _FileKind(msgspec.Struct):
     kind: str = "engine"
 
 
@@ -284,7 +284,7 @@ def load_calibration(path: Path) -> Calibration:
     CannotRun that it is one of a server."""
     try:
         data = path.read_bytes()
-        if msgspec.json.decode(data, type=_Kind).kind == SERVER:
+        if msgspec.json.decode(data, type=_FileKind).kind == SERVER:
             raise CannotRun(
                 "a calibration of a server tells its own times, not those of steps or other models",
                 value=str(path),

@@ -21,13 +21,13 @@ from scipy.optimize import least_squares  # type: ignore[import-untyped, unused-
 from ridgeline.errors import BadInput
 from ridgeline.plan.calibration.calibration import (
     FORMAT,
-    Attending,
+    AttentionTimes,
     CalibratedWork,
     Calibration,
-    Linear,
-    Memory,
+    MachineMemory,
     Overheads,
-    Reading,
+    ProductTimes,
+    ReaderTimes,
     Residual,
 )
 
@@ -68,7 +68,7 @@ _BEND, _SLOPE, _SHARE = 0.05, 1.0, 1.0
 _SHARE_S = 0.95  # one row, operator by operator, reads at 0.9 to 1.04 (docs/concepts/kernels.md)
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class FitSample(msgspec.Struct, frozen=True, kw_only=True):
     """One measured kind of step: its work, the median of its seconds. `prompt`: no decode in it."""
 
     what: str
@@ -77,7 +77,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     prompt: bool
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What a calibration tells beside the fit. `kernel_ops_s`: by weight format, the peak of the
     very instructions that its kernel multiplies with (2 operations per weight and row)."""
 
@@ -88,29 +88,29 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[str, ...]
     peak_flops: dict[str, float]
     bandwidth_bytes_s: dict[str, float]
-    memory: Memory
+    memory: MachineMemory
     dense_dtype: str
     first_s: float
-    reading: Reading = Reading(token_s=0.0, first_s=0.0)
+    reading: ReaderTimes = ReaderTimes(token_s=0.0, first_s=0.0)
     kernel_ops_s: dict[str, float] = {}
 
 
-def blank(facts: Facts, formats: Sequence[str]) -> Calibration:
+def empty_calibration(facts: CalibrationInputs, formats: Sequence[str]) -> Calibration:
     """A calibration that knows no times yet: for counting work."""
-    unknown = Linear(
+    unknown = ProductTimes(
         rows=(1,), weight_s=(1.0,), row_s=0.0, bandwidth=1.0, layer_s=0.0, output_s=0.0
     )
     return _calibration(facts, [1.0] * len(_TERMS), dict.fromkeys(formats, unknown), 2.0)
 
 
-def fit(samples: Sequence[Sample], facts: Facts) -> Calibration:
+def fit_samples(samples: Sequence[FitSample], facts: CalibrationInputs) -> Calibration:
     """The calibration that explains the samples best. BadInput where they are too few."""
     if len(samples) < LEAST_SAMPLES:
         raise BadInput("too few steps to calibrate with", value=len(samples), limit=LEAST_SAMPLES)
     found = min((_Fit(samples, facts, p) for p in OVERLAPS), key=lambda each: each.cost)
     fitted = found.calibration()
     residuals = tuple(
-        Residual(what=s.what, measured_s=s.seconds, fitted_s=seconds(fitted, s.work))
+        Residual(what=s.what, measured_s=s.seconds, fitted_s=fitted_seconds(fitted, s.work))
         for s in samples
     )
     return msgspec.structs.replace(
@@ -121,14 +121,14 @@ def fit(samples: Sequence[Sample], facts: Facts) -> Calibration:
     )
 
 
-def seconds(calibration: Calibration, work: CalibratedWork) -> float:
+def fitted_seconds(calibration: Calibration, work: CalibratedWork) -> float:
     """What a step takes by a calibration."""
     priced = calibration.priced(work)
     return priced.busy_s + priced.overhead_s
 
 
 def _median_error(
-    residuals: Sequence[Residual], samples: Sequence[Sample], *, prompt: bool
+    residuals: Sequence[Residual], samples: Sequence[FitSample], *, prompt: bool
 ) -> float:
     errors = [
         abs(r.fitted_s / r.measured_s - 1)
@@ -144,7 +144,9 @@ class _Fit:
     each format; all logarithms. `Calibration.priced` is the same arithmetic, one step at a time.
     """
 
-    def __init__(self, samples: Sequence[Sample], facts: Facts, overlap: float) -> None:
+    def __init__(
+        self, samples: Sequence[FitSample], facts: CalibrationInputs, overlap: float
+    ) -> None:
         self._facts, self._overlap = facts, overlap
         self._log_seconds = np.log([sample.seconds for sample in samples])
         self._terms = np.array([_terms_of(s.work) for s in samples])
@@ -163,11 +165,11 @@ class _Fit:
         )
         self.x, self.cost = found.x, float(found.cost)
 
-    def _parts(self, samples: Sequence[Sample], num: int) -> None:
+    def _parts(self, samples: Sequence[FitSample], num: int) -> None:
         """Every matrix product of every sample: log seconds are `_mix` @ x + `_extra`."""
         rows: list[tuple[int, int, float, float, float]] = []
         mixes, extras = [], []
-        counting = blank(self._facts, ())
+        counting = empty_calibration(self._facts, ())
         for i, sample in enumerate(samples):
             rate = counting.bandwidth(sample.work.weight_set_bytes)
             for part in sample.work.products:
@@ -191,7 +193,7 @@ class _Fit:
         peak = self._facts.kernel_ops_s.get(name)
         return 0.0 if peak is None else _PEAK_SHARE * 2 / peak
 
-    def _start(self, samples: Sequence[Sample], num: int) -> Any:
+    def _start(self, samples: Sequence[FitSample], num: int) -> Any:
         """Curves begin at the fullest steps' own time per weight and row."""
         x = np.zeros(num)
         x[: len(_TERMS)] = np.log([term for term, _ in _TERMS.values()])
@@ -263,7 +265,7 @@ class _Fit:
     def calibration(self) -> Calibration:
         values = np.exp(self.x).tolist()
         linears = {
-            name: Linear(
+            name: ProductTimes(
                 rows=rows,
                 weight_s=tuple(values[self._first[name] + 1 : self._first[name] + 1 + len(rows)]),
                 row_s=self._row_s(name),
@@ -312,7 +314,7 @@ def _between(knots: tuple[int, ...], rows: float) -> tuple[int, int, float, floa
     return above - 1, above, math.log(rows / low) / math.log(high / low), 0.0
 
 
-def _knots_of(samples: Sequence[Sample]) -> dict[str, tuple[int, ...]]:
+def _knots_of(samples: Sequence[FitSample]) -> dict[str, tuple[int, ...]]:
     """Per format: the knots near which something was measured."""
     met: dict[str, set[int]] = {}
     for sample in samples:
@@ -322,7 +324,7 @@ def _knots_of(samples: Sequence[Sample]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(sorted(rows)) for name, rows in sorted(met.items())}
 
 
-def _per_row(samples: Sequence[Sample], name: str) -> float:
+def _per_row(samples: Sequence[FitSample], name: str) -> float:
     """Seconds per weight and row of a format's best steps, all of the step charged to it."""
     return min(
         s.seconds / (sum(part.weights for part in s.work.products) * part.rows)
@@ -333,7 +335,10 @@ def _per_row(samples: Sequence[Sample], name: str) -> float:
 
 
 def _calibration(
-    facts: Facts, terms: Sequence[float], linears: dict[str, Linear], overlap: float
+    facts: CalibrationInputs,
+    terms: Sequence[float],
+    linears: dict[str, ProductTimes],
+    overlap: float,
 ) -> Calibration:
     named = dict(zip(_TERMS, terms, strict=True))
     names, end = list(_TERMS), _NUM_OVERHEADS + _NUM_ATTENDING
@@ -358,7 +363,7 @@ def _calibration(
         bandwidth_bytes_s=facts.bandwidth_bytes_s,
         overlap=overlap,
         linears=linears,
-        attention=Attending(**attending),
+        attention=AttentionTimes(**attending),
         overheads=Overheads(
             **overheads,
             first_s=facts.first_s,

@@ -12,7 +12,7 @@ own. What lasts long in it, lasts long on the virtual clock: no distribution has
 a fit is off everywhere under load (its steps were measured one kind at a time) is in it too.
 
 It tells the machine as it was for some seconds, which may be its worst minute: so each seed draws
-how much of it there is (`Sky`). Two things that a recording of seconds cannot tell are drawn
+how much of it there is (`InterferenceSampler`). Two things that a recording of seconds cannot tell are drawn
 beside it: the machine's mood, which lasts for minutes, from how the calibration's own passes over
 the same steps differed; and how far off the fit is for a mix that it was not fitted to, from how
 far off it is for single kinds of steps.
@@ -38,7 +38,7 @@ _STEPS = (0.8566748838545029, 0.733891856627126, 0.6287067210378087, 0.538597257
 unreasonable effectiveness of quasirandom sequences")."""
 
 
-class Busy(msgspec.Struct, frozen=True, kw_only=True):
+class LoadedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step under load: when it began, and the seconds until the next one could."""
 
     at_s: float
@@ -51,7 +51,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Slowness = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
 
 
-class Weather(msgspec.Struct, frozen=True, kw_only=True):
+class InterferenceTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Slowness (1: as fitted) by bins of `bin_s`: of steps that only decode, and of others.
 
     `moods`: of passes over the same steps, seconds over those of the mean one. `misfits`: of
@@ -70,7 +70,7 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
         return self.bin_s * len(self.decode)
 
 
-class Sky:
+class InterferenceSampler:
     """A recording that is played from one place on, at one level.
 
     `level`: from 0, the machine at its best, which is what the fit tells, to 1, as it was recorded
@@ -80,7 +80,7 @@ class Sky:
     """
 
     def __init__(
-        self, weather: Weather, seed: int, replica: int, level: float | None = None
+        self, weather: InterferenceTrace, seed: int, replica: int, level: float | None = None
     ) -> None:
         rng = np.random.default_rng((seed, replica))
         self._per_s = 1 / weather.bin_s
@@ -112,14 +112,14 @@ def _pick(values: Sequence[float], share: float) -> float:
     return sorted(values)[int(share * len(values))] if values else 1.0
 
 
-def is_fresh(shapes: Shapes) -> bool:
+def has_prompt(shapes: Shapes) -> bool:
     """Whether a step computes any prompt."""
     return any(new != 1 for new, _ in shapes)
 
 
-def recorded(
-    windows: Iterable[Sequence[Busy]], fitted_s: Callable[[Shapes, int], float]
-) -> Weather | None:
+def record_interference(
+    windows: Iterable[Sequence[LoadedStep]], fitted_s: Callable[[Shapes, int], float]
+) -> InterferenceTrace | None:
     """Windows one after the other; None where too little was seen of either kind of step.
 
     A bin is the seconds of its steps over the fitted ones; one without steps of a kind is as the
@@ -129,16 +129,18 @@ def recorded(
     prompt: list[float] = []
     for steps in windows:
         for values, fresh in ((decode, False), (prompt, True)):
-            values += _binned([s for s in steps if is_fresh(s.shapes) == fresh], steps, fitted_s)
+            values += _binned([s for s in steps if has_prompt(s.shapes) == fresh], steps, fitted_s)
     if min(len(decode), len(prompt)) < LEAST_BINS:
         return None
     if any(math.isnan(values[-1]) for values in (decode, prompt)):
         return None
-    return Weather(bin_s=BIN_S, decode=_carried(decode), prompt=_carried(prompt))
+    return InterferenceTrace(bin_s=BIN_S, decode=_carried(decode), prompt=_carried(prompt))
 
 
 def _binned(
-    steps: Sequence[Busy], every: Sequence[Busy], fitted_s: Callable[[Shapes, int], float]
+    steps: Sequence[LoadedStep],
+    every: Sequence[LoadedStep],
+    fitted_s: Callable[[Shapes, int], float],
 ) -> list[float]:
     """Slowness by bin over the whole window of `every`; nan where there were no such steps."""
     if not every:

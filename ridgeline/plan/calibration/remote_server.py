@@ -38,14 +38,14 @@ TELLING = 2.0  # standard errors that a term must be away from 0
 _LEAST_SCATTER = 0.02
 
 
-class Prompted(msgspec.Struct, frozen=True):
+class PromptSample(msgspec.Struct, frozen=True):
     """A prompt to the idle server: tokens, seconds to the first one of the answer (a median)."""
 
     tokens: int
     ttft_s: float
 
 
-class Decoded(msgspec.Struct, frozen=True):
+class DecodeSample(msgspec.Struct, frozen=True):
     """`batch` answers at once behind `context` tokens each: seconds per token (a median)."""
 
     batch: int
@@ -53,7 +53,7 @@ class Decoded(msgspec.Struct, frozen=True):
     tpot_s: float
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class ServerRuns(msgspec.Struct, frozen=True, kw_only=True):
     """What the file tells beside the fit."""
 
     server: str
@@ -64,7 +64,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[str, ...]
 
 
-class Served(About, frozen=True, kw_only=True):
+class ServerTimes(ServerRuns, frozen=True, kw_only=True):
     """See the head of this file; written and read as JSON. `*_error`: median relative errors to
     expect: TTFT's of the fit, TPOT's of each batch told from its neighbours."""
 
@@ -90,7 +90,7 @@ class Served(About, frozen=True, kw_only=True):
         return curve(self.batches, self.curve_s, batch) + self.by_context_s * batch * context
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ServerPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction for a server; milliseconds, tokens per second, 80 % intervals."""
 
     ttft_ms: float
@@ -113,14 +113,16 @@ def curve(batches: Sequence[int], seconds: Sequence[float], batch: float) -> flo
 # ---- the fit -----------------------------------------------------------------------------------
 
 
-def fit_served(prompts: Sequence[Prompted], decodes: Sequence[Decoded], about: About) -> Served:
+def fit_server_times(
+    prompts: Sequence[PromptSample], decodes: Sequence[DecodeSample], about: ServerRuns
+) -> ServerTimes:
     """The terms that the measurements tell. BadInput where they are too few for any."""
     _require_enough(prompts, decodes)
     unknown = dict(NOT_FROM_OUTSIDE)
     base_s, by_token_s, by_pair_s = _fit_prompts(prompts, unknown)
     by_context_s = _fit_context(decodes, unknown)
     batches, seconds = _curve_of(decodes, by_context_s)
-    found = Served(
+    found = ServerTimes(
         version=FORMAT,
         **msgspec.structs.asdict(about),
         base_s=base_s,
@@ -152,7 +154,7 @@ NOT_FROM_OUTSIDE = {
 }
 
 
-def _require_enough(prompts: Sequence[Prompted], decodes: Sequence[Decoded]) -> None:
+def _require_enough(prompts: Sequence[PromptSample], decodes: Sequence[DecodeSample]) -> None:
     lengths, batches = {p.tokens for p in prompts}, {d.batch for d in decodes}
     if len(lengths) < LEAST_LENGTHS:
         raise BadInput(
@@ -171,7 +173,7 @@ def _require_enough(prompts: Sequence[Prompted], decodes: Sequence[Decoded]) -> 
 
 
 def _fit_prompts(
-    prompts: Sequence[Prompted], unknown: dict[str, str]
+    prompts: Sequence[PromptSample], unknown: dict[str, str]
 ) -> tuple[float, float, float]:
     """Relative least squares, no negative terms; the square only where it is told apart."""
     n = np.array([float(p.tokens) for p in prompts])
@@ -187,7 +189,7 @@ def _fit_prompts(
     return float(found[0]), float(found[1]), 0.0
 
 
-def _fit_context(decodes: Sequence[Decoded], unknown: dict[str, str]) -> float:
+def _fit_context(decodes: Sequence[DecodeSample], unknown: dict[str, str]) -> float:
     """Seconds per token of context that a decode step reads, over pairs of equal batches."""
     groups = {d.batch: [e for e in decodes if e.batch == d.batch] for d in decodes}
     pairs = [
@@ -202,7 +204,7 @@ def _fit_context(decodes: Sequence[Decoded], unknown: dict[str, str]) -> float:
 
 
 def _curve_of(
-    decodes: Sequence[Decoded], by_context_s: float
+    decodes: Sequence[DecodeSample], by_context_s: float
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """At every batch: what is left when the context's share is taken off; never below a tenth."""
     batches = sorted({d.batch for d in decodes})
@@ -217,7 +219,7 @@ def _curve_of(
     return tuple(batches), tuple(seconds)
 
 
-def _left_out(decodes: Sequence[Decoded], by_context_s: float) -> list[float]:
+def _left_out(decodes: Sequence[DecodeSample], by_context_s: float) -> list[float]:
     """Relative errors of each batch between others, told by a curve without it."""
     batches, seconds = _curve_of(decodes, by_context_s)
     errors = []
@@ -239,7 +241,7 @@ def _telling(columns: Sequence[np.ndarray], seconds: np.ndarray) -> list[bool]:
 
 
 def _residuals(
-    found: Served, prompts: Sequence[Prompted], decodes: Sequence[Decoded]
+    found: ServerTimes, prompts: Sequence[PromptSample], decodes: Sequence[DecodeSample]
 ) -> list[Residual]:
     first = [
         Residual(what=f"prompt of {p.tokens}", measured_s=p.ttft_s, fitted_s=found.ttft_s(p.tokens))
@@ -259,7 +261,7 @@ def _residuals(
 # ---- answers -----------------------------------------------------------------------------------
 
 
-def predict_served(served: Served, isl: int, osl: int, batch: int) -> Told:
+def predict_server_times(served: ServerTimes, isl: int, osl: int, batch: int) -> ServerPrediction:
     """A closed loop of `batch` clients. CannotRun for what the calibration cannot know."""
     for name, value in (("isl", isl), ("osl", osl), ("batch", batch)):
         if value < 1:
@@ -271,7 +273,7 @@ def predict_served(served: Served, isl: int, osl: int, batch: int) -> Told:
     tpot_s = decode_s + wait_s
     ttft_s += decode_s if batch > 1 else 0.0  # the step that is under way when it comes
     rate = batch * osl / (ttft_s + wait_s + (osl - 1) * tpot_s)
-    return Told(
+    return ServerPrediction(
         ttft_ms=1000 * ttft_s,
         tpot_ms=1000 * tpot_s,
         decode_ms=1000 * decode_s,
@@ -284,7 +286,7 @@ def predict_served(served: Served, isl: int, osl: int, batch: int) -> Told:
     )
 
 
-def _require_within(served: Served, isl: int, osl: int, batch: int) -> None:
+def _require_within(served: ServerTimes, isl: int, osl: int, batch: int) -> None:
     """Between the measurements there is a line, beyond them a guess."""
     asked = (
         ("prompts", isl, float(served.longest_prompt)),
@@ -301,9 +303,9 @@ def _require_within(served: Served, isl: int, osl: int, batch: int) -> None:
             )
 
 
-def load_served(path: Path) -> Served:
+def load_server_times(path: Path) -> ServerTimes:
     """Read a file that `ridgeline calibrate --url` wrote. BadInput says what is wrong with it."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Served)
+        return msgspec.json.decode(path.read_bytes(), type=ServerTimes)
     except (OSError, msgspec.MsgspecError) as error:
         raise BadInput("cannot read the calibration", value=str(path), fix=str(error)) from None

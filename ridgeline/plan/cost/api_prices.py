@@ -46,7 +46,7 @@ class ApiPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     note: str = ""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class ApiUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it is billed. `prefix` tokens of the prompt are shared with others and found in
     the cache by `hit_rate` of the requests; `num_prefixes` such prefixes are kept for `rate`
     requests per second in all. `batch`: sent to the batch interface. `long_lived`: written for an
@@ -129,7 +129,7 @@ def check_fresh(name: str, as_of: str, today: date, *, accept_stale: bool) -> st
     )
 
 
-def request_cost(price: ApiPrice, usage: Usage) -> RequestCost:
+def request_cost(price: ApiPrice, usage: ApiUsage) -> RequestCost:
     """USD of one mean request."""
     caches = usage.prefix >= max(1, price.min_prefix_tokens) and price.cached_read_share < 1
     prefix = usage.prefix if caches else 0
@@ -145,19 +145,19 @@ def request_cost(price: ApiPrice, usage: Usage) -> RequestCost:
     )
 
 
-def _write_share(price: ApiPrice, usage: Usage) -> float:
+def _write_share(price: ApiPrice, usage: ApiUsage) -> float:
     if usage.long_lived and price.long_write_share is not None:
         return price.long_write_share
     return price.cache_write_share
 
 
-def _storage(price: ApiPrice, usage: Usage, prefix: int) -> float:
+def _storage(price: ApiPrice, usage: ApiUsage, prefix: int) -> float:
     """Every kept prefix, shared by all requests of the hour."""
     per_hour = usage.num_prefixes * prefix * price.storage_per_hour / MILLION
     return per_hour / (usage.rate * 3600)
 
 
-def reuses_to_pay(price: ApiPrice, *, long_lived: bool = False) -> int:
+def break_even_reuses(price: ApiPrice, *, long_lived: bool = False) -> int:
     """How often a prefix must be read again for caching it to pay; storage apart."""
     extra = (price.long_write_share or price.cache_write_share) if long_lived else None
     write = price.cache_write_share if extra is None else extra
@@ -166,6 +166,6 @@ def reuses_to_pay(price: ApiPrice, *, long_lived: bool = False) -> int:
     return max(1, math.ceil((write - 1) / (1 - price.cached_read_share)))
 
 
-def reads_per_hour_to_pay(price: ApiPrice) -> float:
+def break_even_reads_per_hour(price: ApiPrice) -> float:
     """Reads per hour above which a stored prefix pays for its storage."""
     return price.storage_per_hour / (price.input * (1 - price.cached_read_share))

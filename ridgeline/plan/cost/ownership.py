@@ -20,7 +20,7 @@ from ridgeline.records.price import HOUR_S
 HOURS_PER_YEAR = 8760
 
 
-class Owned(msgspec.Struct, frozen=True, kw_only=True):
+class OwnedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device that was bought. `watts` under load, host included; `upkeep_per_hour` the rest."""
 
     dollars: float
@@ -45,7 +45,7 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
         return self.dollars / (self.years * HOURS_PER_YEAR) + power + self.upkeep_per_hour
 
 
-class Spot(msgspec.Struct, frozen=True, kw_only=True):
+class SpotDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device that may be taken away: `lost_s` of its work and of starting again each time."""
 
     price: float

@@ -54,7 +54,7 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cluster: tuple[_Cluster, ...]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ManifestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the user says of the place; None: what is known."""
 
     cluster: str = DEFAULT_CLUSTER
@@ -63,7 +63,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     node_label: str | None = None
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class DeploymentTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Where a fleet runs: `label` = `value` on every node of it; `resource` is one device.
 
     `ray_image` None: no image of Ray with an LLM engine is known for the vendor's devices.
@@ -76,7 +76,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     ray_image: str | None
 
 
-def place(device: Accelerator, asked: Asked) -> Place:
+def resolve_target(device: Accelerator, asked: ManifestOptions) -> DeploymentTarget:
     """Raises BadInput for an image or a label that is not one, CannotRun where none is known."""
     known = _known()
     if asked.cluster not in cluster_names():
@@ -90,16 +90,16 @@ def place(device: Accelerator, asked: Asked) -> Place:
             fix="leave out --manifests, or choose another --device",
         )
     label, value = _node(device, asked, known.cluster)
-    return Place(
+    return DeploymentTarget(
         label=label,
         value=value,
         resource=image.resource,
-        image=pinned(asked.image or image.vllm),
-        ray_image=pinned(asked.ray_image) if asked.ray_image else image.ray,
+        image=require_pinned(asked.image or image.vllm),
+        ray_image=require_pinned(asked.ray_image) if asked.ray_image else image.ray,
     )
 
 
-def pinned(image: str) -> str:
+def require_pinned(image: str) -> str:
     """The image as given. BadInput where its name does not say which one it is for good."""
     found = _IMAGE.fullmatch(image)
     tag, digest = (found["tag"], found["digest"]) if found else (None, None)
@@ -117,7 +117,9 @@ def cluster_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.name for row in _known().cluster))
 
 
-def _node(device: Accelerator, asked: Asked, clusters: Sequence[_Cluster]) -> tuple[str, str]:
+def _node(
+    device: Accelerator, asked: ManifestOptions, clusters: Sequence[_Cluster]
+) -> tuple[str, str]:
     if asked.node_label is not None:
         key, _, value = asked.node_label.partition("=")
         if not (_LABEL.fullmatch(key) and _VALUE.fullmatch(value)):

@@ -21,7 +21,7 @@ _BITS = MappingProxyType({"int8": 8, "int4": 4})
 _FP8 = "float8_e4m3"
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is started, and where. `model`: a folder, or a name on Hugging Face's hub (`on_hub`);
     `stored`: the format of its weights as they are."""
 
@@ -42,27 +42,27 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
         return [f"hf download {self.model} --local-dir {self.folder}"] if self.on_hub else []
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchCommand(msgspec.Struct, frozen=True, kw_only=True):
     """`first`: lines that are run, or read, before it."""
 
     words: list[str]
     first: list[str] = []
 
 
-class NoCommand(Exception):
+class CannotLaunch(Exception):
     """Why there is none."""
 
 
-def commands(start: Start) -> dict[str, str]:
+def launch_commands(start: LaunchPlan) -> dict[str, str]:
     """Engine name → the command of one replica, a line each; or a comment that says why there is
     none."""
     return {name: _told(command_of, start) for name, command_of in _ENGINES.items()}
 
 
-def _told(command_of: Callable[[Start], Command], start: Start) -> str:
+def _told(command_of: Callable[[LaunchPlan], LaunchCommand], start: LaunchPlan) -> str:
     try:
         command = command_of(start)
-    except NoCommand as reason:
+    except CannotLaunch as reason:
         return f"# {reason}"
     return "\n".join([*command.first, " ".join(command.words)])
 
@@ -70,17 +70,17 @@ def _told(command_of: Callable[[Start], Command], start: Start) -> str:
 # ---- engines -----------------------------------------------------------------------------------
 
 
-def _ridgeline(start: Start) -> Command:
+def _ridgeline(start: LaunchPlan) -> LaunchCommand:
     each, weights, kv = start.each, start.each.weight_dtype, start.each.kv_dtype
     if each.layout.num_devices > 1:
         number = each.layout.num_devices
-        raise NoCommand(f"Ridgeline runs on one device; this replica takes {number}")
+        raise CannotLaunch(f"Ridgeline runs on one device; this replica takes {number}")
     if weights not in (*_WIDE, *_BITS):
-        raise NoCommand(f"Ridgeline has no kernels for {weights} weights")
+        raise CannotLaunch(f"Ridgeline has no kernels for {weights} weights")
     if kv == _FP8:
-        raise NoCommand("Ridgeline has no fp8 KV cache; int8 takes as little: --kv-dtype int8")
+        raise CannotLaunch("Ridgeline has no fp8 KV cache; int8 takes as little: --kv-dtype int8")
     if start.device.vendor != "NVIDIA" and start.device.kind != "cpu":
-        raise NoCommand(f"Ridgeline runs on CPUs and CUDA devices, not on {start.device.name}")
+        raise CannotLaunch(f"Ridgeline runs on CPUs and CUDA devices, not on {start.device.name}")
     words = ["ridgeline", "serve", start.folder]
     words += ["--device", "cpu" if start.device.kind == "cpu" else "cuda"]
     if weights != start.stored:
@@ -88,15 +88,15 @@ def _ridgeline(start: Start) -> Command:
     words += ["--kv-cache-dtype", kv] if kv != weights else []
     words += ["--max-model-len", str(start.max_model_len), "--max-num-seqs", str(each.seats)]
     words += ["--max-num-batched-tokens", str(each.max_num_batched_tokens)]
-    return Command(first=start.download, words=words)
+    return LaunchCommand(first=start.download, words=words)
 
 
-def vllm_command(start: Start) -> Command:
+def vllm_command(start: LaunchPlan) -> LaunchCommand:
     """Raises NoCommand."""
     each, layout = start.each, start.each.layout
     first, model, words = _weights("vLLM", start)
     if each.kv_dtype == "int8":
-        raise NoCommand("vLLM has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
+        raise CannotLaunch("vLLM has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
     words += ["--kv-cache-dtype", "fp8"] if each.kv_dtype == _FP8 else []
     words += _split("--tensor-parallel-size", layout.tp)
     words += _split("--pipeline-parallel-size", layout.pp)
@@ -105,14 +105,14 @@ def vllm_command(start: Start) -> Command:
     sizes = ["--max-model-len", str(start.max_model_len), "--max-num-seqs", str(each.seats)]
     sizes += ["--max-num-batched-tokens", str(each.max_num_batched_tokens)]
     sizes += ["--gpu-memory-utilization", "0.9"]
-    return Command(first=first, words=["vllm", "serve", model, *sizes, *words])
+    return LaunchCommand(first=first, words=["vllm", "serve", model, *sizes, *words])
 
 
-def _sglang(start: Start) -> Command:
+def _sglang(start: LaunchPlan) -> LaunchCommand:
     each, layout = start.each, start.each.layout
     first, model, words = _weights("SGLang", start)
     if each.kv_dtype == "int8":
-        raise NoCommand("SGLang has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
+        raise CannotLaunch("SGLang has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
     words += ["--kv-cache-dtype", "fp8_e4m3"] if each.kv_dtype == _FP8 else []
     tp = layout.tp * layout.num_attention  # SGLang counts all devices of a stage as tp
     words += _split("--tp-size", tp) + _split("--pp-size", layout.pp)
@@ -123,15 +123,15 @@ def _sglang(start: Start) -> Command:
     sizes = ["--context-length", str(start.max_model_len)]
     sizes += ["--max-running-requests", str(each.seats)]
     sizes += ["--chunked-prefill-size", str(each.max_num_batched_tokens)]
-    return Command(first=first, words=[*head, *sizes, *words, "--mem-fraction-static", "0.9"])
+    return LaunchCommand(first=first, words=[*head, *sizes, *words, "--mem-fraction-static", "0.9"])
 
 
-def _weights(engine: str, start: Start) -> tuple[list[str], str, list[str]]:
+def _weights(engine: str, start: LaunchPlan) -> tuple[list[str], str, list[str]]:
     """For vLLM and SGLang, which name formats alike: what is done first, the model that is then
     served, and the flags for its format."""
     weights = start.each.weight_dtype
     if start.device.kind not in ("gpu", "tpu", "npu"):
-        raise NoCommand(f"no command of {engine} is known here for {start.device.name}")
+        raise CannotLaunch(f"no command of {engine} is known here for {start.device.name}")
     if weights == start.stored:
         return [], start.model, []
     if weights in _WIDE:
@@ -139,7 +139,7 @@ def _weights(engine: str, start: Start) -> tuple[list[str], str, list[str]]:
     if weights == _FP8:
         return [], start.model, ["--quantization", "fp8"]
     if weights not in _BITS:
-        raise NoCommand(f"{engine} takes {weights} weights as they are stored; these are not")
+        raise CannotLaunch(f"{engine} takes {weights} weights as they are stored; these are not")
     made = f"{start.folder}-{weights}"
     make = f"ridgeline quantize {start.folder} --method gptq --bits {_BITS[weights]}"
     return [*start.download, f"{make} --format compressed-tensors -o {made}"], made, []
@@ -150,20 +150,22 @@ def _split(flag: str, number: int) -> list[str]:
     return [flag, str(number)] if number > 1 else []
 
 
-def _trtllm(start: Start) -> Command:
+def _trtllm(start: LaunchPlan) -> LaunchCommand:
     each, layout, weights = start.each, start.each.layout, start.each.weight_dtype
     if start.device.vendor != "NVIDIA":
-        raise NoCommand(f"TensorRT-LLM does not run on {start.device.name}")
+        raise CannotLaunch(f"TensorRT-LLM does not run on {start.device.name}")
     if layout.num_attention > 1:
-        raise NoCommand("trtllm-serve: attention data parallelism is set in its YAML options")
+        raise CannotLaunch("trtllm-serve: attention data parallelism is set in its YAML options")
     if each.kv_dtype == "int8":
-        raise NoCommand("trtllm-serve: no flag for an int8 KV cache is known; --kv-dtype fp8")
+        raise CannotLaunch("trtllm-serve: no flag for an int8 KV cache is known; --kv-dtype fp8")
     first, model = [], start.model
     if weights != start.stored and weights == _FP8:
         model = f"{start.folder}-fp8"
         first = [f"# {model}: made from {start.model} by TensorRT Model Optimizer"]
     elif weights != start.stored and weights not in _WIDE:
-        raise NoCommand(f"TensorRT-LLM takes {weights} weights as they are stored; these are not")
+        raise CannotLaunch(
+            f"TensorRT-LLM takes {weights} weights as they are stored; these are not"
+        )
     words = ["trtllm-serve", model, "--max_seq_len", str(start.max_model_len)]
     words += ["--max_batch_size", str(each.seats)]
     words += ["--max_num_tokens", str(each.max_num_batched_tokens)]
@@ -171,9 +173,9 @@ def _trtllm(start: Start) -> Command:
     words += _split("--ep_size", layout.ep)
     words += ["--kv_cache_dtype", "fp8"] if each.kv_dtype == _FP8 else []
     words += ["--kv_cache_free_gpu_memory_fraction", "0.9"]
-    return Command(first=first, words=words)
+    return LaunchCommand(first=first, words=words)
 
 
-_ENGINES: Mapping[str, Callable[[Start], Command]] = MappingProxyType(
+_ENGINES: Mapping[str, Callable[[LaunchPlan], LaunchCommand]] = MappingProxyType(
     {"ridgeline": _ridgeline, "vllm": vllm_command, "tensorrt-llm": _trtllm, "sglang": _sglang}
 )

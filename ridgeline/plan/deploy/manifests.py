@@ -20,8 +20,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from ridgeline.plan.deploy.clusters import Place
-from ridgeline.plan.deploy.launch import Command, NoCommand, Start, vllm_command
+from ridgeline.plan.deploy.clusters import DeploymentTarget
+from ridgeline.plan.deploy.launch import CannotLaunch, LaunchCommand, LaunchPlan, vllm_command
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES
 
 GIB = 1 << 30
@@ -33,19 +33,19 @@ DRAIN_S = 15  # until load balancers have heard that a pod goes
 GRACE_S = 120
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class Manifests(msgspec.Struct, frozen=True, kw_only=True):
     """`files`: name → text. `left_out`: name → why there is none."""
 
     files: dict[str, str]
     left_out: dict[str, str]
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+class FleetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What is written down. `weight_bytes`: of the whole model, as it is downloaded."""
 
-    start: Start
-    place: Place
-    command: Command
+    start: LaunchPlan
+    place: DeploymentTarget
+    command: LaunchCommand
     weight_bytes: float
     promise: str
 
@@ -75,14 +75,16 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return 600 + math.ceil(self.weight_bytes / DOWNLOAD_BYTES_S / 60) * 60
 
 
-def manifests(start: Start, place: Place, weight_bytes: float, promise: str) -> Written:
+def render_manifests(
+    start: LaunchPlan, place: DeploymentTarget, weight_bytes: float, promise: str
+) -> Manifests:
     """All that can be written of the winner."""
     files, left_out = {}, {}
     for name, write in _WRITERS.items():
         try:
             command = vllm_command(start)
             files[name] = write(
-                Fleet(
+                FleetManifest(
                     start=start,
                     place=place,
                     command=command,
@@ -90,19 +92,19 @@ def manifests(start: Start, place: Place, weight_bytes: float, promise: str) -> 
                     promise=promise,
                 )
             )
-        except NoCommand as reason:
+        except CannotLaunch as reason:
             left_out[name] = str(reason)
-    return Written(files=files, left_out=left_out)
+    return Manifests(files=files, left_out=left_out)
 
 
 # ---- Kubernetes --------------------------------------------------------------------------------
 
 
-def kubernetes(fleet: Fleet) -> str:
+def render_kubernetes(fleet: FleetManifest) -> str:
     """A Deployment, the Service before it, and a disruption budget."""
     each = fleet.start.each
     if each.layout.num_devices > NODE_DEVICES:
-        raise NoCommand(
+        raise CannotLaunch(
             f"a replica takes {each.layout.num_devices} devices on several nodes, a Deployment's "
             "pod lies on one: use the RayService, or a LeaderWorkerSet"
         )
@@ -135,7 +137,7 @@ spec:
 {_budget(fleet)}"""
 
 
-def _head(fleet: Fleet) -> str:
+def _head(fleet: FleetManifest) -> str:
     """What this is of, and what is done first: the pods must then see the result."""
     each = fleet.start.each
     lines = [
@@ -150,7 +152,7 @@ def _head(fleet: Fleet) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _labels(fleet: Fleet) -> str:
+def _labels(fleet: FleetManifest) -> str:
     return f"app.kubernetes.io/name: {fleet.name}, app.kubernetes.io/component: engine"
 
 
@@ -164,7 +166,7 @@ def _strategy(num_replicas: int) -> str:
     )
 
 
-def _where(fleet: Fleet) -> str:
+def _where(fleet: FleetManifest) -> str:
     place = fleet.place
     return (
         f"nodeSelector:\n  {place.label}: {place.value}\n"
@@ -173,7 +175,7 @@ def _where(fleet: Fleet) -> str:
     )
 
 
-def _container(fleet: Fleet) -> str:
+def _container(fleet: FleetManifest) -> str:
     words = "".join(f'    - "{word}"\n' for word in fleet.command.words[2:])
     each = fleet.start.each
     return f"""- name: engine  # one replica on {each.layout.num_devices} x {each.device}
@@ -212,7 +214,7 @@ def _environment() -> str:
 """
 
 
-def _resources(fleet: Fleet) -> str:
+def _resources(fleet: FleetManifest) -> str:
     """Cores and memory of the host: a start, measure and set them."""
     cpus = CPUS + CPUS_PER_DEVICE * fleet.devices
     host = HOST_GIB + HOST_GIB_PER_DEVICE * fleet.devices + fleet.shm_gib
@@ -236,7 +238,7 @@ def _mounts() -> str:
 """
 
 
-def _volumes(fleet: Fleet) -> str:
+def _volumes(fleet: FleetManifest) -> str:
     return f"""volumes:
   - name: cache  # weights; a volume claim in its place keeps them over restarts
     emptyDir: {{sizeLimit: {fleet.cache_gib}Gi}}
@@ -245,7 +247,7 @@ def _volumes(fleet: Fleet) -> str:
 """
 
 
-def _service(fleet: Fleet) -> str:
+def _service(fleet: FleetManifest) -> str:
     return f"""apiVersion: v1
 kind: Service
 metadata:
@@ -258,7 +260,7 @@ spec:
 """
 
 
-def _budget(fleet: Fleet) -> str:
+def _budget(fleet: FleetManifest) -> str:
     """One at a time: with a single replica too, or its node could never be drained."""
     return f"""apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -274,16 +276,16 @@ spec:
 # ---- Ray ---------------------------------------------------------------------------------------
 
 
-def ray_serve(fleet: Fleet) -> str:
+def render_ray_serve(fleet: FleetManifest) -> str:
     """A Ray Serve LLM configuration for `serve run`, on a cluster that is there."""
     return _head(fleet) + _application(fleet)
 
 
-def _application(fleet: Fleet) -> str:
+def _application(fleet: FleetManifest) -> str:
     start = fleet.start
     layout = start.each.layout
     if layout.num_attention > 1:
-        raise NoCommand("Ray Serve: attention data parallelism has its own builder")
+        raise CannotLaunch("Ray Serve: attention data parallelism has its own builder")
     arguments = "".join(f"            {k}: {v}\n" for k, v in _engine_arguments(fleet).items())
     return f"""applications:
   - name: llm
@@ -301,7 +303,7 @@ def _application(fleet: Fleet) -> str:
 {arguments}"""
 
 
-def _engine_arguments(fleet: Fleet) -> dict[str, object]:
+def _engine_arguments(fleet: FleetManifest) -> dict[str, object]:
     start, words = fleet.start, fleet.command.words
     layout = start.each.layout
     told: dict[str, object] = {
@@ -319,12 +321,12 @@ def _engine_arguments(fleet: Fleet) -> dict[str, object]:
     return told
 
 
-def ray_service(fleet: Fleet) -> str:
+def render_ray_service(fleet: FleetManifest) -> str:
     """KubeRay: a Ray cluster on the planned devices, and the application on it."""
     image = fleet.place.ray_image
     if image is None:
         vendor = fleet.start.device.vendor
-        raise NoCommand(f"no image of Ray for devices of {vendor} is known: --ray-image")
+        raise CannotLaunch(f"no image of Ray for devices of {vendor} is known: --ray-image")
     each = fleet.start.each
     nodes = each.num_replicas * math.ceil(each.layout.num_devices / NODE_DEVICES)
     application = indent(_application(fleet), "    ")
@@ -371,6 +373,10 @@ def _ray_version(image: str) -> str:
     return f'    rayVersion: "{found[1]}"\n' if found else ""
 
 
-_WRITERS: Mapping[str, Callable[[Fleet], str]] = MappingProxyType(
-    {"kubernetes.yaml": kubernetes, "ray-serve.yaml": ray_serve, "ray-service.yaml": ray_service}
+_WRITERS: Mapping[str, Callable[[FleetManifest], str]] = MappingProxyType(
+    {
+        "kubernetes.yaml": render_kubernetes,
+        "ray-serve.yaml": render_ray_serve,
+        "ray-service.yaml": render_ray_service,
+    }
 )

@@ -87,7 +87,7 @@ def wait_mean(rate: float, service_s: float, cv2: float = 0.0) -> float:
     return math.inf if rho >= 1 else rho * service_s * (1 + cv2) / (2 * (1 - rho))
 
 
-def meets(slo: Slo, ttft_s: float, tpot_s: float, osl: int) -> bool:
+def meets_slo(slo: Slo, ttft_s: float, tpot_s: float, osl: int) -> bool:
     """Whether latencies keep every limit of the promise; answers of one token have no TPOT."""
     e2e_s = ttft_s + (osl - 1) * tpot_s
     return not slo.misses(ttft_s, tpot_s if osl > 1 else None, e2e_s)

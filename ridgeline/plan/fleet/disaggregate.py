@@ -19,17 +19,17 @@ from collections.abc import Iterator
 import msgspec
 
 from ridgeline.plan.fleet.demand import Demand, wait_quantile
-from ridgeline.plan.fleet.search import Candidate, batches
-from ridgeline.plan.step_time.memory import MemoryAsked, memory
+from ridgeline.plan.fleet.search import Candidate, batch_sizes
+from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import NETWORK_BYTES_S
-from ridgeline.plan.step_time.predict import Point, decoding_s
+from ridgeline.plan.step_time.predict import OperatingPoint, decode_step_s
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import Slo
 
 _BISECTIONS = 40
 
 
-class Pools(msgspec.Struct, frozen=True, kw_only=True):
+class DisaggregatedPools(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas of the two pools, and what they keep. Seconds."""
 
     num_prefill: int
@@ -48,12 +48,12 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.num_prefill // common}:{self.num_decode // common}"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`yes` or no, why, and both sides' numbers; `pools` None where no split keeps the promise."""
+class DisaggregationVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`yes` or no, why, and both sides' numbers; `smallest_pools` None where no split keeps the promise."""
 
     yes: bool
     why: str
-    pools: Pools | None
+    pools: DisaggregatedPools | None
     shared_devices: int | None
     transfer_s: float
     interference_s: float | None
@@ -65,7 +65,7 @@ def transfer_seconds(machine: Replica, demand: Demand) -> float:
     return nbytes / (NETWORK_BYTES_S * machine.layout.num_devices)
 
 
-def pools(machine: Replica, demand: Demand, slo: Slo) -> Pools | None:
+def smallest_pools(machine: Replica, demand: Demand, slo: Slo) -> DisaggregatedPools | None:
     """The smallest split of this replica kind that keeps the promise; None where there is none.
 
     Under a promise of e2e the pools share its time: what decoding leaves of it is the prompt's.
@@ -75,12 +75,12 @@ def pools(machine: Replica, demand: Demand, slo: Slo) -> Pools | None:
     return min(fitting, key=lambda each: (each.num_devices, each.tpot_s), default=None)
 
 
-def _split(machine: Replica, demand: Demand, slo: Slo, batch: int) -> Pools | None:
+def _split(machine: Replica, demand: Demand, slo: Slo, batch: int) -> DisaggregatedPools | None:
     """With a mean of `batch` answers on each decode replica; TPOT is that when one deviation
     busier. None where the promise is broken."""
     transfer_s = transfer_seconds(machine, demand)
     prompt_s = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1).seconds
-    tpot_s = decoding_s(machine, _point(demand, math.ceil(batch + math.sqrt(batch))))
+    tpot_s = decode_step_s(machine, _point(demand, math.ceil(batch + math.sqrt(batch))))
     held_s = demand.osl * tpot_s + transfer_s  # one token more: the step under way when it comes
     if demand.osl > 1 and tpot_s > (slo.tpot_s or math.inf):
         return None
@@ -94,7 +94,7 @@ def _split(machine: Replica, demand: Demand, slo: Slo, batch: int) -> Pools | No
     num_prefill = math.ceil(demand.rate / rate)
     num_decode = math.ceil(demand.rate * held_s / batch)
     wait_s = _wait(machine, demand.rate / num_prefill, prompt_s, demand, slo)
-    return Pools(
+    return DisaggregatedPools(
         num_prefill=num_prefill,
         num_decode=num_decode,
         num_devices=(num_prefill + num_decode) * machine.layout.num_devices,
@@ -130,27 +130,29 @@ def _prefill_rate(
 def _decode_batches(machine: Replica, demand: Demand) -> Iterator[int]:
     """Those whose answers fit a decode replica's cache, three deviations above the mean."""
     per_request = machine.cost.kv_bytes(demand.isl + demand.osl) / machine.cost.kv_bytes_per_token
-    for batch in batches():
+    for batch in batch_sizes():
         seats = math.ceil(batch + 3 * math.sqrt(batch))
-        asked = MemoryAsked(max_num_batched_tokens=seats, max_num_seqs=seats)
-        if memory(machine, asked).kv_tokens < seats * per_request:
+        asked = MemoryLimits(max_num_batched_tokens=seats, max_num_seqs=seats)
+        if memory_budget(machine, asked).kv_tokens < seats * per_request:
             return
         yield batch
 
 
-def _point(demand: Demand, batch: int) -> Point:
-    return Point(model="", device="", isl=demand.isl, osl=demand.osl, batch=batch)
+def _point(demand: Demand, batch: int) -> OperatingPoint:
+    return OperatingPoint(model="", device="", isl=demand.isl, osl=demand.osl, batch=batch)
 
 
-def verdict(machine: Replica, demand: Demand, slo: Slo, shared: Candidate | None) -> Verdict:
+def judge_disaggregation(
+    machine: Replica, demand: Demand, slo: Slo, shared: Candidate | None
+) -> DisaggregationVerdict:
     """`shared`: the best fleet of this kind whose replicas do both (None: there is none)."""
-    split = pools(machine, demand, slo)
+    split = smallest_pools(machine, demand, slo)
     transfer_s = transfer_seconds(machine, demand)
     interference_s = None
     if shared is not None:
         interference_s = 1 / shared.tok_s_user - shared.decode_s
     yes, why = _decide(split, shared, transfer_s, interference_s)
-    return Verdict(
+    return DisaggregationVerdict(
         yes=yes,
         why=why,
         pools=split,
@@ -161,7 +163,10 @@ def verdict(machine: Replica, demand: Demand, slo: Slo, shared: Candidate | None
 
 
 def _decide(
-    split: Pools | None, shared: Candidate | None, transfer_s: float, interference_s: float | None
+    split: DisaggregatedPools | None,
+    shared: Candidate | None,
+    transfer_s: float,
+    interference_s: float | None,
 ) -> tuple[bool, str]:
     if split is None:
         return False, "no split of this replica kind keeps the promise"

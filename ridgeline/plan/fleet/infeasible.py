@@ -16,13 +16,19 @@ from ridgeline.errors import CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.fleet.demand import Demand
-from ridgeline.plan.fleet.search import HOURS_PER_MONTH, Candidate, Found, Space, machines
+from ridgeline.plan.fleet.search import (
+    HOURS_PER_MONTH,
+    Candidate,
+    SearchResult,
+    SearchSpace,
+    enumerate_replicas,
+)
 from ridgeline.plan.step_time.replica import Replica, StepCost
 from ridgeline.records import Slo
 from ridgeline.roofline import bound
 
 
-class Floor(msgspec.Struct, frozen=True, kw_only=True):
+class LatencyFloor(msgspec.Struct, frozen=True, kw_only=True):
     """The least seconds of one layout, and what they are spent on."""
 
     where: str
@@ -30,7 +36,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def _floor(machine: Replica, cost: StepCost, what: str) -> Floor:
+def _floor(machine: Replica, cost: StepCost, what: str) -> LatencyFloor:
     least = bound(cost, machine.peaks)
     device, n = machine.device, machine.layout.num_devices
     if least.limit == "bandwidth":
@@ -42,31 +48,31 @@ def _floor(machine: Replica, cost: StepCost, what: str) -> Floor:
         limit = f"{cost.flops / 1e12:.3g} TFLOP per device at {machine.peaks.flops_s / 1e12:.4g} TFLOP/s"
         limit += f" dense {machine.compute_dtype} (compute)"
     where = f"{n} x {device.name} ({machine.layout}, {machine.weight_dtype})"
-    return Floor(where=where, seconds=least.seconds, why=f"{what} takes {limit}")
+    return LatencyFloor(where=where, seconds=least.seconds, why=f"{what} takes {limit}")
 
 
-def tpot_floor(machine: Replica, demand: Demand) -> Floor:
+def tpot_floor(machine: Replica, demand: Demand) -> LatencyFloor:
     """One token of one request."""
     cost = machine.uniform(1, 1, demand.isl + demand.osl // 2, sampled=1)
     return _floor(machine, cost, "one token")
 
 
-def ttft_floor(machine: Replica, demand: Demand) -> Floor:
+def ttft_floor(machine: Replica, demand: Demand) -> LatencyFloor:
     """One mean prompt in one step."""
     cost = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1)
     return _floor(machine, cost, f"a prompt of {demand.isl} tokens")
 
 
-def impossible(
+def explain_infeasible(
     spec: ModelSpec,
     demand: Demand,
     slo: Slo,
-    space: Space,
+    space: SearchSpace,
     catalogue: Mapping[str, Accelerator],
-    found: Found,
+    found: SearchResult,
 ) -> CannotRun:
     """The error to raise where `search` found no fleet."""
-    known = list(machines(spec, space, catalogue, {}))
+    known = list(enumerate_replicas(spec, space, catalogue, {}))
     if not known or not found.num_candidates:
         return _no_memory(spec, known, found)
     tpot = min((tpot_floor(m, demand) for m in known), key=lambda f: f.seconds)
@@ -82,7 +88,7 @@ def impossible(
     return _not_physics(slo, space, found)
 
 
-def _physics(name: str, floor: Floor, limit_s: float) -> CannotRun:
+def _physics(name: str, floor: LatencyFloor, limit_s: float) -> CannotRun:
     return CannotRun(
         f"no device of this plan can keep the promise: {floor.why}",
         value=f"{name} {limit_s * 1000:g} ms",
@@ -91,7 +97,7 @@ def _physics(name: str, floor: Floor, limit_s: float) -> CannotRun:
     )
 
 
-def _no_memory(spec: ModelSpec, known: Sequence[Replica], found: Found) -> CannotRun:
+def _no_memory(spec: ModelSpec, known: Sequence[Replica], found: SearchResult) -> CannotRun:
     reason = next(iter(found.left_out.values()), "")
     least = min((m.resident_bytes for m in known), default=0.0)
     value = f"{least / 1e9:.1f} GB of weights per device at least" if known else reason
@@ -102,7 +108,7 @@ def _no_memory(spec: ModelSpec, known: Sequence[Replica], found: Found) -> Canno
     )
 
 
-def _not_physics(slo: Slo, space: Space, found: Found) -> CannotRun:
+def _not_physics(slo: Slo, space: SearchSpace, found: SearchResult) -> CannotRun:
     """Nothing in the peaks forbids it, but no candidate is predicted to keep it."""
     fastest = max(found.front, key=lambda c: c.tok_s_user)
     if found.too_dear is not None:
@@ -123,7 +129,7 @@ def _told(each: Candidate) -> str:
     )
 
 
-def _over_budget(cheapest: Candidate, space: Space) -> CannotRun:
+def _over_budget(cheapest: Candidate, space: SearchSpace) -> CannotRun:
     """The promise can be kept, for more: how much more."""
     dollars = cheapest.dollars_per_hour
     costs = "no price is known" if dollars is None else f"${dollars * HOURS_PER_MONTH:,.0f} a month"

@@ -23,8 +23,8 @@ from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION
-from ridgeline.plan.step_time.predict import Point, timing
-from ridgeline.plan.step_time.replica import Replica, replica
+from ridgeline.plan.step_time.predict import OperatingPoint, time_point
+from ridgeline.plan.step_time.replica import Replica, build_replica
 
 BUSY = 0.7  # of a device's time that may be promised: beyond it queues grow out of hand
 MOST_TOKENS = 10_000_000  # of a prompt, and of an answer
@@ -42,7 +42,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kv_dtype: str | None = None
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class PackedReplica(msgspec.Struct, frozen=True, kw_only=True):
     """One replica of a tenant on one kind of device: bytes and share of time."""
 
     model: str
@@ -51,12 +51,12 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
 
 
-class Shelf(msgspec.Struct, frozen=True, kw_only=True):
+class PackedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One device and what is on it."""
 
     device: str
     usable_bytes: float
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[PackedReplica, ...] = ()
 
     @property
     def memory_bytes(self) -> float:
@@ -66,7 +66,7 @@ class Shelf(msgspec.Struct, frozen=True, kw_only=True):
     def busy(self) -> float:
         return sum(piece.busy for piece in self.pieces)
 
-    def takes(self, piece: Piece) -> bool:
+    def takes(self, piece: PackedReplica) -> bool:
         return (
             self.memory_bytes + piece.memory_bytes <= self.usable_bytes
             and self.busy + piece.busy <= BUSY + 1e-9
@@ -76,18 +76,18 @@ class Shelf(msgspec.Struct, frozen=True, kw_only=True):
 class Packing(msgspec.Struct, frozen=True, kw_only=True):
     """Every device that is used; how few there could be at the least."""
 
-    shelves: tuple[Shelf, ...]
+    shelves: tuple[PackedDevice, ...]
     least_devices: int
 
 
-def usable(device: Accelerator) -> float:
+def usable_bytes(device: Accelerator) -> float:
     """Bytes for weights and caches."""
     return device.memory_bytes * UTILIZATION - RUNTIME_BYTES
 
 
-def pieces_of(tenant: Tenant, device: Accelerator) -> tuple[Piece, ...]:
-    """The tenant as replicas on this kind of device. Raises what `replica` raises."""
-    machine = replica(
+def replicas_of(tenant: Tenant, device: Accelerator) -> tuple[PackedReplica, ...]:
+    """The tenant as replicas on this kind of device. Raises what `build_replica` raises."""
+    machine = build_replica(
         load_planning_spec(tenant.model),
         device,
         weight_dtype=None
@@ -103,14 +103,16 @@ def pieces_of(tenant: Tenant, device: Accelerator) -> tuple[Piece, ...]:
         count = max(count + 1, math.ceil(count * piece.busy / BUSY - 1e-9))
 
 
-def _piece(tenant: Tenant, machine: Replica, rate: float) -> Piece:
+def _piece(tenant: Tenant, machine: Replica, rate: float) -> PackedReplica:
     """Its time per request is that in the company of others: an emptier device takes longer for
     each and has the time. In flight by Little's law, at the same pace."""
-    at = timing(machine, Point(model="", device="", isl=tenant.isl, osl=tenant.osl, batch=COMPANY))
+    at = time_point(
+        machine, OperatingPoint(model="", device="", isl=tenant.isl, osl=tenant.osl, batch=COMPANY)
+    )
     in_flight = rate * at.request_s
     spread = math.ceil(in_flight + 3 * math.sqrt(in_flight)) or 1
     kv_bytes = spread * machine.cost.kv_bytes(tenant.isl + tenant.osl)
-    return Piece(
+    return PackedReplica(
         model=tenant.model,
         memory_bytes=machine.resident_bytes + kv_bytes,
         busy=rate * at.device_s,
@@ -124,13 +126,13 @@ def pack(
     """Place every tenant on the devices of `stock` (name: how many). DoesNotFit names the first
     one for which there is no room."""
     shelves = [
-        Shelf(device=name, usable_bytes=usable(catalogue[name]))
+        PackedDevice(device=name, usable_bytes=usable_bytes(catalogue[name]))
         for name, count in stock.items()
         for _ in range(count)
     ]
     kinds = {name: catalogue[name] for name in stock}
     needs = {tenant: _by_kind(tenant, kinds) for tenant in tenants}
-    largest = max(usable(device) for device in kinds.values())
+    largest = max(usable_bytes(device) for device in kinds.values())
     order = sorted(tenants, key=lambda tenant: -_size(needs[tenant], largest))
     for tenant in order:
         _place(tenant, needs[tenant], shelves)
@@ -138,15 +140,17 @@ def pack(
     return Packing(shelves=used, least_devices=_least(used, largest))
 
 
-def _by_kind(tenant: Tenant, kinds: Mapping[str, Accelerator]) -> dict[str, tuple[Piece, ...]]:
+def _by_kind(
+    tenant: Tenant, kinds: Mapping[str, Accelerator]
+) -> dict[str, tuple[PackedReplica, ...]]:
     found, why = {}, ""
     for name, device in kinds.items():
         try:
-            pieces = pieces_of(tenant, device)
+            pieces = replicas_of(tenant, device)
         except UserError as error:
             why = str(error)
             continue
-        if pieces[0].memory_bytes <= usable(device):
+        if pieces[0].memory_bytes <= usable_bytes(device):
             found[name] = pieces
     if not found:
         raise DoesNotFit(
@@ -158,19 +162,21 @@ def _by_kind(tenant: Tenant, kinds: Mapping[str, Accelerator]) -> dict[str, tupl
     return found
 
 
-def _size(needs: Mapping[str, tuple[Piece, ...]], largest: float) -> float:
+def _size(needs: Mapping[str, tuple[PackedReplica, ...]], largest: float) -> float:
     """Of one replica, in the dimension in which it is larger, where it fits best."""
     return min(max(p[0].memory_bytes / largest, p[0].busy / BUSY) for p in needs.values())
 
 
-def _place(tenant: Tenant, needs: Mapping[str, tuple[Piece, ...]], shelves: list[Shelf]) -> None:
+def _place(
+    tenant: Tenant, needs: Mapping[str, tuple[PackedReplica, ...]], shelves: list[PackedDevice]
+) -> None:
     """All replicas on one kind of device, the kind that takes the fewest new devices; none moves
     what is placed."""
     trials = []
     for name, pieces in needs.items():
         trial, opened = _fill(name, pieces, shelves)
         if trial is not None:
-            trials.append((opened, shelves_memory(trial, name), trial))
+            trials.append((opened, device_memory(trial, name), trial))
     if not trials:
         raise DoesNotFit(
             f"there is no room left for {tenant.model}",
@@ -181,14 +187,14 @@ def _place(tenant: Tenant, needs: Mapping[str, tuple[Piece, ...]], shelves: list
     shelves[:] = min(trials, key=lambda trial: trial[:2])[2]
 
 
-def shelves_memory(shelves: Sequence[Shelf], name: str) -> float:
+def device_memory(shelves: Sequence[PackedDevice], name: str) -> float:
     """Usable bytes of one device of this kind: smaller ones are used up first."""
     return min(shelf.usable_bytes for shelf in shelves if shelf.device == name)
 
 
 def _fill(
-    name: str, pieces: Sequence[Piece], shelves: Sequence[Shelf]
-) -> tuple[list[Shelf] | None, int]:
+    name: str, pieces: Sequence[PackedReplica], shelves: Sequence[PackedDevice]
+) -> tuple[list[PackedDevice] | None, int]:
     trial, opened = list(shelves), 0
     for piece in pieces:
         options = [i for i, s in enumerate(trial) if s.device == name and s.takes(piece)]
@@ -200,7 +206,7 @@ def _fill(
     return trial, opened
 
 
-def _least(shelves: Sequence[Shelf], largest: float) -> int:
+def _least(shelves: Sequence[PackedDevice], largest: float) -> int:
     """No fewer than all memory over the largest device, or all time over what may be promised."""
     memory = sum(shelf.memory_bytes for shelf in shelves)
     busy = sum(shelf.busy for shelf in shelves)

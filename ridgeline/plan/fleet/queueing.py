@@ -22,12 +22,12 @@ import msgspec
 from scipy.special import gammaincinv  # type: ignore[import-untyped, unused-ignore]
 
 from ridgeline.plan.fleet.demand import wait_mean, wait_quantile
-from ridgeline.plan.step_time.mixed_steps import Mixing
+from ridgeline.plan.step_time.mixed_steps import MixedSteps
 
 _BISECTIONS = 30
 
 
-class Open(msgspec.Struct, frozen=True, kw_only=True):
+class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One replica: requests per second, and means in seconds. `tpot_variance`: of the requests'
     TPOTs; `full_s`: the longest step."""
 
@@ -54,7 +54,9 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
         return min(found_s, self.full_s + busier_s)
 
 
-def in_flight(mixed: Mixing, osl: int, num_groups: int, batch: float, input_cv2: float) -> Open:
+def load_in_flight(
+    mixed: MixedSteps, osl: int, num_groups: int, batch: float, input_cv2: float
+) -> PoissonLoad:
     """At a mean of `batch` requests in flight, in `num_groups` attention groups."""
     low, high = 0.0, mixed.most
     for _ in range(_BISECTIONS):
@@ -65,7 +67,9 @@ def in_flight(mixed: Mixing, osl: int, num_groups: int, batch: float, input_cv2:
     return _at(mixed, osl, num_groups, low, input_cv2)
 
 
-def _at(mixed: Mixing, osl: int, num_groups: int, chunks: float, input_cv2: float) -> Open:
+def _at(
+    mixed: MixedSteps, osl: int, num_groups: int, chunks: float, input_cv2: float
+) -> PoissonLoad:
     step_s, least_s, later = mixed.arriving(chunks), mixed.least_s, osl - 1
     prompts = chunks / mixed.num_chunks / step_s  # per second, of one micro-batch
     rho = prompts * least_s
@@ -77,7 +81,7 @@ def _at(mixed: Mixing, osl: int, num_groups: int, chunks: float, input_cv2: floa
         tpot_variance = alike * rho * least_s * step_s / (1 - rho * rho)
     full_s = mixed.seconds(mixed.most)
     wait_s = wait_mean(prompts, least_s, input_cv2)
-    return Open(
+    return PoissonLoad(
         rate=prompts * num_groups * mixed.num_rounds,
         rho=rho,
         prompt_s=mixed.prompt_s,

@@ -2,7 +2,7 @@
 
 A candidate is one replica at one mean number of requests in flight, `batch`. Arrivals are Poisson,
 and so would be the number in flight, if answers took no longer where more of them are made; as they
-do, it spreads further (`crowding`): `seats`, three standard deviations above the mean, must fit the
+do, it spreads further (`concurrency`): `seats`, three standard deviations above the mean, must fit the
 KV cache. The rate of a replica follows from Little's law, waits included, so that it stays below
 what the replica can take in; TTFT and TPOT are quantiles at the promise's attainment (`open_loop`),
 TTFT that of the 95th percentile prompt. The number of replicas follows from the demand. Thousands
@@ -22,12 +22,17 @@ from ridgeline.hardware.catalogue import Accelerator, Price
 from ridgeline.modelspec.cost.serving_formats import quantised_as
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.published_efficiency import interval
-from ridgeline.plan.fleet.demand import Demand, meets
-from ridgeline.plan.fleet.queueing import Open, in_flight
-from ridgeline.plan.step_time.memory import MemoryAsked, memory
+from ridgeline.plan.fleet.demand import Demand, meets_slo
+from ridgeline.plan.fleet.queueing import PoissonLoad, load_in_flight
+from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.predict import Point, asking_s, decoding_s, mixing
-from ridgeline.plan.step_time.replica import Replica, replica, served_dtype
+from ridgeline.plan.step_time.predict import (
+    OperatingPoint,
+    decode_step_s,
+    mixed_steps,
+    request_overhead_s,
+)
+from ridgeline.plan.step_time.replica import Replica, build_replica, served_dtype
 from ridgeline.records import Slo
 from ridgeline.records.price import dollars_per_million
 
@@ -38,7 +43,7 @@ MOST_BATCH = 1024
 Interval = tuple[float, float]
 
 
-class Space(msgspec.Struct, frozen=True, kw_only=True):
+class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     """What may be chosen from. Dtypes None: the checkpoint's, and fp8 where the device has it."""
 
     devices: tuple[str, ...]
@@ -81,8 +86,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     joules_per_output_token: float | None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """`fleets`: those that keep the promise, cheapest first, one per replica kind. `front`: nobody
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`fleets`: those that keep the promise, cheapest first, one per replica kind. `pareto_front`: nobody
     is better in both tok/s per user and tok/s per device. `left_out`: why others are not there.
     `too_dear`: the cheapest fleet that keeps the promise, where the budget leaves none.
     """
@@ -98,28 +103,28 @@ def search(
     spec: ModelSpec,
     demand: Demand,
     slo: Slo,
-    space: Space,
+    space: SearchSpace,
     catalogue: Mapping[str, Accelerator],
-) -> Found:
+) -> SearchResult:
     """Every candidate judged. Raises BadInput for a workload longer than the model's context, or
     one of which nothing was promised."""
     check_demand(spec, demand)
     _check_promise(slo, demand)
     left_out: dict[str, str] = {}
     everything: list[Candidate] = []
-    for machine in machines(spec, space, catalogue, left_out):
+    for machine in enumerate_replicas(spec, space, catalogue, left_out):
         before = len(everything)
         everything += _of_machine(machine, demand, slo, space)
         if len(everything) == before:
             left_out[_kind(machine)] = "no request of the workload fits its memory"
     keeping = [each for each in everything if each.holds]
     holding = [each for each in keeping if _affordable(each, space)]
-    return Found(
+    return SearchResult(
         num_candidates=len(everything),
-        fleets=tuple(sorted(_best_of_kind(holding), key=rank)),
-        front=front(everything),
+        fleets=tuple(sorted(_best_of_kind(holding), key=ranking_key)),
+        front=pareto_front(everything),
         left_out=left_out,
-        too_dear=None if holding or not keeping else min(keeping, key=rank),
+        too_dear=None if holding or not keeping else min(keeping, key=ranking_key),
     )
 
 
@@ -154,25 +159,25 @@ def _kind(machine: Replica) -> str:
     return f"{machine.device.name} {machine.layout} {machine.weight_dtype} kv {machine.kv_dtype}"
 
 
-def machines(
+def enumerate_replicas(
     spec: ModelSpec,
-    space: Space,
+    space: SearchSpace,
     catalogue: Mapping[str, Accelerator],
     left_out: dict[str, str],
 ) -> Iterator[Replica]:
     """Every replica kind of the space; why one cannot be is noted in `left_out`."""
     for name in space.devices:
         device = catalogue[name]
-        for layout in layouts(spec, space.max_devices_per_replica):
+        for layout in enumerate_layouts(spec, space.max_devices_per_replica):
             for weights in space.weight_dtypes or _weights(spec, device):
                 for kv in space.kv_dtypes or _kvs(spec, device, weights):
                     try:
-                        yield replica(spec, device, layout, weight_dtype=weights, kv_dtype=kv)
+                        yield build_replica(spec, device, layout, weight_dtype=weights, kv_dtype=kv)
                     except UserError as error:
                         left_out[f"{name} {layout} {weights}"] = str(error)
 
 
-def layouts(spec: ModelSpec, most: int) -> Iterator[Layout]:
+def enumerate_layouts(spec: ModelSpec, most: int) -> Iterator[Layout]:
     """tp within a node, pp, and for routed models ep within and beyond tp."""
     for tp in (1, 2, 4, 8):
         for pp in (1, 2, 4):
@@ -196,7 +201,7 @@ def _kvs(spec: ModelSpec, device: Accelerator, weights: str) -> tuple[str, ...]:
     return (served, "float8_e4m3") if "float8_e4m3" in device.peak_flops else (served,)
 
 
-def batches(most: int = MOST_BATCH) -> Iterator[int]:
+def batch_sizes(most: int = MOST_BATCH) -> Iterator[int]:
     """1, 2, 3, … in steps of about `BATCH_STEP`."""
     batch = 1
     while batch <= most:
@@ -204,19 +209,21 @@ def batches(most: int = MOST_BATCH) -> Iterator[int]:
         batch = max(batch + 1, int(batch * BATCH_STEP))
 
 
-def _of_machine(machine: Replica, demand: Demand, slo: Slo, space: Space) -> Iterator[Candidate]:
+def _of_machine(
+    machine: Replica, demand: Demand, slo: Slo, space: SearchSpace
+) -> Iterator[Candidate]:
     """Every batch and token budget that fits this replica."""
     price = _price(machine.device, space)
     per_request = machine.cost.kv_bytes(demand.isl + demand.osl) / machine.cost.kv_bytes_per_token
     longest = machine.cost.kv_bytes(demand.longest) / machine.cost.kv_bytes_per_token
     for tokens in space.token_budgets:
-        for batch in batches():
+        for batch in batch_sizes():
             point = _point(demand, batch, tokens)
-            crowd = crowding(machine, point, demand.input_cv2)
+            crowd = concurrency(machine, point, demand.input_cv2)
             if crowd is None:
                 break
-            asked = MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=crowd.seats)
-            fits = memory(machine, asked).kv_tokens
+            asked = MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=crowd.seats)
+            fits = memory_budget(machine, asked).kv_tokens
             if fits < max(longest, crowd.seats * per_request):
                 break
             found = _candidate(machine, demand, slo, (point, crowd, fits), price)
@@ -234,11 +241,11 @@ def _candidate(
     machine: Replica,
     demand: Demand,
     slo: Slo,
-    chosen: tuple[Point, Crowd, int],
+    chosen: tuple[OperatingPoint, Concurrency, int],
     price: float | None,
 ) -> Candidate:
     point, crowd, kv_tokens = chosen
-    at, decode_s = crowd.at, decoding_s(machine, point)
+    at, decode_s = crowd.at, decode_step_s(machine, point)
     ttft_s, tpot_s = _promised(machine, demand, slo, point, crowd)
     num_replicas = math.ceil(demand.rate / at.rate)
     num_devices = num_replicas * machine.layout.num_devices
@@ -266,8 +273,8 @@ def _candidate(
         num_devices=num_devices,
         tok_s_user=1 / at.tpot_s,
         tok_s_device=at.rate * demand.osl / machine.layout.num_devices,
-        holds=meets(slo, ttft_s, tpot_s, demand.osl),
-        sure=meets(slo, ttft[1], tpot[1], demand.osl),
+        holds=meets_slo(slo, ttft_s, tpot_s, demand.osl),
+        sure=meets_slo(slo, ttft[1], tpot[1], demand.osl),
         ttft_interval_s=ttft,
         tpot_interval_s=tpot,
         dollars_per_hour=dollars,
@@ -278,15 +285,15 @@ def _candidate(
     )
 
 
-class Crowd(msgspec.Struct, frozen=True, kw_only=True):
+class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
     """A mean number in flight, and `more`, one standard deviation above it."""
 
-    at: Open
+    at: PoissonLoad
     more: int
     seats: int
 
 
-def crowding(machine: Replica, point: Point, input_cv2: float) -> Crowd | None:
+def concurrency(machine: Replica, point: OperatingPoint, input_cv2: float) -> Concurrency | None:
     """How far the number in flight n spreads: ends come at the rate r(n) of a replica that holds n,
     arrivals at r(batch), so that its variance is r / r'(n) (of a birth and death process, to first
     order; n where r is proportional to it). None where r no longer grows: it is full."""
@@ -297,26 +304,26 @@ def crowding(machine: Replica, point: Point, input_cv2: float) -> Crowd | None:
     if gained <= 1e-6 * at.rate:
         return None
     deviation = math.sqrt(max(at.rate * wider / gained, point.batch))
-    return Crowd(
+    return Concurrency(
         at=at,
         more=math.ceil(point.batch + deviation),
         seats=math.ceil(point.batch + 3 * deviation),
     )
 
 
-def _open(machine: Replica, point: Point, input_cv2: float) -> Open:
+def _open(machine: Replica, point: OperatingPoint, input_cv2: float) -> PoissonLoad:
     groups = machine.layout.num_attention
-    return in_flight(mixing(machine, point), point.osl, groups, point.batch, input_cv2)
+    return load_in_flight(mixed_steps(machine, point), point.osl, groups, point.batch, input_cv2)
 
 
 def _promised(
-    machine: Replica, demand: Demand, slo: Slo, point: Point, crowd: Crowd
+    machine: Replica, demand: Demand, slo: Slo, point: OperatingPoint, crowd: Concurrency
 ) -> tuple[float, float]:
     """TTFT and TPOT at the promise's attainment, the former of the 95th percentile prompt."""
     longest = msgspec.structs.replace(point, isl=max(demand.isl_p95, demand.cached + 1))
-    prompt_s = mixing(machine, longest).prompt_s + asking_s(machine)
-    decode_s, at = decoding_s(machine, point), crowd.at
-    busier_s = decoding_s(machine, msgspec.structs.replace(point, batch=crowd.more)) - decode_s
+    prompt_s = mixed_steps(machine, longest).prompt_s + request_overhead_s(machine)
+    decode_s, at = decode_step_s(machine, point), crowd.at
+    busier_s = decode_step_s(machine, msgspec.structs.replace(point, batch=crowd.more)) - decode_s
     return (
         at.ttft_quantile(slo.attainment, prompt_s, demand.input_cv2),
         at.tpot_quantile(slo.attainment, busier_s * at.step_s / decode_s),
@@ -330,8 +337,8 @@ def _input_share(prompt_s: float, answer_s: float) -> float:
     return prompt_s / (prompt_s + answer_s)
 
 
-def _point(demand: Demand, batch: int, tokens: int) -> Point:
-    return Point(
+def _point(demand: Demand, batch: int, tokens: int) -> OperatingPoint:
+    return OperatingPoint(
         model="",
         device="",
         isl=demand.isl,
@@ -346,7 +353,7 @@ def _per_mtok(dollars_per_hour: float | None, share: float, tok_s: float) -> flo
     return None if dollars_per_hour is None else dollars_per_million(dollars_per_hour, tok_s, share)
 
 
-def _price(device: Accelerator, space: Space) -> float | None:
+def _price(device: Accelerator, space: SearchSpace) -> float | None:
     if space.dollars_per_device_hour is not None:
         return space.dollars_per_device_hour
     chosen = quoted_price(device)
@@ -358,7 +365,7 @@ def quoted_price(device: Accelerator) -> Price | None:
     return max(device.prices, key=lambda p: (p.as_of[:7], p.usd_per_hour), default=None)
 
 
-def _affordable(each: Candidate, space: Space) -> bool:
+def _affordable(each: Candidate, space: SearchSpace) -> bool:
     if space.dollars_per_month is None:
         return True
     if each.dollars_per_hour is None:
@@ -366,7 +373,7 @@ def _affordable(each: Candidate, space: Space) -> bool:
     return each.dollars_per_hour * HOURS_PER_MONTH <= space.dollars_per_month
 
 
-def rank(each: Candidate) -> tuple[float, bool, float, int]:
+def ranking_key(each: Candidate) -> tuple[float, bool, float, int]:
     """Cheapest first, then those that hold at the interval's end too, by watts, by devices."""
     dollars = math.inf if each.dollars_per_hour is None else each.dollars_per_hour
     watts = math.inf if each.watts is None else each.watts
@@ -378,12 +385,12 @@ def _best_of_kind(candidates: Sequence[Candidate]) -> list[Candidate]:
     for each in candidates:
         kind = (each.device, each.layout, each.weight_dtype, each.kv_dtype)
         known = best.get(kind)
-        if known is None or rank(each) < rank(known):
+        if known is None or ranking_key(each) < ranking_key(known):
             best[kind] = each
     return list(best.values())
 
 
-def front(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def pareto_front(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Those that nobody beats in both tok/s per user and tok/s per device, slowest user first."""
     kept: list[Candidate] = []
     for each in sorted(candidates, key=lambda c: (-c.tok_s_user, -c.tok_s_device)):

@@ -13,7 +13,7 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.errors import CannotRun
 
 
-class CountedPool(BlockPool):
+class CountingBlockPool(BlockPool):
     """See the head of this file."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

@@ -26,34 +26,34 @@ from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.errors import BadInput
 from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
 from ridgeline.plan.simulate.records import (
-    Build,
-    Faults,
-    FleetPlan,
-    Life,
-    Member,
-    Outcome,
-    Scaling,
+    Autoscaling,
+    FaultModel,
+    FleetConfig,
+    FleetOutcome,
+    FleetReplica,
+    ReplicaConfig,
+    RequestOutcome,
     SimulatedRequest,
 )
-from ridgeline.plan.simulate.replica import FILLER, Station
+from ridgeline.plan.simulate.replica import FILLER, SimulatedReplica
 from ridgeline.plan.simulate.routing import Router, make_router
 from ridgeline.records import Event, Finished, Preempted, Request, Sampling, Started, Token
 
 __all__ = [
-    "Build",
-    "Faults",
-    "FleetPlan",
-    "Life",
-    "Outcome",
-    "Scaling",
+    "Autoscaling",
+    "FaultModel",
+    "FleetConfig",
+    "FleetOutcome",
+    "ReplicaConfig",
+    "RequestOutcome",
     "SimulatedRequest",
     "simulate_fleet",
 ]
 
 
 def simulate_fleet(
-    requests: Iterable[SimulatedRequest], plan: FleetPlan, *, end_s: float = math.inf
-) -> Outcome:
+    requests: Iterable[SimulatedRequest], plan: FleetConfig, *, end_s: float = math.inf
+) -> FleetOutcome:
     """Serve `requests` (ascending in time) until all have ended or `end_s` comes.
 
     Raises BadInput for an empty fleet and what `Scheduler.add` raises for a request that could
@@ -61,24 +61,24 @@ def simulate_fleet(
     """
     if not plan.builds:
         raise BadInput("a fleet needs at least one replica", value=0, limit=">= 1")
-    world = _World(requests, plan)
+    world = _FleetSimulation(requests, plan)
     world.run(end_s)
     return world.outcome()
 
 
-class _World:
+class _FleetSimulation:
     """The clock, the heap, and who is where."""
 
-    def __init__(self, requests: Iterable[SimulatedRequest], plan: FleetPlan) -> None:
+    def __init__(self, requests: Iterable[SimulatedRequest], plan: FleetConfig) -> None:
         self.plan, self.now_s = plan, 0.0
-        self.lives = [Life(request) for request in requests]
+        self.lives = [RequestOutcome(request) for request in requests]
         self.rng = np.random.default_rng(plan.seed)
         self.routers: tuple[Router, Router] = (
             make_router(plan.router, plan.seed),
             make_router("least-loaded", plan.seed),
         )
-        self.heap: list[tuple[float, int, Callable[[], None] | None, Member | None]] = []
-        self.members: list[Member] = []
+        self.heap: list[tuple[float, int, Callable[[], None] | None, FleetReplica | None]] = []
+        self.members: list[FleetReplica] = []
         self.load: list[int] = []
         self.active: tuple[list[int], list[int]] = ([], [])
         self.parked: tuple[list[int], list[int]] = ([], [])  # requests that found no replica up
@@ -127,14 +127,18 @@ class _World:
         self.serial += 1
         heapq.heappush(self.heap, (at_s, self.serial, action, None))
 
-    def _watch(self, member: Member) -> None:
+    def _watch(self, member: FleetReplica) -> None:
         """Enter the member's next instant; an entry that has been overtaken is ignored later."""
         if member.station.wake_s < math.inf:
             self.serial += 1
             heapq.heappush(self.heap, (member.station.wake_s, self.serial, None, member))
 
     def _wake(
-        self, at_s: float, _serial: int, action: Callable[[], None] | None, member: Member | None
+        self,
+        at_s: float,
+        _serial: int,
+        action: Callable[[], None] | None,
+        member: FleetReplica | None,
     ) -> None:
         self.num_events += 1
         if action is not None:
@@ -191,7 +195,7 @@ class _World:
             background=request.background,
         )
 
-    def _note(self, member: Member, event: Event) -> None:
+    def _note(self, member: FleetReplica, event: Event) -> None:
         index = member.in_flight.get(event.request_id)
         if index is None:
             return
@@ -208,7 +212,7 @@ class _World:
             self._leave(member, event.request_id)
             self._ended(index, member, event.at_s)
 
-    def _ended(self, index: int, member: Member, at_s: float) -> None:
+    def _ended(self, index: int, member: FleetReplica, at_s: float) -> None:
         life = self.lives[index]
         if self.plan.decode and member.pool == 0 and life.request.num_output > 1:
             travel = self.plan.transfer_s
@@ -218,7 +222,7 @@ class _World:
         life.finished_s = at_s + member.build.asking_s
         self.num_open -= 1
 
-    def _leave(self, member: Member, name: str) -> None:
+    def _leave(self, member: FleetReplica, name: str) -> None:
         del member.in_flight[name]
         self.load[member.id] -= 1
         if member.draining and not member.in_flight:
@@ -233,11 +237,11 @@ class _World:
 
     # -- replicas
 
-    def _hire(self, build: Build, pool: int, startup_s: float) -> None:
+    def _hire(self, build: ReplicaConfig, pool: int, startup_s: float) -> None:
         station = self._station(build, len(self.members))
         if self.plan.check is not None:
             station.check = self.plan.check
-        member = Member(len(self.members), build, station, pool, self.now_s)
+        member = FleetReplica(len(self.members), build, station, pool, self.now_s)
         self.members.append(member)
         self.load.append(0)
         if startup_s > 0:
@@ -245,11 +249,11 @@ class _World:
         else:
             self._open(member)
 
-    def _station(self, build: Build, number: int) -> Station:
+    def _station(self, build: ReplicaConfig, number: int) -> SimulatedReplica:
         sky = None if build.sky is None else build.sky(number)
-        return Station(build.scheduler(), build.pace, leaps=self.plan.leaps, sky=sky)
+        return SimulatedReplica(build.scheduler(), build.pace, leaps=self.plan.leaps, sky=sky)
 
-    def _open(self, member: Member) -> None:
+    def _open(self, member: FleetReplica) -> None:
         """In service from now on."""
         if member.until_s < math.inf:
             return
@@ -265,7 +269,7 @@ class _World:
         for index in waiting:
             self._route(index, member.pool)
 
-    def _fail(self, member: Member) -> None:
+    def _fail(self, member: FleetReplica) -> None:
         """What was in flight begins again elsewhere; the replica comes back empty."""
         if not member.up or member.until_s < math.inf or self.plan.faults is None:
             return
@@ -286,13 +290,13 @@ class _World:
             self.lives[index].num_restarts += 1
             self._route(index, 0)
 
-    def _retire(self, member: Member) -> None:
+    def _retire(self, member: FleetReplica) -> None:
         member.up = False
         if member.id in self.active[member.pool]:
             self.active[member.pool].remove(member.id)
         self._sized()
 
-    def _dismiss(self, member: Member) -> None:
+    def _dismiss(self, member: FleetReplica) -> None:
         """Not paid for any longer."""
         member.until_s, member.up = self.now_s, False
         self._sized()
@@ -315,18 +319,18 @@ class _World:
             self._drain(member)
         self._at(self.now_s + scaling.interval_s, self._scale)
 
-    def _drain(self, member: Member) -> None:
+    def _drain(self, member: FleetReplica) -> None:
         member.draining = True
         if member.id in self.active[0]:
             self.active[0].remove(member.id)
         if not member.in_flight:
             self._dismiss(member)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FleetOutcome:
         for member in self.members:
             member.num_busy_s += member.station.busy_s
             member.num_steps += member.station.num_steps
-        return Outcome(
+        return FleetOutcome(
             lives=tuple(self.lives),
             members=tuple(self.members),
             duration_s=self.now_s,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ridgeline.engine.scheduler.scheduler import Scheduler
-from ridgeline.plan.calibration.interference import Sky
-from ridgeline.plan.simulate.replica import Station
-from ridgeline.plan.step_time.simulated import Pace
+from ridgeline.plan.calibration.interference import InterferenceSampler
+from ridgeline.plan.simulate.replica import SimulatedReplica
+from ridgeline.plan.step_time.simulated import StepTimes
 
 
 class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,20 +30,20 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     not_before_s: float = 0.0
 
 
-class Build(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How to make one kind of replica: a fresh scheduler, and what its steps cost. `asking_s`: what
     a request takes on its way in and out besides its steps. `sky`: of its replica of that
     number, where the weather of the machine is known."""
 
     name: str
     scheduler: Callable[[], Scheduler]
-    pace: Pace
+    pace: StepTimes
     num_devices: int = 1
     asking_s: float = 0.0
-    sky: Callable[[int], Sky] | None = None
+    sky: Callable[[int], InterferenceSampler] | None = None
 
 
-class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
     """Every `interval_s`: as many replicas as keep `target` requests in flight on each; a new one
     serves after `startup_s`, one too many takes no more requests and goes when it is empty."""
 
@@ -54,7 +54,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     startup_s: float = 120.0
 
 
-class Faults(msgspec.Struct, frozen=True, kw_only=True):
+class FaultModel(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas fail at random, on average every `mtbf_s` of service, and are back after `repair_s`.
 
     A spot instance that is taken away is the same thing with another name.
@@ -64,25 +64,25 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     repair_s: float = 120.0
 
 
-class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
+class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated. `builds`: one entry per replica at the start (they may differ).
 
     `decode`: replicas of a second pool; `transfer_s(prompt tokens)`: seconds of the KV's way there.
     """
 
-    builds: tuple[Build, ...]
+    builds: tuple[ReplicaConfig, ...]
     router: str = "least-loaded"
-    decode: tuple[Build, ...] = ()
+    decode: tuple[ReplicaConfig, ...] = ()
     transfer_s: Callable[[int], float] | None = None
-    scaling: Scaling | None = None
-    faults: Faults | None = None
+    scaling: Autoscaling | None = None
+    faults: FaultModel | None = None
     seed: int = 0
     leaps: bool = True
     check: Callable[[Scheduler], None] | None = None
 
 
 @dataclass(slots=True)
-class Life:
+class RequestOutcome:
     """What became of one request; instants on the virtual clock (nan: never)."""
 
     request: SimulatedRequest
@@ -97,12 +97,12 @@ class Life:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class FleetReplica:
     """One replica of the fleet, for as long as it is paid for."""
 
     id: int
-    build: Build
-    station: Station
+    build: ReplicaConfig
+    station: SimulatedReplica
     pool: int
     from_s: float
     until_s: float = math.inf
@@ -113,14 +113,14 @@ class Member:
     in_flight: dict[str, int] = field(default_factory=dict)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that happened. `area`: integral of the requests in flight over time (request·s).
 
     `num_replicas`: (instant, replicas in service) at each change.
     """
 
-    lives: tuple[Life, ...]
-    members: tuple[Member, ...]
+    lives: tuple[RequestOutcome, ...]
+    members: tuple[FleetReplica, ...]
     duration_s: float
     area: float
     num_steps: int

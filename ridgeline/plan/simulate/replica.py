@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ridgeline.engine.scheduler.plan import RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
-from ridgeline.plan.calibration.interference import Sky
+from ridgeline.plan.calibration.interference import InterferenceSampler
 from ridgeline.plan.simulate.fast_forward_decode import apply_steady_steps, count_steady_steps
 from ridgeline.plan.simulate.fast_forward_prefill import (
     AdmissionStep,
@@ -25,7 +25,7 @@ from ridgeline.plan.simulate.fast_forward_prefill import (
     begin_admission_step,
     commit_admission_step,
 )
-from ridgeline.plan.step_time.simulated import Glide, Pace
+from ridgeline.plan.step_time.simulated import LinearSteps, StepTimes
 from ridgeline.records import Event, Request
 
 FILLER = 0
@@ -34,7 +34,7 @@ _NONE = RunOutput()
 StepSeconds = Callable[[Shapes, int, float], float]
 
 
-class Station:
+class SimulatedReplica:
     """`wake_s` is when something happens here by itself (inf: never); call `advance` then.
 
     `leaps` False goes step by step: the slow twin of the fast way, and the only one under a `sky`,
@@ -42,7 +42,12 @@ class Station:
     """
 
     def __init__(
-        self, scheduler: Scheduler, pace: Pace, *, leaps: bool = True, sky: Sky | None = None
+        self,
+        scheduler: Scheduler,
+        pace: StepTimes,
+        *,
+        leaps: bool = True,
+        sky: InterferenceSampler | None = None,
     ) -> None:
         self.scheduler, self._pace, self._leaps = scheduler, pace, leaps and sky is None
         self._step_s = _fitted(pace) if sky is None else _under(pace, sky)
@@ -52,7 +57,7 @@ class Station:
         self.check: Callable[[Scheduler], None] = _no_check
         self._free_s = 0.0  # when the step under way ends
         self._under_way: StepPlan | AdmissionStep | None = None
-        self._calm: tuple[float, int, Glide] | None = None
+        self._calm: tuple[float, int, LinearSteps] | None = None
 
     def add(self, request: Request, now_s: float) -> None:
         """Take a request at `now_s`. Raises what `Scheduler.add` raises."""
@@ -143,11 +148,11 @@ class Station:
         return apply_steady_steps(self.scheduler, steps, self._free_s, FILLER, all_steps=all_steps)
 
 
-def _fitted(pace: Pace) -> StepSeconds:
+def _fitted(pace: StepTimes) -> StepSeconds:
     return lambda shapes, num_sampled, _now_s: pace.step_s(shapes, num_sampled)
 
 
-def _under(pace: Pace, sky: Sky) -> StepSeconds:
+def _under(pace: StepTimes, sky: InterferenceSampler) -> StepSeconds:
     return lambda shapes, num_sampled, now_s: (
         pace.step_s(shapes, num_sampled) * sky.slowness(shapes, now_s)
     )

@@ -28,7 +28,7 @@ from ridgeline.errors import BadInput
 BALANCE_ABS, BALANCE_REL = 64, 1.5
 
 
-class Routed(Protocol):
+class RoutedRequest(Protocol):
     """What a policy may look at."""
 
     @property
@@ -41,14 +41,14 @@ class Routed(Protocol):
 class Router(Protocol):
     """`active`: ids of the replicas that take requests; `load`: requests in flight by id."""
 
-    def choose(self, request: Routed, active: Sequence[int], load: Sequence[int]) -> int: ...
+    def choose(self, request: RoutedRequest, active: Sequence[int], load: Sequence[int]) -> int: ...
 
 
 class RoundRobin:
     def __init__(self, seed: int) -> None:
         self._turn = 0
 
-    def choose(self, request: Routed, active: Sequence[int], load: Sequence[int]) -> int:
+    def choose(self, request: RoutedRequest, active: Sequence[int], load: Sequence[int]) -> int:
         self._turn += 1
         return active[(self._turn - 1) % len(active)]
 
@@ -57,7 +57,7 @@ class LeastLoaded:
     def __init__(self, seed: int) -> None:
         pass
 
-    def choose(self, request: Routed, active: Sequence[int], load: Sequence[int]) -> int:
+    def choose(self, request: RoutedRequest, active: Sequence[int], load: Sequence[int]) -> int:
         return min(active, key=load.__getitem__)
 
 
@@ -66,7 +66,7 @@ class PowerOfTwo:
         self._rng = np.random.default_rng(seed)
         self._drawn: list[float] = []
 
-    def choose(self, request: Routed, active: Sequence[int], load: Sequence[int]) -> int:
+    def choose(self, request: RoutedRequest, active: Sequence[int], load: Sequence[int]) -> int:
         if len(self._drawn) < 2:
             self._drawn = self._rng.random(4096).tolist()
         a = active[int(self._drawn.pop() * len(active))]
@@ -79,7 +79,7 @@ class PrefixAware:
         self._seen: dict[tuple[int, int], dict[int, None]] = {}
         self._num_seen: Counter[int] = Counter()
 
-    def choose(self, request: Routed, active: Sequence[int], load: Sequence[int]) -> int:
+    def choose(self, request: RoutedRequest, active: Sequence[int], load: Sequence[int]) -> int:
         least = min(active, key=lambda replica: (load[replica], self._num_seen[replica]))
         found = self._longest(request.prefix, set(active))
         chosen = least if found is None or _much_busier(load[found], load[least]) else found
@@ -106,11 +106,11 @@ def _much_busier(load: int, least: int) -> bool:
     return load - least > BALANCE_ABS and load > BALANCE_REL * least
 
 
-class Session:
+class SessionAffinity:
     def __init__(self, seed: int) -> None:
         self._salt = seed.to_bytes(8, "little")
 
-    def choose(self, request: Routed, active: Sequence[int], load: Sequence[int]) -> int:
+    def choose(self, request: RoutedRequest, active: Sequence[int], load: Sequence[int]) -> int:
         name = self._salt + request.session.encode()
         return max(
             active, key=lambda replica: blake2b(name + replica.to_bytes(4, "little")).digest()
@@ -123,7 +123,7 @@ ROUTERS: Mapping[str, Callable[[int], Router]] = MappingProxyType(
         "least-loaded": LeastLoaded,
         "power-of-two": PowerOfTwo,
         "prefix-aware": PrefixAware,
-        "session": Session,
+        "session": SessionAffinity,
     }
 )
 

@@ -48,7 +48,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationTrace(msgspec.Struct, frozen=True, kw_only=True):
     """What would happen; instants on the virtual clock, which begins at 0."""
 
     requests: tuple[RequestTrace, ...]
@@ -103,7 +103,7 @@ def simulate(
     *,
     end_s: float,
     concurrency: int | None = None,
-) -> Simulated:
+) -> SimulationTrace:
     """Run `arrivals` (ascending) through a fresh scheduler until all are served or `end_s` comes.
 
     With a `concurrency` the loop is closed: that many requests are in flight at most, and the next
@@ -112,13 +112,13 @@ def simulate(
     """
     if concurrency is not None and concurrency < 1:
         raise BadInput("the concurrency must be positive", value=concurrency, limit=">= 1")
-    world = _World(scheduler, arrivals, seconds, concurrency)
+    world = _ReplicaSimulation(scheduler, arrivals, seconds, concurrency)
     while world.now_s < end_s and world.advance():
         pass
     return world.result()
 
 
-class _World:
+class _ReplicaSimulation:
     """The virtual clock and everything that moves on it."""
 
     def __init__(
@@ -195,7 +195,7 @@ class _World:
                 )
             )
 
-    def result(self) -> Simulated:
+    def result(self) -> SimulationTrace:
         waiting = {name for name, _ in self.due} if self.closed else set()
         seen = [
             (name, life)
@@ -203,7 +203,7 @@ class _World:
             if life.arrival.at_s <= self.now_s and name not in waiting
         ]
         traces = tuple(life.trace(name, self.now_s) for name, life in seen)
-        return Simulated(requests=traces, steps=tuple(self.steps), duration_s=self.now_s)
+        return SimulationTrace(requests=traces, steps=tuple(self.steps), duration_s=self.now_s)
 
 
 def _filled(plan: StepPlan) -> StepResult:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from ridgeline.plan.simulate.fleet import Life, Outcome
+from ridgeline.plan.simulate.fleet import FleetOutcome, RequestOutcome
 from ridgeline.records import RequestTrace, Slo
 
 PERCENTILES = (50, 90, 95, 99)
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class LatencySpread(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds over the requests that were served."""
 
     mean: float
@@ -30,7 +30,7 @@ class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     num_lines: int
     num_served: int
-    took: Spread | None
+    took: LatencySpread | None
 
 
 class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +45,10 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     request_rate: float
     output_tok_s: float
-    ttft: Spread | None
-    tpot: Spread | None
-    e2e: Spread | None
-    queue: Spread | None
+    ttft: LatencySpread | None
+    tpot: LatencySpread | None
+    e2e: LatencySpread | None
+    queue: LatencySpread | None
     attainment: float | None
     goodput_req_s: float | None
     hit_share: float
@@ -62,7 +62,7 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchSummary | None = None
 
 
-def summarise(outcome: Outcome, slo: Slo | None) -> FleetSummary:
+def summarise(outcome: FleetOutcome, slo: Slo | None) -> FleetSummary:
     """The numbers of a run."""
     served = [life for life in outcome.lives if life.finished_s == life.finished_s]
     duration_s = max(outcome.duration_s, 1e-9)
@@ -70,7 +70,7 @@ def summarise(outcome: Outcome, slo: Slo | None) -> FleetSummary:
     prompts = sum(life.request.num_prompt for life in served)
     online = [life for life in outcome.lives if not life.request.background]
     waited = [life for life in served if not life.request.background]
-    kept = None if slo is None else sum(keeps(life, slo) for life in waited)
+    kept = None if slo is None else sum(meets_slo(life, slo) for life in waited)
     paid_s = [min(m.until_s, outcome.duration_s) - m.from_s for m in outcome.members]
     return FleetSummary(
         num_requests=len(outcome.lives),
@@ -99,7 +99,7 @@ def summarise(outcome: Outcome, slo: Slo | None) -> FleetSummary:
     )
 
 
-def by_build(outcome: Outcome) -> list[tuple[str, int, float]]:
+def by_build(outcome: FleetOutcome) -> list[tuple[str, int, float]]:
     """Of each kind of replica: its name, requests served, share of its time that it was busy."""
     served: dict[str, int] = {}
     busy_s: dict[str, float] = {}
@@ -116,7 +116,7 @@ def by_build(outcome: Outcome) -> list[tuple[str, int, float]]:
     return [(name, served.get(name, 0), busy_s[name] / max(1e-9, paid_s[name])) for name in busy_s]
 
 
-def _batch(lives: Sequence[Life]) -> BatchSummary | None:
+def _batch(lives: Sequence[RequestOutcome]) -> BatchSummary | None:
     lines = [life for life in lives if life.request.background]
     done = [life for life in lines if life.finished_s == life.finished_s]
     if not lines:
@@ -128,27 +128,29 @@ def _batch(lives: Sequence[Life]) -> BatchSummary | None:
     )
 
 
-def tpot_of(life: Life) -> float:
+def tpot_of(life: RequestOutcome) -> float:
     """Seconds per token after the first."""
     return (life.finished_s - life.first_s) / (life.request.num_output - 1)
 
 
-def keeps(life: Life, slo: Slo) -> bool:
+def meets_slo(life: RequestOutcome, slo: Slo) -> bool:
     """Whether a served request was seen to keep the promise; a single token has no TPOT."""
     ttft_s = life.first_s - life.request.at_s
     tpot_s = tpot_of(life) if life.request.num_output > 1 else None
     return not slo.misses(ttft_s, tpot_s, life.finished_s - life.request.at_s)
 
 
-def _spread(lives: Sequence[Life], value: Callable[[Life], float]) -> Spread | None:
+def _spread(
+    lives: Sequence[RequestOutcome], value: Callable[[RequestOutcome], float]
+) -> LatencySpread | None:
     if not lives:
         return None
     values = np.array([value(life) for life in lives])
     p50, p90, p95, p99 = (float(q) for q in np.percentile(values, PERCENTILES))
-    return Spread(mean=float(values.mean()), p50=p50, p90=p90, p95=p95, p99=p99)
+    return LatencySpread(mean=float(values.mean()), p50=p50, p90=p90, p95=p95, p99=p99)
 
 
-def traces(outcome: Outcome, most: int) -> tuple[RequestTrace, ...]:
+def traces(outcome: FleetOutcome, most: int) -> tuple[RequestTrace, ...]:
     """At most `most` requests, evenly chosen, as everybody else writes them.
 
     The tokens after the first are one chunk at the end: their own instants are not kept.
@@ -160,7 +162,7 @@ def traces(outcome: Outcome, most: int) -> tuple[RequestTrace, ...]:
     )
 
 
-def _trace(name: str, life: Life, end_s: float) -> RequestTrace:
+def _trace(name: str, life: RequestOutcome, end_s: float) -> RequestTrace:
     done = life.finished_s == life.finished_s
     asked = life.request.num_output
     tokens: tuple[float, ...] = ()

@@ -15,7 +15,7 @@ import msgspec
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, kv_budget
 from ridgeline.errors import DoesNotFit
 from ridgeline.modelspec.cost.parameters import largest_mlp
-from ridgeline.plan.calibration.calibration import Memory as Calibrated
+from ridgeline.plan.calibration.calibration import MachineMemory as Calibrated
 from ridgeline.plan.step_time.replica import Replica
 
 BLOCK_SIZE = 16
@@ -24,7 +24,7 @@ RUNTIME_BYTES = 1_000_000_000
 _ROWS_OF_HIDDEN = 6  # residual, normed input, q with k and v, attention's output, two buffers
 
 
-class MemoryAsked(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What the budget depends on besides the replica.
 
     `max_model_len` (None: the model's own) and `kv_bytes` (None: derived) are read on a calibrated
@@ -40,7 +40,7 @@ class MemoryAsked(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int | None = None
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on ONE device, and `kv_tokens` that the whole replica can cache.
 
     `kv_bytes_per_token` is on one device, copies included; `kv_copies` says how often each number
@@ -69,9 +69,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def memory(machine: Replica, asked: MemoryAsked | None = None) -> Memory:
+def memory_budget(machine: Replica, asked: MemoryLimits | None = None) -> MemoryBudget:
     """The table; `kv_tokens` is 0 where the weights leave nothing. Nothing is raised."""
-    asked = MemoryAsked() if asked is None else asked
+    asked = MemoryLimits() if asked is None else asked
     if machine.calibration is not None:
         return _as_the_engine(machine, asked, machine.calibration.memory)
     layout = machine.layout
@@ -80,7 +80,7 @@ def memory(machine: Replica, asked: MemoryAsked | None = None) -> Memory:
     left = usable - machine.resident_bytes - activations - asked.runtime_bytes
     per_token = machine.cost.kv_bytes_per_token / min(layout.tp, machine.num_kv_heads) / layout.pp
     blocks = max(0, int(left // (per_token * asked.block_size)))
-    return Memory(
+    return MemoryBudget(
         device_bytes=machine.device.memory_bytes,
         usable_bytes=usable,
         weight_bytes=machine.resident_bytes,
@@ -93,7 +93,7 @@ def memory(machine: Replica, asked: MemoryAsked | None = None) -> Memory:
     )
 
 
-def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> Memory:
+def _as_the_engine(machine: Replica, asked: MemoryLimits, found: Calibrated) -> MemoryBudget:
     """What Ridgeline's engine would resolve to on this machine; no cache where it would refuse."""
     per_token = machine.cost.kv_bytes_per_token
     rule = KvBudgetInputs(
@@ -108,7 +108,7 @@ def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> M
         requested_bytes=asked.kv_bytes,
     )
     nbytes, blocks = _budget(rule, shorter=asked.max_model_len is None)
-    return Memory(
+    return MemoryBudget(
         device_bytes=found.total_bytes,
         usable_bytes=found.available_bytes,
         weight_bytes=machine.resident_bytes,
@@ -135,7 +135,7 @@ def _budget(rule: KvBudgetInputs, *, shorter: bool) -> tuple[int, int]:
             return budget.nbytes, budget.num_blocks
 
 
-def _activations(machine: Replica, asked: MemoryAsked) -> float:
+def _activations(machine: Replica, asked: MemoryLimits) -> float:
     spec, tp = machine.spec, machine.layout.tp
     act_bytes = 4 if machine.head_dtype == "float32" else 2
     per_token = _ROWS_OF_HIDDEN * spec.hidden_size + 2 * largest_mlp(spec) / tp
@@ -143,7 +143,7 @@ def _activations(machine: Replica, asked: MemoryAsked) -> float:
     return asked.max_num_batched_tokens * per_token * act_bytes + logits
 
 
-def require_fit(machine: Replica, found: Memory, context: int, num_seqs: int = 1) -> None:
+def require_fit(machine: Replica, found: MemoryBudget, context: int, num_seqs: int = 1) -> None:
     """DoesNotFit unless `num_seqs` sequences of `context` tokens fit; windows counted."""
     whole = machine.cost.kv_bytes(context) / machine.cost.kv_bytes_per_token * num_seqs
     if whole <= found.kv_tokens:

@@ -22,7 +22,7 @@ from ridgeline.plan.step_time.replica import Replica
 _RARE = 1e-3  # prompts of a step that are not worth the pricing of one with so many
 
 
-class Mixing:
+class MixedSteps:
     """Steps of one attention group. `most`: chunks that fit one step, on average.
 
     `prompt`: tokens hit, tokens in all. `decoding`: sequences that decode beside it, and the tokens
@@ -42,7 +42,7 @@ class Mixing:
         self._room, self.num_rounds = room, num_rounds
         cached, isl = prompt
         self.num_chunks = num_chunks(isl - cached, room)
-        self.most = most_chunks(isl - cached, room)
+        self.most = max_chunks(isl - cached, room)
         self._known = {0: resting_s}
 
     @property
@@ -107,6 +107,6 @@ def num_chunks(new: int, room: int) -> int:
     return math.ceil(new / room)
 
 
-def most_chunks(new: int, room: int) -> float:
+def max_chunks(new: int, room: int) -> float:
     """Chunks of such prompts that a step holds, on average: at least one."""
     return room * num_chunks(new, room) / new

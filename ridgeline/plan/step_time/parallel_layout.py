@@ -87,7 +87,7 @@ def _routed(spec: ModelSpec) -> list[tuple[MlpSpec, int]]:
     return [(layer.mlp, n) for layer, n in count_layers(spec).items() if layer.mlp.num_experts]
 
 
-class Wires(msgspec.Struct, frozen=True, kw_only=True):
+class Communication(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of communication of one pass over the model, as a + b · tokens."""
 
     fixed_s: float
@@ -97,9 +97,9 @@ class Wires(msgspec.Struct, frozen=True, kw_only=True):
         return self.fixed_s + self.per_token_s * num_tokens
 
 
-def wires(
+def communication(
     layout: Layout, spec: ModelSpec, device: Accelerator, collective_s: float, act_bytes: int
-) -> Wires:
+) -> Communication:
     """Communication of one attention group's tokens in one pass; zero on one device.
 
     `collective_s` is the fixed cost of a collective, `act_bytes` the size of an activation.
@@ -122,4 +122,4 @@ def wires(
     if layout.pp > 1:
         fixed_s += (layout.pp - 1) * collective_s
         per_token_s += slower * (layout.pp - 1) * row_s / layout.tp
-    return Wires(fixed_s=fixed_s, per_token_s=per_token_s)
+    return Communication(fixed_s=fixed_s, per_token_s=per_token_s)

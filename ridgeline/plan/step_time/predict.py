@@ -35,11 +35,11 @@ from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_cat
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.published_efficiency import interval
-from ridgeline.plan.step_time.memory import MemoryAsked, memory, require_fit
-from ridgeline.plan.step_time.mixed_steps import Mixing, most_chunks, num_chunks
+from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget, require_fit
+from ridgeline.plan.step_time.mixed_steps import MixedSteps, max_chunks, num_chunks
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.replica import Replica, replica
-from ridgeline.plan.step_time.speculation import Speculation
+from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.speculation import SpeculationModel
 from ridgeline.roofline import bound
 
 MAX_NUM_BATCHED_TOKENS = 8192
@@ -47,7 +47,7 @@ MAX_NUM_SEQS = 256
 ENGINE_TOKENS, ENGINE_SEATS = 512, 64  # what Ridgeline's own engine has by default on a CPU
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One question; dtypes None: as the checkpoint stores them. `cached`: prompt tokens hit.
 
     With `num_speculative_tokens` drafts per step, of which each is accepted with the probability
@@ -72,7 +72,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def tokens_per_step(self, machine: Replica) -> int:
         """As asked, or the default of the engine that the device was calibrated with."""
-        return limits_of(machine, None, self.max_num_batched_tokens)[1]
+        return resolve_limits(machine, None, self.max_num_batched_tokens)[1]
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class PointTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds at one operating point. `request_s`: from a prompt to its answer's end, waits for
     others' prompts included; `device_s`: of it, what each request takes of the replica."""
 
@@ -104,16 +104,16 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict(
-    point: Point,
+    point: OperatingPoint,
     catalogue: Mapping[str, Accelerator] | None = None,
 ) -> Prediction:
     """Raises BadInput, BadModel, CannotRun, or DoesNotFit where the point cannot be run.
 
     `catalogue` replaces the accelerators that come with Ridgeline.
     """
-    check_point(point)
+    validate_point(point)
     rows = _catalogue() if catalogue is None else dict(catalogue)
-    machine = replica(
+    machine = build_replica(
         _planning_spec(point.model),
         find_accelerator(point.device, rows),
         Layout(tp=point.tp, pp=point.pp, ep=point.ep),
@@ -127,7 +127,9 @@ _catalogue = lru_cache(maxsize=1)(load_catalogue)
 _planning_spec = lru_cache(maxsize=64)(load_planning_spec)
 
 
-def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None) -> Prediction:
+def predict_on(
+    machine: Replica, point: OperatingPoint, asked: MemoryLimits | None = None
+) -> Prediction:
     """As `predict`, for a replica at hand; model, device and layout of the point are not read."""
     context = point.isl + point.osl
     if context > machine.spec.max_positions:
@@ -138,10 +140,10 @@ def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None)
         )
     tokens = point.tokens_per_step(machine)
     asked = asked or _memory_asked(machine, point)
-    fits = memory(machine, asked)
+    fits = memory_budget(machine, asked)
     require_fit(machine, fits, context, point.batch)
-    drafts = speculation_of(machine, point)
-    at = timing(machine, point, drafts)
+    drafts = speculation_model(machine, point)
+    at = time_point(machine, point, drafts)
     batch = _decoding(machine, point)
     if drafts is None:
         decode = machine.uniform(batch, 1, _middle(point), sampled=batch)
@@ -168,13 +170,13 @@ def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None)
     )
 
 
-def _memory_asked(machine: Replica, point: Point) -> MemoryAsked:
+def _memory_asked(machine: Replica, point: OperatingPoint) -> MemoryLimits:
     """The seats that the point needs, and no fewer than servers have by default."""
-    seats, tokens = limits_of(machine, None, point.max_num_batched_tokens)
-    return MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=max(seats, point.batch))
+    seats, tokens = resolve_limits(machine, None, point.max_num_batched_tokens)
+    return MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=max(seats, point.batch))
 
 
-def limits_of(machine: Replica, seats: int | None, tokens: int | None) -> tuple[int, int]:
+def resolve_limits(machine: Replica, seats: int | None, tokens: int | None) -> tuple[int, int]:
     """Seats and tokens per step: as asked, or what the engine there has by default."""
     own = machine.calibration is not None
     return (
@@ -183,7 +185,7 @@ def limits_of(machine: Replica, seats: int | None, tokens: int | None) -> tuple[
     )
 
 
-def check_point(point: Point) -> None:
+def validate_point(point: OperatingPoint) -> None:
     """BadInput for a number out of range."""
     for name in ("isl", "osl", "batch", "max_num_batched_tokens"):
         asked = getattr(point, name)
@@ -193,17 +195,17 @@ def check_point(point: Point) -> None:
         raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
 
 
-def _decoding(machine: Replica, point: Point) -> int:
+def _decoding(machine: Replica, point: OperatingPoint) -> int:
     """Sequences of one attention group in one micro-batch."""
     return math.ceil(point.batch / machine.layout.pp / machine.layout.num_attention)
 
 
-def _middle(point: Point) -> int:
+def _middle(point: OperatingPoint) -> int:
     """Tokens computed before a decode step in the middle of the answer."""
     return point.isl + point.osl // 2
 
 
-def speculation_of(machine: Replica, point: Point) -> Speculation | None:
+def speculation_model(machine: Replica, point: OperatingPoint) -> SpeculationModel | None:
     """What the point says of drafts; BadInput where it says half of it."""
     if not point.num_speculative_tokens:
         if point.acceptance is not None or point.draft_model is not None:
@@ -222,22 +224,24 @@ def speculation_of(machine: Replica, point: Point) -> Speculation | None:
     draft = None
     if point.draft_model is not None:
         draft_spec = _planning_spec(point.draft_model)
-        draft = replica(draft_spec, machine.device, machine.layout, kv_dtype=machine.kv_dtype)
-    return Speculation(
+        draft = build_replica(draft_spec, machine.device, machine.layout, kv_dtype=machine.kv_dtype)
+    return SpeculationModel(
         num_tokens=point.num_speculative_tokens, acceptance=point.acceptance, draft=draft
     )
 
 
-def timing(machine: Replica, point: Point, drafts: Speculation | None = None) -> Timing:
+def time_point(
+    machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
+) -> PointTiming:
     """The seconds of a point, whether it fits or not."""
-    decode_s = decoding_s(machine, point, drafts)
-    mixed = mixing(machine, point, drafts)
+    decode_s = decode_step_s(machine, point, drafts)
+    mixed = mixed_steps(machine, point, drafts)
     clients = point.batch / machine.layout.num_attention / mixed.num_rounds
     steps = _steps(point, clients, mixed.num_chunks, mixed.most)
     chunks = clients * mixed.num_chunks / steps
     request_s = steps * mixed.seconds(chunks)
-    first_s = asking_s(machine)
-    return Timing(
+    first_s = request_overhead_s(machine)
+    return PointTiming(
         ttft_s=mixed.prompt_s + first_s,
         decode_s=decode_s,
         tpot_s=mixed.seconds(chunks * (point.batch - 1) / point.batch),
@@ -247,23 +251,25 @@ def timing(machine: Replica, point: Point, drafts: Speculation | None = None) ->
     )
 
 
-def _steps(point: Point, clients: float, num_chunks: int, most: float) -> float:
+def _steps(point: OperatingPoint, clients: float, num_chunks: int, most: float) -> float:
     """That a client of the loop is there for: those of its prompt and its answer, or as many as it
     takes to compute the prompts of all `clients` of its micro-batch, `most` chunks in each."""
     return max(point.osl - 1 + num_chunks, clients * num_chunks / most)
 
 
-def mixing(machine: Replica, point: Point, drafts: Speculation | None = None) -> Mixing:
+def mixed_steps(
+    machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
+) -> MixedSteps:
     """The steps of one micro-batch of one attention group at this point."""
     seated, new = _decoding(machine, point), point.isl - point.cached
     groups = machine.layout.num_attention
     num_rounds = min(machine.layout.pp, math.ceil(point.batch / groups))
     room = max(1, point.tokens_per_step(machine) - (seated - 1))
     clients = point.batch / groups / num_rounds
-    steps = _steps(point, clients, num_chunks(new, room), most_chunks(new, room))
+    steps = _steps(point, clients, num_chunks(new, room), max_chunks(new, room))
     # Beside a prompt everybody else decodes, unless prompts are most of what there is.
     others = min(seated - 1, math.ceil(clients * (point.osl - 1) / steps))
-    return Mixing(
+    return MixedSteps(
         machine,
         prompt=(point.cached, point.isl),
         decoding=(others, _middle(point)),
@@ -273,17 +279,21 @@ def mixing(machine: Replica, point: Point, drafts: Speculation | None = None) ->
     )
 
 
-def asking_s(machine: Replica) -> float:
+def request_overhead_s(machine: Replica) -> float:
     """What a request takes on its way in and out besides its steps, where that was measured."""
     return 0.0 if machine.calibration is None else machine.calibration.overheads.first_s
 
 
-def decoding_s(machine: Replica, point: Point, drafts: Speculation | None = None) -> float:
+def decode_step_s(
+    machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
+) -> float:
     """Seconds of a decode step with everybody in it, in the middle of the answers."""
     return _decode_s(machine, point, drafts, _decoding(machine, point))
 
 
-def _decode_s(machine: Replica, point: Point, drafts: Speculation | None, batch: int) -> float:
+def _decode_s(
+    machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None, batch: int
+) -> float:
     """Seconds of a decode step; with drafts, per token of each sequence."""
     batch = max(1, batch)
     if drafts is None:
@@ -292,7 +302,7 @@ def _decode_s(machine: Replica, point: Point, drafts: Speculation | None, batch:
 
 
 def predict_lines(
-    lines: Iterable[str | bytes], answer: Callable[[Point], Prediction] = predict
+    lines: Iterable[str | bytes], answer: Callable[[OperatingPoint], Prediction] = predict
 ) -> Iterator[dict[str, Any]]:
     """JSONL in, one object out per line: the answer, or `error` where the point cannot be run.
 
@@ -306,7 +316,7 @@ def predict_lines(
             fields = msgspec.json.decode(line, type=dict[str, Any])
             if "id" in fields:
                 told["id"] = fields.pop("id")
-            told |= msgspec.to_builtins(answer(msgspec.convert(fields, Point)))
+            told |= msgspec.to_builtins(answer(msgspec.convert(fields, OperatingPoint)))
         except msgspec.MsgspecError as error:
             told["error"] = f"line {number}: {error}"
         except UserError as error:

@@ -35,11 +35,16 @@ from ridgeline.plan.calibration.calibration import (
     CalibratedWork,
     Calibration,
     MeasuredDevice,
-    Priced,
     ProductWork,
+    StepSeconds,
 )
 from ridgeline.plan.calibration.published_efficiency import Efficiency, efficiency_of
-from ridgeline.plan.step_time.parallel_layout import Layout, Wires, check_layout, wires
+from ridgeline.plan.step_time.parallel_layout import (
+    Communication,
+    Layout,
+    check_layout,
+    communication,
+)
 from ridgeline.roofline import Peaks, Work, bound
 
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
@@ -79,7 +84,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in its formats on the devices of one layout; build it with `replica`."""
+    """A model in its formats on the devices of one layout; build it with `build_replica`."""
 
     spec: ModelSpec
     cost: CostModel
@@ -91,7 +96,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     peaks: Peaks
     effective_peaks: Peaks
     efficiency: Efficiency
-    wires: Wires
+    wires: Communication
     num_kv_heads: int
     shared_bytes: float
     head_bytes: float
@@ -140,7 +145,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         else:
             least = bound(Work(flops, weight_bytes + kv_bytes), self.effective_peaks)
             overhead_s = eff.step_s + eff.layer_s * len(self.spec.layers) + eff.run_s * num_runs
-            priced = Priced(least.bandwidth_s, least.compute_s, least.seconds, overhead_s)
+            priced = StepSeconds(least.bandwidth_s, least.compute_s, least.seconds, overhead_s)
         return StepCost(
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes,
@@ -197,7 +202,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout.tp / min(self.layout.tp, self.num_kv_heads)
 
 
-def replica(
+def build_replica(
     spec: ModelSpec,
     device: Accelerator,
     layout: Layout | None = None,
@@ -246,7 +251,9 @@ def replica(
             peaks, flops_s=peaks.flops_s * eff.compute, bytes_s=peaks.bytes_s * eff.bandwidth
         ),
         efficiency=eff,
-        wires=wires(layout, spec, device, eff.collective_s, 4 if rest_dtype == "float32" else 2),
+        wires=communication(
+            layout, spec, device, eff.collective_s, 4 if rest_dtype == "float32" else 2
+        ),
         num_kv_heads=num_kv_heads(spec),
         shared_bytes=cost.fixed_weight_bytes / layout.tp,
         head_bytes=cost.head_weight_bytes / layout.tp,

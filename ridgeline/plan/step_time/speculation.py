@@ -19,7 +19,7 @@ from ridgeline.errors import BadInput
 from ridgeline.plan.step_time.replica import Replica, StepCost
 
 
-class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+class SpeculationModel(msgspec.Struct, frozen=True, kw_only=True):
     """`num_tokens` is γ, `acceptance` α. `draft`: the draft model's replica; None: lookup."""
 
     num_tokens: int

@@ -18,11 +18,16 @@ from ridgeline.hardware import measure, system
 from ridgeline.measure.monitors.process_usage import Witness
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import Shape
-from ridgeline.plan.calibration.calibration import Calibration, Memory, Reading
-from ridgeline.plan.calibration.fit import Facts, Sample, blank, fit
-from ridgeline.plan.calibration.interference import Weather, recorded
-from ridgeline.plan.step_time.replica import Replica, replica
-from ridgeline.plan.step_time.simulated import reading_s
+from ridgeline.plan.calibration.calibration import Calibration, MachineMemory, ReaderTimes
+from ridgeline.plan.calibration.fit import (
+    CalibrationInputs,
+    FitSample,
+    empty_calibration,
+    fit_samples,
+)
+from ridgeline.plan.calibration.interference import InterferenceTrace, record_interference
+from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.simulated import reader_s
 from ridgeline.records.progress import Caution, Message, Observer, silent
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
@@ -76,7 +81,9 @@ def calibrate_engine(
         resolve(run_settings(run))  # an error in the last run must not cost the others
     started_s = time.perf_counter()
     available = system.memory()
-    memory = Memory(total_bytes=available.total_bytes, available_bytes=available.available_bytes)
+    memory = MachineMemory(
+        total_bytes=available.total_bytes, available_bytes=available.available_bytes
+    )
     measurements: list[StepMeasurement] = []
     windows: list[LoadWindow] = []
     for number, run in enumerate(runs, 1):
@@ -154,8 +161,8 @@ def kernel_ops_s(float32_ops_s: float) -> dict[str, float]:
 
 
 def calibration_facts(
-    measurements: Sequence[StepMeasurement], memory: Memory, took_s: float, dense_dtype: str
-) -> Facts:
+    measurements: Sequence[StepMeasurement], memory: MachineMemory, took_s: float, dense_dtype: str
+) -> CalibrationInputs:
     """What a calibration holds besides the fit. Measures the machine's rates now."""
     speed = undisturbed_speed(measurements)
     rates = read_rates()
@@ -166,7 +173,7 @@ def calibration_facts(
         for each in measurements
     )
     first_s, reading = request_overheads(fastest_passes(measurements))
-    return Facts(
+    return CalibrationInputs(
         device="this-machine",
         as_of=date.today().isoformat(),
         source=f"ridgeline {ridgeline.__version__} calibrate on {system.cpu_model()}",
@@ -182,7 +189,7 @@ def calibration_facts(
     )
 
 
-def request_overheads(measurements: Sequence[StepMeasurement]) -> tuple[float, Reading]:
+def request_overheads(measurements: Sequence[StepMeasurement]) -> tuple[float, ReaderTimes]:
     """Seconds of a request besides its step, and what an event loop that reads its tokens costs.
 
     From the engine with the shortest steps: a millisecond shows there, while a long step varies by
@@ -201,8 +208,8 @@ def request_overheads(measurements: Sequence[StepMeasurement]) -> tuple[float, R
     ]
     first_s = median(seconds["ttft"]) if seconds["ttft"] else 0.0
     if not per_token_s or not seconds["streamed_ttft"]:
-        return first_s, Reading(token_s=0.0, first_s=0.0)
-    reading = Reading(
+        return first_s, ReaderTimes(token_s=0.0, first_s=0.0)
+    reading = ReaderTimes(
         token_s=max(0.0, median(per_token_s)), first_s=median(seconds["streamed_ttft"])
     )
     return first_s, reading
@@ -228,13 +235,15 @@ def _plain_decode_s(streamed: StepMeasurement, own: Sequence[StepMeasurement]) -
 
 
 def fit_calibration(
-    measurements: Sequence[StepMeasurement], facts: Facts, windows: Sequence[LoadWindow] = ()
+    measurements: Sequence[StepMeasurement],
+    facts: CalibrationInputs,
+    windows: Sequence[LoadWindow] = (),
 ) -> Calibration:
     """Fit to all measurements; with the interference recorded in the load windows."""
-    unfitted = blank(facts, ("float32", "bfloat16", "float16", "int8", "int4"))
+    unfitted = empty_calibration(facts, ("float32", "bfloat16", "float16", "int8", "int4"))
     replicas = lru_cache(maxsize=None)(partial(calibrated_replica, unfitted))
     samples = [
-        Sample(
+        FitSample(
             what=f"{each.model} {each.quantization or 'dense'}: {_shapes_text(each.shapes)}",
             work=replicas(each.model, each.quantization).calibrated_work(
                 each.shapes, each.num_sampled
@@ -245,7 +254,7 @@ def fit_calibration(
         for each in fastest_passes(measurements)
         if each.kind in ("prefill", "decode")
     ]
-    calibration = fit(samples, facts)
+    calibration = fit_samples(samples, facts)
     overheads, wait_s = calibration.overheads, median_wait_s(windows)
     if wait_s is not None:
         overheads = msgspec.structs.replace(overheads, reader_first_s=wait_s)
@@ -262,7 +271,7 @@ def fit_calibration(
 
 
 def _model_errors(
-    calibration: Calibration, samples: Sequence[Sample], *, prompt: bool
+    calibration: Calibration, samples: Sequence[FitSample], *, prompt: bool
 ) -> tuple[float, ...]:
     """Measured over fitted seconds of the prefills among the samples, or of the decodes."""
     pairs = zip(samples, calibration.residuals, strict=True)
@@ -273,22 +282,26 @@ def _model_errors(
     )
 
 
-def _interference(calibration: Calibration, windows: Sequence[LoadWindow]) -> Weather | None:
+def _interference(
+    calibration: Calibration, windows: Sequence[LoadWindow]
+) -> InterferenceTrace | None:
     """The interference in all windows, which are of one engine; None without windows."""
     if not windows:
         return None
     model = calibrated_replica(calibration, windows[0].model, windows[0].quantization)
 
     def fitted_s(shapes: Sequence[Shape], num_sampled: int) -> float:
-        return model.price(shapes, num_sampled).seconds + reading_s(model, num_sampled)
+        return model.price(shapes, num_sampled).seconds + reader_s(model, num_sampled)
 
-    return recorded([window.steps for window in windows], fitted_s)
+    return record_interference([window.steps for window in windows], fitted_s)
 
 
 def calibrated_replica(calibration: Calibration, model: str, quantization: str | None) -> Replica:
     """A model on the calibrated device."""
     weight_dtype = None if quantization is None else FORMATS[quantization]
-    return replica(load_planning_spec(model), calibration.accelerator(), weight_dtype=weight_dtype)
+    return build_replica(
+        load_planning_spec(model), calibration.accelerator(), weight_dtype=weight_dtype
+    )
 
 
 def _shapes_text(shapes: Sequence[tuple[int, int]]) -> str:

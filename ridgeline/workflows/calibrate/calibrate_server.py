@@ -28,11 +28,11 @@ from ridgeline.measure.metrics.latency import ttft_s
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.measure.workload.synthetic import FIRST_ID
 from ridgeline.plan.calibration.remote_server import (
-    About,
-    Decoded,
-    Prompted,
-    Served,
-    fit_served,
+    DecodeSample,
+    PromptSample,
+    ServerRuns,
+    ServerTimes,
+    fit_server_times,
 )
 from ridgeline.records import RequestTrace
 from ridgeline.records.progress import Caution, Observer, silent, stage
@@ -53,7 +53,7 @@ TIMEOUT_S = 120.0
 class ServerCalibration(Result, frozen=True, kw_only=True):
     """A calibration of a server, to be saved as JSON and used with `predict --calibration`."""
 
-    calibration: Served
+    calibration: ServerTimes
 
     def to_dict(self) -> dict[str, Any]:
         return dict(plain(self.calibration))
@@ -92,8 +92,8 @@ class ServerMeasurements:
     """The results of the runs, and notes on what was left out."""
 
     def __init__(self) -> None:
-        self.prompts: list[Prompted] = []
-        self.decodes: list[Decoded] = []
+        self.prompts: list[PromptSample] = []
+        self.decodes: list[DecodeSample] = []
         self.runs: list[str] = []
         self.notes: list[str] = []
 
@@ -122,7 +122,7 @@ async def _calibrate(
         await target.close()
     for note in measurements.notes:
         observer(Caution(text=note))
-    about = About(
+    about = ServerRuns(
         server=server.url,
         model=model,
         as_of=date.today().isoformat(),
@@ -130,7 +130,7 @@ async def _calibrate(
         took_s=time.perf_counter() - started_s,
         runs=tuple(measurements.runs),
     )
-    fitted = fit_served(measurements.prompts, measurements.decodes, about)
+    fitted = fit_server_times(measurements.prompts, measurements.decodes, about)
     return ServerCalibration(calibration=fitted)
 
 
@@ -163,7 +163,7 @@ async def _measure_prompts(
             results.notes.append(f"prompts of {length} tokens were refused: {failed.error}")
             break
         tokens = round(median(trace.prompt_tokens or length for trace in traces))
-        results.prompts.append(Prompted(tokens, median(_ttft_s(trace) for trace in traces)))
+        results.prompts.append(PromptSample(tokens, median(_ttft_s(trace) for trace in traces)))
         decodes = [decoded for trace in traces if (decoded := decode_speed([trace])) is not None]
         if decodes:
             results.decodes.append(_median_decode(decodes))
@@ -177,7 +177,7 @@ async def _measure_prompts(
 async def _measure_wave(
     session: CalibrationSession, results: ServerMeasurements, batch: int, num_prompt: int
 ) -> None:
-    decodes: list[Decoded] = []
+    decodes: list[DecodeSample] = []
     for _ in range(REPEATS):
         traces = await session.wave(batch, num_prompt, WAVE_OUTPUT + batch)
         failed = _first_failure(traces)
@@ -200,7 +200,7 @@ def _first_failure(traces: Sequence[RequestTrace]) -> RequestTrace | None:
     return next((t for t in traces if t.error is not None or not t.token_s), None)
 
 
-def decode_speed(traces: Sequence[RequestTrace]) -> Decoded | None:
+def decode_speed(traces: Sequence[RequestTrace]) -> DecodeSample | None:
     """Seconds per token while all requests generate; None if they hardly ever did."""
     start_s = max(trace.token_s[0] for trace in traces)
     end_s = min(trace.token_s[-1] for trace in traces)
@@ -218,10 +218,10 @@ def decode_speed(traces: Sequence[RequestTrace]) -> Decoded | None:
             return None
         tpots_s.append((inside[-1][0] - inside[0][0]) / tokens)
         contexts.append(trace.prompt_tokens + sum(trace.token_counts) - tokens / 2)
-    return Decoded(len(traces), sum(contexts) / len(contexts), sum(tpots_s) / len(tpots_s))
+    return DecodeSample(len(traces), sum(contexts) / len(contexts), sum(tpots_s) / len(tpots_s))
 
 
-def _median_decode(decodes: Sequence[Decoded]) -> Decoded:
+def _median_decode(decodes: Sequence[DecodeSample]) -> DecodeSample:
     return sorted(decodes, key=lambda each: each.tpot_s)[len(decodes) // 2]
 
 

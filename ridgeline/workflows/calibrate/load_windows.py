@@ -20,7 +20,7 @@ from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.workload.arrivals import RecordedArrivals
 from ridgeline.measure.workload.base import LoadRequest
-from ridgeline.plan.calibration.interference import Busy, is_fresh
+from ridgeline.plan.calibration.interference import LoadedStep, has_prompt
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.workflows.calibrate.step_bench import StepBench
 
@@ -42,7 +42,7 @@ class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     quantization: str | None
     share: float
-    steps: tuple[Busy, ...]
+    steps: tuple[LoadedStep, ...]
     waits_s: tuple[float, ...]
 
 
@@ -99,14 +99,14 @@ async def _run_window(bench: StepBench, rate: float, seed: int) -> RunTrace:
     return await run_load(EngineTarget(bench.engine), workload, arrivals, options)
 
 
-def busy_steps(steps: Sequence[StepStat]) -> Iterator[Busy]:
+def busy_steps(steps: Sequence[StepStat]) -> Iterator[LoadedStep]:
     """Each step with its seconds: until the next step if a sequence continues, else its own."""
     for step, after in pairwise(steps):
         if not step.shapes:
             continue
         ends = {new + cached for new, cached in step.shapes}
         continues = any(cached in ends for _, cached in after.shapes)
-        yield Busy(
+        yield LoadedStep(
             at_s=step.at_s,
             seconds=after.at_s - step.at_s if continues else step.plan_s + step.run_s,
             shapes=step.shapes,
@@ -121,7 +121,7 @@ def first_token_waits_s(
     single = {
         step.at_s: step.plan_s + step.run_s
         for step in steps
-        if len(step.shapes) == 1 and is_fresh(step.shapes)
+        if len(step.shapes) == 1 and has_prompt(step.shapes)
     }
     for request in requests:
         started_s = request.started_s

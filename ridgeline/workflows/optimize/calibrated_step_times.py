@@ -16,7 +16,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun, UserError
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.calibration.calibration import Calibration
-from ridgeline.plan.step_time.replica import Replica, replica
+from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.records import StepStat
 
 Shapes = Sequence[tuple[int, int]]
@@ -60,7 +60,7 @@ class CalibratedStepTimes:
         if quantization is not None:
             weight_dtype = _CATALOGUE_DTYPES.get(quantization, quantization)
         try:
-            return replica(
+            return build_replica(
                 load_planning_spec(model),
                 self._device,
                 weight_dtype=weight_dtype,

@@ -14,19 +14,25 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.cost.api_prices import (
     STALE_DAYS,
     ApiPrice,
+    ApiUsage,
     RequestCost,
-    Usage,
     age_days,
+    break_even_reads_per_hour,
+    break_even_reuses,
     check_fresh,
     load_prices,
-    reads_per_hour_to_pay,
     request_cost,
-    reuses_to_pay,
 )
-from ridgeline.plan.cost.ownership import BreakEven, Owned, Spot, break_even, kwh_per_million
+from ridgeline.plan.cost.ownership import (
+    BreakEven,
+    OwnedDevice,
+    SpotDevice,
+    break_even,
+    kwh_per_million,
+)
 from ridgeline.plan.fleet.demand import Demand, demand_of
-from ridgeline.plan.fleet.infeasible import impossible
-from ridgeline.plan.fleet.search import Candidate, Space, quoted_price, search
+from ridgeline.plan.fleet.infeasible import explain_infeasible
+from ridgeline.plan.fleet.search import Candidate, SearchSpace, quoted_price, search
 from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import workload_lengths
@@ -52,8 +58,8 @@ class CostOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch: bool = False
     long_lived: bool = False
     price_per_hour: float | None = None
-    owned: Owned | None = None
-    spot: Spot | None = None
+    owned: OwnedDevice | None = None
+    spot: SpotDevice | None = None
     prices: Path | None = None
     accept_stale: bool = False
     catalogue: Path | None = None
@@ -105,7 +111,7 @@ class CostResult(Result, frozen=True, kw_only=True):
     `basis`: where the price of the fleet comes from.
     """
 
-    usage: Usage
+    usage: ApiUsage
     fleet: Candidate
     dollars_per_hour: float
     dollars_per_month: float
@@ -125,7 +131,7 @@ def cost(options: CostOptions) -> CostResult:
     demand = _demand(options)
     device_price, basis, notes = _device_price(options, device, today)
     fleet = _fleet(options, demand, device_price, catalogue)
-    usage = Usage(
+    usage = ApiUsage(
         isl=demand.isl,
         osl=demand.osl,
         rate=options.rate,
@@ -217,18 +223,18 @@ def _fleet(
     options: CostOptions, demand: Demand, device_price: float, catalogue: dict[str, Accelerator]
 ) -> Candidate:
     spec, slo = load_planning_spec(options.model), Slo.parse(options.slo)
-    space = Space(
+    space = SearchSpace(
         devices=(find_accelerator(options.device, catalogue).name,),
         dollars_per_device_hour=device_price,
     )
     found = search(spec, demand, slo, space, catalogue)
     if not found.fleets:
-        raise impossible(spec, demand, slo, space, catalogue, found)
+        raise explain_infeasible(spec, demand, slo, space, catalogue, found)
     return found.fleets[0]
 
 
 def _offers(
-    options: CostOptions, usage: Usage, fleet: Candidate, hourly: float, today: date
+    options: CostOptions, usage: ApiUsage, fleet: Candidate, hourly: float, today: date
 ) -> tuple[tuple[ProviderOffer, ...], list[str]]:
     """The providers, cheapest first, and warnings about their prices."""
     offers, notes = [], []
@@ -248,7 +254,7 @@ def _provider_prices(path: Path | None) -> dict[str, ApiPrice]:
         raise BadInput("cannot read the prices", value=str(path), fix=str(error)) from None
 
 
-def _offer(price: ApiPrice, usage: Usage, fleet: Candidate, hourly: float) -> ProviderOffer:
+def _offer(price: ApiPrice, usage: ApiUsage, fleet: Candidate, hourly: float) -> ProviderOffer:
     request = request_cost(price, usage)
     cached = usage.prefix > 0 and request.caches
     return ProviderOffer(
@@ -258,8 +264,8 @@ def _offer(price: ApiPrice, usage: Usage, fleet: Candidate, hourly: float) -> Pr
         total_per_request=request.total,
         per_month=request.total * usage.rate * 3600 * HOURS_PER_MONTH,
         break_even=break_even(fleet, hourly, request.total),
-        reuses_to_pay=reuses_to_pay(price, long_lived=usage.long_lived) if cached else None,
-        reads_per_hour_to_pay=reads_per_hour_to_pay(price)
+        reuses_to_pay=break_even_reuses(price, long_lived=usage.long_lived) if cached else None,
+        reads_per_hour_to_pay=break_even_reads_per_hour(price)
         if cached and price.storage_per_hour
         else None,
         as_of=price.as_of,

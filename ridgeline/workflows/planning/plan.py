@@ -19,15 +19,20 @@ from ridgeline.modelspec.cost.serving_formats import (
 )
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.cost.api_prices import check_fresh
-from ridgeline.plan.deploy.clusters import DEFAULT_CLUSTER, Asked, pinned, place
-from ridgeline.plan.deploy.launch import Start, commands
-from ridgeline.plan.deploy.manifests import Written, manifests
+from ridgeline.plan.deploy.clusters import (
+    DEFAULT_CLUSTER,
+    ManifestOptions,
+    require_pinned,
+    resolve_target,
+)
+from ridgeline.plan.deploy.launch import LaunchPlan, launch_commands
+from ridgeline.plan.deploy.manifests import Manifests, render_manifests
 from ridgeline.plan.fleet.demand import Demand, demand_of
-from ridgeline.plan.fleet.disaggregate import Verdict, verdict
-from ridgeline.plan.fleet.infeasible import impossible
-from ridgeline.plan.fleet.search import Candidate, Found, Space, quoted_price, search
-from ridgeline.plan.step_time.memory import Memory, MemoryAsked, memory
-from ridgeline.plan.step_time.replica import Replica, replica
+from ridgeline.plan.fleet.disaggregate import DisaggregationVerdict, judge_disaggregation
+from ridgeline.plan.fleet.infeasible import explain_infeasible
+from ridgeline.plan.fleet.search import Candidate, SearchResult, SearchSpace, quoted_price, search
+from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
+from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.records import Slo
 from ridgeline.report.files import write_files
 from ridgeline.report.result import Result
@@ -62,7 +67,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     catalogue: Path | None = None
     calibration: Path | None = None
     manifests: bool = False
-    place: Asked = Asked()
+    place: ManifestOptions = ManifestOptions()
     seed: int = 0
 
 
@@ -70,7 +75,7 @@ class PlanResult(Result, frozen=True, kw_only=True):
     """The fleets that meet the SLO, cheapest first, and how to start the first of them.
 
     `front`: the candidates that no other beats in both speed per user and throughput per device.
-    `memory`: of one device of the cheapest fleet. `manifests`: Kubernetes and Ray Serve, if wanted.
+    `memory_budget`: of one device of the cheapest fleet. `render_manifests`: Kubernetes and Ray Serve, if wanted.
     """
 
     model: str
@@ -79,11 +84,11 @@ class PlanResult(Result, frozen=True, kw_only=True):
     num_candidates: int
     fleets: tuple[Candidate, ...]
     front: tuple[Candidate, ...]
-    memory: Memory
-    disaggregation: Verdict
+    memory: MemoryBudget
+    disaggregation: DisaggregationVerdict
     commands: dict[str, str]
     notes: tuple[str, ...]
-    manifests: Written | None = None
+    manifests: Manifests | None = None
 
     def to_html(self) -> str:
         """The plan with the front as a chart."""
@@ -108,20 +113,20 @@ def plan(options: PlanOptions) -> PlanResult:
     space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
     search_result = search(spec, demand, slo, space, catalogue)
     if not search_result.fleets:
-        raise impossible(spec, demand, slo, space, catalogue, search_result)
+        raise explain_infeasible(spec, demand, slo, space, catalogue, search_result)
     return _result(options, spec, demand, search_result, catalogue, stale)
 
 
 def _check(options: PlanOptions) -> None:
     """BadInput for an option that would have no effect."""
-    if not options.manifests and options.place != Asked():
+    if not options.manifests and options.place != ManifestOptions():
         raise BadInput(
             "--cluster, --image, --ray-image and --node-label have no effect without --manifests",
             fix="name a folder: --manifests FOLDER",
         )
     for image in (options.place.image, options.place.ray_image):
         if image is not None:
-            pinned(image)
+            require_pinned(image)
     if options.place.node_label is not None and options.place.cluster != DEFAULT_CLUSTER:
         raise BadInput(
             "--cluster cannot be combined with --node-label", value=options.place.cluster
@@ -159,14 +164,14 @@ def _check_context(options: PlanOptions, demand: Demand, spec: ModelSpec) -> Non
         )
 
 
-def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Space:
+def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> SearchSpace:
     names = _names(options.devices)
     if names is None:
         devices = tuple(d.name for d in catalogue.values() if d.prices and d.peak_flops)
     else:
         devices = tuple(find_accelerator(name, dict(catalogue)).name for name in names)
     weights, kvs = _names(options.weight_dtypes), _names(options.kv_dtypes)
-    return Space(
+    return SearchSpace(
         devices=devices,
         weight_dtypes=None if weights is None else tuple(map(parse_weight_dtype, weights)),
         kv_dtypes=None if kvs is None else tuple(map(parse_kv_dtype, kvs)),
@@ -177,8 +182,8 @@ def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Space:
 
 
 def _with_fresh_prices(
-    options: PlanOptions, space: Space, catalogue: Mapping[str, Accelerator]
-) -> tuple[Space, list[str]]:
+    options: PlanOptions, space: SearchSpace, catalogue: Mapping[str, Accelerator]
+) -> tuple[SearchSpace, list[str]]:
     """The space without devices whose price is stale, and notes about them.
 
     Raises BadInput if such a device was named, or no device is left.
@@ -221,27 +226,27 @@ def _result(
     options: PlanOptions,
     spec: ModelSpec,
     demand: Demand,
-    found: Found,
+    found: SearchResult,
     catalogue: Mapping[str, Accelerator],
     stale: list[str],
 ) -> PlanResult:
     best, slo = found.fleets[0], Slo.parse(options.slo)
-    model = replica(
+    model = build_replica(
         spec,
         catalogue[best.device],
         best.layout,
         weight_dtype=best.weight_dtype,
         kv_dtype=best.kv_dtype,
     )
-    limits = MemoryAsked(
+    limits = MemoryLimits(
         max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.seats
     )
     start = _start(options, spec, demand, best, catalogue)
     written = None
     if options.manifests:
         promise = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {slo}"
-        where = place(start.device, options.place)
-        written = manifests(start, where, checkpoint_bytes(spec), promise)
+        where = resolve_target(start.device, options.place)
+        written = render_manifests(start, where, checkpoint_bytes(spec), promise)
     return PlanResult(
         model=options.model,
         demand=demand,
@@ -249,9 +254,9 @@ def _result(
         num_candidates=found.num_candidates,
         fleets=found.fleets[:MAX_FLEETS_SHOWN],
         front=found.front,
-        memory=memory(model, limits),
-        disaggregation=verdict(model, demand, slo, best),
-        commands=commands(start),
+        memory=memory_budget(model, limits),
+        disaggregation=judge_disaggregation(model, demand, slo, best),
+        commands=launch_commands(start),
         notes=(*_notes(options, best, model, catalogue), *stale),
         manifests=written,
     )
@@ -263,11 +268,11 @@ def _start(
     demand: Demand,
     best: Candidate,
     catalogue: Mapping[str, Accelerator],
-) -> Start:
+) -> LaunchPlan:
     hub = hub_name(options.model)
     path = Path(options.model)
     longest = min(spec.max_positions, -(-demand.longest // 256) * 256)
-    return Start(
+    return LaunchPlan(
         each=best,
         device=catalogue[best.device],
         model=hub or str(path.parent if path.suffix == ".json" else path),

@@ -7,9 +7,14 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.plan.calibration.calibration import is_of_server
-from ridgeline.plan.calibration.remote_server import Served, Told, load_served, predict_served
-from ridgeline.plan.step_time.predict import Point, Prediction, predict
+from ridgeline.plan.calibration.calibration import is_server_calibration
+from ridgeline.plan.calibration.remote_server import (
+    ServerPrediction,
+    ServerTimes,
+    load_server_times,
+    predict_server_times,
+)
+from ridgeline.plan.step_time.predict import OperatingPoint, Prediction, predict
 from ridgeline.report.result import Result
 from ridgeline.workflows.planning.device_catalogue import default_device, read_catalogue
 
@@ -20,9 +25,9 @@ class OperatingPointResult(Result, frozen=True, kw_only=True):
     `prediction` comes from the roofline model, or, for a calibrated `server`, from the fit to it.
     """
 
-    point: Point
-    prediction: Prediction | Told
-    server: Served | None = None
+    point: OperatingPoint
+    prediction: Prediction | ServerPrediction
+    server: ServerTimes | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The prediction's figures by name."""
@@ -30,16 +35,16 @@ class OperatingPointResult(Result, frozen=True, kw_only=True):
 
 
 def predict_point(
-    point: Point, *, catalogue: Path | None = None, calibration: Path | None = None
+    point: OperatingPoint, *, catalogue: Path | None = None, calibration: Path | None = None
 ) -> OperatingPointResult:
     """Predict `point`. Its device defaults to the calibrated one.
 
     Raises UserError if the point cannot run: a name is unknown, or the model does not fit.
     """
-    if calibration is not None and is_of_server(calibration):
+    if calibration is not None and is_server_calibration(calibration):
         if catalogue is not None:
-            raise _unused_with_server(str(catalogue), load_served(calibration))
-        return _predict_server(point, load_served(calibration))
+            raise _unused_with_server(str(catalogue), load_server_times(calibration))
+        return _predict_server(point, load_server_times(calibration))
     rows = read_catalogue(catalogue, calibration)
     device = default_device(point.device or None, rows)
     if not point.model or device is None:
@@ -50,18 +55,20 @@ def predict_point(
     return OperatingPointResult(point=point, prediction=predict(point, rows))
 
 
-def _predict_server(point: Point, server: Served) -> OperatingPointResult:
+def _predict_server(point: OperatingPoint, server: ServerTimes) -> OperatingPointResult:
     """From a calibration of a server: only isl, osl and batch can vary."""
-    usable = Point(model=point.model, device="", isl=point.isl, osl=point.osl, batch=point.batch)
+    usable = OperatingPoint(
+        model=point.model, device="", isl=point.isl, osl=point.osl, batch=point.batch
+    )
     names = point.__struct_fields__
     unused = [name for name in names if getattr(point, name) != getattr(usable, name)]
     if unused or point.model not in ("", server.model):
         raise _unused_with_server(", ".join(unused) or point.model, server)
-    prediction = predict_served(server, point.isl, point.osl, point.batch)
+    prediction = predict_server_times(server, point.isl, point.osl, point.batch)
     return OperatingPointResult(point=point, prediction=prediction, server=server)
 
 
-def _unused_with_server(given: str, server: Served) -> BadInput:
+def _unused_with_server(given: str, server: ServerTimes) -> BadInput:
     return BadInput(
         "the calibration of a server predicts only that server with its model",
         value=given,

@@ -13,7 +13,7 @@ from ridgeline.measure.metrics.summary import summarise as summarise_run
 from ridgeline.measure.report.bench_page import bench_page
 from ridgeline.measure.report.chrome_trace import chrome_trace
 from ridgeline.measure.workload.synthetic import MAX_TOKENS
-from ridgeline.plan.simulate.fleet import Outcome, simulate_fleet
+from ridgeline.plan.simulate.fleet import FleetOutcome, simulate_fleet
 from ridgeline.plan.simulate.summary import FleetSummary, summarise, traces
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import RunTrace, Slo
@@ -90,7 +90,7 @@ class SimulationResult(Result, frozen=True, kw_only=True):
 
     options: SimulateOptions
     replicas: tuple[Replica, ...]
-    outcome: Outcome
+    outcome: FleetOutcome
     summary: FleetSummary
     notes: tuple[str, ...]
 

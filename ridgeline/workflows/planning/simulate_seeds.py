@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.errors import BadInput
-from ridgeline.plan.simulate.summary import FleetSummary, Spread
+from ridgeline.plan.simulate.summary import FleetSummary, LatencySpread
 from ridgeline.records.progress import Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
 from ridgeline.stats import Interval
@@ -82,7 +82,7 @@ def _figures(summary: FleetSummary) -> list[tuple[str, float]]:
     return [*figures, ("output_tok_s", summary.output_tok_s), ("utilisation", summary.utilisation)]
 
 
-def _percentiles(name: str, spread: Spread | None) -> list[tuple[str, float]]:
+def _percentiles(name: str, spread: LatencySpread | None) -> list[tuple[str, float]]:
     if spread is None:
         return []
     return [(f"{name}_p50_s", spread.p50), (f"{name}_p99_s", spread.p99)]

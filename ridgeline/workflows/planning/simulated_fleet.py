@@ -18,15 +18,15 @@ from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
-from ridgeline.plan.calibration.interference import MIDDLE, Sky
-from ridgeline.plan.simulate.block_counter import CountedPool
-from ridgeline.plan.simulate.fleet import Build, Faults, FleetPlan, Scaling
-from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
+from ridgeline.plan.calibration.interference import MIDDLE, InterferenceSampler
+from ridgeline.plan.simulate.block_counter import CountingBlockPool
+from ridgeline.plan.simulate.fleet import Autoscaling, FaultModel, FleetConfig, ReplicaConfig
+from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryLimits, memory_budget, require_fit
 from ridgeline.plan.step_time.parallel_layout import NETWORK_BYTES_S, Layout
-from ridgeline.plan.step_time.predict import limits_of
-from ridgeline.plan.step_time.replica import Replica, replica
-from ridgeline.plan.step_time.simulated import Modelled, Pace
-from ridgeline.plan.step_time.speculation import Speculation
+from ridgeline.plan.step_time.predict import resolve_limits
+from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.simulated import ModelledStepTimes, StepTimes
+from ridgeline.plan.step_time.speculation import SpeculationModel
 from ridgeline.workflows.planning.device_catalogue import (
     default_device,
     parse_stock,
@@ -59,15 +59,17 @@ def kinds_of(options: SimulateOptions) -> list[Kind]:
     return [(_model_replica(options, catalogue[name]), count) for name, count in stock.items()]
 
 
-def fleet_plan(options: SimulateOptions, kinds: Sequence[Kind], longest_request: int) -> FleetPlan:
+def fleet_plan(
+    options: SimulateOptions, kinds: Sequence[Kind], longest_request: int
+) -> FleetConfig:
     """The fleet to simulate. `longest_request`: prompt and output tokens that must fit."""
     builds = [(_build(options, model, longest_request), count) for model, count in kinds]
     if sum(count for _, count in kinds) > MAX_REPLICAS:
         raise BadInput("--device names too many replicas", limit=f"{MAX_REPLICAS:,}")
     faults = None
     if options.mtbf_s is not None:
-        faults = Faults(mtbf_s=options.mtbf_s, repair_s=options.repair_s)
-    return FleetPlan(
+        faults = FaultModel(mtbf_s=options.mtbf_s, repair_s=options.repair_s)
+    return FleetConfig(
         builds=tuple(build for build, count in builds for _ in range(count)),
         decode=(builds[0][0],) * options.decode_replicas,
         transfer_s=_kv_transfer_s(kinds[0][0]) if options.decode_replicas else None,
@@ -80,7 +82,7 @@ def fleet_plan(options: SimulateOptions, kinds: Sequence[Kind], longest_request:
 
 
 def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
-    return replica(
+    return build_replica(
         load_planning_spec(options.model),
         device,
         Layout(tp=options.tp, pp=options.pp, ep=options.ep),
@@ -91,15 +93,15 @@ def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
     )
 
 
-def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Build:
+def _build(options: SimulateOptions, model: Replica, longest_request: int) -> ReplicaConfig:
     if model.layout.pp > 1 or model.layout.num_attention > 1:
         raise BadInput(
             "replicas with pipeline stages or several attention groups cannot be simulated",
             value=str(model.layout),
             fix="use tp, and ep up to tp",
         )
-    slots, tokens = limits_of(model, options.max_num_seqs, options.max_num_batched_tokens)
-    fits = memory(model, MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=slots))
+    slots, tokens = resolve_limits(model, options.max_num_seqs, options.max_num_batched_tokens)
+    fits = memory_budget(model, MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=slots))
     require_fit(model, fits, longest_request)
     limits = SchedulerLimits(
         max_num_seqs=slots,
@@ -111,25 +113,27 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Bu
         num_blocks = fits.kv_tokens // BLOCK_SIZE
         # Counting free blocks is faster, but only named blocks can be cached or preempted.
         named = options.prefix_caching or options.batch_share
-        pool = (BlockPool if named else CountedPool)(num_blocks, BLOCK_SIZE)
+        pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
         cache = PrefixCache(pool) if options.prefix_caching else NoPrefixCache()
         return Scheduler(limits, make_policy("continuous"), pool, cache)
 
-    pace: Pace = Modelled(model, _speculation(options))
+    pace: StepTimes = ModelledStepTimes(model, _speculation(options))
     calibration = model.calibration
     weather = None if calibration is None else calibration.weather
     level = MIDDLE if options.num_seeds == 1 else None
-    return Build(
+    return ReplicaConfig(
         name=model.device.name,
         scheduler=make_scheduler,
         pace=pace,
         num_devices=model.layout.num_devices,
         asking_s=0.0 if calibration is None else calibration.overheads.reader_first_s,
-        sky=None if weather is None else partial(Sky, weather, options.seed, level=level),
+        sky=None
+        if weather is None
+        else partial(InterferenceSampler, weather, options.seed, level=level),
     )
 
 
-def _speculation(options: SimulateOptions) -> Speculation | None:
+def _speculation(options: SimulateOptions) -> SpeculationModel | None:
     if not options.num_speculative_tokens:
         return None
     if options.acceptance is None:
@@ -138,7 +142,9 @@ def _speculation(options: SimulateOptions) -> Speculation | None:
             value=options.num_speculative_tokens,
             fix="add --acceptance",
         )
-    return Speculation(num_tokens=options.num_speculative_tokens, acceptance=options.acceptance)
+    return SpeculationModel(
+        num_tokens=options.num_speculative_tokens, acceptance=options.acceptance
+    )
 
 
 def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
@@ -147,10 +153,10 @@ def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
     return lambda tokens: model.cost.kv_bytes(tokens) * model.kv_copies / rate
 
 
-def _scaling(options: SimulateOptions) -> Scaling | None:
+def _scaling(options: SimulateOptions) -> Autoscaling | None:
     if options.autoscale is None:
         return None
-    return Scaling(
+    return Autoscaling(
         target=options.target_in_flight,
         most=options.autoscale,
         least=options.replicas,

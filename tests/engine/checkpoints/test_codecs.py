@@ -18,7 +18,7 @@ from ridgeline.engine.checkpoints.bit_packing import num_words, pack_words, unpa
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.quantised import Foreign, foreign_of
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint, read_quantization_config
 
 VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
 NAMES = {torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
@@ -74,14 +74,14 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_as_its_own_library_decodes(name: str) -> None:
     raw, truth = case(name)
-    found = decoded(codec_for(foreign_of(CASES[name], name)), raw)
+    found = decoded(codec_for(read_quantization_config(CASES[name], name)), raw)
     dense = found.dense() if isinstance(found, Grid) else found
     if name == "bnb_int8":  # two products, which its library rounds in the other order
         assert torch.allclose(dense, truth.float(), rtol=3e-7, atol=0)
     else:
         assert torch.equal(dense.to(truth.dtype), truth)
     raw[next(iter(sorted(raw)))] = torch.zeros_like(raw[next(iter(sorted(raw)))])
-    spoilt = decoded_or_none(codec_for(foreign_of(CASES[name], name)), raw)
+    spoilt = decoded_or_none(codec_for(read_quantization_config(CASES[name], name)), raw)
     assert spoilt is None or not torch.equal(spoilt, dense)  # a tensor that is not read would pass
 
 
@@ -130,7 +130,7 @@ def test_gptq(bits: int, version: int, sym: bool) -> None:
             "sym": sym,
             "checkpoint_format": "gptq" if told == 1 else "gptq_v2",
         }
-        found = decoded(codec_for(foreign_of(config, "test")), raw)
+        found = decoded(codec_for(read_quantization_config(config, "test")), raw)
         assert isinstance(found, Grid) and (found.zero_OG is None) == sym
         assert torch.equal(found.dense(), truth_KN.T)
 
@@ -141,7 +141,7 @@ def test_gptq_that_says_symmetric_and_is_not() -> None:
         ".qzeros": torch.tensor([[0x12345678]], dtype=torch.int32),
         ".scales": torch.ones(1, 8).half(),
     }
-    foreign = Foreign(codec="gptq", name="", bits=4, group_size=32)
+    foreign = QuantisedCheckpoint(codec="gptq", name="", bits=4, group_size=32)
     with pytest.raises(BadModel, match="sym with zero-points"):
         decoded(codec_for(foreign), raw)
 
@@ -182,4 +182,4 @@ def test_the_older_wasteful_words() -> None:
 )
 def test_unknown_and_contradictory_configs_are_refused(config: Any, told: str) -> None:
     with pytest.raises(BadModel, match=told):
-        foreign_of(config, "here")
+        read_quantization_config(config, "here")

@@ -22,7 +22,7 @@ from ridgeline.engine.quant.blocks import Blocks, pack, round_to, under_one
 from ridgeline.engine.quant.grid import Grid, refusal
 from ridgeline.engine.quant.grid import pack as pack_grid
 from ridgeline.engine.quant.int4.reference import MOST
-from ridgeline.modelspec.checkpoints.gguf_header import TYPES, format_of
+from ridgeline.modelspec.checkpoints.gguf_header import TYPES, computed_format
 from ridgeline.modelspec.format import blocks, format_for
 
 ISAS = _native.linear_isas().split(",")
@@ -82,7 +82,7 @@ def on(isa: str, packed: Packed, bias_O: torch.Tensor | None = None) -> NativeLi
 
 
 def test_every_type_that_is_computed_packed_is_here() -> None:
-    assert set(HALVES) == set(READERS) == {k for k in BYTES if format_of(k).kind == "blocks"}
+    assert set(HALVES) == set(READERS) == {k for k in BYTES if computed_format(k).kind == "blocks"}
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -155,7 +155,7 @@ def test_types_computed_together_keep_their_weights() -> None:
         assert torch.equal(whole.dense(), truth), (first, second)
         assert torch.equal(NativeLinear(pack(whole)).rows(torch.arange(52)), truth)
     same = under_one([made("Q4_K", 16, 256)[0], made("Q4_K", 16, 256)[0]])
-    assert same.format == format_of("Q4_K")
+    assert same.format == computed_format("Q4_K")
 
 
 def test_concatenated_pieces_unpack_to_their_rows() -> None:
