@@ -200,7 +200,7 @@ class BenchTarget(Section, frozen=True, kw_only=True):
 
 
 class BenchReport(Section, frozen=True, kw_only=True):
-    """Repetitions of a bench run, and what is written about it."""
+    """Repetitions of a bench run, and the files it writes."""
 
     title: ClassVar[str] = "Repetition"
     table: ClassVar[str] = "bench"
