@@ -1,25 +1,24 @@
-"""Goodput search: the largest load that a server carries while it keeps its SLO.
+"""Goodput search: the largest load at which a server meets its SLO.
 
 Load is a number: requests/s of an open loop, or users of a closed loop (`whole=True`). Attainment
-falls as load rises, so: double from `low` until a probe fails, then bisect (geometrically)
-between the last that held and the first that failed, until they are within `tolerance`. Few
-probes: log2(high/low) + about 3.
+falls as load rises, so the search doubles the load from `low` until a probe fails, then bisects
+(geometrically) between the last load that held and the first that failed, until they are within
+`tolerance`: about log2(high/low) + 3 probes.
 
-Traps of short probes, and what is done about them:
-- A queue needs time to hurt: at twice the capacity, the first requests of a short burst still
-  meet a lax SLO. A probe is *saturated* when work drained long after the last arrival (see
-  `saturated`), and a saturated probe does not hold, whatever its latencies say.
-- Past saturation more load only queues. When doubling the load brings less than `PLATEAU` more
-  goodput, the search stops.
-- A share of few requests is luck: 97 of 100 in time may be a server that keeps 92 %. With
-  `prove_within` a load holds only where the Wilson interval of its attainment lies above the
-  promise, and fails where it lies below; in between the load is run again, with other requests,
-  and the runs are pooled, at most so many. What is not shown then, is not claimed.
-- A failing run need not be finished: `MissBudget` stops a run as soon as its outcome is certain.
+Short probes can mislead:
+- A queue takes time to build up: at twice the capacity, the first requests of a short burst still
+  meet a lax SLO. A probe is *is_saturated* if requests drained long after the last arrival, and a
+  is_saturated probe does not hold, whatever its latencies.
+- Beyond saturation, more load only adds to the queue. The search stops once doubling the load gains
+  less than `PLATEAU` in goodput.
+- A share of few requests is noisy: 97 of 100 in time may be a server that attains 92 %. With
+  `prove_within`, a load holds only if the Wilson interval of its attainment is above the SLO, and
+  fails if it is below; otherwise the load is run again with other requests, up to that many times,
+  and the runs are pooled. A load that is still undecided does not hold.
+- A failing run need not finish: `MissBudget` stops it once its outcome is certain.
 
-What a probe is worth is its goodput: requests/s that met the SLO, from the first arrival to the
-last token. `find_goodput` reports the largest load that held *and* every probe, so that the knee
-can be drawn.
+The figure of a probe is its goodput: requests/s that met the SLO, from the first arrival to the
+last token. `find_goodput` returns the largest load that held and every probe, to draw the knee.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.metrics.goodput import Goodput, goodput, meets
-from ridgeline.measure.metrics.latency import e2e_s, succeeded
+from ridgeline.measure.metrics.latency import e2e_s, successful_requests
 from ridgeline.records import RequestTrace, RunTrace, Slo
 from ridgeline.stats import wilson_interval
 
@@ -47,7 +46,7 @@ MIN_SERVED = 0.8
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """One run at one load. `reason` says why it does not hold ("" where it does)."""
+    """One load. `reason`: why it does not hold ("" if it does). `run` is the last run at it."""
 
     load: float
     holds: bool
@@ -58,10 +57,9 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`best` is the probe at the largest load that held, None where none did (infeasible).
+    """`best` is the probe at the largest load that held, None if none did (infeasible).
 
-    `goodput_req_s` is its goodput, 0.0 without one. `failed_load` is the smallest load known to
-    fail: the truth lies between `load` and it.
+    `failed_load` is the smallest load known to fail: the true limit is between `load` and it.
     """
 
     probes: tuple[Probe, ...]
@@ -82,9 +80,12 @@ class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchOptions(TypedDict, total=False):
-    """`tolerance` (0.1): how near the failing load must be. `max_probes` (15). `whole`: users, not
-    rates. `prove_within` runs of a load its interval must clear the promise (None: the share of one
-    run decides). `clock` in seconds. `on_probe` sees each probe as it ends.
+    """Options of `find_goodput`.
+
+    `tolerance` (0.1): largest relative distance to the failing load. `max_probes` (15). `whole`:
+    loads are users, not rates. `prove_within`: runs within which the interval of the attainment must
+    be above the SLO (None: the attainment of one run decides). `clock`: seconds. `on_probe` is
+    called with every probe.
     """
 
     tolerance: float
@@ -103,45 +104,48 @@ async def find_goodput(
     budget_s: float,
     **options: Unpack[SearchOptions],
 ) -> GoodputResult:
-    """Search [low, high] within `budget_s` seconds; at least one probe is always made.
+    """Search [low, high] within `budget_s` seconds, with at least one probe.
 
-    No probe is begun that would, at the length of the longest so far, end after the budget.
+    No probe starts that would exceed the budget if it took as long as the longest so far. Raises
+    BadInput for an invalid range.
     """
     if not 0 < low <= high < math.inf:
         raise BadInput("the search needs 0 < low <= high", value=f"low={low:g} high={high:g}")
     clock, max_probes = options.get("clock", time.monotonic), options.get("max_probes", 15)
-    search = _Search(low, high, options.get("tolerance", 0.1), options.get("whole", False))
+    bracket = _Bracket(low, high, options.get("tolerance", 0.1), options.get("whole", False))
     deadline_s = clock() + budget_s
     while True:
-        begun_s = clock()
-        runs = await _runs(run_at, search.load, slo, options.get("prove_within"))
-        probe = _judge(search.load, runs, slo, clock() - begun_s, options.get("prove_within"))
-        stopped = search.learn(probe)
+        started_s = clock()
+        runs = await _runs(run_at, bracket.load, slo, options.get("prove_within"))
+        probe = _make_probe(
+            bracket.load, runs, slo, clock() - started_s, options.get("prove_within")
+        )
+        stopped = bracket.add(probe)
         if "on_probe" in options:
             options["on_probe"](probe)
         if stopped is None:
-            stopped = _limit_reached(search.probes, max_probes, deadline_s - clock())
+            stopped = _limit_reached(bracket.probes, max_probes, deadline_s - clock())
         if stopped is not None:
-            return GoodputResult(probes=tuple(search.probes), stopped=stopped, best=search.held)
+            return GoodputResult(probes=tuple(bracket.probes), stopped=stopped, best=bracket.held)
 
 
-async def _runs(run_at: RunAt, load: float, slo: Slo, most: int | None) -> list[RunTrace]:
-    """One run at this load, or as many as it takes to know which side of the promise it is on."""
+async def _runs(run_at: RunAt, load: float, slo: Slo, max_runs: int | None) -> list[RunTrace]:
+    """Run this load, again until its interval is on one side of the SLO, at most `max_runs` times."""
     runs = [await run_at(load)]
-    while most is not None and len(runs) < most and not saturated(runs[-1]):
-        judged = _pooled(runs, slo)
-        if judged.attainment_low >= slo.attainment or judged.attainment_high < slo.attainment:
+    while max_runs is not None and len(runs) < max_runs and not is_saturated(runs[-1]):
+        result = _pool(runs, slo)
+        if result.attainment_low >= slo.attainment or result.attainment_high < slo.attainment:
             break
         runs.append(await run_at(load))
     return runs
 
 
-def least_requests(slo: Slo, most_runs: int) -> int | None:
-    """Requests a run with which so many flawless runs show the promise; None: no number does."""
+def min_requests_per_run(slo: Slo, max_runs: int) -> int | None:
+    """Requests per run with which `max_runs` flawless runs prove the SLO; None if no number does."""
     if slo.attainment >= 1:
         return None
     total = next(n for n in range(1, 10**7) if wilson_interval(n, n).low >= slo.attainment)
-    return -(-total // most_runs)
+    return -(-total // max_runs)
 
 
 def _limit_reached(probes: list[Probe], max_probes: int, left_s: float) -> Stopped | None:
@@ -150,8 +154,8 @@ def _limit_reached(probes: list[Probe], max_probes: int, left_s: float) -> Stopp
     return "budget" if max(probe.took_s for probe in probes) > left_s else None
 
 
-class _Search:
-    """The bracket: the largest load that held, the smallest that failed, and the next to try."""
+class _Bracket:
+    """The largest load that held, the smallest that failed, and the next load to try."""
 
     def __init__(self, low: float, high: float, tolerance: float, whole: bool) -> None:
         self._low, self._high, self._tolerance, self._whole = low, high, tolerance, whole
@@ -160,8 +164,8 @@ class _Search:
         self.held: Probe | None = None
         self.failed: Probe | None = None
 
-    def learn(self, probe: Probe) -> Stopped | None:
-        """Take a probe in; choose the next load, or say why there is none."""
+    def add(self, probe: Probe) -> Stopped | None:
+        """Add a probe; choose the next load, or return why the search stops."""
         self.probes.append(probe)
         before = self.held
         if not probe.holds:
@@ -192,53 +196,52 @@ class _Search:
 
 
 def _gain(before: Probe, after: Probe) -> float:
-    """Relative growth of goodput; infinite from nothing."""
+    """Relative growth of goodput; infinite from 0."""
     if before.goodput.goodput_req_s <= 0:
         return math.inf
     return after.goodput.goodput_req_s / before.goodput.goodput_req_s - 1
 
 
-def _judge(
+def _make_probe(
     load: float, runs: Sequence[RunTrace], slo: Slo, took_s: float, prove_within: int | None
 ) -> Probe:
-    judged = _pooled(runs, slo)
-    reason = _why_not(runs, slo, judged, prove=prove_within is not None)
+    result = _pool(runs, slo)
+    reason = _failure_reason(runs, slo, result, prove=prove_within is not None)
     return Probe(
-        load=load, holds=not reason, reason=reason, goodput=judged, took_s=took_s, run=runs[-1]
+        load=load, holds=not reason, reason=reason, goodput=result, took_s=took_s, run=runs[-1]
     )
 
 
-def _pooled(runs: Sequence[RunTrace], slo: Slo) -> Goodput:
-    """All requests of all runs judged as one; the rate is over the time of all of them."""
+def _pool(runs: Sequence[RunTrace], slo: Slo) -> Goodput:
+    """Goodput of all requests of all runs, over the sum of their durations."""
     requests = tuple(request for run in runs for request in run.requests)
     duration_s = sum(run.duration_s for run in runs)
     return goodput(msgspec.structs.replace(runs[0], requests=requests, duration_s=duration_s), slo)
 
 
-def _why_not(runs: Sequence[RunTrace], slo: Slo, judged: Goodput, *, prove: bool) -> str:
-    if judged.num_failed > slo.error_rate * judged.num_requests:
-        share = judged.num_failed / judged.num_requests
+def _failure_reason(runs: Sequence[RunTrace], slo: Slo, result: Goodput, *, prove: bool) -> str:
+    if result.num_failed > slo.error_rate * result.num_requests:
+        share = result.num_failed / result.num_requests
         return f"{share:.0%} of requests failed (limit {slo.error_rate:.0%})"
-    if not judged.holds:
-        missed = ", ".join(f"{name} x{count}" for name, count in sorted(judged.misses.items()))
-        return f"attainment {judged.attainment:.0%} < {slo.attainment:.0%} (missed: {missed})"
-    if any(map(saturated, runs)):
-        return "saturated: requests came faster than they were served"
-    if prove and judged.attainment_low < slo.attainment:
-        low, high = judged.attainment_low, judged.attainment_high
-        return f"not shown: attainment {judged.attainment:.1%} [{low:.1%}, {high:.1%}]"
+    if not result.holds:
+        missed = ", ".join(f"{name} x{count}" for name, count in sorted(result.misses.items()))
+        return f"attainment {result.attainment:.0%} < {slo.attainment:.0%} (missed: {missed})"
+    if any(map(is_saturated, runs)):
+        return "saturated: requests arrived faster than they were served"
+    if prove and result.attainment_low < slo.attainment:
+        low, high = result.attainment_low, result.attainment_high
+        return f"not proved: attainment {result.attainment:.1%} [{low:.1%}, {high:.1%}]"
     return ""
 
 
-def saturated(run: RunTrace) -> bool:
-    """Did an open loop outrun the server?
+def is_saturated(run: RunTrace) -> bool:
+    """Whether an open loop exceeded the capacity of the server; never true of a closed loop.
 
-    Two signs together: after the last arrival the run went on for more than MAX_DRAIN typical
-    latencies (the median of the first third of requests, which met the shortest queue), and
-    requests were served at less than MIN_SERVED of the rate at which they came. A closed loop
-    cannot outrun.
+    Two conditions: after the last arrival the run continued for more than MAX_DRAIN typical
+    latencies (the median of the first third of requests, which met the shortest queue), and requests
+    were served at less than MIN_SERVED of their arrival rate.
     """
-    done = succeeded(run.requests)
+    done = successful_requests(run.requests)
     if run.arrivals.startswith("closed") or len(done) < 2:
         return False
     last_s = max(request.scheduled_s for request in run.requests)
@@ -250,10 +253,10 @@ def saturated(run: RunTrace) -> bool:
 
 
 class MissBudget:
-    """Stops a run of `num_requests` once so many have missed the SLO that it cannot hold any more.
+    """Stops a run of `num_requests` once too many have missed the SLO for it to hold.
 
-    Exact: it never changes a probe's verdict, only what the failing ones cost. Pass it to
-    `run_load(on_finish=…)`; it counts one run.
+    Exact: it does not change the outcome of a probe, only the duration of failing ones. Pass a new
+    one to every `run_load(on_finish=…)`.
     """
 
     def __init__(self, slo: Slo, num_requests: int) -> None:
@@ -263,8 +266,8 @@ class MissBudget:
 
     def __call__(self, request: RequestTrace) -> str | None:
         self._missed += not meets(request, self._slo)
-        # the very comparison that `goodput` makes, so that rounding cannot part the two
+        # The same comparison as in `goodput`, so that rounding cannot make them differ.
         best_possible = (self._num_requests - self._missed) / self._num_requests
         if best_possible >= self._slo.attainment:
             return None
-        return f"the SLO is lost: {self._missed} requests have missed it"
+        return f"the SLO cannot be met: {self._missed} requests have missed it"

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ridgeline.cli.render.bench import observed_table
 from ridgeline.errors import UserError
-from ridgeline.measure.metrics.remote_utilisation import use_of
+from ridgeline.measure.metrics.remote_utilisation import remote_utilisation
 from ridgeline.measure.metrics.step_metrics import utilisation
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.records import EngineInfo
@@ -28,7 +28,9 @@ def test_tokens_tell_what_the_steps_tell(load) -> None:
     work = model_on_device("dummy:tinyllama-1.1b", "h100-sxm").price
     truth = utilisation(record, work, PEAKS)["overall"]
     blind = msgspec.structs.replace(record, steps=())
-    found = use_of(blind, work, PEAKS, num_steps=len([s for s in record.steps if s.shapes]))
+    found = remote_utilisation(
+        blind, work, PEAKS, num_steps=len([s for s in record.steps if s.shapes])
+    )
     assert found.mfu == pytest.approx(truth.mfu_wall, rel=0.05)
     assert found.mbu == pytest.approx(truth.mbu_wall, rel=0.15)
 

@@ -132,6 +132,6 @@ def test_distribution_figures():
 def test_pooling_is_token_weighted(request_trace):
     long = request_trace(token_s=tuple(0.1 * i for i in range(1, 11)))  # nine gaps of 0.1
     short = request_trace(token_s=(1.0, 2.0))  # one gap of 1.0
-    pool = latency.pooled([long, short], latency.itl_s)
+    pool = latency.pool_values([long, short], latency.itl_s)
     assert pool is not None
     assert pool.mean == pytest.approx((9 * 0.1 + 1.0) / 10)

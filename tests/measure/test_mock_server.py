@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.measure.client.http_target import HttpTarget, first_model
 from ridgeline.measure.client.load_client import LoadOptions, run_load
-from ridgeline.measure.goodput_search import saturated
+from ridgeline.measure.goodput_search import is_saturated
 from ridgeline.measure.metrics.goodput import goodput, meets
 from ridgeline.measure.metrics.latency import e2e_s, itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.mock.cases import CASES
@@ -167,7 +167,7 @@ def test_seats_make_a_queue_whose_capacity_is_known(in_virtual_time):
         return in_virtual_time(load)
 
     assert max(map(ttft_s, at(4.9).requests)) == pytest.approx(0.1, abs=0.005)
-    assert saturated(at(20.0))
+    assert is_saturated(at(20.0))
 
 
 async def test_over_tcp_the_clients_instants_are_the_servers(request):

@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.client.load_client import LoadOptions, run_load
-from ridgeline.measure.goodput_search import MissBudget, find_goodput, least_requests, saturated
+from ridgeline.measure.goodput_search import (
+    MissBudget,
+    find_goodput,
+    is_saturated,
+    min_requests_per_run,
+)
 from ridgeline.measure.metrics.goodput import goodput
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.arrivals import Closed, constant, poisson
@@ -89,16 +94,16 @@ async def test_what_an_interval_does_not_show_is_not_claimed(
     assert probe.holds is holds and probe.goodput.num_requests == 100 * num_runs
     assert list(left) == []
     if num_runs == 3 and not holds:
-        assert probe.reason == "not shown: attainment 97.0% [94.4%, 98.4%]"
+        assert probe.reason == "not proved: attainment 97.0% [94.4%, 98.4%]"
 
 
 def test_how_many_requests_can_show_a_promise():
     for text, runs in (("ttft:300", 1), ("ttft:300", 3), ("ttft:300 attainment:99%", 3)):
         slo = Slo.parse(text)
-        least = least_requests(slo, runs)
+        least = min_requests_per_run(slo, runs)
         assert wilson_interval(runs * least, runs * least).low >= slo.attainment
         assert wilson_interval(runs * (least - 1), runs * (least - 1)).low < slo.attainment
-    assert least_requests(Slo.parse("ttft:300 attainment:100%"), 3) is None
+    assert min_requests_per_run(Slo.parse("ttft:300 attainment:100%"), 3) is None
 
 
 def test_a_faster_server_carries_more(in_virtual_time, scripted):
@@ -139,8 +144,8 @@ def test_saturation_needs_both_signs(in_virtual_time, scripted):
         options = LoadOptions(num_requests=40)
         return await run_load(scripted(seats=1), WORK, constant(rate), options)
 
-    assert saturated(in_virtual_time(one(40.0)))
-    assert not saturated(in_virtual_time(one(8.0)))
+    assert is_saturated(in_virtual_time(one(40.0)))
+    assert not is_saturated(in_virtual_time(one(8.0)))
 
 
 def test_a_closed_loop_searches_whole_users_and_stops_on_the_plateau(in_virtual_time, scripted):

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from ridgeline.errors import BadInput
 from ridgeline.measure.metrics.latency import e2e_s
 from ridgeline.measure.metrics.summary import summarise
-from ridgeline.measure.metrics.window import Window, arrived_in, flow, window_of
+from ridgeline.measure.metrics.window import (
+    MeasurementWindow,
+    trim_to_window,
+    window_of,
+    window_totals,
+)
 
 
 def steady(request_trace, run_trace, seed=0, count=400, gap_s=0.1):
@@ -30,7 +35,7 @@ def steady(request_trace, run_trace, seed=0, count=400, gap_s=0.1):
 def test_latency_inside_is_that_of_every_request_that_arrived_there(request_trace, run_trace):
     run = steady(request_trace, run_trace)
     window = window_of(run, 4.95, 5.05)
-    inside = arrived_in(run, window)
+    inside = trim_to_window(run, window)
     chosen = run.requests[50:349]  # one each 0.1 s; the last arrives at 39.9
     assert inside.requests == chosen
     mean = statistics.fmean(map(e2e_s, inside.requests))
@@ -53,9 +58,9 @@ def test_windows_side_by_side_lose_and_double_nothing(cuts):
 
     run = steady(_request, _run)
     edges = [0.0, *sorted(cuts), 1e9]
-    parts = [Window(a, b) for a, b in pairwise(edges)]
-    flows = [flow(run, part) for part in parts]
-    assert sum(len(arrived_in(run, part).requests) for part in parts) == len(run.requests)
+    parts = [MeasurementWindow(a, b) for a, b in pairwise(edges)]
+    flows = [window_totals(run, part) for part in parts]
+    assert sum(len(trim_to_window(run, part).requests) for part in parts) == len(run.requests)
     assert sum(each.output_tokens for each in flows) == 800
     assert sum(each.completions for each in flows) == 400
 

@@ -1,13 +1,12 @@
-"""Goodput: requests per second that kept every promise of the SLO, out of all that were made.
+"""Goodput: requests per second that met the SLO.
 
-A request *meets* an SLO when it succeeded, exceeded no limit, and at least one limit could be
-observed. Failed, timed-out and cancelled requests miss; they stay in the denominator. A limit
-that cannot be observed (TPOT of a one-token answer) is not judged; when none can be, the request
-counts as missed, because a promise is kept only where that was seen. TTFT and E2E count from the
-scheduled arrival.
+A request *meets* an SLO if it succeeded, exceeded no limit, and at least one limit could be
+observed. Failed, timed-out and cancelled requests miss it; they stay in the denominator. A limit
+that cannot be observed (TPOT of a one-token answer) is not checked; if none can be, the request
+counts as missed. TTFT and E2E count from the scheduled arrival.
 
-What goodput does not show: it can be raised by giving up on late requests ("smooth goodput", arXiv
-2410.14257), so read it with the failed and missed counts beside it; `metrics.fluidity` judges pace.
+Goodput can be raised by giving up on late requests ("smooth goodput", arXiv 2410.14257): read it
+together with the failed and missed counts. `fluidity` measures the pace of single tokens.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ MIN_OUTPUT_RATIO = 0.95
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """One run against one SLO. `attainment` with its 95% Wilson interval; `misses` says what was
-    missed.
+    """One run under one SLO. `attainment` has a 95 % Wilson interval.
 
-    A request that missed several limits counts once for each in `misses`.
+    A request that missed several limits counts once for each of them in `misses`.
     """
 
     num_requests: int
@@ -49,7 +47,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdicts(request: RequestTrace, slo: Slo) -> tuple[Verdict, ...]:
-    """("met",), or every reason why not."""
+    """("met",), or every reason for which the request missed the SLO."""
     if outcome(request) != "ok":
         return ("failed",)
     return slo.misses(ttft_s(request), tpot_s(request), e2e_s(request)) or ("met",)
@@ -60,7 +58,7 @@ def meets(request: RequestTrace, slo: Slo) -> bool:
 
 
 def goodput(run: RunTrace, slo: Slo) -> Goodput:
-    """Judge every request of a run. No requests: nothing was attained."""
+    """Goodput of a run. Without requests, the attainment is 0."""
     judged = [verdicts(request, slo) for request in run.requests]
     misses: Counter[str] = Counter(
         reason for reasons in judged for reason in reasons if reason != "met"
@@ -83,7 +81,7 @@ def goodput(run: RunTrace, slo: Slo) -> Goodput:
 
 
 class Validity(msgspec.Struct, frozen=True):
-    """Whether a run measured its server; `reasons` says what else it measured."""
+    """Whether a run measured its server; `reasons` why it may not have."""
 
     reasons: tuple[str, ...]
 
@@ -93,9 +91,7 @@ class Validity(msgspec.Struct, frozen=True):
 
 
 def validity_of(run: RunTrace) -> Validity:
-    """Look for a client that was the bottleneck, a clock that ran backwards, and lengths not
-    delivered.
-    """
+    """Check for a client that was the bottleneck, times out of order, and short outputs."""
     return Validity(tuple(filter(None, (_cpu(run), _lag(run), _clock(run), _lengths(run)))))
 
 
@@ -107,7 +103,7 @@ def _cpu(run: RunTrace) -> str | None:
 
 
 def _lag(run: RunTrace) -> str | None:
-    """Late sending matters when it is long, or long against the latency that it disturbs."""
+    """Late sends matter in absolute terms, or relative to the latency that they distort."""
     lag_s = run.send_lag_p99_s
     if lag_s is None:
         return None
@@ -121,13 +117,13 @@ def _lag(run: RunTrace) -> str | None:
 
 
 def _clock(run: RunTrace) -> str | None:
-    backwards = sum(1 for request in run.requests if not _ordered(request))
-    return f"{backwards} requests have instants out of order" if backwards else None
+    backwards = sum(1 for request in run.requests if not _is_ordered(request))
+    return f"{backwards} requests have times out of order" if backwards else None
 
 
-def _ordered(request: RequestTrace) -> bool:
-    instants = [request.scheduled_s, request.sent_s, *request.token_s]
-    return all(before <= after for before, after in pairwise(instants))
+def _is_ordered(request: RequestTrace) -> bool:
+    times = [request.scheduled_s, request.sent_s, *request.token_s]
+    return all(before <= after for before, after in pairwise(times))
 
 
 def _lengths(run: RunTrace) -> str | None:
@@ -135,13 +131,13 @@ def _lengths(run: RunTrace) -> str | None:
     if ratio is None or ratio >= MIN_OUTPUT_RATIO:
         return None
     return (
-        f"the server generated {ratio:.0%} of the tokens asked: it stops early (no ignore_eos?), "
-        "so the load is lighter than it looks"
+        f"the server generated {ratio:.0%} of the requested tokens: it stops early (without "
+        "ignore_eos?), so that the load is lighter than specified"
     )
 
 
 def output_ratio(run: RunTrace) -> float | None:
-    """Output tokens over those asked, of requests that succeeded."""
+    """Output tokens over requested tokens, of successful requests; None if none is known."""
     done = [r for r in run.requests if outcome(r) == "ok" and r.asked_tokens]
-    asked = sum(request.asked_tokens or 0 for request in done)
-    return sum(request.output_tokens for request in done) / asked if asked else None
+    requested = sum(request.asked_tokens or 0 for request in done)
+    return sum(request.output_tokens for request in done) / requested if requested else None

@@ -1,8 +1,8 @@
-"""What a request's record says about its latency, and how numbers of many requests are summed up.
+"""Latencies of requests, and their distributions.
 
-Pure functions; docs/concepts/measurements.md has the definitions with their reasons. Seconds everywhere. None
-means "undefined for this request" and never enters an average. Latencies count from the
-*scheduled* arrival unless the caller asks for the send: `Base` says which.
+Pure functions in seconds; docs/concepts/measurements.md defines them. None means "undefined for
+this request" and is never part of an average. Latencies count from the *scheduled* arrival unless
+`base` is "sent".
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ridgeline.records.trace import CANCELLED, TIMEOUT
 from ridgeline.stats import percentile
 
 Base = Literal["scheduled", "sent"]
-Outcome = Literal["ok", "failed", "cancelled", "timeout"]
+RequestOutcome = Literal["ok", "failed", "cancelled", "timeout"]
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LENGTH_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
-def outcome(request: RequestTrace) -> Outcome:
-    """How a request ended. One that never ended, or ended without a word, has failed."""
+def outcome(request: RequestTrace) -> RequestOutcome:
+    """How a request ended. A request without an end has failed."""
     error = request.error or ""
     if error.startswith(TIMEOUT):
         return "timeout"
@@ -36,7 +36,7 @@ def outcome(request: RequestTrace) -> Outcome:
     return "failed" if request.error is not None or request.finished_s is None else "ok"
 
 
-def succeeded(requests: Iterable[RequestTrace]) -> list[RequestTrace]:
+def successful_requests(requests: Iterable[RequestTrace]) -> list[RequestTrace]:
     return [request for request in requests if outcome(request) == "ok"]
 
 
@@ -45,24 +45,21 @@ def begin_s(request: RequestTrace, base: Base = "scheduled") -> float:
 
 
 def ttft_s(request: RequestTrace, base: Base = "scheduled") -> float | None:
-    """Time to the first output-bearing chunk; role-only and empty chunks are none."""
+    """Time to the first chunk with output (not a role or an empty chunk)."""
     return request.token_s[0] - begin_s(request, base) if request.token_s else None
 
 
 def e2e_s(request: RequestTrace, base: Base = "scheduled") -> float | None:
-    """Time to the last output token (a later usage chunk does not count); to the end if none
-    came.
-    """
+    """Time to the last output token, not to a later usage chunk; to the end without tokens."""
     end_s = request.token_s[-1] if request.token_s else request.finished_s
     return None if end_s is None else end_s - begin_s(request, base)
 
 
 def tpot_s(request: RequestTrace) -> float | None:
-    """Mean time per output token after the first chunk: (last - first) / (tokens - tokens in the
-    first).
+    """Mean time per output token after the first chunk.
 
-    None where no token came after the first chunk (one token, or all at once): nothing was
-    observed, and a zero would pass any limit.
+    None without such tokens (one token, or all at once): nothing was observed, and a 0 would meet
+    any limit.
     """
     tokens_after = sum(request.token_counts[1:])
     if tokens_after < 1:
@@ -71,7 +68,7 @@ def tpot_s(request: RequestTrace) -> float | None:
 
 
 def tpot_incl_first_s(request: RequestTrace) -> float | None:
-    """GuideLLM's TPOT: time from send over *all* output tokens. Kept for comparison only."""
+    """GuideLLM's TPOT: time from send over *all* output tokens. For comparison only."""
     total_s = e2e_s(request, "sent")
     return (
         total_s / request.output_tokens if total_s is not None and request.output_tokens else None
@@ -79,15 +76,14 @@ def tpot_incl_first_s(request: RequestTrace) -> float | None:
 
 
 def itl_chunk_s(request: RequestTrace) -> list[float]:
-    """The gaps between output-bearing chunks, as a reader sees them."""
+    """Gaps between chunks with output, as a reader sees them."""
     return [after - before for before, after in pairwise(request.token_s)]
 
 
 def itl_s(request: RequestTrace) -> list[float]:
-    """One value per token after the first chunk: each gap shared by the tokens that ended it.
+    """Inter-token latency of every token after the first chunk: k tokens in a chunk share its gap.
 
-    With one token per chunk this is `itl_chunk_s`; with k tokens in a chunk its gap counts k
-    times gap/k.
+    With one token per chunk this is `itl_chunk_s`.
     """
     return [
         gap / count
@@ -97,28 +93,24 @@ def itl_s(request: RequestTrace) -> list[float]:
 
 
 def queue_s(request: RequestTrace) -> float | None:
-    """From the send until the server first ran it; None where the server does not tell."""
+    """From the send until the server first ran the request; None if it does not report that."""
     return None if request.started_s is None else request.started_s - request.sent_s
 
 
 def publish_s(request: RequestTrace) -> float | None:
-    """From the step that computed the first token until the client saw it; None where the server
-    does not tell.
-    """
+    """From the step that computed the first token until the client received it; None if unknown."""
     if request.first_computed_s is None or not request.token_s:
         return None
     return request.token_s[0] - request.first_computed_s
 
 
 def client_queue_s(request: RequestTrace) -> float:
-    """From the scheduled arrival until the send: the wait under the client's own cap, and its
-    lag.
-    """
+    """From the scheduled arrival until the send: waiting for a slot of the client, and its lag."""
     return request.sent_s - request.scheduled_s
 
 
 def fluidity(request: RequestTrace, first_s: float, next_s: float) -> float | None:
-    """Share of tokens that came before their deadline (etalon's fluidity index, arXiv 2407.07000).
+    """Share of tokens that arrived before their deadline (etalon's fluidity index, arXiv 2407.07000).
 
     The first token is due `first_s` after arrival, each later one `next_s` after its predecessor;
     time saved on early tokens is slack for later ones, and a missed deadline resets the slack.
@@ -135,7 +127,7 @@ def fluidity(request: RequestTrace, first_s: float, next_s: float) -> float | No
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Values summed up. `values` are sorted, so that any further percentile can be had."""
+    """Sorted values of many requests or tokens."""
 
     values: tuple[float, ...]
 
@@ -160,27 +152,25 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
         return percentile(self.values, q)
 
     def with_failures(self, num_failed: int) -> Distribution:
-        """The same with each failure as an infinitely late value: no percentile improves by
-        failing.
-        """
+        """With failures as infinite values, so that no percentile improves by failing."""
         return Distribution(values=(*self.values, *[math.inf] * num_failed))
 
 
 def distribution(values: Iterable[float | None]) -> Distribution | None:
-    """Sum up what is defined; None where nothing is."""
+    """The distribution of the defined values; None if there are none."""
     defined = sorted(value for value in values if value is not None)
     return Distribution(values=tuple(defined)) if defined else None
 
 
-def pooled(
+def pool_values(
     requests: Iterable[RequestTrace], per_request: Callable[[RequestTrace], list[float]]
 ) -> Distribution | None:
-    """All values of all requests in one pool: token-weighted, long answers count more."""
+    """All values of all requests: weighted by tokens, so that long answers count more."""
     return distribution(value for request in requests for value in per_request(request))
 
 
 def split(run: RunTrace, key: Callable[[RequestTrace], str]) -> dict[str, RunTrace]:
-    """The run once per group of requests; steps belong to no group."""
+    """The run once per group of requests, without its steps."""
     groups: dict[str, list[RequestTrace]] = {}
     for request in run.requests:
         groups.setdefault(key(request), []).append(request)
@@ -195,7 +185,7 @@ def by_kind(request: RequestTrace) -> str:
 
 
 def by_input_length(request: RequestTrace) -> str:
-    """Bucket by prompt tokens, named so that names sort: `input<=00256`."""
+    """Bucket of prompt tokens, with names that sort: `input<=000256`."""
     for limit in LENGTH_BUCKETS:
         if request.prompt_tokens <= limit:
             return f"input<={limit:06d}"

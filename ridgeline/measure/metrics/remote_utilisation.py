@@ -1,13 +1,12 @@
-"""MFU and MBU of a run on a server that keeps no step records, from tokens alone.
+"""MFU and MBU of a run on a server without step records, from token counts.
 
-FLOPs need no steps: a prompt token and an output token cost what they cost, whoever shares the
-step. So they are exact, up to what the prefix cache gave (`cached_share`, where the server tells
-it). Bytes do need them: the weights are read once per step, so their traffic is the number of
-steps, which vLLM and llama.cpp count, times the weights; the keys and values that each output token
-reads come on top. Without a count of steps there is no MBU, for a guess of the batch would be a
-guess of the result.
+The FLOPs of a token do not depend on its batch, so that MFU is exact except for prefix-cache hits
+(`cached_share`, if the server reports it). Bytes depend on the steps, because weights are read once
+per step: they are the number of steps, which vLLM and llama.cpp count, times the weights, plus the
+keys and values read by each output token. Without a count of steps there is no MBU: guessing the
+batch would be guessing the result.
 
-Both are over the whole run (`mfu_wall` in steps.py): idle time counts.
+Both are over the whole run, including idle time.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from ridgeline.records import RequestTrace, RunTrace
 from ridgeline.roofline import Peaks, PriceStep, Work, bound
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """FLOPs and bytes that the run could not do without, and their share of the device's peaks."""
+class RemoteUtilisation(msgspec.Struct, frozen=True, kw_only=True):
+    """Compulsory FLOPs and bytes of a run, and their shares of the device's peaks."""
 
     flops: float
     mfu: float
@@ -28,15 +27,15 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int | None
 
 
-def use_of(
+def remote_utilisation(
     run: RunTrace,
     price: PriceStep,
     peaks: Peaks,
     *,
     cached_share: float = 0.0,
     num_steps: float | None = None,
-) -> Use | None:
-    """None where nothing was generated. `num_steps`: of the engine, during the run."""
+) -> RemoteUtilisation | None:
+    """Utilisation of a run; None without output. `num_steps`: steps of the engine in the run."""
     served = [request for request in run.requests if request.output_tokens]
     if not served or run.duration_s <= 0:
         return None
@@ -48,7 +47,7 @@ def use_of(
         weights = price([(1, 0)] * batch, batch).bytes
         nbytes = num_steps * weights + sum(_kv_bytes(request, price) for request in served)
     total = bound(Work(flops, nbytes or 0.0), peaks)
-    return Use(
+    return RemoteUtilisation(
         flops=flops,
         mfu=total.mfu(run.duration_s),
         nbytes=nbytes,
@@ -58,18 +57,18 @@ def use_of(
 
 
 def _flops(request: RequestTrace, price: PriceStep, cached_share: float) -> float:
-    """One prefill of what was not cached, and each further token at the mean of its contexts."""
+    """Prefill of the uncached prompt, and each further token at the mean context length."""
     cached = request.cached_tokens or round(cached_share * request.prompt_tokens)
     new = max(1, request.prompt_tokens - cached)
     prefill = price([(new, request.prompt_tokens - new)], 1).flops
-    return prefill + (request.output_tokens - 1) * price([(1, _middle(request))], 1).flops
+    return prefill + (request.output_tokens - 1) * price([(1, _mean_context(request))], 1).flops
 
 
 def _kv_bytes(request: RequestTrace, price: PriceStep) -> float:
-    """What the output tokens read of the keys and values before them."""
-    each = price([(1, _middle(request))], 1).bytes - price([(1, 0)], 1).bytes
-    return (request.output_tokens - 1) * each
+    """Bytes of keys and values that the output tokens read."""
+    per_token = price([(1, _mean_context(request))], 1).bytes - price([(1, 0)], 1).bytes
+    return (request.output_tokens - 1) * per_token
 
 
-def _middle(request: RequestTrace) -> int:
+def _mean_context(request: RequestTrace) -> int:
     return request.prompt_tokens + request.output_tokens // 2

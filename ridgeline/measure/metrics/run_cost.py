@@ -1,8 +1,7 @@
-"""What a run's tokens cost at a price per hour of the machine. Pure arithmetic, shared by reports.
+"""Cost of the tokens and requests of a run at a price per hour of the machine.
 
-The machine costs the same whatever it does, so all of its time is charged to what came out of it:
-to all output tokens (`per_output_token`, the price of a hidden prompt included), or split between
-input and output by the time that requests spent in prefill and in decode.
+All of the machine's time is charged to the output: either to output tokens alone, or split between
+input and output tokens by the time that requests spent in prefill and in decode.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from ridgeline.records import RunTrace
 from ridgeline.records.price import dollars_per_million, dollars_per_unit
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Dollars. None where nothing came out that could be charged. `*_split`: prefill's share of the
-    time goes to input tokens, the rest to output tokens.
-    """
+class RunCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Dollars; None if nothing was produced. `*_split`: prefill time is charged to input tokens."""
 
     dollars_per_hour: float
     per_million_output: float | None
@@ -39,8 +36,11 @@ def cost_of(
     request_rate: float,
     goodput_req_s: float | None,
     prefill_share: float | None,
-) -> Cost:
-    """`prefill_share` of the served time went into prompts; None where it is not known."""
+) -> RunCost:
+    """Cost at these rates. `prefill_share` is the share of time spent on prompts; None: unknown.
+
+    Raises BadInput for a negative price.
+    """
     if not (math.isfinite(dollars_per_hour) and dollars_per_hour >= 0):
         raise BadInput("the price per hour must not be negative", value=dollars_per_hour)
 
@@ -49,7 +49,7 @@ def cost_of(
 
     rest = None if prefill_share is None else 1 - prefill_share
     good = None if goodput_req_s is None else dollars_per_unit(dollars_per_hour, goodput_req_s)
-    return Cost(
+    return RunCost(
         dollars_per_hour=dollars_per_hour,
         per_million_output=tokens(output_tok_s),
         per_million_input_split=tokens(input_tok_s, prefill_share),
@@ -59,7 +59,7 @@ def cost_of(
     )
 
 
-def cost_of_run(run: RunTrace, summary: Summary, dollars_per_hour: float | None) -> Cost | None:
+def cost_of_run(run: RunTrace, summary: Summary, dollars_per_hour: float | None) -> RunCost | None:
     if dollars_per_hour is None:
         return None
     return cost_of(
@@ -73,7 +73,7 @@ def cost_of_run(run: RunTrace, summary: Summary, dollars_per_hour: float | None)
 
 
 def prefill_share(run: RunTrace) -> float | None:
-    """Of the time that requests were being served, the part until their first token."""
+    """Share of the time of requests that passed before their first token; None if unknown."""
     served = [r for r in run.requests if outcome(r) == "ok" and r.token_s]
     starts = [r.started_s if r.started_s is not None else r.sent_s for r in served]
     first = sum(r.token_s[0] - start for r, start in zip(served, starts, strict=True))
@@ -81,13 +81,13 @@ def prefill_share(run: RunTrace) -> float | None:
     return first / whole if whole > 0 else None
 
 
-def cost_line(cost: Cost) -> str:
+def cost_line(cost: RunCost) -> str:
     """One line for the console."""
     parts = [
         (cost.per_million_output, "1M output tokens"),
         (cost.per_million_input_split, "1M input (by time in prefill)"),
         (cost.per_request, "a request"),
-        (cost.per_good_request, "a request in time"),
+        (cost.per_good_request, "a request within the SLO"),
     ]
-    told = [f"${value:.4g} for {what}" for value, what in parts if value is not None]
-    return f"cost at ${cost.dollars_per_hour:g}/h: {', '.join(told) or 'nothing came out'}"
+    costs = [f"${value:.4g} for {what}" for value, what in parts if value is not None]
+    return f"cost at ${cost.dollars_per_hour:g}/h: {', '.join(costs) or 'nothing was produced'}"

@@ -14,11 +14,10 @@ PhaseOrAll = Phase | Literal["overall"]
 
 
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase of one run. `busy_s` is the time in the phase's runs, `wall_s` the length of the
-    run.
+    """One phase of a run: `busy_s` seconds in its steps, of `wall_s` seconds of the run.
 
-    MFU and MBU are FLOPs and bytes over time x peak: `*_busy` over busy time (how good the
-    kernels are), `*_wall` over the wall (how well the machine was used). `bound_s` is the least
+    MFU and MBU are FLOPs and bytes over time × peak: `*_busy` over busy time (how efficient the
+    kernels are), `*_wall` over the wall time (how well the machine was used). `bound_s` is the least
     time for this work.
     """
 
@@ -76,13 +75,13 @@ def _ratio(part: float, whole: float) -> float:
 
 
 class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
-    """How full the engine was while it worked. Shares are 0..1.
+    """How full the engine was during its steps. Shares are in [0, 1].
 
-    Batch fill is runs / max_num_seqs of a step, averaged three ways that answer three questions:
-    `batch_fill` weighs by the step's time (how full were the seats while the device was busy),
-    `batch_fill_tokens` by its tokens (how full was the batch that the mean token travelled in),
-    `batch_fill_steps` weighs all steps alike. KV occupancy is used / all blocks, weighed by time.
-    `busy_share` and `plan_share` are run and planning time over the wall.
+    Batch fill is runs / max_num_seqs of a step, averaged in three ways: `batch_fill` weights a step
+    by its time (how full the slots were while the device was busy), `batch_fill_tokens` by its
+    tokens (how full the batch of the mean token was), `batch_fill_steps` weights all steps equally.
+    KV occupancy is used / all blocks, weighted by time. `busy_share` and `plan_share` are the time
+    in steps and in planning over the wall time.
     """
 
     num_steps: int
@@ -101,7 +100,7 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def occupancy(run: RunTrace) -> Occupancy | None:
-    """None where the run has no step records (a server over HTTP)."""
+    """Occupancy of a run; None if it has no step records (a server over HTTP)."""
     steps = [step for step in run.steps if step.shapes]
     if not steps:
         return None
@@ -134,9 +133,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def cache_hit_rate(steps: Iterable[StepStat]) -> float | None:
-    """Prompt tokens found in the prefix cache over those looked up; None where none was looked
-    up.
-    """
+    """Prompt tokens found in the prefix cache over those looked up; None without look-ups."""
     hits = queried = 0
     for step in steps:
         hits, queried = hits + step.hit_tokens, queried + step.queried_tokens
@@ -144,7 +141,7 @@ def cache_hit_rate(steps: Iterable[StepStat]) -> float | None:
 
 
 class LatencyBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The roofline beside each figure of the table: what this machine could not have beaten."""
+    """Least latencies and highest throughput that this machine allows."""
 
     ttft_s: float | None
     tpot_s: float | None
@@ -153,11 +150,11 @@ class LatencyBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def latency_bounds(run: RunTrace, price: PriceStep, peaks: Peaks) -> LatencyBounds:
-    """Bounds of the run as it was batched; None where the run does not tell.
+    """Bounds of the run with its actual batches; None where they are unknown.
 
-    ttft: the prompt of the mean request (what the cache did not hold) alone on the machine.
-    tpot: the mean bound of a step that a decoding token travelled in. e2e: the two together.
-    output_tok_s: the run's output over the sum of the bounds of its steps.
+    ttft_s: the uncached part of the mean prompt, alone on the machine. tpot_s: the bound of a step,
+    averaged over decoded tokens. e2e_s: of both. output_tok_s: the output of the run over the sum
+    of the bounds of its steps.
     """
     steps = [step for step in run.steps if step.shapes]
     done = [request for request in run.requests if request.output_tokens]
@@ -177,14 +174,14 @@ def latency_bounds(run: RunTrace, price: PriceStep, peaks: Peaks) -> LatencyBoun
 
 
 def _prefill_bound_s(run: RunTrace, price: PriceStep, peaks: Peaks) -> float | None:
-    told = [request for request in run.requests if request.prompt_tokens]
-    if not told:
+    known = [request for request in run.requests if request.prompt_tokens]
+    if not known:
         return None
-    prompt = round(sum(request.prompt_tokens for request in told) / len(told))
-    cached = round(sum(request.cached_tokens for request in told) / len(told))
+    prompt = round(sum(request.prompt_tokens for request in known) / len(known))
+    cached = round(sum(request.cached_tokens for request in known) / len(known))
     return bound(price(((max(1, prompt - cached), cached),), 1), peaks).seconds
 
 
 def _decode_bound_s(steps: Sequence[StepStat], bound_s: Sequence[float]) -> float | None:
-    riders = [sum(1 for new, cached in step.shapes if new == 1 and cached) for step in steps]
-    return _mean(list(bound_s), [float(count) for count in riders]) if any(riders) else None
+    decoding = [sum(1 for new, cached in step.shapes if new == 1 and cached) for step in steps]
+    return _mean(list(bound_s), [float(count) for count in decoding]) if any(decoding) else None

@@ -1,4 +1,4 @@
-"""One run in one record: every figure that `ridgeline bench` prints and a report shows."""
+"""All figures of one run in one record."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from ridgeline.measure.metrics.latency import (
     itl_chunk_s,
     itl_s,
     outcome,
-    pooled,
+    pool_values,
     publish_s,
     queue_s,
-    succeeded,
+    successful_requests,
     tpot_s,
     ttft_s,
 )
 from ridgeline.measure.metrics.step_metrics import Occupancy, occupancy
-from ridgeline.measure.metrics.window import Window, arrived_in, flow
+from ridgeline.measure.metrics.window import MeasurementWindow, trim_to_window, window_totals
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
 Metric = Literal["ttft", "tpot", "itl", "e2e"]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run. Latencies over succeeded requests; rates over the whole run unless
-    named steady.
+    """Figures of one run: latencies of successful requests, rates over the whole run.
 
-    `ttft`, `e2e` count from the scheduled arrival, the `_from_send` ones from the send. `itl`
-    pools all tokens (token-weighted), `itl_chunk` all gaps between chunks; `tpot` is one value
-    per request.
+    `ttft` and `e2e` count from the scheduled arrival, `*_from_send` from the send. `itl` is over all
+    tokens, `itl_chunk` over all gaps between chunks, `tpot` has one value per request.
+    `steady_output_tok_s` excludes ramp and drain.
     """
 
     num_requests: int
@@ -72,23 +71,25 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     validity: Validity
 
 
-def summarise(run: RunTrace, slo: Slo | None = None, window: Window | None = None) -> Summary:
-    """All figures of a run (of its window); `goodput` only where an SLO is given."""
+def summarise(
+    run: RunTrace, slo: Slo | None = None, window: MeasurementWindow | None = None
+) -> Summary:
+    """All figures of a run, or of a window of it; `goodput` needs an SLO."""
     if window is None:
         return _summary(run, slo)
-    found = _summary(arrived_in(run, window), slo)
-    passed = flow(run, window)
+    summary = _summary(trim_to_window(run, window), slo)
+    totals = window_totals(run, window)
     return msgspec.structs.replace(
-        found,
-        request_rate=_rate(passed.completions, window.width_s),
-        input_tok_s=_rate(passed.input_tokens, window.width_s),
-        output_tok_s=_rate(passed.output_tokens, window.width_s),
+        summary,
+        request_rate=_rate(totals.completions, window.width_s),
+        input_tok_s=_rate(totals.input_tokens, window.width_s),
+        output_tok_s=_rate(totals.output_tokens, window.width_s),
         peak_concurrency=peak_concurrency(run.requests),
     )
 
 
 def _summary(run: RunTrace, slo: Slo | None) -> Summary:
-    done = succeeded(run.requests)
+    done = successful_requests(run.requests)
     ends = [outcome(request) for request in run.requests]
     input_tokens = sum(request.prompt_tokens for request in done)
     output_tokens = sum(request.output_tokens for request in done)
@@ -107,8 +108,8 @@ def _summary(run: RunTrace, slo: Slo | None) -> Summary:
         input_tok_s=_rate(input_tokens, run.duration_s),
         output_tok_s=_rate(output_tokens, run.duration_s),
         steady_output_tok_s=steady_output_tok_s(run),
-        offered_rate=_pace([request.scheduled_s for request in run.requests]),
-        sent_rate=_pace([request.sent_s for request in run.requests]),
+        offered_rate=_mean_rate([request.scheduled_s for request in run.requests]),
+        sent_rate=_mean_rate([request.sent_s for request in run.requests]),
         peak_concurrency=peak_concurrency(run.requests),
         tokens_per_chunk=_tokens_per_chunk(done),
         output_ratio=output_ratio(run),
@@ -124,8 +125,8 @@ def _latencies(done: list[RequestTrace]) -> dict[str, Distribution | None]:
         "ttft": distribution(map(ttft_s, done)),
         "ttft_from_send": distribution(ttft_s(request, "sent") for request in done),
         "tpot": distribution(map(tpot_s, done)),
-        "itl": pooled(done, itl_s),
-        "itl_chunk": pooled(done, itl_chunk_s),
+        "itl": pool_values(done, itl_s),
+        "itl_chunk": pool_values(done, itl_chunk_s),
         "e2e": distribution(map(e2e_s, done)),
         "e2e_from_send": distribution(e2e_s(request, "sent") for request in done),
         "queue": distribution(map(queue_s, done)),
@@ -138,19 +139,19 @@ def _rate(count: float, duration_s: float) -> float:
     return count / duration_s if duration_s > 0 else 0.0
 
 
-def _pace(instants: list[float]) -> float | None:
-    """Events per second between the first and the last of them."""
-    width_s = max(instants) - min(instants) if instants else 0.0
-    return (len(instants) - 1) / width_s if width_s > 0 else None
+def _mean_rate(times_s: list[float]) -> float | None:
+    """Events per second between the first and the last; None for fewer than two times."""
+    width_s = max(times_s) - min(times_s) if times_s else 0.0
+    return (len(times_s) - 1) / width_s if width_s > 0 else None
 
 
 def steady_output_tok_s(run: RunTrace) -> float | None:
-    """Output tokens/s between the first completion and the last send: neither ramp nor drain.
+    """Output tokens/s between the first completion and the last send, without ramp and drain.
 
-    Tokens count by their own instant, so a request that spans an edge counts with its inner part;
-    dropping it whole would bias the rate. None where that window is empty.
+    Each token counts by its own time, so that a request across an edge counts in part; leaving it
+    out would bias the rate. None if the window is empty.
     """
-    done = succeeded(run.requests)
+    done = successful_requests(run.requests)
     ends = [request.token_s[-1] for request in done if request.token_s]
     if not ends:
         return None
@@ -167,14 +168,14 @@ def steady_output_tok_s(run: RunTrace) -> float | None:
 
 
 def peak_concurrency(requests: tuple[RequestTrace, ...]) -> int:
-    """The most requests in flight at one instant, from send to end."""
+    """The largest number of requests in flight at once, from send to end."""
     changes = [(request.sent_s, 1) for request in requests]
     changes += [(request.finished_s, -1) for request in requests if request.finished_s is not None]
-    now = most = 0
+    in_flight = peak = 0
     for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return most
+        in_flight += change
+        peak = max(peak, in_flight)
+    return peak
 
 
 def _tokens_per_chunk(done: list[RequestTrace]) -> float | None:

@@ -9,7 +9,7 @@ import msgspec
 from markupsafe import Markup
 
 from ridgeline.measure.metrics.latency import Distribution
-from ridgeline.measure.metrics.run_cost import Cost
+from ridgeline.measure.metrics.run_cost import RunCost
 from ridgeline.measure.metrics.summary import Summary
 from ridgeline.measure.report.charts import (
     SweepPoint,
@@ -67,7 +67,7 @@ def bench_page(
     summary: Summary,
     slo: Slo | None,
     *,
-    cost: Cost | None = None,
+    cost: RunCost | None = None,
     monitors: Sequence[MonitorTable] = (),
     series: RunSeries = SINGLE_RUN,
 ) -> str:
@@ -101,7 +101,7 @@ def bench_page(
     )
 
 
-def _tiles(summary: Summary, cost: Cost | None) -> list[Tile]:
+def _tiles(summary: Summary, cost: RunCost | None) -> list[Tile]:
     request_rate = f"{summary.request_rate:.3g} req/s"
     tiles = [Tile("output", f"{summary.output_tok_s:,.1f}", "tok/s", request_rate)]
     for name, values in (
@@ -161,7 +161,7 @@ def _latencies(summary: Summary) -> HtmlTable:
     return HtmlTable(columns=("", "mean", "p50", "p90", "p95", "p99", "n"), rows=rows)
 
 
-def _costs(cost: Cost | None) -> list[tuple[str, str]]:
+def _costs(cost: RunCost | None) -> list[tuple[str, str]]:
     if cost is None:
         return []
     rows = (

@@ -2,7 +2,7 @@
 read it.
 
 The values follow vLLM's definitions where they differ from ours: latencies count from the *send*,
-`itls` are gaps between chunks, percentiles are over succeeded requests. Ours are added under
+`itls` are gaps between chunks, percentiles are over successful requests. Ours are added under
 `ridgeline`.
 """
 
@@ -19,8 +19,8 @@ from ridgeline.measure.metrics.latency import (
     e2e_s,
     itl_chunk_s,
     outcome,
-    pooled,
-    succeeded,
+    pool_values,
+    successful_requests,
     tpot_s,
     ttft_s,
 )
@@ -35,7 +35,7 @@ def vllm_result(
     """Plain values, ready for JSON (which has no infinity: an unlimited rate is the string
     "inf").
     """
-    done = succeeded(run.requests)
+    done = successful_requests(run.requests)
     result: dict[str, object] = {
         "date": date_of(run),
         "endpoint_type": run.target,
@@ -94,7 +94,7 @@ def _distributions(done: Sequence[RequestTrace]) -> dict[str, Distribution | Non
     return {
         "ttft": distribution(ttft_s(request, "sent") for request in done),
         "tpot": distribution(map(tpot_s, done)),
-        "itl": pooled(done, itl_chunk_s),
+        "itl": pool_values(done, itl_chunk_s),
         "e2el": distribution(e2e_s(request, "sent") for request in done),
     }
 

@@ -20,9 +20,15 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.measure.goodput_search import saturated
+from ridgeline.measure.goodput_search import is_saturated
 from ridgeline.measure.metrics.goodput import goodput, meets
-from ridgeline.measure.metrics.latency import distribution, e2e_s, succeeded, tpot_s, ttft_s
+from ridgeline.measure.metrics.latency import (
+    distribution,
+    e2e_s,
+    successful_requests,
+    tpot_s,
+    ttft_s,
+)
 from ridgeline.optimize.comparison.early_stop import complete_unfinished
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.optimize.result import ConfigurationFigures, LatencySamples
@@ -51,7 +57,7 @@ def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Judg
     judged = goodput(run, slo)
     return JudgedRun(
         rate=load.rate,
-        holds=judged.holds and not saturated(run),
+        holds=judged.holds and not is_saturated(run),
         score=_score(run, load, slo, objective),
         resolution=0.5 / max(1, judged.num_requests),
         num_met=judged.num_met,
@@ -105,7 +111,7 @@ def _stretch(run: RunTrace, window_s: float) -> float:
 
     Typical is the median of the first third of responses, which met the shortest queue.
     """
-    done = sorted(succeeded(run.requests), key=lambda request: request.scheduled_s)
+    done = sorted(successful_requests(run.requests), key=lambda request: request.scheduled_s)
     early = [e2e_s(request) or 0.0 for request in done[: max(1, len(done) // 3)]]
     if not early:
         return 1.0

@@ -12,8 +12,8 @@ from ridgeline.config.settings import Settings
 from ridgeline.diagnose import facts_of, time_shares, verdict
 from ridgeline.measure.bench_options import check
 from ridgeline.measure.metrics.latency import outcome
-from ridgeline.measure.metrics.remote_utilisation import Use
-from ridgeline.measure.metrics.run_cost import Cost, cost_of_run
+from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation
+from ridgeline.measure.metrics.run_cost import RunCost, cost_of_run
 from ridgeline.measure.metrics.step_metrics import (
     LatencyBounds,
     PhaseOrAll,
@@ -64,8 +64,8 @@ class BenchResult(Result, frozen=True, kw_only=True):
     utilisation: dict[PhaseOrAll, Utilisation] = {}
     peaks: Peaks | None = None
     device_name: str = ""
-    use: Use | None = None
-    cost: Cost | None = None
+    use: RemoteUtilisation | None = None
+    cost: RunCost | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The result under the keys of `vllm bench serve`; more under the key `ridgeline`."""

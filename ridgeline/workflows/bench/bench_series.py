@@ -16,9 +16,9 @@ from ridgeline.config.load import BenchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench_options import check
-from ridgeline.measure.goodput_search import find_goodput, least_requests, saturated
-from ridgeline.measure.metrics.remote_utilisation import Use
-from ridgeline.measure.metrics.run_cost import Cost, cost_of_run
+from ridgeline.measure.goodput_search import find_goodput, is_saturated, min_requests_per_run
+from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation
+from ridgeline.measure.metrics.run_cost import RunCost, cost_of_run
 from ridgeline.measure.metrics.summary import Summary, summarise
 from ridgeline.measure.metrics.window import window_of
 from ridgeline.measure.report.bench_page import RunSeries, bench_page
@@ -64,7 +64,7 @@ class SeriesRun(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
     observed: Observed
     context: Beside
-    use: Use | None = None
+    use: RemoteUtilisation | None = None
     lost_to: tuple[str, float] | None = None
     log: Path | None = None
 
@@ -83,7 +83,7 @@ class BenchSeries(Result, frozen=True, kw_only=True):
     points: tuple[SweepPoint, ...] = ()
     knee: float | None = None
     intervals: dict[str, Interval] = {}
-    cost: Cost | None = None
+    cost: RunCost | None = None
 
     @property
     def shown_run(self) -> SeriesRun:
@@ -230,7 +230,7 @@ def _check_search(options: BenchOptions) -> None:
     for flag, value in {"--warmup-s": options.warmup_s, "--cooldown-s": options.cooldown_s}.items():
         if value:
             raise BadInput(f"{flag} has no effect with --find-goodput", fix=f"remove {flag}")
-    least = least_requests(slo, MAX_RUNS_PER_RATE)
+    least = min_requests_per_run(slo, MAX_RUNS_PER_RATE)
     if least is None:
         raise BadInput(
             "no number of requests can show that all of them meet the SLO",
@@ -280,7 +280,7 @@ async def _search(
 
 def _point(rate: float, run: SeriesRun) -> SweepPoint:
     goodput = run.summary.goodput
-    holds = None if goodput is None else goodput.holds and not saturated(run.run)
+    holds = None if goodput is None else goodput.holds and not is_saturated(run.run)
     return SweepPoint(rate=rate, summary=run.summary, holds=holds)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.measure.metrics.remote_utilisation import Use
+from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation
 from ridgeline.measure.monitors.gpu import GpuUse
 from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.process_usage import ProcessUse
@@ -18,7 +18,7 @@ Row = tuple[str, str, str]
 
 
 def observed_tables(
-    observed: Observed, use: Use | None, device_name: str, *, in_process: bool
+    observed: Observed, use: RemoteUtilisation | None, device_name: str, *, in_process: bool
 ) -> list[MonitorTable]:
     """The server's metrics, the device's utilisation and the machine; tables without rows are
     left out.
@@ -58,7 +58,7 @@ def _server(report: ServerReport) -> Iterator[Row]:
             yield text, f"{1000 * report.mean_s[name]:.1f}", "ms per request (mean)"
 
 
-def _device(use: Use | None, device_name: str) -> Iterator[Row]:
+def _device(use: RemoteUtilisation | None, device_name: str) -> Iterator[Row]:
     if use is None:
         return
     mbu = "no MBU: the server does not count steps" if use.mbu is None else f"MBU {use.mbu:.1%}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.measure.metrics.remote_utilisation import Use, use_of
+from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation, remote_utilisation
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.records import RunTrace
 from ridgeline.workflows.targets import ModelOnDevice
@@ -10,9 +10,9 @@ from ridgeline.workflows.targets import ModelOnDevice
 
 def server_utilisation(
     run: RunTrace, report: ServerReport | None, device: ModelOnDevice
-) -> Use | None:
+) -> RemoteUtilisation | None:
     """Utilisation over the whole run; None if nothing was generated."""
-    return use_of(
+    return remote_utilisation(
         run,
         device.price,
         device.peaks,
