@@ -29,6 +29,7 @@ DraftMethod = Literal[
     "ngram", "suffix", "lookahead", "draft_model", "self", "medusa", "eagle", "auto"
 ]
 MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
+KV, SCHEDULING, EXECUTION = "KV cache", "Scheduling", "Execution"
 MAX_THREADS = 1024  # more than any machine has; each takes memory when it starts
 
 
@@ -61,22 +62,16 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise BadInput(what, value=value, limit=f"1..{MAX_DRAFT_TOKENS}")
 
 
-class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Engine settings. Counts are tokens or sequences, sizes bytes, times what the name says."""
+class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that the engine uses as they are given: nothing is derived for them."""
 
     title: ClassVar[str] = "Engine"
     table: ClassVar[str] = "engine"
 
     model: Annotated[
-        str, About("Model directory, 'demo', or 'dummy:SHAPE' (random weights).", flag="")
+        str,
+        About("Model directory, 'demo', or 'dummy:SHAPE' (random weights).", flag=""),
     ] = "demo"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        About("Data type of weights and activations; auto uses the model's where it can run."),
-    ] = "auto"
-    device: Annotated[
-        str, About("Device to run on: cpu, cuda, cuda:N or auto.", metavar="DEVICE")
-    ] = "auto"
     quantization: Annotated[
         Literal["int8", "int4", "bf16"] | None,
         About(
@@ -93,28 +88,11 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["int8", "int16", "float32"],
         About(
             "Precision of activations multiplied with 8- and 4-bit weights: int8 (W8A8, W4A8), or "
-            "weight-only int16 or float32, at two to three times the arithmetic."
+            "weight-only int16 or float32, at two to three times the arithmetic.",
         ),
     ] = "int8"
-    max_model_len: Annotated[
-        int | None,
-        About("Maximum prompt plus output length.", unit=TOKENS, unset="the model's limit"),
-    ] = None
-    kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8"],
-        About(
-            "Data type of the KV cache; auto uses that of the activations. int8 is lossy.",
-            panel="KV cache",
-        ),
-    ] = "auto"
-    kv_cache_memory_bytes: Annotated[
-        int | None, About("Size of the KV cache.", unit=BYTES, unset="from the free memory")
-    ] = None
-    block_size: Annotated[
-        int | None, About("Tokens per KV cache block.", unit=COUNT, unset="16")
-    ] = None
     enable_prefix_caching: Annotated[
-        bool, About("Reuse the KV cache of prompts that share a prefix.")
+        bool, About("Reuse the KV cache of prompts that share a prefix.", panel=KV)
     ] = True
     prefix_cache_ttl_s: Annotated[
         float | None,
@@ -123,23 +101,25 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             unit=DURATION,
             range=NON_NEGATIVE_SECONDS,
             unset="never",
+            panel=KV,
         ),
     ] = None
-    max_num_seqs: Annotated[
-        int | None,
-        About("Maximum sequences running at once.", unit=COUNT, unset="64", panel="Scheduling"),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        About("Token budget of one step.", unit=TOKENS, unset="512 on a CPU, 4096 on a GPU"),
-    ] = None
     enable_chunked_prefill: Annotated[
-        bool, About("Split long prompts over several steps, so that decoding continues.")
+        bool,
+        About(
+            "Split long prompts over several steps, so that decoding continues.", panel=SCHEDULING
+        ),
     ] = True
-    batching: Annotated[Batching, About("How requests are combined into batches.")] = "continuous"
+    batching: Annotated[
+        Batching, About("How requests are combined into batches.", panel=SCHEDULING)
+    ] = "continuous"
     batch_wait_ms: Annotated[
         float,
-        About("Dynamic batching: maximum wait for a fuller batch.", unit=MILLISECONDS),
+        About(
+            "Dynamic batching: maximum wait for a fuller batch.",
+            unit=MILLISECONDS,
+            panel=SCHEDULING,
+        ),
     ] = 10.0
     background_tokens: Annotated[
         int | None,
@@ -149,36 +129,115 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             unit=TOKENS,
             range=NON_NEGATIVE_COUNT,
             unset="derived from measured step times",
+            panel=SCHEDULING,
         ),
     ] = None
     max_num_queued_reqs: Annotated[
         int | None,
         About(
-            "Maximum waiting requests; further ones are rejected with a time to retry.", unit=COUNT
+            "Maximum waiting requests; further ones are rejected with a time to retry.",
+            unit=COUNT,
+            panel=SCHEDULING,
         ),
     ] = 1024
     max_num_queued_tokens: Annotated[
         int | None,
-        About("Maximum prompt tokens of waiting requests.", unit=TOKENS),
+        About("Maximum prompt tokens of waiting requests.", unit=TOKENS, panel=SCHEDULING),
     ] = 1 << 20
     slo_throttle: Annotated[
         bool,
-        About("Admit fewer requests of a class while its p95 TTFT or TPOT violates its SLO."),
+        About(
+            "Admit fewer requests of a class while its p95 TTFT or TPOT violates its SLO.",
+            panel=SCHEDULING,
+        ),
     ] = False
+    thread_plan: Annotated[
+        Literal["fixed", "auto"],
+        About("auto measures the best numbers of threads when the engine opens.", panel=EXECUTION),
+    ] = "fixed"
+    seed: Annotated[
+        int,
+        About(
+            "Sampling seed of requests without one; also seeds loads.", unit=SEED, panel=EXECUTION
+        ),
+    ] = 0
+
+
+class Settings(PlainSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engine settings. Counts are tokens or sequences, sizes bytes, times what the name says.
+
+    Those declared here, beyond `PlainSettings`, are resolved: None or "auto" means "derive it".
+    """
+
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        About(
+            "Data type of weights and activations; auto uses the model's where it can run.",
+            panel="Engine",
+        ),
+    ] = "auto"
+    device: Annotated[
+        str, About("Device to run on: cpu, cuda, cuda:N or auto.", metavar="DEVICE")
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        About(
+            "Maximum prompt plus output length.",
+            unit=TOKENS,
+            unset="the model's limit",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        About(
+            "Data type of the KV cache; auto uses that of the activations. int8 is lossy.", panel=KV
+        ),
+    ] = "auto"
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        About("Size of the KV cache.", unit=BYTES, unset="from the free memory", panel=KV),
+    ] = None
+    block_size: Annotated[
+        int | None, About("Tokens per KV cache block.", unit=COUNT, unset="16", panel=KV)
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        About("Maximum sequences running at once.", unit=COUNT, unset="64", panel=SCHEDULING),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        About(
+            "Token budget of one step.",
+            unit=TOKENS,
+            unset="512 on a CPU, 4096 on a GPU",
+            panel=SCHEDULING,
+        ),
+    ] = None
     attention_backend: Annotated[
         str,
         About(
             "Attention implementation; auto chooses, and `ridgeline explain` says why.",
-            panel="Execution",
             metavar="NAME",
+            panel=EXECUTION,
         ),
     ] = "auto"
     layer_backend: Annotated[
-        str, About("Implementation of the layers around attention; auto chooses.", metavar="NAME")
+        str,
+        About(
+            "Implementation of the layers around attention; auto chooses.",
+            metavar="NAME",
+            panel=EXECUTION,
+        ),
     ] = "auto"
     num_threads: Annotated[
         int | None,
-        About("CPU threads.", unit=COUNT, range=Range(1, MAX_THREADS), unset="the available cores"),
+        About(
+            "CPU threads.",
+            unit=COUNT,
+            range=Range(1, MAX_THREADS),
+            unset="the available cores",
+            panel=EXECUTION,
+        ),
     ] = None
     num_threads_decode: Annotated[
         int | None,
@@ -187,19 +246,17 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             unit=COUNT,
             range=Range(1, MAX_THREADS),
             unset="as --num-threads",
+            panel=EXECUTION,
         ),
     ] = None
-    thread_plan: Annotated[
-        Literal["fixed", "auto"],
-        About("auto measures the best numbers of threads when the engine opens."),
-    ] = "fixed"
     speculative_config: Annotated[
         Speculative | None,
-        About('Speculative decoding, as vLLM\'s JSON: \'{"method": "ngram"}\'.', unset="off"),
+        About(
+            'Speculative decoding, as vLLM\'s JSON: \'{"method": "ngram"}\'.',
+            unset="off",
+            panel=EXECUTION,
+        ),
     ] = None
-    seed: Annotated[
-        int, About("Sampling seed of requests without one; also seeds loads.", unit=SEED)
-    ] = 0
 
 
 NAIVE = {

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ridgeline.config.settings import Batching, Settings
+from ridgeline.config.settings import PlainSettings, Settings
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.dtype import resolve_dtype
@@ -52,19 +52,15 @@ MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
 
-class ResolvedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings as used; names and units are those of `Settings`. `dtype` is the one computed in.
+class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
+    """Settings as used: the plain ones as given, the others with every default derived.
 
-    `spec` has every technique applied. `derivations` says of each setting where its value comes
-    from.
+    Names and units are those of `Settings`; `dtype` is the one computed in. `spec` has every
+    technique applied. `derivations` gives the source of each setting's value.
     """
 
-    model: str
     dtype: str
     device: str
-    quantization: str | None
-    lm_head_quantization: str | None
-    activations: str
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -72,22 +68,11 @@ class ResolvedSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int
     num_blocks: int
     block_size: int
-    enable_prefix_caching: bool
-    prefix_cache_ttl_s: float | None
-    enable_chunked_prefill: bool
-    batching: Batching
-    batch_wait_ms: float
-    background_tokens: int | None
     attention_backend: str
     layer_backend: str
     num_threads: int
     num_threads_decode: int
-    thread_plan: str
     speculative_config: ResolvedSpeculation | None
-    max_num_queued_reqs: int | None
-    max_num_queued_tokens: int | None
-    slo_throttle: bool
-    seed: int
     spec: ModelSpec
     derivations: dict[str, str]
 
@@ -152,31 +137,8 @@ def resolve(settings: Settings) -> ResolvedSettings:
         speculative_config=speculation,
         spec=spec,
         derivations=why | _as_asked(settings, why),
-        **_unchanged(settings),
+        **{name: getattr(settings, name) for name in PlainSettings.__struct_fields__},
     )
-
-
-_UNCHANGED = (
-    "model",
-    "quantization",
-    "lm_head_quantization",
-    "activations",
-    "enable_prefix_caching",
-    "prefix_cache_ttl_s",
-    "enable_chunked_prefill",
-    "batching",
-    "batch_wait_ms",
-    "max_num_queued_reqs",
-    "max_num_queued_tokens",
-    "slo_throttle",
-    "background_tokens",
-    "seed",
-    "thread_plan",
-)
-
-
-def _unchanged(settings: Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in _UNCHANGED}
 
 
 def _background(settings: Settings, why: dict[str, str]) -> None:
@@ -201,7 +163,7 @@ def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:
     default = Settings()
     return {
         name: "default" if getattr(settings, name) == getattr(default, name) else "as requested"
-        for name in _UNCHANGED
+        for name in PlainSettings.__struct_fields__
         if name not in why
     }
 
