@@ -1,13 +1,13 @@
-"""What a server survives: a real process with the demo model, and everything a client may do.
+"""Abuse a server process with the demo model in every way a client can.
 
     python scripts/abuse_server.py [--cancels 10000] [--disconnects 200] [--model demo]
 
-Hang-ups in the middle of streams and of whole answers, requests that are cancelled as soon as they
-are sent, more requests than the queue takes, more sequences than there are KV blocks, headers and
-bodies that drip, bodies that are too large, numbers that are none, answers that nobody reads. After
-each of them: no sequence runs or waits, every KV block is free, /health says 200, and a greedy
-answer is the one it was before. At the end: what it has come to cost in memory and open files. The
-first flood of cancels shows how much memory a backlog takes, the second that it is no leak.
+Disconnects in the middle of streams and of whole responses, requests that are cancelled as soon as
+they are sent, more requests than the queue holds, more sequences than KV blocks, headers and bodies
+that arrive byte by byte, bodies that are too large, NaN and infinities, responses that are not read.
+After each: no sequence runs or waits, every KV block is free, /health is 200, and a greedy response
+is unchanged. At the end: growth of memory and open files. The first flood of cancels shows how much
+memory a backlog takes, the second that it does not leak.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from serving import Served, serving
 PATH = "/v1/completions"
 FLAGS = ("--max-model-len", "512", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "4MiB")
 TEXT = "import os\n"
-MOST_BACKLOG_BYTES = 32 << 20  # of requests that nobody waits for
-MOST_GROWTH_BYTES = 24 << 20
+MAX_BACKLOG_BYTES = 32 << 20  # of requests whose clients have disconnected
+MAX_GROWTH_BYTES = 24 << 20
 
 
 def raw(body: bytes, *, length: int | None = None) -> bytes:
-    """A request as it goes over the wire; `length`: what its header claims."""
+    """A request as it is sent; `length`: its Content-Length, if it is to be wrong."""
     size = len(body) if length is None else length
     return (
         f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n".encode() + body
     )
 
 
-async def send_and_go(url: str, rng: random.Random, wait_s: float) -> None:
-    """Send a request, wait a little, perhaps read a little, and hang up, perhaps by a reset."""
+async def send_and_disconnect(url: str, rng: random.Random, wait_s: float) -> None:
+    """Send a request, wait and perhaps read a little, and disconnect, perhaps with a reset."""
     host, port = urlsplit(url).netloc.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     fields = {"prompt": TEXT, "max_tokens": 400, "ignore_eos": True, "n": rng.randint(1, 2)}
@@ -56,15 +56,15 @@ async def send_and_go(url: str, rng: random.Random, wait_s: float) -> None:
     writer.close()
 
 
-async def hang_up(server: Served, number: int, wait_s: float, at_once: int) -> str:
+async def disconnect_many(server: Served, number: int, wait_s: float, at_once: int) -> str:
     gate, rng = asyncio.Semaphore(at_once), random.Random(number)
 
     async def one() -> None:
         async with gate:
-            await send_and_go(server.url, rng, wait_s)
+            await send_and_disconnect(server.url, rng, wait_s)
 
     await asyncio.gather(*(one() for _ in range(number)))
-    return f"{number} hang-ups"
+    return f"{number} disconnects"
 
 
 async def statuses_of(server: Served, bodies: list[dict[str, object]]) -> Counter[int]:
@@ -96,7 +96,7 @@ async def exhaust(server: Served) -> str:
 
 
 async def drip(server: Served) -> str:
-    """Headers or bodies a byte at a time, from many connections; others are served meanwhile."""
+    """Headers or bodies byte by byte over many connections; other requests are served meanwhile."""
     host, port = urlsplit(server.url).netloc.split(":")
 
     async def one(text: bytes) -> bytes:
@@ -118,21 +118,21 @@ async def drip(server: Served) -> str:
     assert (await statuses_of(server, [{"prompt": TEXT, "max_tokens": 4}]))[200] == 1
     replies = await dripping
     assert all(isinstance(r, bytes) and b" 408 " in r for r in replies), set(map(str, replies))
-    return "100 connections that drip: all told 408, others served"
+    return "100 slow connections: all got 408, other requests were served"
 
 
-async def announced(server: Served, length: int) -> bytes:
-    """The answer to a body of which only the length was sent."""
+async def send_head_only(server: Served, length: int) -> bytes:
+    """The response to a request whose body is not sent."""
     host, port = urlsplit(server.url).netloc.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(raw(b"{", length=length))
-    told = await asyncio.wait_for(reader.read(), 30)
+    response = await asyncio.wait_for(reader.read(), 30)
     writer.close()
-    return told
+    return response
 
 
 async def oversize(server: Served) -> str:
-    big = await announced(server, 5 << 20)
+    big = await send_head_only(server, 5 << 20)
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         whole = await http.post(PATH, content=b"x" * (20 << 20))
         deep = await http.post(PATH, content=b'{"prompt":' + b"[" * 100_000)
@@ -145,11 +145,11 @@ async def oversize(server: Served) -> str:
     assert b" 413 " in big.splitlines()[0], big
     assert (whole.status_code, deep.status_code, long.status_code) == (413, 400, 431)
     assert {reply.status_code for reply in numbers} == {400}, [r.text for r in numbers]
-    return "413, 400 and 431 for size; 400 for 20 numbers that are none"
+    return "413, 400 and 431 for size; 400 for 20 non-finite numbers"
 
 
 async def unread(server: Served) -> str:
-    """Streams and whole answers that nobody reads: they end, and hold nothing."""
+    """Streams and whole responses that are not read: they end, and free their blocks."""
     host, port = urlsplit(server.url).netloc.split(":")
     held = []
     for index in range(16):
@@ -160,20 +160,20 @@ async def unread(server: Served) -> str:
     await asyncio.to_thread(server.settle, 240.0)
     for writer in held:
         writer.close()
-    return "16 answers that nobody reads"
+    return "16 unread responses"
 
 
 def checked(server: Served, name: str, work: Callable[[], Awaitable[str]], expected: str) -> None:
-    """Do it; then nothing may be left of it."""
+    """Run it; afterwards nothing may be left of it."""
     began = time.monotonic()
-    told = asyncio.run(_run(work))
+    summary = asyncio.run(_run(work))
     server.settle(240.0)
     used = server.counters()["kv_cache_usage_perc"]
     healthy = httpx.get(f"{server.url}/health").status_code
     assert used == 0 and healthy == 200, (used, healthy)
     assert answer(server) == expected
     took_s, rss = time.monotonic() - began, server.rss_bytes() / 2**20
-    print(f"{name}: {told} · {took_s:.0f} s · RSS {rss:.0f} MiB · {server.num_files()} files")
+    print(f"{name}: {summary} · {took_s:.0f} s · RSS {rss:.0f} MiB · {server.num_files()} files")
 
 
 async def _run(work: Callable[[], Awaitable[str]]) -> str:
@@ -201,12 +201,12 @@ def main() -> int:
         abuse("overflow", lambda: overflow(server))
         abuse("exhaustion", lambda: exhaust(server))
         abuse("unread", lambda: unread(server))
-        abuse("disconnects", lambda: hang_up(server, args.disconnects, 0.1, 20))
+        abuse("disconnects", lambda: disconnect_many(server, args.disconnects, 0.1, 20))
         before = server.rss_bytes()
-        abuse("cancels", lambda: hang_up(server, args.cancels, 0.0, 40))
+        abuse("cancels", lambda: disconnect_many(server, args.cancels, 0.0, 40))
         rss, files = server.rss_bytes(), server.num_files()
-        abuse("cancels again", lambda: hang_up(server, args.cancels, 0.0, 40))
-        abuse("disconnects again", lambda: hang_up(server, args.disconnects, 0.1, 20))
+        abuse("cancels again", lambda: disconnect_many(server, args.cancels, 0.0, 40))
+        abuse("disconnects again", lambda: disconnect_many(server, args.disconnects, 0.1, 20))
         abuse("sizes", lambda: oversize(server))
         abuse("drips", lambda: drip(server))
         abuse("overflow again", lambda: overflow(server))
@@ -214,7 +214,7 @@ def main() -> int:
     mark = rss - before
     print(f"high water of the first flood: {mark / 2**20:.1f} MiB")
     print(f"grown by all that came after it: {grown / 2**20:.1f} MiB, {more} files")
-    return 1 if mark > MOST_BACKLOG_BYTES or grown > MOST_GROWTH_BYTES or more > 5 else 0
+    return 1 if mark > MAX_BACKLOG_BYTES or grown > MAX_GROWTH_BYTES or more > 5 else 0
 
 
 if __name__ == "__main__":

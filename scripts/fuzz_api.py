@@ -1,14 +1,13 @@
-"""schemathesis against a real server: the demo model, batches and the operators' listener.
+"""Run schemathesis against a server process: the demo model, batches and the admin listener.
 
     python scripts/fuzz_api.py [--examples 200] [--model demo] [--seed N] [--workers 2]
 
-Starts `ridgeline serve` with a batch store, and has schemathesis work through both documents: the
-boundary values of every field (coverage), random requests that fit the schema and such that do not
-(fuzzing, positive and negative), and walks from upload to results along the document's links
-(stateful). Fails on any 5xx, on any status, header, content type or body outside the document, on
-a method or an id that is served and should not be. Afterwards the server must be healthy, with all
-KV blocks free; a whole run takes some 15 minutes on two cores, `--include-path PATH` or
-`--operators-only` a part of it.
+Starts `ridgeline serve` with a batch store and tests both OpenAPI documents: boundary values of every
+field (coverage), random valid and invalid requests (fuzzing), and sequences from an upload to the
+results along the document's links (stateful). Fails on any 5xx, on any status, header, content type
+or body outside the document, and on an undocumented method or id that is served. Afterwards the
+server must be healthy, with all KV blocks free. A whole run takes some 15 minutes on two cores;
+`--include-path PATH` or `--operators-only` run a part of it.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ FLAGS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--slo-classes", "chat=ttft:500 tpot:50", "--enable-per-request-metrics"),
 )
-"""A short context: an example that asks for everything that fits is no longer than it must be."""
+"""A short context limits the longest response."""
 
 
 def fuzz(url: str, folder: str, args: argparse.Namespace, *more: str) -> int:
-    """The exit code of one run of schemathesis, which keeps its notes in `folder`."""
+    """The exit code of one run of schemathesis, whose working directory is `folder`."""
     linked = not args.include_path or any("files" in path for path in args.include_path)
     phases = "examples,coverage,fuzzing" + (",stateful" if linked else "")
     command = [
@@ -61,10 +60,10 @@ def fuzz(url: str, folder: str, args: argparse.Namespace, *more: str) -> int:
 
 
 @contextlib.contextmanager
-def told(what: str) -> Iterator[None]:
+def timed(name: str) -> Iterator[None]:
     began = time.monotonic()
     yield
-    print(f"{what}: {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def main() -> int:
@@ -82,18 +81,18 @@ def main() -> int:
         with serving(args.model, *FLAGS, *store, admin=True) as server:
             codes = {}
             if not args.operators_only:
-                with told("public routes"):
+                with timed("public routes"):
                     codes["public"] = fuzz(server.url, folder, args, *only)
             rss = server.rss_bytes()
             if not only:
-                with told("operators' routes"):
-                    stop = ("--exclude-path", "/admin/drain")  # it would end the server
+                with timed("admin routes"):
+                    stop = ("--exclude-path", "/admin/drain")  # it would stop the server
                     codes["admin"] = fuzz(server.admin_url, folder, args, *stop)
             return report(server, codes, rss)
 
 
 def report(server: Served, codes: dict[str, int], rss_bytes: int) -> int:
-    """What schemathesis said, and whether the server is as it was."""
+    """Print the result; the exit code is 1 for a failed run or a server with requests left."""
     server.settle()
     healthy = httpx.get(f"{server.url}/health").status_code == 200
     used = server.counters()["kv_cache_usage_perc"]

@@ -15,8 +15,8 @@ from ridgeline.serve.errors import ClientDisconnected
 async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
     """Cancel the block when the client disconnects, and raise ClientDisconnected in its place.
 
-    Starlette would run a handler to its end although nobody reads the response. The body of the
-    request must have been read.
+    Starlette would run the handler to its end although the response cannot be sent any more. The
+    body of the request must have been read.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -1,6 +1,6 @@
 "use strict";
-// The page has four parts, each with one function that begins it. Texts from the server only ever
-// become text nodes; nothing is fetched from anywhere but this server.
+// The page has four parts, each with a function that starts it. Text from the server only ever
+// becomes text nodes; nothing is fetched from another address.
 
 const $ = (id) => document.getElementById(id);
 const el = (tag, attributes = {}, ...children) => {
@@ -18,7 +18,7 @@ const number = (value, digits = 0) =>
 const milliseconds = (seconds) =>
   seconds < 0.01 ? number(seconds * 1000, 1) : number(seconds * 1000);
 
-// -- talking to the server
+// requests to the server
 
 const server = {
   key: sessionStorage.getItem("ridgeline-key"),
@@ -32,8 +32,8 @@ const server = {
       return this.call(path, options);
     }
     if (!reply.ok) {
-      const told = await reply.json().catch(() => null);
-      const error = new Error(told?.error?.message || `the server said ${reply.status}`);
+      const failure = await reply.json().catch(() => null);
+      const error = new Error(failure?.error?.message || `HTTP status ${reply.status}`);
       error.status = reply.status;
       throw error;
     }
@@ -55,7 +55,7 @@ const server = {
   },
 };
 
-// -- chat
+// chat
 
 const chat = {
   messages: [],
@@ -178,9 +178,9 @@ class Answer {
       this.text += choice.delta.content;
     }
     render(this.body, this.text);
-    this.tell();
+    this.showFigures();
   }
-  tell() {
+  showFigures() {
     if (this.first === null) return;
     const tokens = this.usage?.completion_tokens ?? this.count;
     const parts = [["TTFT", `${milliseconds((this.first - this.sent) / 1000)} ms`]];
@@ -191,7 +191,7 @@ class Answer {
     this.figures.replaceChildren(...parts.map(([name, value]) => el("span", {}, name ? `${name} ` : "", el("b", {}, value))));
   }
   fail(message) { this.body.after(el("div", { class: "error", role: "alert" }, message)); }
-  end() { this.body.classList.remove("caret"); this.tell(); }
+  end() { this.body.classList.remove("caret"); this.showFigures(); }
 }
 
 function render(into, text) {
@@ -199,18 +199,18 @@ function render(into, text) {
   into.replaceChildren(...pieces.map((piece, i) => (i % 2 ? el("pre", {}, piece.replace(/\n$/, "")) : document.createTextNode(piece))));
 }
 
-// -- live figures, read from /metrics
+// live metrics, read from /metrics
 
 function parseMetrics(text) {
-  const found = new Map();
+  const metrics = new Map();
   for (const line of text.split("\n")) {
     const match = /^([\w:]+)(?:\{(.*)\})? (\S+)/.exec(line);
     if (!match || line.startsWith("#")) continue;
     const labels = Object.fromEntries([...(match[2] || "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map((m) => [m[1], m[2]]));
-    if (!found.has(match[1])) found.set(match[1], []);
-    found.get(match[1]).push({ labels, value: Number(match[3]) });
+    if (!metrics.has(match[1])) metrics.set(match[1], []);
+    metrics.get(match[1]).push({ labels, value: Number(match[3]) });
   }
-  return found;
+  return metrics;
 }
 const total = (sample, name, want = {}) =>
   (sample.get(name) || []).filter(({ labels }) => Object.entries(want).every(([k, v]) => labels[k] === v)).reduce((sum, each) => sum + each.value, 0);
@@ -239,17 +239,17 @@ function quantile(now, before, name, share) {
   return low;
 }
 
-const KEPT = 120, WINDOW = 60;
+const NUM_POINTS = 120, WINDOW = 60;
 const live = {
   samples: [],
   points: [],
   pointed: null,
-  seats: null,
+  slots: null,
   slo: { ttft: 500, itl: 50 },
   begin(config) {
-    this.seats = config?.settings?.max_num_seqs ?? null;
-    const kept = JSON.parse(localStorage.getItem("ridgeline-slo") || "null");
-    Object.assign(this.slo, kept || {});
+    this.slots = config?.settings?.max_num_seqs ?? null;
+    const saved = JSON.parse(localStorage.getItem("ridgeline-slo") || "null");
+    Object.assign(this.slo, saved || {});
     if (config?.slo?.ttft_s) this.slo.ttft = config.slo.ttft_s * 1000;
     if (config?.slo?.tpot_s) this.slo.itl = config.slo.tpot_s * 1000;
     for (const name of ["ttft", "itl"]) {
@@ -264,40 +264,40 @@ const live = {
     $("slo").addEventListener("submit", (event) => event.preventDefault());
     $("tiles").replaceChildren(...TILES.map((tile) => tileOf(tile)));
     this.classes = config?.slo_classes || {};
-    $("promises").hidden = !Object.keys(this.classes).length;
+    $("slo-classes").hidden = !Object.keys(this.classes).length;
     this.poll();
   },
   async poll() {
     try {
       const text = await (await server.call("/metrics")).text();
       this.samples.push({ at: performance.now() / 1000, of: parseMetrics(text) });
-      this.samples = this.samples.slice(-KEPT - WINDOW);
+      this.samples = this.samples.slice(-NUM_POINTS - WINDOW);
       this.draw();
     } catch (error) {
-      $("live-note").textContent = `The figures stand still: ${error.message}`;
+      $("live-note").textContent = `Metrics are not updating: ${error.message}`;
     }
     setTimeout(() => this.poll(), 1000);
   },
   draw() {
     if (!this.samples.length || $("tab-live").hidden) return;
-    const first = Math.max(0, this.samples.length - KEPT);
+    const first = Math.max(0, this.samples.length - NUM_POINTS);
     this.points = this.samples.slice(first).map((_, i) => this.at(first + i));
     for (const tile of TILES) drawTile(tile, this.points, this);
-    $("classes").tBodies[0].replaceChildren(...Object.entries(this.classes).map(([name, slo]) => this.kept(name, slo)));
+    $("classes").tBodies[0].replaceChildren(...Object.entries(this.classes).map(([name, slo]) => this.sloRow(name, slo)));
   },
-  kept(slo_class, slo) {
+  sloRow(slo_class, slo) {
     const now = this.samples.at(-1), back = this.samples[Math.max(0, this.samples.length - 1 - WINDOW)];
     const recent = (what, want = {}) => total(now.of, `ridgeline_slo_${what}_total`, { slo_class, ...want }) - (back === now ? 0 : total(back.of, `ridgeline_slo_${what}_total`, { slo_class, ...want }));
     const limits = ["ttft", "tpot", "e2e"].filter((name) => slo[`${name}_s`] != null);
     const all = recent("requests"), share = all ? recent("met") / all : null;
-    const broken = [...limits, "failed"].map((why) => [why, recent("missed", { why })]).filter(([, count]) => count);
+    const missed = [...limits, "failed"].map((why) => [why, recent("missed", { why })]).filter(([, count]) => count);
     const tone = share == null ? "" : share >= slo.attainment ? "good" : "bad";
     return el("tr", {},
       el("td", {}, slo_class),
       el("td", {}, limits.map((name) => `${name} ${milliseconds(slo[`${name}_s`])} ms`).join(" · ")),
       el("td", {}, number(all)),
       el("td", {}, el("span", { class: `chip ${tone}` }, share == null ? "no request" : `${number(share * 100, share < 1 ? 1 : 0)} %`)),
-      el("td", {}, broken.map(([why, count]) => `${why} ${number(count)}`).join(" · ") || "–"));
+      el("td", {}, missed.map(([why, count]) => `${why} ${number(count)}`).join(" · ") || "–"));
   },
   at(i) {
     const now = this.samples[i], before = this.samples[Math.max(0, i - 1)];
@@ -311,7 +311,7 @@ const live = {
     return {
       running,
       waiting: total(now.of, "vllm:num_requests_waiting"),
-      fill: this.seats ? running / this.seats : null,
+      fill: this.slots ? running / this.slots : null,
       lines: total(now.of, "ridgeline_batch_lines_running"),
       open: total(now.of, "ridgeline_batch_lines_open"),
       kv: total(now.of, "vllm:kv_cache_usage_perc"),
@@ -332,9 +332,9 @@ const live = {
 
 const percent = (value) => (value == null ? ["–", ""] : [number(value * 100), "%"]);
 const inPercent = (top) => `${number(top * 100)} %`;
-const promised = (name, of95) => ({
+const latencyTile = (name, of95) => ({
   limit: (live) => live.slo[name] / 1000,
-  chip: (p, live) => (p[of95] == null ? null : p[of95] * 1000 <= live.slo[name] ? ["kept", "good"] : ["missed", "bad"]),
+  chip: (p, live) => (p[of95] == null ? null : p[of95] * 1000 <= live.slo[name] ? ["met", "good"] : ["missed", "bad"]),
   sub: (p) => (p[of95] == null ? "no request in the last minute" : `p95 ${milliseconds(p[of95])} ms`),
   big: (p) => (p[name] == null ? ["–", ""] : [milliseconds(p[name]), "ms, p50"]),
   scale: (top) => `${milliseconds(top)} ms`,
@@ -342,13 +342,13 @@ const promised = (name, of95) => ({
 });
 const TILES = [
   { id: "requests", title: "Requests running", series: ["running", "waiting"], big: (p) => [number(p.running), ""], sub: (p) => `${number(p.waiting)} waiting · ${number(p.finished)} finished`, at: (p) => `${number(p.running)} running, ${number(p.waiting)} waiting` },
-  { id: "ttft", title: "Time to first token", series: ["ttft95"], ...promised("ttft", "ttft95") },
-  { id: "itl", title: "Token gap", series: ["itl95"], ...promised("itl", "itl95") },
-  { id: "speed", title: "Output", series: ["speed"], big: (p) => [number(p.speed), "tok/s"], sub: (p) => `prompts ${number(p.prompt)} tok/s · lines ${number(p.linesSpeed)} tok/s` },
-  { id: "fill", title: "Batch fill", series: ["fill"], top: () => 1, scale: inPercent, big: (p) => percent(p.fill), sub: (p, live) => (live.seats ? `${number(p.running)} of ${number(live.seats)} seats · ${number(p.lines)} by batch lines` : "seats unknown") },
+  { id: "ttft", title: "Time to first token", series: ["ttft95"], ...latencyTile("ttft", "ttft95") },
+  { id: "itl", title: "Token gap", series: ["itl95"], ...latencyTile("itl", "itl95") },
+  { id: "speed", title: "Output", series: ["speed"], big: (p) => [number(p.speed), "tok/s"], sub: (p) => `prompts ${number(p.prompt)} tok/s · batch ${number(p.linesSpeed)} tok/s` },
+  { id: "fill", title: "Batch fill", series: ["fill"], top: () => 1, scale: inPercent, big: (p) => percent(p.fill), sub: (p, live) => (live.slots ? `${number(p.running)} of ${number(live.slots)} slots · ${number(p.lines)} by batch requests` : "slots unknown") },
   { id: "kv", title: "KV blocks in use", series: ["kv"], top: () => 1, scale: inPercent, big: (p) => percent(p.kv), sub: (p) => (p.blocks ? `${number(Math.round(p.kv * p.blocks))} of ${number(p.blocks)} blocks · ${number(p.preempted)} preemptions` : `${number(p.preempted)} preemptions`) },
   { id: "hits", title: "Prompts from the cache", series: ["hits"], top: () => 1, scale: inPercent, big: (p) => percent(p.hits), sub: () => "of the last minute" },
-  { id: "lines", title: "Batch lines open", series: ["open"], big: (p) => [number(p.open), ""], sub: (p) => `${number(p.lines)} being answered` },
+  { id: "lines", title: "Open batch requests", series: ["open"], big: (p) => [number(p.open), ""], sub: (p) => `${number(p.lines)} running` },
 ];
 
 function tileOf(tile) {
@@ -364,9 +364,9 @@ function drawTile(tile, points, live) {
   const [value, unit] = tile.big(last, live);
   box.querySelector(".big").replaceChildren(value, ...(unit ? [el("small", {}, unit)] : []));
   box.querySelector(".sub").textContent = tile.sub(last, live);
-  const told = tile.chip?.(last, live), chip = box.querySelector(".chip");
-  chip.hidden = !told;
-  if (told) { chip.textContent = told[0]; chip.className = `chip ${told[1]}`; }
+  const state = tile.chip?.(last, live), chip = box.querySelector(".chip");
+  chip.hidden = !state;
+  if (state) { chip.textContent = state[0]; chip.className = `chip ${state[1]}`; }
   const limit = tile.limit?.(live);
   const values = tile.series.map((name) => points.map((p) => p[name]));
   const highest = Math.max(...values.flat().map((v) => v ?? 0), (limit ?? 0) * 1.1);
@@ -381,12 +381,12 @@ function drawTile(tile, points, live) {
   drawTip(tile, points);
 }
 
-// What stood where the pointer is.
+// The sample under the pointer.
 function drawTip(tile, points) {
   const chart = $(`tile-${tile.id}`).querySelector(".chart");
   const cursor = chart.querySelector(".cursor"), tip = chart.querySelector(".tip");
   const pointed = live.pointed?.id === tile.id ? live.pointed : null;
-  const ago = pointed && Math.floor(KEPT * (1 - pointed.x)), point = pointed && points.at(-1 - ago);
+  const ago = pointed && Math.floor(NUM_POINTS * (1 - pointed.x)), point = pointed && points.at(-1 - ago);
   cursor.hidden = tip.hidden = !point;
   if (!point) return;
   cursor.style.left = `${pointed.x * 100}%`;
@@ -396,7 +396,7 @@ function drawTip(tile, points) {
 }
 
 function line(values, top, place) {
-  const start = KEPT - values.length;
+  const start = NUM_POINTS - values.length;
   const points = values.map((v, i) => (v == null ? null : [start + i + 1, 46 - 44 * Math.min(1, v / top)])).filter(Boolean);
   if (points.length < 2) return [];
   const path = points.map(([x, y], i) => `${i ? "L" : "M"}${x} ${y.toFixed(2)}`).join("");
@@ -411,7 +411,7 @@ function shape(tag, attributes) {
   return made;
 }
 
-// -- batches
+// batches
 
 const TONE = { completed: "good", failed: "bad", expired: "bad", cancelled: "warn", cancelling: "warn" };
 const batches = {
@@ -461,26 +461,26 @@ const batches = {
   },
   card(batch) {
     const counts = batch.request_counts, share = (n) => `${counts.total ? (100 * n) / counts.total : 0}%`;
-    const meter = el("div", { class: "meter", role: "progressbar", "aria-label": "lines answered" }, el("i"), el("i", { class: "failed" }));
+    const meter = el("div", { class: "meter", role: "progressbar", "aria-label": "requests completed" }, el("i"), el("i", { class: "failed" }));
     [counts.completed, counts.failed].forEach((n, i) => { meter.children[i].style.width = share(n); });
     const button = (text, act) => el("button", { class: "quiet small", type: "button", onclick: act }, text);
-    const over = ["completed", "failed", "expired", "cancelled"].includes(batch.status);
+    const hasEnded = ["completed", "failed", "expired", "cancelled"].includes(batch.status);
     const facts = [
       new Date(batch.created_at * 1000).toLocaleString(),
-      batch.status === "validating" ? "reading the file" : `${number(counts.completed)} of ${number(counts.total)} answered`,
+      batch.status === "validating" ? "reading the file" : `${number(counts.completed)} of ${number(counts.total)} completed`,
       ...(counts.failed ? [`${number(counts.failed)} failed`] : []),
       `${number(batch.usage.total_tokens)} tokens, charged as ${number(batch.charge.input_tokens + batch.charge.output_tokens)}`,
       batch.endpoint,
-      over ? `took ${this.span((batch.completed_at || batch.expired_at || batch.cancelled_at || batch.failed_at) - batch.created_at)}` : `${this.span(batch.expires_at - Date.now() / 1000)} left`,
+      hasEnded ? `took ${this.span((batch.completed_at || batch.expired_at || batch.cancelled_at || batch.failed_at) - batch.created_at)}` : `${this.span(batch.expires_at - Date.now() / 1000)} left`,
     ];
     return el("article", { class: "card job" },
       el("div", { class: "top" }, el("span", { class: "id" }, batch.id), el("span", { class: `chip ${TONE[batch.status] || ""}` }, batch.status.replace("_", " ")), el("span", { class: "grow" }),
-        ...(batch.output_file_id ? [button("Answers", () => this.download(batch.output_file_id))] : []),
-        ...(batch.error_file_id ? [button("Failed lines", () => this.download(batch.error_file_id))] : []),
+        ...(batch.output_file_id ? [button("Results", () => this.download(batch.output_file_id))] : []),
+        ...(batch.error_file_id ? [button("Errors", () => this.download(batch.error_file_id))] : []),
         ...(["validating", "in_progress"].includes(batch.status) ? [button("Cancel", () => this.cancel(batch.id))] : [])),
       ...(counts.total ? [meter] : []),
       el("div", { class: "facts" }, ...facts.map((fact) => el("span", {}, fact))),
-      ...(batch.errors ? [el("ul", { class: "complaints" }, ...batch.errors.data.slice(0, 5).map((e) => el("li", {}, `${e.line ? `line ${e.line}: ` : ""}${e.message}`)))] : []));
+      ...(batch.errors ? [el("ul", { class: "errors" }, ...batch.errors.data.slice(0, 5).map((e) => el("li", {}, `${e.line ? `line ${e.line}: ` : ""}${e.message}`)))] : []));
   },
   span(seconds) {
     const s = Math.max(0, Math.round(seconds));
@@ -497,16 +497,16 @@ const batches = {
   },
 };
 
-// -- configuration
+// configuration
 
 const settings = {
   begin(config) {
     const rows = Object.entries(config?.settings || {}).map(([name, value]) => [name, this.shown(name, value), config.derivations[name] || ""]);
     for (const [name, why] of Object.entries(config?.derivations || {})) if (!(name in config.settings)) rows.push([name, "", why]);
     const draw = () => {
-      const wanted = $("filter").value.toLowerCase();
-      const found = rows.filter((row) => row.join(" ").toLowerCase().includes(wanted));
-      $("settings").tBodies[0].replaceChildren(...found.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, cell)))));
+      const query = $("filter").value.toLowerCase();
+      const matching = rows.filter((row) => row.join(" ").toLowerCase().includes(query));
+      $("settings").tBodies[0].replaceChildren(...matching.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, cell)))));
     };
     $("filter").addEventListener("input", draw);
     draw();
@@ -519,16 +519,16 @@ const settings = {
   },
 };
 
-// -- the frame
+// tabs
 
 function open() {
   const names = ["chat", "live", "batches", "config"];
-  const wanted = names.includes(location.hash.slice(1)) ? location.hash.slice(1) : "chat";
-  for (const name of names) $(`tab-${name}`).hidden = name !== wanted;
-  for (const tab of document.querySelectorAll("[role=tab]")) tab.setAttribute("aria-selected", tab.hash === `#${wanted}`);
-  if (wanted === "live") live.draw();
-  if (wanted === "batches" && !$("with-batches").hidden) batches.look();
-  if (wanted === "chat") $("prompt").focus();
+  const shown = names.includes(location.hash.slice(1)) ? location.hash.slice(1) : "chat";
+  for (const name of names) $(`tab-${name}`).hidden = name !== shown;
+  for (const tab of document.querySelectorAll("[role=tab]")) tab.setAttribute("aria-selected", tab.hash === `#${shown}`);
+  if (shown === "live") live.draw();
+  if (shown === "batches" && !$("with-batches").hidden) batches.look();
+  if (shown === "chat") $("prompt").focus();
 }
 
 async function watchHealth() {

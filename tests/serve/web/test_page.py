@@ -111,7 +111,7 @@ def test_live_metrics_update_and_are_compared_with_the_slo(page: Page, url: str)
     expect(page.locator("#tile-ttft .sub")).to_contain_text("no request")
     for _ in range(3):
         httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 5})
-    expect(page.locator("#tile-ttft .chip")).to_have_text("kept")
+    expect(page.locator("#tile-ttft .chip")).to_have_text("met")
     expect(page.locator("#tile-requests .sub")).to_contain_text("3 finished")
     page.fill("#slo-ttft", "0.0001")
     expect(page.locator("#tile-ttft .chip")).to_have_text("missed")
@@ -149,9 +149,9 @@ def test_batches_are_created_followed_and_downloaded(page: Page, tmp_path: Path)
     page.click("#start")
     job = page.locator(".job").first
     expect(job.locator(".chip")).to_have_text("completed", timeout=15_000)
-    expect(job).to_contain_text("12 of 12 answered")
+    expect(job).to_contain_text("12 of 12 completed")
     with page.expect_download() as download:
-        job.get_by_text("Answers").click()
+        job.get_by_text("Results").click()
     assert download.value.suggested_filename.endswith("_output.jsonl")
     assert Path(download.value.path()).read_text().count("line-") == 12
     file.write_bytes(b"{\n")
@@ -159,7 +159,7 @@ def test_batches_are_created_followed_and_downloaded(page: Page, tmp_path: Path)
     page.click("#start")
     first = page.locator(".job").first
     expect(first.locator(".chip")).to_have_text("failed", timeout=15_000)
-    expect(first.locator(".complaints")).to_contain_text("line 1")
+    expect(first.locator(".errors")).to_contain_text("line 1")
 
 
 @needs_browser
