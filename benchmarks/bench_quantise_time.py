@@ -31,7 +31,7 @@ from ridgeline.compress.methods.repair import repair
 from ridgeline.compress.methods.rounding import ProductWeights, round_product
 from ridgeline.compress.pipeline import LayerInProgress, balance, halves
 from ridgeline.compress.recipe import QuantizeRecipe, check
-from ridgeline.engine.checkpoints.sources import DummyWeights, PlainWeights, Weights
+from ridgeline.engine.checkpoints.sources import DummyWeights, PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
@@ -43,7 +43,7 @@ THREADS = 2
 class DraftDistributions(PlainWeights):
     """Random weights, drawn once; bfloat16, as checkpoints have them."""
 
-    def __init__(self, inner: Weights) -> None:
+    def __init__(self, inner: WeightSource) -> None:
         self._inner, self._drawn = inner, dict[Part, torch.Tensor]()
 
     def get(self, part: Part) -> torch.Tensor:

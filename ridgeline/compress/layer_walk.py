@@ -22,7 +22,7 @@ from torch import Tensor
 from ridgeline.compress.statistics import InputStats, InputTap, ProductKey, WindowPair
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
-from ridgeline.engine.checkpoints.sources import Weights
+from ridgeline.engine.checkpoints.sources import WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.model.layers import Block
@@ -50,7 +50,7 @@ class TappingBuilder(DecoderBuilder):
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Weights,
+        weights: WeightSource,
         keys: Collection[str],
         hear: Callable[[ProductKey, Tensor], None],
         until: Collection[ProductKey] = (),
@@ -84,7 +84,9 @@ class TappingBuilder(DecoderBuilder):
 class HiddenStateWalk:
     """Hidden states x_TC of every window, before the next layer."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, windows: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: WeightSource, windows: Sequence[Sequence[int]]
+    ) -> None:
         self.spec = spec
         self._ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
         length = len(windows[0])
@@ -111,7 +113,7 @@ class HiddenStateWalk:
             return block.feed_forward
         return lambda x_TC: block.attend(x_TC, self._turns, self._attend, index)
 
-    def go(self, weights: Weights, index: int, half: int) -> None:
+    def go(self, weights: WeightSource, index: int, half: int) -> None:
         """Advance through half of layer `index`. Raises BadModel if the states contain NaN or
         infinity.
         """
@@ -148,8 +150,8 @@ class ObservedInputs(NamedTuple):
 
 def observe_inputs(
     walks: PairedWalks,
-    source: Weights,
-    rounded: Weights,
+    source: WeightSource,
+    rounded: WeightSource,
     index: int,
     half: int,
     keys: Collection[str],

@@ -47,7 +47,7 @@ from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.statistics import InputStats, ProductKey
 from ridgeline.compress.writers.store import LayerStore
 from ridgeline.engine.checkpoints.safetensors import open_tensors
-from ridgeline.engine.checkpoints.sources import CheckpointWeights, PlainWeights, Weights
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.checkpoints.write_packed import layer_products
 from ridgeline.errors import CannotRun
@@ -110,7 +110,7 @@ def fingerprint(model: str, recipe: QuantizeRecipe, text: str) -> dict[str, Any]
 @contextmanager
 def open_source(
     model: str, spec: ModelSpec, recipe: QuantizeRecipe
-) -> Iterator[tuple[ModelSpec, Weights]]:
+) -> Iterator[tuple[ModelSpec, WeightSource]]:
     """The model to be rounded: its dense spec and weights, rotated if the recipe says so."""
     if is_dummy(model):
         raise CannotRun("a dummy model has no weights to quantise", value=model)
@@ -129,7 +129,7 @@ def open_source(
 def quantise_layers(
     model: str,
     spec: ModelSpec,
-    source: Weights,
+    source: WeightSource,
     recipe: QuantizeRecipe,
     folder: Path,
     text: str,
@@ -168,7 +168,7 @@ def quantise_layers(
 
 def _quantise_layer(
     spec: ModelSpec,
-    source: Weights,
+    source: WeightSource,
     recipe: QuantizeRecipe,
     store: LayerStore,
     walks: PairedWalks | None,
@@ -195,7 +195,7 @@ def _quantise_layer(
 
 
 def _skip_layer(
-    source: Weights, recipe: QuantizeRecipe, store: LayerStore, walks: PairedWalks, index: int
+    source: WeightSource, recipe: QuantizeRecipe, store: LayerStore, walks: PairedWalks, index: int
 ) -> None:
     """Advance through a layer that an interrupted run has finished."""
     for half in (0, 1):
@@ -208,7 +208,7 @@ class LayerInProgress(PlainWeights):
     """A layer being rounded: its finished parts, and the rest unchanged."""
 
     def __init__(
-        self, inner: Weights, grids: Mapping[Part, Rounded], kept: Mapping[Part, Tensor]
+        self, inner: WeightSource, grids: Mapping[Part, Rounded], kept: Mapping[Part, Tensor]
     ) -> None:
         self._inner, self._grids, self._kept = inner, grids, kept
 
@@ -227,8 +227,8 @@ def halves(spec: ModelSpec, index: int) -> list[list[tuple[Part, ProductKey]]]:
 
 def _prepare_half(
     spec: ModelSpec,
-    source: Weights,
-    now: Weights,
+    source: WeightSource,
+    now: WeightSource,
     recipe: QuantizeRecipe,
     walks: PairedWalks | None,
     half: Half,

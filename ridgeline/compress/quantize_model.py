@@ -18,10 +18,10 @@ from ridgeline.compress.pipeline import fingerprint, open_source, quantise_layer
 from ridgeline.compress.progress import Tell
 from ridgeline.compress.recipe import QuantizeRecipe, check
 from ridgeline.compress.writers.store import LayerStore, open_folder, refuse_output
-from ridgeline.engine.checkpoints.sources import Weights
+from ridgeline.engine.checkpoints.sources import WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.checkpoints.write_packed import write_packed
-from ridgeline.engine.quant.outliers import Split
+from ridgeline.engine.quant.outliers import OutlierSplit
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
@@ -129,7 +129,7 @@ def quantize_model(
     return written
 
 
-def _refuse_broken(spec: ModelSpec, source: Weights) -> None:
+def _refuse_broken(spec: ModelSpec, source: WeightSource) -> None:
     """Raise BadModel for tables, norms and biases that contain NaN or infinity, before any work.
 
     Weights to be rounded are checked when they are read.
@@ -175,7 +175,7 @@ def _formats_by_path(job: WriteJob) -> Iterator[tuple[str, Format]]:
         part = Part(f"expert_{key}" if routed else key, (), int(layer), 0 if routed else None)
         weight = job.weights.rounded(part)
         own = job.recipe.at(part.key, part.layer, linear.num_in).format()
-        if isinstance(weight, Split):
+        if isinstance(weight, OutlierSplit):
             bits = 8 * weight.wide_OW.element_size()
             own = replace(own, wide=len(weight.columns_W), wide_bits=bits)
         yield path, own

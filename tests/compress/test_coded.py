@@ -16,8 +16,8 @@ from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.recipe import QuantizeRecipe, check
 from ridgeline.compress.statistics import InputStats
 from ridgeline.config.improve import QuantizeOptions
-from ridgeline.engine.checkpoints import ForeignWeights, foreign_in
-from ridgeline.engine.checkpoints.gguf import GgufWeights
+from ridgeline.engine.checkpoints import QuantizedWeights, read_quantisation
+from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.errors import BadInput, CannotRun
@@ -114,11 +114,11 @@ def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
         kinds = {k: t.kind for k, t in read_gguf(name).tensors.items()}
         assert kinds["blk.0.attn_q.weight"] == kind
         assert kinds["blk.0.ffn_down.weight"] == {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}[str(kind)]
-        loaded: GgufWeights | ForeignWeights = GgufWeights(name, spec)
+        loaded: GgufWeights | QuantizedWeights = GgufWeights(name, spec)
     else:
-        foreign = foreign_in(Path(name))
+        foreign = read_quantisation(Path(name))
         assert foreign is not None
-        loaded = ForeignWeights(Path(name), spec, foreign)
+        loaded = QuantizedWeights(Path(name), spec, foreign)
     with loaded, CheckpointWeights(model_path("demo"), dense) as source:
         for key, shape in SIZES.items():
             part = Part(key, shape, 2)

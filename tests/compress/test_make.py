@@ -19,7 +19,7 @@ from ridgeline.compress.quantize_model import RIDGELINE, quantize_model
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints import load
 from ridgeline.engine.checkpoints.load import load_decoder
-from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, Weights
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
@@ -113,10 +113,10 @@ def test_an_interrupted_run_goes_on_to_the_same_file(tmp_path: Path) -> None:
 class Given:
     """Opens a source of weights in place of the model's own."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: WeightSource) -> None:
         self.weights = weights
 
-    def __enter__(self) -> Weights:
+    def __enter__(self) -> WeightSource:
         return self.weights
 
     def __exit__(self, *error: object) -> None:
@@ -124,7 +124,11 @@ class Given:
 
 
 def relative_change(
-    spec: ModelSpec, after: ModelSpec, source: Weights, edited: Weights, patch: pytest.MonkeyPatch
+    spec: ModelSpec,
+    after: ModelSpec,
+    source: WeightSource,
+    edited: WeightSource,
+    patch: pytest.MonkeyPatch,
 ) -> float:
     ids = [(7 * i) % spec.vocab_size for i in range(24)]
     patch.setattr(load, "open_weights", lambda *_: Given(source))

@@ -20,7 +20,7 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.self_check import check_layers
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.int8.reference import ReferenceGemm
-from ridgeline.engine.quant.outliers import OutlierLinear, Split, pack_split
+from ridgeline.engine.quant.outliers import OutlierLinear, OutlierSplit, pack_split
 from ridgeline.engine.quant.ready import linear_of
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -53,7 +53,7 @@ def test_the_split_product_against_the_plain_reading(stored: str) -> None:
     columns, weight_OI, bias_O = [3, 40, 99], torch.randn(37, 100), torch.randn(37)
     weight_OI = weight_OI.bfloat16().float() if stored == "bfloat16" else weight_OI
     split = round_split(weight_OI, torch.tensor(columns), LLM_INT8, stored)
-    assert isinstance(split, Split)
+    assert isinstance(split, OutlierSplit)
     assert torch.equal(split.dense()[:, columns], weight_OI[:, columns])
     linear = linear_of(pack_split([split]), bias_O, torch.float32)
     assert isinstance(linear, OutlierLinear)

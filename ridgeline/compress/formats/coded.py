@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.base import codec_for
-from ridgeline.engine.checkpoints.gguf_blocks import decode_blocks
+from ridgeline.engine.checkpoints.codecs.base import codec_for
+from ridgeline.engine.checkpoints.gguf.decode_blocks import decode_blocks
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
 BLOCKS = ".blocks"

@@ -17,10 +17,10 @@ from ridgeline.compress.formats.coded import CodedWeight
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.int4.quantise import in_groups
-from ridgeline.engine.quant.outliers import Split
+from ridgeline.engine.quant.outliers import OutlierSplit
 
 TINY = 1e-30
-Rounded = Grid | CodedWeight | Split
+Rounded = Grid | CodedWeight | OutlierSplit
 """A weight that has been rounded; all say what they mean by `dense()`."""
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from ridgeline.compress.methods.rtn import lattice
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.statistics import BLOCK, InputStats
-from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
+from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import NativeLinear
 from ridgeline.modelspec.model import AttentionSpec, LayerSpec, ModelSpec
@@ -68,7 +68,7 @@ def sites(layer: LayerSpec, index: int) -> Iterator[BalanceSite]:
 class BalancedWeights(PlainWeights):
     """Weights with rescaling merged in; a weight source like any other."""
 
-    def __init__(self, inner: Weights, spec: ModelSpec) -> None:
+    def __init__(self, inner: WeightSource, spec: ModelSpec) -> None:
         self._inner, self._spec = inner, spec
         self._columns: dict[tuple[str, int | None, int | None], Tensor] = {}
         self._rows: dict[tuple[str, int | None, int | None], Tensor] = {}

@@ -30,7 +30,7 @@ from ridgeline.compress.layer_walk import HiddenStateWalk
 from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.progress import QuantizeProgress, Tell
 from ridgeline.compress.recipe import QuantizeRecipe
-from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
+from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.checkpoints.write_packed import layer_products
 from ridgeline.engine.model.layers import make_norm
@@ -59,7 +59,9 @@ class PrecisionVariant(NamedTuple):
 class _RoundedSource(PlainWeights):
     """A source in which one variant's weights are rounded."""
 
-    def __init__(self, inner: Weights, variant: PrecisionVariant, recipe: QuantizeRecipe) -> None:
+    def __init__(
+        self, inner: WeightSource, variant: PrecisionVariant, recipe: QuantizeRecipe
+    ) -> None:
         self._inner, self._variant, self._recipe = inner, variant, recipe
 
     def get(self, part: Part) -> Tensor:
@@ -78,7 +80,7 @@ def with_widths(recipe: QuantizeRecipe, widths: dict[str, int]) -> QuantizeRecip
 
 def choose_widths(
     spec: ModelSpec,
-    source: Weights,
+    source: WeightSource,
     recipe: QuantizeRecipe,
     windows: Sequence[Sequence[int]],
     mixed: MixedPrecision,
@@ -165,7 +167,7 @@ def _products(spec: ModelSpec) -> Iterator[tuple[int, tuple[str, ...], int]]:
 
 def measure_sensitivity(
     spec: ModelSpec,
-    source: Weights,
+    source: WeightSource,
     recipe: QuantizeRecipe,
     windows: Sequence[Sequence[int]],
     widths: Sequence[int],
@@ -204,7 +206,7 @@ def measure_sensitivity(
 
 def _divergences(
     spec: ModelSpec,
-    source: Weights,
+    source: WeightSource,
     clean: HiddenStateWalk,
     walks: Mapping[PrecisionVariant, HiddenStateWalk],
 ) -> dict[PrecisionVariant, float]:

@@ -29,7 +29,7 @@ from ridgeline.compress.statistics import InputStats, ProductKey
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.dtype import is_exact
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.engine.quant.outliers import Split
+from ridgeline.engine.quant.outliers import OutlierSplit
 
 MOST = 16  # one in so many inputs is kept apart, at most
 
@@ -47,7 +47,7 @@ def outlier_columns(
 
 def round_split(
     weight_OI: Tensor, columns_W: Tensor, recipe: QuantizeRecipe, stored_dtype: str
-) -> Grid | Split:
+) -> Grid | OutlierSplit:
     """The weight in 8 bits except for `columns_W`; `stored_dtype`: the checkpoint's."""
     rest_OI = weight_OI.index_fill(1, columns_W, 0.0)
     grid = round_rtn(rest_OI, None, recipe)
@@ -57,11 +57,11 @@ def round_split(
     wide = torch.bfloat16 if stored_dtype == "bfloat16" else torch.float32
     wide_OW = weight_OI.index_select(1, columns_W)
     assert is_exact(wide_OW, wide)
-    return Split(grid, columns_W, wide_OW.to(wide))
+    return OutlierSplit(grid, columns_W, wide_OW.to(wide))
 
 
 def describe_outliers(rounded: Mapping[Part, Rounded]) -> Iterator[str]:
     """Text: how many inputs of which weights are kept separate."""
     for part, weight in rounded.items():
-        if isinstance(weight, Split):
+        if isinstance(weight, OutlierSplit):
             yield f"{part}: {len(weight.columns_W)} of {part.shape[1]} inputs kept apart"

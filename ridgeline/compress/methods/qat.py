@@ -44,7 +44,7 @@ from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.writers.store import LayerStore
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
-from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
+from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.model.layers import ConcatLinear, make_norm
 from ridgeline.engine.model.rope import RopeTables
@@ -118,7 +118,7 @@ class LatentWeight:
 class TrainableSource(PlainWeights):
     """Another source's weights as tensors that may take part in training."""
 
-    def __init__(self, inner: Weights) -> None:
+    def __init__(self, inner: WeightSource) -> None:
         self._inner = inner
 
     def get(self, part: Part) -> Tensor:
@@ -128,7 +128,7 @@ class TrainableSource(PlainWeights):
 class StudentBuilder(DecoderBuilder):
     """Builds blocks whose rounded weights are trained: `latents`, by part."""
 
-    def __init__(self, spec: ModelSpec, weights: LayerStore, original: Weights) -> None:
+    def __init__(self, spec: ModelSpec, weights: LayerStore, original: WeightSource) -> None:
         super().__init__(spec, TrainableSource(weights), torch.device("cpu"), torch.float32)
         self._store, self._original = weights, original
         self.latents: dict[Part, LatentWeight] = {}
@@ -191,7 +191,7 @@ class TrainingModel:
 
 def train_quantised(
     spec: ModelSpec,
-    source: Weights,
+    source: WeightSource,
     start: LayerStore,
     recipe: QuantizeRecipe,
     text: Sequence[int],

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ridgeline.compress.layer_walk import ObservedInputs
 from ridgeline.compress.statistics import InputStats, ProductKey, WindowPair
-from ridgeline.engine.checkpoints.sources import Weights
+from ridgeline.engine.checkpoints.sources import WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 
 Half = Sequence[tuple[Part, ProductKey]]
@@ -47,7 +47,7 @@ class Repaired(NamedTuple):
 
 
 def repair(
-    source: Weights,
+    source: WeightSource,
     half: Half,
     watched: ObservedInputs,
     most: float,

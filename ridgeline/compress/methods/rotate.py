@@ -21,7 +21,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
+from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import ModelSpec
@@ -72,7 +72,7 @@ def rotation(size: int, seed: int) -> Tensor:
 class Rotated(PlainWeights):
     """Weights of the rotated model, part by part; a source like any other."""
 
-    def __init__(self, inner: Weights, spec: ModelSpec, seed: int) -> None:
+    def __init__(self, inner: WeightSource, spec: ModelSpec, seed: int) -> None:
         """`spec` is the model's before rotation."""
         self._inner, self._spec = inner, spec
         self._turn_CC = rotation(spec.hidden_size, seed)

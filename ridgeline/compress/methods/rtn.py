@@ -25,7 +25,7 @@ from ridgeline.compress.formats.lattice import (
 from ridgeline.compress.formats.range_search import search_ranges
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.statistics import InputStats
-from ridgeline.engine.quant.int4.quantise import SHRINK, Reach, quantise
+from ridgeline.engine.quant.int4.quantise import SHRINK, QuantRange, quantise
 
 
 def lattice(
@@ -50,7 +50,7 @@ def lattice(
     )
     scale_OG = found.scale_OG.float() * found.factor_O.unsqueeze(1)
     scale_OG = torch.where(scale_OG == 0, TINY, round_significant(scale_OG, recipe.scale_bits))
-    reach, middle = Reach.of(recipe.bits, recipe.zeros), 2 ** (recipe.bits - 1)
+    reach, middle = QuantRange.of(recipe.bits, recipe.zeros), 2 ** (recipe.bits - 1)
     if found.zero_OG is not None:
         return Lattice(scale_OG, found.zero_OG.float(), reach.low, reach.high, group)
     zero_OG = torch.full_like(scale_OG, middle)

@@ -24,7 +24,7 @@ from torch import Tensor
 from ridgeline.compress.formats.coded import BLOCKS
 from ridgeline.compress.quantize_model import FormatWriter, TableFormats, WriteJob
 from ridgeline.compress.recipe import QuantizeRecipe
-from ridgeline.engine.checkpoints.gguf import name_of
+from ridgeline.engine.checkpoints.gguf.weights import name_of
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun

@@ -18,13 +18,13 @@ from ridgeline.compress.formats.coded import CodedWeight
 from ridgeline.compress.formats.floats import FP8_BLOCK
 from ridgeline.compress.quantize_model import HOLDERS, FormatWriter, TableFormats, WriteJob
 from ridgeline.compress.recipe import GROUPS, QuantizeRecipe
-from ridgeline.engine.checkpoints.awq import ORDER
-from ridgeline.engine.checkpoints.bit_packing import pack_words
+from ridgeline.engine.checkpoints.codecs.awq import ORDER
+from ridgeline.engine.checkpoints.codecs.bit_packing import pack_words
 from ridgeline.engine.checkpoints.safetensors import INDEX, entries_of
 from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, Part, locate, parts, row_sizes
 from ridgeline.engine.checkpoints.write_packed import copy_config
 from ridgeline.engine.dtype import DTYPES
-from ridgeline.engine.quant.grid import Grid, side_by_side
+from ridgeline.engine.quant.grid import Grid, stack_grids
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
@@ -326,7 +326,7 @@ def _tensors(
         grids = [grid for part in inside if (grid := job.weights.grid(part)) is not None]
         if grids and encode is not None:
             module = name.removesuffix(".weight")
-            for suffix, tensor in encode(side_by_side(grids)).items():
+            for suffix, tensor in encode(stack_grids(grids)).items():
                 yield module + suffix, tensor
         else:
             values = [job.weights.get(part) for part in inside]

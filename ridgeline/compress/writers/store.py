@@ -28,11 +28,11 @@ from torch import Tensor
 from ridgeline.compress.formats.coded import CodedWeight
 from ridgeline.compress.formats.lattice import Rounded
 from ridgeline.compress.recipe import QuantizeRecipe
-from ridgeline.engine.checkpoints.sources import Weights
+from ridgeline.engine.checkpoints.sources import WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import Packed
-from ridgeline.engine.quant.grid import Grid, pack, side_by_side
-from ridgeline.engine.quant.outliers import OutlierPacked, Split, pack_split
+from ridgeline.engine.quant.grid import Grid, pack, stack_grids
+from ridgeline.engine.quant.outliers import OutlierPacked, OutlierSplit, pack_split
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
@@ -111,7 +111,7 @@ class LayerStore:
     """The finished layers; layered over `source`, a weight source like any other."""
 
     def __init__(
-        self, folder: Path, recipe: QuantizeRecipe, spec: ModelSpec, source: Weights
+        self, folder: Path, recipe: QuantizeRecipe, spec: ModelSpec, source: WeightSource
     ) -> None:
         self._folder, self._recipe, self._spec, self._source = folder, recipe, spec, source
 
@@ -131,7 +131,7 @@ class LayerStore:
                 start = f"{_name(part)}.coded"
                 tensors |= {start + suffix: t.contiguous() for suffix, t in grid.tensors.items()}
                 continue
-            if isinstance(grid, Split):
+            if isinstance(grid, OutlierSplit):
                 tensors[f"{_name(part)}.columns"] = grid.columns_W.clone()
                 tensors[f"{_name(part)}.wide"] = grid.wide_OW.contiguous()
                 grid = grid.grid
@@ -153,7 +153,7 @@ class LayerStore:
         found = self.rounded(part)
         return found if isinstance(found, Grid) else None
 
-    def rounded(self, part: Part) -> Grid | Split | None:
+    def rounded(self, part: Part) -> Grid | OutlierSplit | None:
         """The grid of a part, with its separate inputs if any; None if it has no grid."""
         if part.layer is None or not self.has(part.layer):
             return None
@@ -170,7 +170,7 @@ class LayerStore:
             ]
         own = self._recipe.at(part.key, part.layer, q_OI.shape[1])
         grid = Grid(q_OI, scale_OG, zero, own.bits, own.group(q_OI.shape[1]))
-        return Split(grid, *apart) if apart else grid
+        return OutlierSplit(grid, *apart) if apart else grid
 
     def coded(self, part: Part) -> CodedWeight | None:
         """The part in a coded layout, or None."""
@@ -203,9 +203,9 @@ class LayerStore:
         if spec.format.kind == "dense":
             return None
         found = [self.rounded(Part(key, (), layer, expert)) for key in keys]  # found by name
-        splits = [each for each in found if isinstance(each, Split)]
+        splits = [each for each in found if isinstance(each, OutlierSplit)]
         if splits:
             assert len(splits) == len(keys)
             return pack_split(splits)
         grids = [each for each in found if isinstance(each, Grid)]
-        return pack(side_by_side(grids)) if grids else None
+        return pack(stack_grids(grids)) if grids else None

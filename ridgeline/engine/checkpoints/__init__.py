@@ -1,13 +1,18 @@
-"""Other people's quantised checkpoints: one codec per layout, one source of weights over all.
+"""Reads checkpoints: plain safetensors, quantised formats of other projects, GGUF, and our packed
+form.
 
-    base.py         what a codec is, and the registry · words.py whole numbers out of 32-bit words
-    gptq.py awq.py compressed.py scaled.py bnb.py     the codecs
-    weights.py      `ForeignWeights`: decodes part by part, packs where a kernel fits
+  load.py                  from a model's name and spec to a decoder with its weights
+  sources.py               weight sources: a safetensors checkpoint, or random weights
+  tensor_names.py          where each family stores its tensors
+  codecs/                  quantised layouts: GPTQ, AWQ, compressed-tensors, bitsandbytes, FP8
+  quantized_checkpoint.py  decodes them part by part and packs where a kernel fits
+  gguf/                    GGUF files
+  packed.py, write_packed.py  our own packed form
 
-Formats are named in `ridgeline.modelspec.checkpoints.quantised`; nothing here guesses: a tensor that contradicts its
-config is an error.
+Formats are named in the model spec; nothing is guessed: a tensor that contradicts its config is an
+error.
 """
 
-from ridgeline.engine.checkpoints.quantized_checkpoint import ForeignWeights, foreign_in
+from ridgeline.engine.checkpoints.quantized_checkpoint import QuantizedWeights, read_quantisation
 
-__all__ = ["ForeignWeights", "foreign_in"]
+__all__ = ["QuantizedWeights", "read_quantisation"]

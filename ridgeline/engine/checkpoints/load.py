@@ -1,4 +1,4 @@
-"""From a model's name and spec to a decoder with its weights in place."""
+"""From a model's name and spec to a decoder with its weights loaded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ridgeline.engine.checkpoints import ForeignWeights, foreign_in
-from ridgeline.engine.checkpoints.gguf import GgufWeights
+from ridgeline.engine.checkpoints import QuantizedWeights, read_quantisation
+from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.packed import PackedWeights
-from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, Weights
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.dtype import DTYPES, is_exact
 from ridgeline.engine.execution.layers import choose as choose_forward
@@ -58,9 +58,9 @@ def load_decoder(
 ) -> Decoder:
     """The decoder of `spec` with the weights of `model` (a directory, "demo", or "dummy:NAME").
 
-    `seed` is for dummy weights. `max_model_len` (default: the model's own limit) is the longest
-    sequence that will be run; it decides which factors a longrope model uses. `layer_backend`:
-    a name of `ridgeline.engine.execution.layers`. Raises BadModel, CannotRun.
+    `seed` is for dummy weights. `max_model_len` (default: the model's limit) is the longest
+    sequence that will run; it selects the factors of a longrope model. `layer_backend`: a name of
+    `ridgeline.engine.execution.layers`. Raises BadModel, CannotRun.
     """
     device = torch.device(device)
     backend, _ = choose_forward(layer_backend, spec, device, compute_dtype)
@@ -70,8 +70,8 @@ def load_decoder(
         return builder.decoder(max_model_len or spec.max_positions)
 
 
-def open_weights(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[Weights]:
-    """The source of a model's weights, by what lies in its folder. Raises BadModel."""
+def open_weights(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[WeightSource]:
+    """The weight source of a model, chosen by the files in its folder. Raises BadModel."""
     if is_dummy(model):
         return nullcontext(DummyWeights(spec, seed))
     if is_gguf(model):
@@ -79,17 +79,19 @@ def open_weights(model: str, spec: ModelSpec, seed: int) -> AbstractContextManag
     path = model_path(model)
     if (path / PACKED_FILE).is_file():
         return PackedWeights(path)
-    foreign = foreign_in(path)
-    return CheckpointWeights(path, spec) if foreign is None else ForeignWeights(path, spec, foreign)
+    foreign = read_quantisation(path)
+    return (
+        CheckpointWeights(path, spec) if foreign is None else QuantizedWeights(path, spec, foreign)
+    )
 
 
 class DecoderBuilder:
-    """Reads parts in order and makes the pieces; counts the bytes kept."""
+    """Reads parts in order, builds the layers, and counts the bytes kept."""
 
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Weights,
+        weights: WeightSource,
         device: torch.device,
         dtype: torch.dtype,
         forward: LayerBackend = TorchForward,
@@ -120,8 +122,10 @@ class DecoderBuilder:
         return Decoder(body, self.forward(body), lm_head, self.nbytes)
 
     def _table(self) -> EmbeddingTable:
-        """The embedding; packed, or as narrow as nothing is lost: a rewrite (a rotation) may have
-        left the dtype that the checkpoint names."""
+        """The embedding table; packed, or in the narrowest dtype that loses nothing.
+
+        A rewrite such as a rotation may have left the dtype that the checkpoint names.
+        """
         spec = self.spec
         if spec.embed_format is not None:
             return self._packed_table(spec.embed_format)
@@ -223,7 +227,7 @@ class DecoderBuilder:
     def _linear(
         self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
     ) -> Linear:
-        """One product for all `keys` where their formats agree, else one each, joined."""
+        """One product for all `keys` if their formats agree, else one each, joined."""
         if len({(spec.num_in, spec.format, spec.bias) for spec in specs}) > 1:
             each = zip(keys, specs, strict=True)
             return ConcatLinear([self._linear([key], [spec], layer, expert) for key, spec in each])
@@ -252,7 +256,7 @@ class DecoderBuilder:
         layer: int | None,
         expert: int | None,
     ) -> Linear | None:
-        """The product as its source has packed it; None where it holds plain weights."""
+        """The product as packed by its source; None if it holds plain weights."""
         if len({(spec.num_in, spec.format, spec.bias) for spec in specs}) > 1:
             return None
         if self.device.type != "cpu":
@@ -270,7 +274,7 @@ class DecoderBuilder:
 
 
 def _stored(spec: LinearSpec) -> LinearSpec:
-    """What its weight is made from: how activations meet it is no matter of that."""
+    """The spec without activation precision, which does not affect the stored weight."""
     return replace(spec, format=spec.format.stored)
 
 
@@ -281,7 +285,7 @@ def fuse(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Linear:
-    """One linear for weights of the same input, side by side; `ConcatLinear` where formats differ."""
+    """One linear for weights of the same input, side by side; `Joined` if their formats differ."""
     alike = {(spec.num_in, spec.format, spec.bias) for spec in specs}
     if len(alike) > 1:
         each = zip(specs, weights, biases, strict=True)
@@ -291,7 +295,7 @@ def fuse(
 
 
 def whole_of(specs: list[LinearSpec]) -> LinearSpec:
-    """Linears of one input as one, outputs side by side."""
+    """Linears of one input as one spec, outputs side by side."""
     first = specs[0]
     return LinearSpec(
         num_out=sum(spec.num_out for spec in specs),
@@ -302,6 +306,6 @@ def whole_of(specs: list[LinearSpec]) -> LinearSpec:
 
 
 def joined(biases: list[Tensor | None]) -> Tensor | None:
-    """The biases side by side; None where there are none."""
+    """The biases side by side; None if there are none."""
     kept = [bias for bias in biases if bias is not None]
     return torch.cat(kept) if kept else None

@@ -1,15 +1,15 @@
 """Packed weights on disk, in the order in which kernels read them.
 
-One safetensors file, written so that lines start at multiples of 64 bytes (a pad tensor fills
-each gap: the format allows none). Nothing is repacked when it is opened: packed weights are copied
-into large pages, which a step streams through faster than through the small ones of a mapped file
-(`kernels.large_pages`); the few dense tensors are mapped.
+One safetensors file, written so that lines start at multiples of 64 bytes (a padding tensor fills
+each gap, since the format allows none). Nothing is repacked on opening: packed weights are copied
+into large pages, which stream faster than the small pages of a mapped file; the few dense tensors
+are mapped.
 
-    layers.3.q+k+v.lines   uint8           layers.3.q+k+v.scales   fp16 [panels, groups, 16]
-    layers.3.q+k+v.zeros   uint8, or none  layers.3.q+k+v.factors  float32 [panels · 16]
-    layers.3.o.columns     int32           layers.3.o.wide.lines: inputs kept apart (LLM.int8)
-    embed.lines, …         a packed table  attention_norm of layer 3: every other tensor, under its
-                                           part's name
+  layers.3.q+k+v.lines   uint8           layers.3.q+k+v.scales   fp16 [panels, groups, 16]
+  layers.3.q+k+v.zeros   uint8, or none  layers.3.q+k+v.factors  float32 [panels · 16]
+  layers.3.o.columns     int32           layers.3.o.wide.lines: inputs kept separate (LLM.int8)
+  embed.lines, …         a packed table  attention_norm of layer 3: every other tensor, under its
+                                         part's name
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _AGAIN = "pack the checkpoint again with ridgeline quantize"
 
 
 def packed_name(keys: Sequence[str], layer: int | None, expert: int | None) -> str:
-    """What the product of `keys` is called in the file."""
+    """The name of the product of `keys` in the file."""
     where = "" if layer is None else f"layers.{layer}."
     return where + ("" if expert is None else f"experts.{expert}.") + "+".join(keys)
 
 
 class PackedWriter:
-    """Writes tensors one after another, and the header into the room left for it at the end."""
+    """Writes tensors one after another, and finally the header into the space reserved for it."""
 
     def __init__(self, path: Path, most_tensors: int) -> None:
         self._file: BinaryIO = path.open("wb")
@@ -83,7 +83,7 @@ class PackedWriter:
         self._at = end
 
     def close(self) -> None:
-        """Write the header; only now is the file one."""
+        """Write the header, which makes the file valid."""
         text = json.dumps(self._header, separators=(",", ":")).encode()
         assert len(text) <= self._room, "the names are longer than the room left for them"
         self._file.seek(0)
@@ -91,7 +91,7 @@ class PackedWriter:
         self._file.close()
 
     def add_ready(self, name: str, ready: Packed | OutlierPacked) -> None:
-        """The tensors of a packed weight, and of what is kept apart from it."""
+        """The tensors of a packed weight, and of the inputs kept separate from it."""
         if isinstance(ready, OutlierPacked):
             self.add(f"{name}.columns", ready.columns_W.to(torch.int32))
             self._add_packed(f"{name}.wide", ready.wide)
@@ -105,17 +105,17 @@ class PackedWriter:
                 self.add(f"{name}.{field}", tensor)
 
 
-class _Entry(NamedTuple):
+class _FileEntry(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     begin: int
 
 
 class PackedWeights:
-    """The tensors of a packed model directory; a source of `engine.model.weights`.
+    """The tensors of a packed model directory, as a weight source.
 
-    A context manager like its siblings; what it gave stays valid after it is left. Raises BadModel
-    for a malformed file and for tensors that are missing or misshapen.
+    A context manager; tensors stay valid after it exits. Raises BadModel for a malformed file and
+    for missing or misshapen tensors.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -132,16 +132,16 @@ class PackedWeights:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The map lives as long as the tensors that point into it."""
+        """The mapping stays alive as long as tensors point into it."""
 
     def get(self, part: Part) -> Tensor:
-        """A dense part. It points into the map: to be read or converted, not written."""
+        """A dense part that points into the mapping: read or convert it, do not write to it."""
         return self._mapped(str(part), part.shape)
 
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Ready | None:
-        """The product of `keys` side by side, of `spec`'s format; None where it is dense."""
+        """The product of `keys` side by side in `spec`'s format; None if it is dense."""
         kind = spec.format.kind
         if kind == "dense":
             return None
@@ -193,8 +193,7 @@ class PackedWeights:
         return flat.view(entry.shape)
 
     def _copied(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
-        """The same in large pages, and none of it in memory twice: what is mapped from a file lies
-        in small ones."""
+        """A copy in large pages, without holding any of it twice: mapped files use small pages."""
         mapped = self._mapped(name, shape)
         copy = large_pages.moved(mapped)
         if hasattr(mmap, "MADV_DONTNEED"):
@@ -203,7 +202,7 @@ class PackedWeights:
             self._map.madvise(mmap.MADV_DONTNEED, begin, length)
         return copy
 
-    def _read(self) -> dict[str, _Entry]:
+    def _read(self) -> dict[str, _FileEntry]:
         length = int.from_bytes(self._map[:8], "little")
         if len(self._map) < 8 or length > min(_MAX_HEADER_BYTES, len(self._map) - 8):
             raise BadModel(f"{self._path.name}: the header exceeds the file", fix=_AGAIN)
@@ -212,7 +211,7 @@ class PackedWeights:
         check_extents(self._path, header, len(self._map) - 8 - length)
         return entries
 
-    def _entry(self, name: str, entry: Any, start: int) -> _Entry:
+    def _entry(self, name: str, entry: Any, start: int) -> _FileEntry:
         try:
             shape, dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
             begin, end = entry["data_offsets"]
@@ -223,4 +222,4 @@ class PackedWeights:
             sane = False
         if not sane:
             raise BadModel(f"{self._path.name}: the entry of {name} is malformed", fix=_AGAIN)
-        return _Entry(shape, dtype, start + begin)
+        return _FileEntry(shape, dtype, start + begin)

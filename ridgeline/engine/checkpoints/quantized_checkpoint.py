@@ -1,8 +1,8 @@
-"""A quantised checkpoint as a source of weights: decoded part by part, packed where kernels fit.
+"""A quantised checkpoint as a weight source: decoded part by part, packed where kernels fit.
 
-Quantised modules stand among the plain tensors as if they held one dense weight each, so that
-names, shapes, fused tensors and experts are matched by the very code that reads plain checkpoints.
-A whole model is never dense: one product is decoded, packed and forgotten at a time.
+Quantised modules appear among the plain tensors as if each held one dense weight, so names, shapes,
+fused tensors and experts are matched by the code that reads plain checkpoints. The model is never
+dense as a whole: one product is decoded, packed and dropped at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.base import Codec, codec_for, contradiction
-from ridgeline.engine.checkpoints.safetensors import ALL, FLOATS, Entry, entries_of, open_tensors
+from ridgeline.engine.checkpoints.codecs.base import Codec, codec_for, contradiction
+from ridgeline.engine.checkpoints.safetensors import (
+    ALL,
+    FLOATS,
+    TensorEntry,
+    entries_of,
+    open_tensors,
+)
 from ridgeline.engine.checkpoints.sources import match
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import Packed
-from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal, side_by_side
+from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal, stack_grids
 from ridgeline.engine.quant.ordered import OrderedPacked
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import read_json
@@ -34,22 +40,22 @@ from ridgeline.modelspec.checkpoints.quantised import (
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 
-def foreign_in(directory: Path) -> QuantisedCheckpoint | None:
-    """How the checkpoint of a directory is quantised; None where it is not."""
+def read_quantisation(directory: Path) -> QuantisedCheckpoint | None:
+    """How the checkpoint in a directory is quantised; None if it is not."""
     told = read_json(directory / "config.json").get(KEY)
     return None if told is None else read_quantization_config(told, str(directory))
 
 
-class ForeignWeights:
-    """See the module's head. A context manager, as its siblings. Raises BadModel."""
+class QuantizedWeights:
+    """The weights of a quantised checkpoint. A context manager like its siblings. Raises BadModel."""
 
     def __init__(self, directory: Path, spec: ModelSpec, foreign: QuantisedCheckpoint) -> None:
         self._foreign, self._codecs = foreign, dict[QuantisedCheckpoint, Codec]()
         self._entries = entries_of(directory, ALL)
-        self._modules: dict[str, dict[str, Entry]] = {}
+        self._modules: dict[str, dict[str, TensorEntry]] = {}
         self._spec, self._files, self._stack = spec, dict[Path, Any](), ExitStack()
 
-    def __enter__(self) -> ForeignWeights:
+    def __enter__(self) -> QuantizedWeights:
         for file in {entry.file for entry in self._entries.values()}:
             self._files[file] = self._stack.enter_context(open_tensors(file))
         self._modules = self._found_modules()
@@ -67,16 +73,16 @@ class ForeignWeights:
             self._codecs[own] = codec_for(own)
         return self._codecs[own]
 
-    def _found_modules(self) -> dict[str, dict[str, Entry]]:
+    def _found_modules(self) -> dict[str, dict[str, TensorEntry]]:
         names = {found for name in self._entries if (found := module_of(name)) is not None}
-        modules: dict[str, dict[str, Entry]] = {name: {} for name in names}
+        modules: dict[str, dict[str, TensorEntry]] = {name: {} for name in names}
         for name, entry in self._entries.items():
             at = name.find(".weight.") if ".weight." in name else name.rfind(".")
             if name[:at] in modules and self._codec(name[:at]).belongs(name[at:]):
                 modules[name[:at]][name[at:]] = entry
         return modules
 
-    def _as_if_dense(self) -> dict[str, Entry]:
+    def _as_if_dense(self) -> dict[str, TensorEntry]:
         raw = {m + suffix for m, entries in self._modules.items() for suffix in entries}
         plain = {name: entry for name, entry in self._entries.items() if name not in raw}
         for name, entry in plain.items():
@@ -101,12 +107,12 @@ class ForeignWeights:
         return read
 
     def _decode(self, part: Part) -> Grid | Tensor | None:
-        """The part's own rows of its module; None where it is not quantised."""
+        """The part's rows of its module; None if it is not quantised."""
         at = self._located[part]
         module = at.name.removesuffix(".weight")
         if not at.name.endswith(".weight") or module not in self._modules:
             return None
-        has: Mapping[str, Entry] = self._modules[module]
+        has: Mapping[str, TensorEntry] = self._modules[module]
         whole = self._codec(module).decode(
             (at.whole[0], at.whole[1]), lambda suffix: suffix in has, self._reader(module)
         )
@@ -120,7 +126,7 @@ class ForeignWeights:
         )
 
     def grid(self, part: Part) -> Grid | None:
-        """The part's grid; None where it is on none."""
+        """The part's grid; None if it has none."""
         found = self._decode(part)
         return found if isinstance(found, Grid) else None
 
@@ -141,7 +147,7 @@ class ForeignWeights:
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Packed | OrderedPacked | None:
-        """The product of `keys` on its own grid; None where it is to be computed dense."""
+        """The product of `keys` on its own grid; None if it must be computed dense."""
         if spec.format.kind == "dense":
             return None
         grids = [grid for key in keys if (grid := self._grid_of(key, layer, expert)) is not None]
@@ -175,7 +181,7 @@ def _pack_together(grids: Sequence[Grid], where: str) -> Packed | OrderedPacked:
     )
     if not alike:
         raise CannotRun("weights computed together have different act-orders", value=where)
-    grid = side_by_side([grid for grid, _ in sorted_grids])
+    grid = stack_grids([grid for grid, _ in sorted_grids])
     why = refusal(grid)
     if why is not None:
         raise CannotRun(f"{where} cannot be computed packed: {why}")

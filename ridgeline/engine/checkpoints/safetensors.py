@@ -1,9 +1,9 @@
-"""Reading safetensors with distrust: every claim of a header is checked before any data is touched.
+"""Reads safetensors defensively: every claim of a header is checked before data is used.
 
-    [8 bytes: length N of the header, little-endian][N bytes of JSON][data]
+  [8 bytes: length N of the header, little-endian][N bytes of JSON][data]
 
-A truncated download, a wrong shard, or an index that names a missing file is an error that says so,
-at load time, and never a wrong number later. (Format: https://huggingface.co/docs/safetensors.)
+A truncated download, a wrong shard, or an index naming a missing file is a clear error at load time
+and never a wrong number later. Format: https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AGAIN = "the file is damaged or half downloaded; fetch it again"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor of a file."""
 
     file: Path
@@ -34,8 +34,8 @@ class Entry(NamedTuple):
     dtype: str
 
 
-def entries_of(directory: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, Entry]:
-    """Every tensor of a model directory by name. Raises BadModel for anything inconsistent."""
+def entries_of(directory: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, TensorEntry]:
+    """Every tensor of a model directory by name. Raises BadModel for any inconsistency."""
     index = directory / INDEX
     if index.is_file():
         return _sharded(directory, index, dtypes)
@@ -45,7 +45,7 @@ def entries_of(directory: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str,
     return read_header(single, dtypes)
 
 
-def read_header(file: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, Entry]:
+def read_header(file: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, TensorEntry]:
     """The tensors of one file, checked against its size."""
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -68,8 +68,7 @@ def read_header(file: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, Ent
 
 
 def open_tensors(file: Path) -> Any:
-    """The file for reading, as a context manager; BadModel where the library still finds fault
-    with it."""
+    """The file opened for reading, as a context manager. Raises BadModel if the library rejects it."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -79,7 +78,7 @@ def open_tensors(file: Path) -> Any:
 
 
 def parse_header(file: Path, raw: bytes) -> dict[str, Any]:
-    """The header as an object; BadModel where it is none."""
+    """The header as an object. Raises BadModel."""
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError):
@@ -89,7 +88,7 @@ def parse_header(file: Path, raw: bytes) -> dict[str, Any]:
     return header
 
 
-def _entry(file: Path, name: str, entry: Any, dtypes: Mapping[str, int]) -> Entry:
+def _entry(file: Path, name: str, entry: Any, dtypes: Mapping[str, int]) -> TensorEntry:
     try:
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
         begin, end = entry["data_offsets"]
@@ -113,11 +112,11 @@ def _entry(file: Path, name: str, entry: Any, dtypes: Mapping[str, int]) -> Entr
             limit=math.prod(shape) * dtypes[dtype],
             fix=_AGAIN,
         )
-    return Entry(file, shape, dtype)
+    return TensorEntry(file, shape, dtype)
 
 
 def check_extents(file: Path, header: dict[str, Any], num_bytes: int) -> None:
-    """The tensors lie one after another and end where the file ends."""
+    """Check that tensors are contiguous and end where the file ends."""
     at = 0
     for begin, end in sorted(tuple(entry["data_offsets"]) for entry in header.values()):
         if begin != at:
@@ -132,7 +131,7 @@ def check_extents(file: Path, header: dict[str, Any], num_bytes: int) -> None:
         )
 
 
-def _sharded(directory: Path, index: Path, dtypes: Mapping[str, int]) -> dict[str, Entry]:
+def _sharded(directory: Path, index: Path, dtypes: Mapping[str, int]) -> dict[str, TensorEntry]:
     weight_map = _weight_map(index)
     missing = sorted(name for name in set(weight_map.values()) if not (directory / name).is_file())
     if missing:

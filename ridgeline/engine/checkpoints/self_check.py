@@ -1,9 +1,9 @@
-"""Is a quantised checkpoint what it says? Layer by layer, one weight at a time in memory.
+"""Checks a quantised checkpoint layer by layer, with one weight in memory at a time.
 
-For every quantised weight: scales finite, whole numbers and zero-points within the bits, and the
-weights that they mean finite; with the original at hand also how far they are from its own,
-‖ŵ - w‖ / ‖w‖, the largest of a layer. A rotated or rebalanced model (AWQ, SmoothQuant) is another
-set of weights for the same function: the distance then says nothing, and is large.
+For every quantised weight: scales are finite, integers and zero-points are within their bits, and
+the decoded weights are finite. With the original model, also their distance ‖ŵ - w‖ / ‖w‖, the
+largest per layer. A rotated or rebalanced model (AWQ, SmoothQuant) has other weights for the same
+function; its distance is large and means nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.load import open_weights, whole_of
 from ridgeline.engine.checkpoints.tensor_names import Part
-from ridgeline.engine.checkpoints.write_packed import Product, layer_products
+from ridgeline.engine.checkpoints.write_packed import LinearProduct, layer_products
 from ridgeline.engine.kernels.native_linear import NativeLinear, Packed
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.outliers import OutlierPacked
@@ -28,7 +28,7 @@ from ridgeline.modelspec.rewrite import with_dtype
 
 
 class LayerCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """`faults` in words, none where all is well; `error`: None without an original."""
+    """The faults of a layer as text, empty if it is sound; `error`: None without an original."""
 
     layer: int
     num_weights: int
@@ -37,7 +37,7 @@ class LayerCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_layers(model: str, original: str | None = None) -> Iterator[LayerCheck]:
-    """Every layer of `model`, in order. Raises BadModel, also where the two do not match."""
+    """Check every layer of `model` in order. Raises BadModel, also if the two models do not match."""
     spec = with_dtype(load_spec(model), "float32")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
@@ -63,9 +63,9 @@ def check_layers(model: str, original: str | None = None) -> Iterator[LayerCheck
 
 
 def _weights_of(
-    spec: ModelSpec, weights: Any, product: Product, faults: list[str]
+    spec: ModelSpec, weights: Any, product: LinearProduct, faults: list[str]
 ) -> Iterator[tuple[Part, Tensor]]:
-    """Each weight of a product, dense; what is wrong with its grid goes to `faults`."""
+    """Each weight of a product, dense; problems of its grid are appended to `faults`."""
     named = [
         Part(key, (linear.num_out, linear.num_in), product.layer, product.expert)
         for key, linear in zip(product.keys, product.specs, strict=True)
@@ -81,9 +81,9 @@ def _weights_of(
 
 
 def _unpacked(
-    weights: Any, product: Product, named: list[Part], faults: list[str]
+    weights: Any, product: LinearProduct, named: list[Part], faults: list[str]
 ) -> Iterator[tuple[Part, Tensor]]:
-    """Of our own packed form, product by product."""
+    """The same for our own packed form, product by product."""
     packed = weights.packed(whole_of(product.specs), product.keys, product.layer, product.expert)
     if packed is None:
         yield from ((part, weights.get(part).float()) for part in named)

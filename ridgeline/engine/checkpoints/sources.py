@@ -1,7 +1,6 @@
-"""Sources of weights: a checked safetensors checkpoint, or random numbers made fast.
+"""Weight sources: a checked safetensors checkpoint, or random numbers generated quickly.
 
-Either gives a decoder's part as a tensor on the CPU that nothing else writes to, and of exactly the
-shape that the spec asks for.
+Each returns a part of the decoder as a CPU tensor of exactly the shape in the spec.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.safetensors import Entry, entries_of, open_tensors
+from ridgeline.engine.checkpoints.safetensors import TensorEntry, entries_of, open_tensors
 from ridgeline.engine.checkpoints.tensor_names import (
     IGNORED,
     LAYOUTS,
     Layout,
-    Located,
+    LocatedTensor,
     Part,
     locate,
     parts,
@@ -35,7 +34,7 @@ from ridgeline.errors import BadModel
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 
-class Weights(Protocol):
+class WeightSource(Protocol):
     """Where a decoder's tensors come from."""
 
     def get(self, part: Part) -> Tensor:
@@ -45,32 +44,32 @@ class Weights(Protocol):
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Ready | None:
-        """The product of `keys` side by side, ready-made in the format of `spec`.
+        """The product of `keys` side by side, already packed in the format of `spec`.
 
-        None where the source holds plain weights.
+        None if the source holds plain weights.
         """
         ...
 
 
 class PlainWeights(ABC):
-    """A source that holds plain weights alone, or makes them of another's."""
+    """A source of plain weights only."""
 
     @abstractmethod
     def get(self, part: Part) -> Tensor:
-        """See `Weights`."""
+        """The part, on the CPU, in the source's dtype."""
 
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Ready | None:
-        """None: nothing is packed here."""
+        """None: this source has no packed weights."""
         return None
 
 
 class CheckpointWeights(PlainWeights):
     """The tensors of a model directory. Everything is checked on entry; data is read part by part.
 
-    A context manager: the files are mapped while it is open. Raises BadModel for missing,
-    unexpected or misshapen tensors, and names them.
+    A context manager: files are mapped while it is open. Raises BadModel naming missing, unexpected
+    or misshapen tensors.
     """
 
     def __init__(self, directory: Path, spec: ModelSpec) -> None:
@@ -100,12 +99,12 @@ class CheckpointWeights(PlainWeights):
         return piece.clone()
 
 
-def match(spec: ModelSpec, entries: Mapping[str, Entry]) -> dict[Part, Located]:
-    """Where every part of `spec` lies among `entries`; BadModel names what is amiss."""
+def match(spec: ModelSpec, entries: Mapping[str, TensorEntry]) -> dict[Part, LocatedTensor]:
+    """The location of every part of `spec` among `entries`. Raises BadModel naming what is wrong."""
     wanted = list(parts(spec))
     sizes = [row_sizes(layer) for layer in spec.layers]
 
-    def located(layout: Layout) -> dict[Part, Located]:
+    def located(layout: Layout) -> dict[Part, LocatedTensor]:
         return {p: locate(p, layout, sizes[p.layer] if p.layer is not None else {}) for p in wanted}
 
     found = min(
@@ -116,7 +115,9 @@ def match(spec: ModelSpec, entries: Mapping[str, Entry]) -> dict[Part, Located]:
     return found
 
 
-def _check(spec: ModelSpec, found: Mapping[Part, Located], entries: Mapping[str, Entry]) -> None:
+def _check(
+    spec: ModelSpec, found: Mapping[Part, LocatedTensor], entries: Mapping[str, TensorEntry]
+) -> None:
     missing = [place.name for place in found.values() if place.name not in entries]
     if missing:
         raise BadModel(
@@ -148,10 +149,10 @@ def _check(spec: ModelSpec, found: Mapping[Part, Located], entries: Mapping[str,
 
 
 class DummyWeights:
-    """Random weights for speed-only work: one block of normal numbers, cut and tiled everywhere.
+    """Random weights for performance work: one block of normal numbers, cut and tiled everywhere.
 
-    Making every number afresh takes a minute for a few billion; copying a block runs at the speed
-    of memory. Deterministic by seed and part; norms are 1 (stored as 0 where the gain is 1 + w).
+    Generating every number takes a minute for a few billion; copying a block runs at memory speed.
+    Deterministic by seed and part; norms are 1 (stored as 0 if the gain is 1 + w).
     """
 
     BLOCK = 1_048_583  # prime, so that no matrix repeats a row
@@ -182,6 +183,6 @@ class DummyWeights:
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Packed | None:
-        """Random packed weights, of about the size of the dense ones; None for other formats."""
+        """Random packed weights of similar magnitude; None for other formats."""
         seed = zlib.crc32(f"{self.seed} {keys} {layer} {expert}".encode())
         return random_packed(spec, torch.Generator().manual_seed(seed))

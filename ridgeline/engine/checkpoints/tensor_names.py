@@ -1,7 +1,7 @@
-"""Where each family keeps its tensors: checkpoint names as data.
+"""Where each family stores its tensors: checkpoint names as data.
 
-A `Part` is one tensor as the decoder wants it (the q weight of layer 3); a `Place` says in which
-checkpoint tensor it lies: by itself, as rows of a fused one (Phi-3's qkv_proj), or in a stack of
+A `Part` is one tensor as the decoder needs it (the q weight of layer 3); a `TensorLocation` says
+which checkpoint tensor holds it: alone, as rows of a fused one (Phi-3's qkv_proj), or in a stack of
 all experts. A family may have several layouts (its original one, the one transformers 5 writes);
 the checkpoint shows which.
 """
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class Part(NamedTuple):
-    """One tensor of the decoder. `key` names its role; `layer` and `expert` where it has them."""
+    """One tensor of the decoder. `key` names its role; `layer` and `expert` if it has them."""
 
     key: str
     shape: Shape
@@ -29,9 +29,9 @@ class Part(NamedTuple):
         return f"{self.key}{where}" + ("" if self.expert is None else f", expert {self.expert}")
 
 
-class Place(NamedTuple):
-    """`template` formatted with layer and expert; `fused` lists the keys stacked along the rows, in
-    order.
+class TensorLocation(NamedTuple):
+    """`template` is formatted with layer and expert; `fused` lists the keys stacked along the rows,
+    in order.
 
     `stacked`: the tensor holds all experts along a leading axis.
     """
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     stacked: bool = False
 
 
-Layout = Mapping[str, Place]
+Layout = Mapping[str, TensorLocation]
 
 
 def parts(spec: ModelSpec) -> Iterator[Part]:
@@ -81,47 +81,47 @@ def _linear_parts(
         yield Part(f"{key}.bias", (linear.num_out,), layer, expert)
 
 
-def _singles(prefix: str, **names: str) -> dict[str, Place]:
+def _singles(prefix: str, **names: str) -> dict[str, TensorLocation]:
     return {
-        key + bias: Place(f"{prefix}{name}.{bias.removeprefix('.') or 'weight'}")
+        key + bias: TensorLocation(f"{prefix}{name}.{bias.removeprefix('.') or 'weight'}")
         for key, name in names.items()
         for bias in ("", ".bias")
     }
 
 
-def _llama(model: str = "model.", head: str = "lm_head") -> dict[str, Place]:
+def _llama(model: str = "model.", head: str = "lm_head") -> dict[str, TensorLocation]:
     layer = model + "layers.{layer}."
     return {
-        "embed": Place(f"{model}embed_tokens.weight"),
-        "norm": Place(f"{model}norm.weight"),
-        "lm_head": Place(f"{head}.weight"),
-        "attention_norm": Place(f"{layer}input_layernorm.weight"),
-        "mlp_norm": Place(f"{layer}post_attention_layernorm.weight"),
-        "q_norm": Place(f"{layer}self_attn.q_norm.weight"),
-        "k_norm": Place(f"{layer}self_attn.k_norm.weight"),
+        "embed": TensorLocation(f"{model}embed_tokens.weight"),
+        "norm": TensorLocation(f"{model}norm.weight"),
+        "lm_head": TensorLocation(f"{head}.weight"),
+        "attention_norm": TensorLocation(f"{layer}input_layernorm.weight"),
+        "mlp_norm": TensorLocation(f"{layer}post_attention_layernorm.weight"),
+        "q_norm": TensorLocation(f"{layer}self_attn.q_norm.weight"),
+        "k_norm": TensorLocation(f"{layer}self_attn.k_norm.weight"),
         **_singles(f"{layer}self_attn.", q="q_proj", k="k_proj", v="v_proj", o="o_proj"),
         **_singles(f"{layer}mlp.", gate="gate_proj", up="up_proj", down="down_proj"),
     }
 
 
-def _sandwiched(model: str = "model.", head: str = "lm_head") -> dict[str, Place]:
+def _sandwiched(model: str = "model.", head: str = "lm_head") -> dict[str, TensorLocation]:
     layer = model + "layers.{layer}."
     return {
         **_llama(model, head),
-        "after_attention_norm": Place(f"{layer}post_attention_layernorm.weight"),
-        "mlp_norm": Place(f"{layer}pre_feedforward_layernorm.weight"),
-        "after_mlp_norm": Place(f"{layer}post_feedforward_layernorm.weight"),
+        "after_attention_norm": TensorLocation(f"{layer}post_attention_layernorm.weight"),
+        "mlp_norm": TensorLocation(f"{layer}pre_feedforward_layernorm.weight"),
+        "after_mlp_norm": TensorLocation(f"{layer}post_feedforward_layernorm.weight"),
     }
 
 
-def _phi3() -> dict[str, Place]:
+def _phi3() -> dict[str, TensorLocation]:
     layer = "model.layers.{layer}."
-    qkv = Place(f"{layer}self_attn.qkv_proj.weight", fused=("q", "k", "v"))
-    gate_up = Place(f"{layer}mlp.gate_up_proj.weight", fused=("gate", "up"))
+    qkv = TensorLocation(f"{layer}self_attn.qkv_proj.weight", fused=("q", "k", "v"))
+    gate_up = TensorLocation(f"{layer}mlp.gate_up_proj.weight", fused=("gate", "up"))
     return {**_llama(), "q": qkv, "k": qkv, "v": qkv, "gate": gate_up, "up": gate_up}
 
 
-def _experts(router: str, experts: str, gate: str, up: str, down: str) -> dict[str, Place]:
+def _experts(router: str, experts: str, gate: str, up: str, down: str) -> dict[str, TensorLocation]:
     layer = "model.layers.{layer}."
     at = f"{layer}{experts}." + "{expert}."
     return {
@@ -131,13 +131,13 @@ def _experts(router: str, experts: str, gate: str, up: str, down: str) -> dict[s
     }
 
 
-def _stacked_experts(module: str) -> dict[str, Place]:
-    """As transformers 5 holds them: [experts, 2·inner, hidden] and [experts, hidden, inner]."""
+def _stacked_experts(module: str) -> dict[str, TensorLocation]:
+    """As transformers 5 stores them: [experts, 2·inner, hidden] and [experts, hidden, inner]."""
     layer = "model.layers.{layer}."
-    gate_up = Place(
+    gate_up = TensorLocation(
         f"{layer}{module}.experts.gate_up_proj", ("expert_gate", "expert_up"), stacked=True
     )
-    down = Place(f"{layer}{module}.experts.down_proj", stacked=True)
+    down = TensorLocation(f"{layer}{module}.experts.down_proj", stacked=True)
     return {
         **_llama(),
         **_singles(layer, router=f"{module}.gate"),
@@ -180,8 +180,8 @@ IGNORED = (
 )
 
 
-class Located(NamedTuple):
-    """A part within the checkpoint: tensor `name` of shape `whole`, of which `rows` of `expert`."""
+class LocatedTensor(NamedTuple):
+    """A part within the checkpoint: `rows` of `expert` in tensor `name` of shape `whole`."""
 
     name: str
     whole: Shape
@@ -189,9 +189,8 @@ class Located(NamedTuple):
     expert: int | None
 
 
-def locate(part: Part, layout: Layout, sizes: Mapping[str, int]) -> Located:
-    """Where `part` lies; `sizes` gives the rows of each key of the same layer, for fused
-    tensors."""
+def locate(part: Part, layout: Layout, sizes: Mapping[str, int]) -> LocatedTensor:
+    """Where `part` is stored; `sizes` gives the rows of each key of the layer, for fused tensors."""
     place = layout[part.key]
     name = place.template.format(layer=part.layer, expert=part.expert)
     whole, rows = part.shape, None
@@ -201,8 +200,8 @@ def locate(part: Part, layout: Layout, sizes: Mapping[str, int]) -> Located:
         rows = slice(start, start + part.shape[0])
         whole = (sum(sizes[key] for key in place.fused), *part.shape[1:])
     if not place.stacked:
-        return Located(name, whole, rows, None)
-    return Located(name, (sizes["num_experts"], *whole), rows, part.expert)
+        return LocatedTensor(name, whole, rows, None)
+    return LocatedTensor(name, (sizes["num_experts"], *whole), rows, part.expert)
 
 
 def row_sizes(layer: LayerSpec) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""Write a model in the form that the engine multiplies with: packed once.
+"""Writes a model in the engine's packed form, for `ridgeline quantize`.
 
-What `ridgeline quantize` does. Each product of the decoder (q, k and v together; gate and up
-together) is rounded and packed exactly as loading with the same formats would, and written part by
-part, so that one layer is in memory at a time.
+Each product of the decoder (q, k and v together; gate and up together) is rounded and packed
+exactly as loading with the same formats would, and written part by part, so one layer is in memory
+at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.load import fuse, whole_of
 from ridgeline.engine.checkpoints.packed import PackedWriter, packed_name
-from ridgeline.engine.checkpoints.sources import CheckpointWeights, Weights
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.kernels.native_int8 import pack as pack_int8
 from ridgeline.engine.kernels.native_linear import Packed, concatenate_outputs
@@ -40,7 +40,7 @@ _ROWS = 4096  # of a table, rounded at once: a multiple of a panel
 _KEPT = ("generation_config.json", "chat_template.jinja")
 
 
-class Product(NamedTuple):
+class LinearProduct(NamedTuple):
     """Linears of one input that are computed as one."""
 
     keys: list[str]
@@ -49,32 +49,32 @@ class Product(NamedTuple):
     expert: int | None = None
 
 
-def products(spec: ModelSpec) -> Iterator[Product]:
-    """Every product of the decoder, as `load_decoder` joins them."""
+def products(spec: ModelSpec) -> Iterator[LinearProduct]:
+    """Every product of the decoder, joined as `load_decoder` joins them."""
     for index, layer in enumerate(spec.layers):
         yield from layer_products(layer, index)
-    yield Product(["lm_head"], [spec.lm_head])
+    yield LinearProduct(["lm_head"], [spec.lm_head])
 
 
-def layer_products(layer: LayerSpec, index: int) -> Iterator[Product]:
+def layer_products(layer: LayerSpec, index: int) -> Iterator[LinearProduct]:
     """Every product of one layer."""
     attention, mlp = layer.attention, layer.mlp
-    yield Product(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
-    yield Product(["o"], [attention.o], index)
+    yield LinearProduct(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
+    yield LinearProduct(["o"], [attention.o], index)
     if mlp.router is None:
-        yield Product(["gate", "up"], [mlp.gate, mlp.up], index)
-        yield Product(["down"], [mlp.down], index)
+        yield LinearProduct(["gate", "up"], [mlp.gate, mlp.up], index)
+        yield LinearProduct(["down"], [mlp.down], index)
         return
-    yield Product(["router"], [mlp.router], index)
+    yield LinearProduct(["router"], [mlp.router], index)
     for expert in range(mlp.num_experts):
-        yield Product(["expert_gate", "expert_up"], [mlp.gate, mlp.up], index, expert)
-        yield Product(["expert_down"], [mlp.down], index, expert)
+        yield LinearProduct(["expert_gate", "expert_up"], [mlp.gate, mlp.up], index, expert)
+        yield LinearProduct(["expert_down"], [mlp.down], index, expert)
 
 
 def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:
-    """Write `model`, in the formats of `spec`, to `directory`; the bytes of its weights.
+    """Write `model`, in the formats of `spec`, to `directory`; returns the bytes of its weights.
 
-    Raises BadInput where the directory is not empty, CannotRun where there is nothing to pack.
+    Raises BadInput if the directory is not empty, CannotRun if there is nothing to pack.
     """
     if is_dummy(model):
         raise CannotRun("a dummy model has no weights to pack", value=model)
@@ -104,9 +104,11 @@ def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:
 
 
 def write_packed(
-    source: Path, spec: ModelSpec, weights: Weights, directory: Path, made: dict[str, Any]
+    source: Path, spec: ModelSpec, weights: WeightSource, directory: Path, made: dict[str, Any]
 ) -> int:
-    """Write `weights` in the formats of `spec`; the bytes. `made` says how they came about."""
+    """Write `weights` in the formats of `spec`; returns the bytes. `made` records how they were
+    produced.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     copy_config(source, directory, spec, packed_config(spec) | made)
     target = directory / PACKED_FILE
@@ -115,7 +117,9 @@ def write_packed(
 
 
 def copy_config(source: Path, directory: Path, spec: ModelSpec, quantised: Any) -> None:
-    """config.json with `quantised` as its quantization_config, and the tokenizer's files."""
+    """Write config.json with `quantised` as its quantization_config, and copy the tokenizer's
+    files.
+    """
     config = {**read_json(source / "config.json"), KEY: quantised}
     config["tie_word_embeddings"] = spec.tied_embeddings
     if config.get("torch_dtype") is None:
@@ -126,7 +130,7 @@ def copy_config(source: Path, directory: Path, spec: ModelSpec, quantised: Any) 
             shutil.copy(file, directory / file.name)
 
 
-def _write_weights(spec: ModelSpec, weights: Weights, target: Path) -> None:
+def _write_weights(spec: ModelSpec, weights: WeightSource, target: Path) -> None:
     packed_keys = set[tuple[str, int | None, int | None]]()
     shared = spec.embed_format is not None and shares_table(spec)
     partial = target.with_suffix(".partial")
@@ -149,8 +153,8 @@ def _write_weights(spec: ModelSpec, weights: Weights, target: Path) -> None:
     partial.rename(target)  # a file of this name is always whole
 
 
-def _packed_table(spec: ModelSpec, format: Format, weights: Weights) -> Packed:
-    """The embedding table, rounded and packed a piece of the vocabulary at a time."""
+def _packed_table(spec: ModelSpec, format: Format, weights: WeightSource) -> Packed:
+    """The embedding table, rounded and packed in pieces of the vocabulary."""
     table_VC = weights.get(Part("embed", (spec.vocab_size, spec.hidden_size)))
     return concatenate_outputs(
         [_packed_rows(piece, format) for piece in torch.split(table_VC, _ROWS)]
@@ -164,7 +168,9 @@ def _packed_rows(weight_OI: Tensor, format: Format) -> Packed:
     return pack_int4(quantise_int4(weight_OI, group_size, zeros=zeros), group_size)
 
 
-def _packed(spec: ModelSpec, product: Product, weights: Weights) -> Packed | OutlierPacked:
+def _packed(
+    spec: ModelSpec, product: LinearProduct, weights: WeightSource
+) -> Packed | OutlierPacked:
     if len({linear.format for linear in product.specs}) == 1:
         whole = whole_of(product.specs)
         ready = weights.packed(whole, product.keys, product.layer, product.expert)

@@ -1,6 +1,6 @@
 """Registry of linear kinds: `Format.kind` -> "module:Class". Nothing is imported until chosen.
 
-A new kind is one file here, one line in `KINDS`, and a rewrite in `ridgeline.modelspec.rewrite`.
+A new kind needs one file here, one line in `KINDS`, and a rewrite in `ridgeline.modelspec`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = MappingProxyType(
 
 
 def linear_kind(name: str) -> type[LinearKind]:
-    """The class that computes format `name`; CannotRun names the known ones."""
+    """The class that computes format `name`. Raises CannotRun naming the known ones."""
     if name not in KINDS:
         raise CannotRun("unknown kind of linear", value=name, limit=", ".join(KINDS))
     module, _, cls = KINDS[name].partition(":")
@@ -46,9 +46,9 @@ def build_linear(
     device: torch.device,
     compute_dtype: torch.dtype,
 ) -> Linear:
-    """The linear that `spec.format.kind` names, from a dense weight [num_out, num_in] (and bias).
+    """The linear named by `spec.format.kind`, from a dense weight [num_out, num_in] and bias.
 
-    Raises CannotRun where the kind is unknown or cannot run on this device.
+    Raises CannotRun if the kind is unknown or cannot run on this device.
     """
     assert tuple(weight_ON.shape) == (spec.num_out, spec.num_in), (weight_ON.shape, spec)
     assert (bias_O is not None) == spec.bias, spec

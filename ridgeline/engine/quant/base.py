@@ -1,17 +1,14 @@
-"""Linear kinds: how y = W x (+ b) is stored and computed. The family's contract.
+"""The interface of linear kinds: how y = W x (+ b) is stored and computed.
 
-A kind is built once from a dense weight in its checkpoint dtype, keeps whatever form it likes
-(packed, quantised, transposed), and is then only called. Invariants every kind keeps, and its
-conformance suite checks:
+A kind is built once from a dense weight in its checkpoint dtype, stores it in any form (packed,
+quantised, transposed), and is then only called. Invariants, checked by the conformance suite:
 
-1. y_TO has the dtype that was asked for (`compute_dtype`) and is freshly allocated: the caller may
-   write to it.
-2. Row t of y depends on row t of x alone; a call with T rows equals T calls with one row (up to
-   rounding).
-3. The input is never written to. T = 0 gives an empty result.
-4. The weight it was built from may be thrown away afterwards (`nbytes` is what is really kept).
+1. y_TO has the requested `compute_dtype` and is freshly allocated: the caller may write to it. 2.
+Row t of y depends on row t of x alone; a call with T rows equals T calls with one row, up to
+rounding. 3. The input is never written to. T = 0 gives an empty result. 4. The weight it was built
+from may be dropped afterwards (`nbytes` is what is kept).
 
-Shape legend: T tokens (rows), I inputs, O outputs.
+Shape suffixes: T tokens (rows), I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from ridgeline.modelspec.model import LinearSpec
 
 
 class Linear(Protocol):
-    """A ready-made linear map; x_TI and y_TO in the compute dtype."""
+    """A linear map ready to be called; x_TI and y_TO in the compute dtype."""
 
     def __call__(self, x_TI: Tensor) -> Tensor: ...
 
@@ -36,7 +33,7 @@ class Linear(Protocol):
 
 
 class LinearKind(Protocol):
-    """What the registry names: a class whose `build` makes one `Linear`."""
+    """A class named by the registry, whose `build` makes one `Linear`."""
 
     @staticmethod
     def build(
@@ -46,5 +43,5 @@ class LinearKind(Protocol):
         device: torch.device,
         compute_dtype: torch.dtype,
     ) -> Linear:
-        """Make the map. Raises CannotRun where this device or dtype cannot compute the kind."""
+        """Build the map. Raises CannotRun if this device or dtype cannot compute the kind."""
         ...

@@ -1,14 +1,14 @@
-"""Weights kept as bfloat16, computed in float32: half of fp32's bytes for nothing.
+"""Weights stored as bfloat16, computed in float32: half of float32's bytes at no cost.
 
-What: a bfloat16 is the upper half of a float32, so widening is a shift in a register. A checkpoint
-that stores bfloat16 loses nothing: products and sums are float32 (fused multiply-adds, inputs in
-ascending order).
+A bfloat16 is the upper half of a float32, so widening is a shift in a register. A checkpoint stored
+in bfloat16 loses nothing: products and sums are float32 (fused multiply-adds, inputs in ascending
+order).
 
 Invariant: a row's result is bitwise the same in any batch, on any number of threads and every ISA;
-torch's fp32 product promises none of these.
+torch's fp32 product guarantees none of these.
 
-When it loses: float32 checkpoints, whose weights it would round (refused). Many rows: the
-arithmetic is float32's, and the gain in bytes no longer shows.
+When it loses: float32 checkpoints, whose weights it would round (refused). Many rows: arithmetic is
+float32 and the saved bytes no longer matter.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Whole numbers in small groups, with scales of scales and minima: what GGUF's blocks mean.
+"""Integers in small groups, with scales of scales and minima: the content of GGUF's blocks.
 
-    w[o, i] = q[o, i] · scale + minimum        of the group of 16 to 128 inputs that i is in
+  w[o, i] = q[o, i] · scale + minimum        of the group of 16 to 128 inputs that contains i
 
-What: 4 or 8 bits per weight, as `native/linear/linear.h` has them. A group's scale (and minimum) is an
-fp16 number, or an fp16 number that a span of groups shares times a step of 8 bits, as in the
-K-quants of llama.cpp. 4 bits are 0 to 15 beside a minimum and -8 to 7 where there is none.
+4 or 8 bits per weight, laid out as in `native/linear/linear.h`. A group's scale (and minimum) is an
+fp16 number, or an fp16 number shared by a span of groups times an 8-bit step, as in llama.cpp's
+K-quants. 4 bits are 0 to 15 with a minimum and -8 to 7 without.
 
-Invariant: the weights are the file's own, bit for bit; only activations are rounded, to 8 bits
-with a scale per row and group. A row's result is bitwise the same in any batch, on any number of
-threads and every ISA.
+Invariant: the weights are the file's, bit for bit; only activations are rounded, to 8 bits with a
+scale per row and group. A row's result is bitwise the same in any batch, on any number of threads
+and every ISA.
 
-When it loses: 2, 3, 5 and 6 bits lie in 8 here. Many rows pay for small groups: each ends with
-multiplications by its scale and minimum.
+When it loses: 2, 3, 5 and 6 bits occupy 8 here. Many rows pay for small groups: each group ends
+with multiplications by its scale and minimum.
 
-Shape legend: O outputs, I inputs, G groups, S spans.
+Shape suffixes: O outputs, I inputs, G groups, S spans.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ from ridgeline.modelspec.model import LinearSpec
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """See the module's head. `q_OI` is uint8 0..15 (`format.bits` 4) or int8; `scale_OS` fp16, S
-    spans where `format.span`, else groups; `step_OG` int8 with a span; the minima likewise."""
+    """A weight in blocks.
+
+    `q_OI` is uint8 0..15 (`format.bits` 4) or int8; `scale_OS` fp16, one per span if `format.span`,
+    else per group; `step_OG` int8 with a span; the minima likewise.
+    """
 
     format: Format
     q_OI: Tensor
@@ -48,19 +51,19 @@ class Blocks:
         return self.format.group_size
 
     def rows(self, reorder: Callable[[Tensor], Tensor]) -> Blocks:
-        """Every table with its rows (outputs) put in another order."""
+        """Every table with its rows (outputs) reordered."""
         tables = (self.q_OI, self.scale_OS, self.step_OG, self.min_OS, self.min_step_OG)
         return Blocks(self.format, *(None if t is None else reorder(t) for t in tables))  # type: ignore[arg-type]
 
     def dense(self) -> Tensor:
-        """The weights, float32 [O, I]: the slow twin of what the kernels multiply with."""
+        """The weights, float32 [O, I]: the slow reference of the kernels' numbers."""
         q_OI = self.q_OI.float()
         if self.format.bits == 4 and not self.format.mins:
             q_OI = q_OI - 8
         return q_OI * self._per_input(self.scale_OS, self.step_OG) + self.lows()
 
     def lows(self) -> Tensor:
-        """Each weight's minimum, [O, I]; zeros where there are none."""
+        """Each weight's minimum, [O, I]; zeros if there are none."""
         if self.min_OS is None:
             return torch.zeros(self.q_OI.shape)
         return self._per_input(self.min_OS, self.min_step_OG)
@@ -72,7 +75,7 @@ class Blocks:
         return value_OG.repeat_interleave(self.group, 1)
 
     def within(self, format: Format) -> Blocks:
-        """The same weights in the layout `format`, which holds this one's (`blocks_of_all`)."""
+        """The same weights in the layout `format`, which contains this one (`blocks_of_all`)."""
         if format == self.format:
             return self
         assert format.group_size is not None
@@ -101,8 +104,8 @@ class Blocks:
         )
 
 
-def under_one(pieces: Sequence[Blocks]) -> Blocks:
-    """Weights of the same inputs as one, outputs under each other, in a layout that holds all."""
+def merge_blocks(pieces: Sequence[Blocks]) -> Blocks:
+    """Weights of the same inputs as one, outputs stacked, in a layout that contains all."""
     format = blocks_of_all([piece.format for piece in pieces])
     alike = [piece.within(format) for piece in pieces]
 
@@ -138,7 +141,7 @@ def pack(weight: Blocks) -> Packed:
 
 
 def round_to(weight_OI: Tensor, group: int) -> Blocks:
-    """Rounded to nearest, 8 bits, a scale per group: as Q8_0 does."""
+    """Round to nearest, 8 bits, one scale per group, as Q8_0 does."""
     num_out, num_in = weight_OI.shape
     padded = torch.nn.functional.pad(weight_OI.float(), (0, -num_in % group))
     parts_OGI = padded.view(num_out, -1, group)

@@ -1,7 +1,7 @@
-"""The dense linear: weights kept in the compute dtype, product by the device's own GEMM.
+"""The dense linear: weights in the compute dtype, multiplied by the device's own GEMM.
 
-The baseline of the family and the oracle of every other kind. It loses wherever the weights do not
-fit in cache and the batch is small: each step then reads all of them, 2 or 4 bytes each.
+The baseline of the family and the reference of every other kind. It loses where weights do not fit
+in cache and the batch is small: each step then reads all of them, 2 or 4 bytes each.
 """
 
 from __future__ import annotations

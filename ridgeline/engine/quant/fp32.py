@@ -1,14 +1,14 @@
-"""Weights kept as float32 in the kernels' panels: what a dense linear becomes in native layers.
+"""Weights stored as float32 in the kernels' panels: a dense linear inside native layers.
 
-What: the same numbers in another order, so that one row reads them as they stream and a tile of
-rows multiplies them without a copy. Products and sums are float32 (fused multiply-adds, inputs in
-ascending order): what bf16 weights of the same values give, bit for bit.
+The same numbers in another order, so that one row streams them and a tile of rows multiplies them
+without a copy. Products and sums are float32 (fused multiply-adds, inputs in ascending order),
+equal bit for bit to bf16 weights of the same values.
 
 Invariant: a row's result is bitwise the same in any batch, on any number of threads and every ISA;
-torch's fp32 product promises none of these.
+torch's fp32 product guarantees none of these.
 
-When it loses: a checkpoint stored in bfloat16, of which `bf16` reads half the bytes. The weights
-must be read once at load, to be put in order.
+When it loses: checkpoints stored in bfloat16, of which `bf16` reads half the bytes. The weights
+must be read once at load to be reordered.
 """
 
 from __future__ import annotations

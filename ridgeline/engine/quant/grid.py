@@ -1,14 +1,13 @@
-"""A weight on a grid of whole numbers: what every integer format means, before anybody packs it.
+"""A weight on a grid of integers: the meaning of every integer format, before packing.
 
-    w[o, i] = (q[o, i] - zero[o, g]) · scale[o, g]      g = i // group_size, or group_I[i]
+  w[o, i] = (q[o, i] - zero[o, g]) · scale[o, g]      g = i // group_size, or group_I[i]
 
-Makers of quantised models give grids, readers of other people's checkpoints give grids, writers
-take them. `pack` puts one into the layout of the native kernels where they have one for it,
-exactly: up to 4 bits in groups that are multiples of 32 go to the INT4 kernel, 8 symmetric bits per
-row to the INT8 kernel, 5 to 8 symmetric bits in groups that are multiples of 16 to INT8 in groups.
-`refusal` says why another grid is not computed so.
+Quantisation methods and checkpoint readers produce grids, writers consume them. `pack` converts one
+to the native kernels' layout exactly, if there is one: up to 4 bits in groups that are multiples of
+32 use the INT4 kernel, 8 symmetric bits per row the INT8 kernel, 5 to 8 symmetric bits in groups
+that are multiples of 16 INT8 in groups. `refusal` says why another grid has no kernel.
 
-Shape legend: O outputs, I inputs, G groups.
+Shape suffixes: O outputs, I inputs, G groups.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ridgeline.modelspec.format import Format, format_for
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """See the module's head. `q_OI` is uint8, `scale_OG` float32, `zero_OG` uint8.
+    """Integers with scales and zero-points. `q_OI` is uint8, `scale_OG` float32, `zero_OG` uint8.
 
     `zero_OG` None: 2^(bits-1) everywhere. `group_I` None: groups are consecutive inputs; else the
     group of each input (GPTQ's act-order).
@@ -45,7 +44,7 @@ class Grid:
 
     @property
     def middle(self) -> int:
-        """The zero of a symmetric grid."""
+        """The zero-point of a symmetric grid."""
         return int(2 ** (self.bits - 1))
 
     def groups(self) -> Tensor:
@@ -55,15 +54,15 @@ class Grid:
         return torch.arange(self.q_OI.shape[1]) // self.group_size
 
     def dense(self) -> Tensor:
-        """The weights that these numbers mean, float32 [O, I]; exact up to one rounding each."""
+        """The weights, float32 [O, I]; exact up to one rounding each."""
         at_I = self.groups()
         q_OI = self.q_OI.float()
         zero_OI = self.middle if self.zero_OG is None else self.zero_OG.float()[:, at_I]
         return (q_OI - zero_OI) * self.scale_OG.float()[:, at_I]
 
 
-def side_by_side(grids: Sequence[Grid]) -> Grid:
-    """Grids of one input and one layout as one, outputs under each other."""
+def stack_grids(grids: Sequence[Grid]) -> Grid:
+    """Grids of one input and one layout as one, outputs stacked."""
     first = grids[0]
     assert all(_layout(grid) == _layout(first) for grid in grids)
     zeros = [grid.zero_OG for grid in grids if grid.zero_OG is not None]
@@ -80,7 +79,7 @@ def _layout(grid: Grid) -> tuple[int, int, bool, int]:
 
 
 def refusal(grid: Grid) -> str | None:
-    """Why no packed kernel computes this grid exactly; None where one does."""
+    """Why no packed kernel computes this grid exactly; None if one does."""
     zeros, format = grid.zero_OG is not None, _format(grid)
     if format.kind == "dense":
         return f"no kernel for {grid.bits} bits in groups of {grid.group_size}" + (
@@ -96,7 +95,7 @@ def _format(grid: Grid) -> Format:
 
 
 def _halves(scale_OG: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Scales as fp16 times a power of two per output; None where that is not exact."""
+    """Scales as fp16 times a power of two per output; None if that is not exact."""
     top_O = scale_OG.abs().amax(1)
     near_O = torch.where(top_O > 0, torch.exp2(torch.floor(torch.log2(top_O))), 1.0)
     for factor_O in (near_O, torch.ones_like(top_O)):  # fp16 as they are, whatever their range
@@ -107,8 +106,9 @@ def _halves(scale_OG: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def pack(grid: Grid) -> Packed:
-    """The grid in the kernels' layout; `refusal` must have been None. Act-order is left to the
-    caller: the inputs must have been put in the order of their groups (`in_order`)."""
+    """The grid in the kernels' layout; `refusal` must be None. Inputs must be in group order
+    (`in_order`).
+    """
     assert refusal(grid) is None and grid.group_I is None, refusal(grid)
     num_out, num_in = grid.shape
     format = _format(grid)
@@ -140,9 +140,9 @@ def pack(grid: Grid) -> Packed:
 
 
 def in_order(grid: Grid) -> tuple[Grid, Tensor | None]:
-    """The grid with its inputs sorted by group, and that order (None where it changes nothing).
+    """The grid with its inputs sorted by group, and that order (None if it changes nothing).
 
-    Raises ValueError where the groups do not have the same number of inputs each.
+    Raises ValueError if groups differ in size.
     """
     if grid.group_I is None:
         return grid, None

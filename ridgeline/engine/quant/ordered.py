@@ -1,13 +1,14 @@
-"""A packed linear whose weights lie in another order of inputs: GPTQ's act-order, gathered once.
+"""A packed linear whose weights are in another order of inputs: GPTQ's act-order with one gather.
 
-What: groups of an act-order checkpoint are scattered over the inputs. The weight's columns are
-sorted by group once, at load, and each row of activations is gathered in that order on the way in:
-one copy of a row, against a scale per weight.
+Groups of an act-order checkpoint are scattered over the inputs. The weight's columns are sorted by
+group once, at load, and each row of activations is gathered in that order: one copy of a row,
+instead of a scale per weight.
 
-Invariant: that of the linear inside; a gather moves whole numbers of bytes and rounds nothing.
+Invariant: that of the inner linear; a gather rounds nothing.
 
-When it loses: always a little against consecutive groups (the gather), which is why `ridgeline
-quantize --method gptq` takes act-order with groups that stay consecutive.
+When it loses: always slightly against consecutive groups (the gather), which is why `ridgeline
+quantize
+--method gptq` uses act-order with consecutive groups.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ridgeline.engine.quant.packed import PackedLinear
 
 
 class OrderedPacked(NamedTuple):
-    """A packed weight whose columns lie in the order `order_I` of the inputs."""
+    """A packed weight whose columns are in the order `order_I` of the inputs."""
 
     packed: Packed
     order_I: Tensor

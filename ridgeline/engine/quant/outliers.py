@@ -1,22 +1,22 @@
-"""INT8 with its outlying inputs kept apart: LLM.int8's mixed precision, the inputs chosen once.
+"""INT8 with outlier inputs kept in high precision: LLM.int8's mixed precision with a fixed choice.
 
-What: a few input channels of a transformer are tens of times as loud as the others, in every token.
-Rounded with their row they leave the others a handful of levels (Dettmers et al., "LLM.int8()",
-NeurIPS 2022, arXiv 2208.07339). So those columns of the weight stay in 16 or 32 bits and meet their
-inputs as floats; the rest is INT8 weights times INT8 rows, scaled without them:
+A few input channels of a transformer are tens of times larger than the others, in every token.
+Rounded with their row they leave few levels for the others (Dettmers et al., "LLM.int8()", NeurIPS
+2022, arXiv 2208.07339). So those columns of the weight stay in 16 or 32 bits and are multiplied as
+floats; the rest is INT8 weights times INT8 rows, scaled without them:
 
-    y = s_x · (W₈ · round(x' / s_x)) + W_wide · x_wide        x': x, its outlying inputs 0
+  y = s_x · (W₈ · round(x' / s_x)) + W_wide · x_wide        x': x, its outlier inputs 0
 
-The paper looks for outliers in each batch. Here they are chosen when the model is made, from what
-calibration text has shown (`ridgeline quantize --method llm-int8`): a row's result must not depend
-on what shares its batch, and the weight's columns must be there in full precision.
+The paper looks for outliers in each batch. Here they are chosen when the model is quantised, from
+calibration text (`ridgeline quantize --method llm-int8`): a row's result must not depend on its
+batch, and the weight's columns must be available in full precision.
 
 Invariant: a row's result is bitwise the same in any batch, on any number of threads and every ISA.
 
-When it loses: models without outliers, where it is plain INT8; an outlier that calibration has not
-seen is rounded with its row; layers run operator by operator (no native segments).
+When it loses: models without outliers, where it is plain INT8; an outlier missed by calibration is
+rounded with its row; layers run operator by operator (no native segments).
 
-Shape legend: T rows, I inputs, O outputs, W inputs kept apart.
+Shape suffixes: T rows, I inputs, O outputs, W inputs kept separate.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import Kind, NativeLinear, Packed, pack_lines
-from ridgeline.engine.quant.grid import Grid, pack, side_by_side
+from ridgeline.engine.quant.grid import Grid, pack, stack_grids
 from ridgeline.engine.quant.packed import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """A weight on a grid of 8 bits but for the columns `columns_W`, which are `wide_OW` (float32 or
-    bfloat16). The grid is 0 there."""
+class OutlierSplit:
+    """A weight on an 8-bit grid except for the columns `columns_W`, stored in `wide_OW` (float32 or
+    bfloat16).
+
+    The grid is 0 in those columns.
+    """
 
     grid: Grid
     columns_W: Tensor
@@ -48,7 +51,7 @@ class Split:
         return self.grid.shape
 
     def dense(self) -> Tensor:
-        """The weights that it means, float32 [O, I]."""
+        """The weights, float32 [O, I]."""
         return self.grid.dense().index_copy_(1, self.columns_W, self.wide_OW.float())
 
 
@@ -60,21 +63,19 @@ class OutlierPacked(NamedTuple):
     columns_W: Tensor
 
 
-def pack_split(splits: Sequence[Split]) -> OutlierPacked:
-    """Splits of the same columns, outputs under each other."""
+def pack_split(splits: Sequence[OutlierSplit]) -> OutlierPacked:
+    """Splits with the same columns, outputs stacked."""
     first = splits[0]
     assert all(torch.equal(split.columns_W, first.columns_W) for split in splits)
     wide_OW = torch.cat([split.wide_OW for split in splits])
     kind: Kind = "bf16" if wide_OW.dtype == torch.bfloat16 else "fp32"
     lines = pack_lines(kind, wide_OW, 0)
     wide = Packed(kind, wide_OW.shape[0], wide_OW.shape[1], 0, lines)
-    return OutlierPacked(
-        pack(side_by_side([split.grid for split in splits])), wide, first.columns_W
-    )
+    return OutlierPacked(pack(stack_grids([split.grid for split in splits])), wide, first.columns_W)
 
 
 class OutlierLinear:
-    """See the module's head; the bias is `inner`'s."""
+    """An INT8 linear with separate outlier columns; the bias is `inner`'s."""
 
     __slots__ = ("columns_W", "inner", "wide")
 

@@ -1,9 +1,9 @@
-"""A linear over packed weights, in the caller's dtype: what INT4, INT8 and bf16 weights share.
+"""A linear over packed weights, in the caller's dtype: shared by INT4, INT8 and bf16 weights.
 
-`group` and `multiply_quantised` let a fused operator quantise a row once for several linears:
-`ridgeline.engine.kernels.native_linear.quantise_rows(x, kind, linear.group)` gives what they take.
+`group` and `of_quantised` let a fused operator quantise a row once for several linears:
+`ridgeline.engine.kernels.native_linear.quantise_rows(x, kind, linear.group)` returns their input.
 
-Shape legend: T rows, I inputs, O outputs.
+Shape suffixes: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PackedLinear:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what goes in and comes out."""
+        """The dtype of inputs and outputs."""
         return self._dtype
 
     @property
@@ -52,9 +52,9 @@ class PackedLinear:
 
 
 def take_digits(linear: object, digits: int) -> None:
-    """Multiply with activations of so many digits (`Format.digits`); nothing to do for one.
+    """Multiply with activations of that many digits (`Format.digits`); does nothing for one.
 
-    Raises CannotRun where the product is not computed by our own kernels.
+    Raises CannotRun if the product is not computed by our own kernels.
     """
     if digits == 1:
         return
@@ -69,7 +69,7 @@ def take_digits(linear: object, digits: int) -> None:
 
 
 def needs_cpu(spec: LinearSpec, device: torch.device) -> None:
-    """CannotRun where the kernels do not reach."""
+    """Raise CannotRun on devices without these kernels."""
     if device.type != "cpu":
         raise CannotRun(
             f"{spec.format.kind} weights are computed on the CPU only",
@@ -80,9 +80,10 @@ def needs_cpu(spec: LinearSpec, device: torch.device) -> None:
 
 
 def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None:
-    """A random weight in the kernels' layout, made at the speed of memory; None if it has none.
+    """A random weight in the kernels' layout, generated at memory speed; None if there is no
+    layout.
 
-    Values have a standard deviation of about 0.02, as the weights of dummy models do.
+    Values have a standard deviation of about 0.02, like the weights of dummy models.
     """
     format, num_out, num_in = spec.format, spec.num_out, spec.num_in
     if format.kind not in ("int4", "int8", "bf16"):

@@ -1,4 +1,4 @@
-"""Weights that a source has ready in the kernels' layout, and the linear that each becomes."""
+"""Weights that a source provides already packed, and the linear that each becomes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ready = Packed | OrderedPacked | OutlierPacked
 def linear_of(
     ready: Ready, bias_O: Tensor | None, compute_dtype: torch.dtype, threshold: float = 0.0
 ) -> Linear:
-    """The linear of a weight that its source had packed; `threshold`: its format's."""
+    """The linear of a packed weight; `threshold`: its format's outlier threshold."""
     if isinstance(ready, Packed):
         plain = PackedLinear(ready, bias_O, compute_dtype)
         return OutlierRowsLinear(plain, threshold) if threshold else plain

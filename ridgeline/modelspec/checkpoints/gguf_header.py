@@ -3,7 +3,7 @@
     "GGUF" · version u32 (2, 3) · tensors u64 · keys u64 · keys, values · tensor table · pad · data
 
 Every length and offset is checked against the file before it is used. No torch here; the data is
-decoded in `ridgeline.engine.checkpoints.gguf`. (Format: github.com/ggml-org/ggml, docs/gguf.md.)
+decoded in `ridgeline.engine.checkpoints.gguf.weights`. (Format: github.com/ggml-org/ggml, docs/gguf.md.)
 """
 
 from __future__ import annotations

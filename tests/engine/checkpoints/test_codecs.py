@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ridgeline.engine.checkpoints.base import Codec, codec_for
-from ridgeline.engine.checkpoints.bit_packing import num_words, pack_words, unpack
-from ridgeline.engine.checkpoints.safetensors import Entry
+from ridgeline.engine.checkpoints.codecs.base import Codec, codec_for
+from ridgeline.engine.checkpoints.codecs.bit_packing import num_words, pack_words, unpack
+from ridgeline.engine.checkpoints.safetensors import TensorEntry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint, read_quantization_config
@@ -26,7 +26,7 @@ NAMES = {torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.float8_e
 
 def decoded(codec: Codec, raw: dict[str, torch.Tensor]) -> torch.Tensor | Grid:
     entries = {
-        suffix: Entry(Path(), tuple(t.shape), NAMES.get(t.dtype, "F32"))
+        suffix: TensorEntry(Path(), tuple(t.shape), NAMES.get(t.dtype, "F32"))
         for suffix, t in raw.items()
     }
     assert all(codec.belongs(suffix) for suffix in raw), raw.keys()

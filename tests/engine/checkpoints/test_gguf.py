@@ -18,8 +18,8 @@ from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.quantize_model import WriteJob
 from ridgeline.compress.writers import gguf
 from ridgeline.config.improve import QuantizeOptions
-from ridgeline.engine.checkpoints.gguf import GgufWeights
-from ridgeline.engine.checkpoints.gguf_blocks import DECODERS, decode_blocks
+from ridgeline.engine.checkpoints.gguf.decode_blocks import DECODERS, decode_blocks
+from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.execution.layers.native import NativeForward

@@ -9,7 +9,7 @@ import torch
 
 from ridgeline.cli.commands.quantize import command
 from ridgeline.config.improve import QuantizeOptions
-from ridgeline.engine.checkpoints.gguf import GgufWeights
+from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.checkpoints.tensor_names import parts

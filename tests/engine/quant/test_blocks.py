@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ridgeline._native as _native
-from ridgeline.engine.checkpoints.gguf_blocks import decode_blocks
-from ridgeline.engine.checkpoints.gguf_packed import READERS, packed_blocks
+from ridgeline.engine.checkpoints.gguf.decode_blocks import decode_blocks
+from ridgeline.engine.checkpoints.gguf.pack_blocks import READERS, packed_blocks
 from ridgeline.engine.kernels.native_linear import (
     ISA_VARIABLE,
     NativeLinear,
@@ -18,7 +18,7 @@ from ridgeline.engine.kernels.native_linear import (
     concatenate_outputs,
     quantise_rows,
 )
-from ridgeline.engine.quant.blocks import Blocks, pack, round_to, under_one
+from ridgeline.engine.quant.blocks import Blocks, merge_blocks, pack, round_to
 from ridgeline.engine.quant.grid import Grid, refusal
 from ridgeline.engine.quant.grid import pack as pack_grid
 from ridgeline.engine.quant.int4.reference import MOST
@@ -150,11 +150,11 @@ def test_types_computed_together_keep_their_weights() -> None:
     """As q, k and v of Q4_K_M: one layout that holds each type, bit for bit."""
     for first, second in pairwise([*READERS, "Q8_0", "Q4_0", "Q6_K", "Q4_1"]):
         (one, one_truth), (two, two_truth) = made(first, 32, 512), made(second, 20, 512)
-        whole = under_one([one, two])
+        whole = merge_blocks([one, two])
         truth = torch.cat([one_truth, two_truth])
         assert torch.equal(whole.dense(), truth), (first, second)
         assert torch.equal(NativeLinear(pack(whole)).rows(torch.arange(52)), truth)
-    same = under_one([made("Q4_K", 16, 256)[0], made("Q4_K", 16, 256)[0]])
+    same = merge_blocks([made("Q4_K", 16, 256)[0], made("Q4_K", 16, 256)[0]])
     assert same.format == computed_format("Q4_K")
 
 

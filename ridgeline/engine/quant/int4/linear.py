@@ -16,7 +16,7 @@ GROUP_SIZES = (32, 64, 128)
 
 
 class Int4Linear:
-    """Builds `PackedLinear`s of 4 bits; see the package's essay."""
+    """Builds `PackedLinear`s of 4 bits."""
 
     @staticmethod
     def build(
@@ -41,7 +41,7 @@ class Int4Linear:
 
 
 def layout_of(format: Format) -> tuple[int, bool]:
-    """(group size, has zero-points); CannotRun for what the kernel does not know."""
+    """(group size, has zero-points). Raises CannotRun for layouts unknown to the kernel."""
     if format.bits != 4 or format.group_size not in GROUP_SIZES:
         raise CannotRun(
             "int4 linears have 4 bits and groups of 32, 64 or 128 inputs",

@@ -1,13 +1,13 @@
-"""Rounding weights to 4 bits in groups: to the nearest, with the scale of least squared error.
+"""Rounds weights to 4 bits in groups: to nearest, with the scale of least squared error.
 
-    symmetric   w ≈ (q - 8) · s, q in 0..15; the value of largest magnitude is met exactly by q = 0
-    with zeros  w ≈ (q - z) · s, the range from min to max (0 included)
+  symmetric   w ≈ (q - 8) · s, q in 0..15; the value of largest magnitude is represented by q = 0
+  with zeros  w ≈ (q - z) · s, the range from min to max (0 included)
 
-Candidates shrink the range step by step: clipping the few largest values a little makes the steps
-of all others finer. Scales are kept as fp16 times a power of two per output, so that none is lost
-to fp16's range; weights are rounded with the scale as it will be read.
+Candidates shrink the range step by step: clipping the few largest values slightly makes the steps
+of all others finer. Scales are stored as fp16 times a power of two per output, so none is lost to
+fp16's range; weights are rounded with the scale as it will be read.
 
-Shapes: I inputs, O outputs, G groups, J inputs of a group.
+Shape suffixes: I inputs, O outputs, G groups, J inputs of a group.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ SHRINK = tuple(1.0 - 0.05 * i for i in range(9))
 _TINY = 1e-30
 
 
-class Reach(NamedTuple):
+class QuantRange(NamedTuple):
     """The lowest and highest q of a grid of up to 4 bits, as nibbles."""
 
     low: int
     high: int
 
     @staticmethod
-    def of(bits: int, zeros: bool) -> Reach:
+    def of(bits: int, zeros: bool) -> QuantRange:
         half = 2 ** (bits - 1)
-        return Reach(0, 2 * half - 1) if zeros else Reach(8 - half, 7 + half)
+        return QuantRange(0, 2 * half - 1) if zeros else QuantRange(8 - half, 7 + half)
 
 
 class Int4Weights(NamedTuple):
@@ -43,7 +43,7 @@ class Int4Weights(NamedTuple):
     factor_O: Tensor
 
     def dense(self, group_size: int) -> Tensor:
-        """The weights that these numbers mean, in float32 [O, I]."""
+        """The dequantised weights, float32 [O, I]."""
         num_in = self.q_OI.shape[1]
         scale_OG = self.scale_OG.float() * self.factor_O.unsqueeze(1)
         zero_OG = torch.full_like(scale_OG, 8) if self.zero_OG is None else self.zero_OG.float()
@@ -65,13 +65,13 @@ def quantise(
     """Round to nearest, each group with the best of the scales that `shrinks` of its range give.
 
     Fewer than 4 bits use part of the nibble: the middle of it, or the lower end with `zeros`.
-    `importance_I` weighs the squared errors by input (its mean square), or, as [I, I], by how
-    inputs go together (Σ x xᵀ: then it is the error of the group's output); None: all alike.
+    `importance_I` weights the squared errors by input (its mean square), or, as [I, I] (Σ x xᵀ),
+    gives the error of the group's output; None: all alike.
     """
     num_in = weight_OI.shape[1]
     weight_OGJ = in_groups(weight_OI.float(), group_size)
     weighing = _weighing(importance_I, group_size)
-    reach = Reach.of(bits, zeros)
+    reach = QuantRange.of(bits, zeros)
     full_OG, zero_OG = _with_zeros(weight_OGJ, reach) if zeros else _symmetric(weight_OGJ, reach)
     factor_O = torch.exp2(torch.floor(torch.log2(full_OG.abs().amax(1))))
     best_OG = torch.full_like(full_OG, torch.inf)
@@ -89,26 +89,26 @@ def quantise(
 
 
 def in_groups(values_OI: Tensor, group_size: int) -> Tensor:
-    """[O, G, J], the last group filled up with zeros."""
+    """[O, G, J], the last group padded with zeros."""
     padded_OI = torch.nn.functional.pad(values_OI, (0, -values_OI.shape[1] % group_size))
     return padded_OI.view(len(padded_OI), -1, group_size)
 
 
-def _symmetric(weight_OGJ: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
-    """Scales that meet the value of largest magnitude, whatever its sign, with the lowest q."""
+def _symmetric(weight_OGJ: Tensor, reach: QuantRange) -> tuple[Tensor, Tensor]:
+    """Scales that represent the value of largest magnitude, of either sign, by the lowest q."""
     at_OG1 = weight_OGJ.abs().argmax(2, keepdim=True)
     top_OG = weight_OGJ.gather(2, at_OG1).squeeze(2)
     scale_OG = torch.where(top_OG.abs() < _TINY, _TINY, top_OG / (reach.low - 8))
     return scale_OG, torch.full_like(scale_OG, 8)
 
 
-def _with_zeros(weight_OGJ: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+def _with_zeros(weight_OGJ: Tensor, reach: QuantRange) -> tuple[Tensor, Tensor]:
     low_OG, high_OG = weight_OGJ.amin(2).clamp(max=0), weight_OGJ.amax(2).clamp(min=0)
     scale_OG = ((high_OG - low_OG) / reach.high).clamp(min=_TINY)
     return scale_OG, (-low_OG / scale_OG).round().clamp(0, reach.high)
 
 
-def _round(weight_OGJ: Tensor, scale_OG: Tensor, zero_OG: Tensor, reach: Reach) -> Tensor:
+def _round(weight_OGJ: Tensor, scale_OG: Tensor, zero_OG: Tensor, reach: QuantRange) -> Tensor:
     inverse_OG = torch.where(scale_OG == 0, 0.0, 1 / scale_OG)
     q_OGJ = torch.addcmul(zero_OG.unsqueeze(2), weight_OGJ, inverse_OG.unsqueeze(2))
     return q_OGJ.round_().clamp_(reach.low, reach.high)
@@ -127,7 +127,11 @@ def _weighing(importance_I: Tensor | None, group_size: int) -> Tensor | None:
 
 
 def _error(
-    weight_OGJ: Tensor, scale_OG: Tensor, zero_OG: Tensor, reach: Reach, weighing: Tensor | None
+    weight_OGJ: Tensor,
+    scale_OG: Tensor,
+    zero_OG: Tensor,
+    reach: QuantRange,
+    weighing: Tensor | None,
 ) -> Tensor:
     q_OGJ = _round(weight_OGJ, scale_OG, zero_OG, reach).sub_(zero_OG.unsqueeze(2))
     error_OGJ = q_OGJ.mul_(scale_OG.unsqueeze(2)).sub_(weight_OGJ)

@@ -1,4 +1,4 @@
-"""The oracle: rows rounded per group, products and sums in float64. Slow, for any device."""
+"""The reference: rows rounded per group, products and sums in float64. Slow, for any device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 120
 
 
 def rounded_rows(x_TI: Tensor, group_size: int) -> Tensor:
-    """What int8 rows with a scale per group of inputs mean, in float64 [T, I]."""
+    """Dequantised int8 rows with a scale per group of inputs, float64 [T, I]."""
     num_in = x_TI.shape[1]
     x_TGJ = torch.nn.functional.pad(x_TI, (0, -num_in % group_size)).view(
         len(x_TI), -(-num_in // group_size), group_size

@@ -1,12 +1,12 @@
-"""The kernels below an INT8 linear: what each promises.
+"""The interface of the kernels below an INT8 linear.
 
-A gemm holds whole-number weights q_OI with a scale per output, and computes for each row of x
+A gemm holds integer weights q_OI with a scale per output and computes for each row of x
 
-    t = max|x| / 127        p_I = round(x_I / t)        y_O = (Σ_I p_I · q_OI) · t · scale_O
+  t = max|x| / 127        p_I = round(x_I / t)        y_O = (Σ_I p_I · q_OI) · t · scale_O
 
-with the sum over I exact, as in unlimited integers. float32 in and out. `exact.py` checks it.
+with the sum over I exact. float32 in and out. `exact.py` verifies it.
 
-Shapes: T rows, I inputs, O outputs.
+Shape suffixes: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class GemmKind(Protocol):
 
     @staticmethod
     def refusal(device: torch.device, num_out: int, num_in: int) -> str | None:
-        """Why it cannot be used for this shape on this device, from what it declares to need."""
+        """Why it cannot be used for this shape on this device, or None."""
         ...
 
     @staticmethod
     def pack(q_OI: Tensor, scale_O: Tensor) -> Gemm:
-        """Take int8 weights in [-127, 127] and float32 scales on the device."""
+        """Pack int8 weights in [-127, 127] and float32 scales on the device."""
         ...
 
 
 class RowScaled:
-    """Scales around a kernel that multiplies whole numbers only: six element-wise calls more.
+    """Adds scaling around a kernel that multiplies integers only: six element-wise calls more.
 
-    `multiply` gets p_TI as float32 and returns y_TO / t.
+    `multiply` receives p_TI as float32 and returns y_TO / t.
     """
 
     def __init__(self, multiply: Callable[[Tensor], Tensor]) -> None:

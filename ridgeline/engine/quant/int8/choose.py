@@ -1,21 +1,21 @@
-"""Which kernel multiplies a layer: the first of the machine's order that is proven exact on it.
+"""Chooses the kernel of an INT8 layer: the first in the machine's order that is verified exact.
 
-The order is by speed, from measurement, and fixed per instruction set, so that the same machine
-always computes the same: a choice by stopwatch would change with its neighbours' load. Full-range
-weights are tried before pair-safe ones. The memo holds facts about this machine, not state: the
-answer is the same for every layer of a shape.
+The order is by measured speed and fixed per instruction set, so the same machine always computes
+the same; a choice by timing would depend on other load. Full-range weights are tried before pair-
+safe ones. The cache holds facts about this machine: the answer is the same for every layer of a
+shape.
 
-Microseconds of an 8192×2048 layer, AVX2 without VNNI (Zen 3), two threads, by rows (benchmarks/
-bench_linear.py; one run, medians of 5):
+Microseconds of an 8192×2048 layer, AVX2 without VNNI (Zen 3), two threads, by rows
+(benchmarks/bench_linear.py; one run, medians of 5):
 
                1      4      8     16     64    512
     native   648    747   1459   2478   8571  70491
     fbgemm   915   1172   1944   2404   7232  63668
     fp32    3941  13517  11829  13632  26825 158804
 
-From 64 rows on fbgemm is 10 to 20 % faster here: its weights keep to the pair-safe range, which
-lets it add two products in 16 bits; ours keep all of their 8 bits. With AMX (two threads of a Xeon,
-medians of 5, in turns; oneDNN's products of this shape were not exact there):
+From 64 rows on fbgemm is 10 to 20 % faster here: its weights are restricted to the pair-safe range,
+which lets it add two products in 16 bits; ours keep all 8 bits. With AMX (two threads of a Xeon,
+interleaved medians of 5; oneDNN's products of this shape were not exact there):
 
                1      4      8     16     64    512
     native   640    658    646    672   1119   4564
@@ -49,8 +49,8 @@ _RANGES: tuple[WeightRange, ...] = ("full", "pair_safe")
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The kernel, the range its weights must keep to, and what spoke against the ones before it."""
+class ChosenGemm:
+    """The kernel, the range of its weights, and why the earlier ones were rejected."""
 
     name: str
     kind: type[GemmKind]
@@ -71,10 +71,9 @@ def order(device: torch.device) -> tuple[str, ...]:
 
 
 @functools.cache
-def choose(device: torch.device, num_out: int, num_in: int) -> Chosen:
-    """The kernel for [num_out, num_in] on `device`.
-
-    Raises CannotRun with every reason where none is exact.
+def choose(device: torch.device, num_out: int, num_in: int) -> ChosenGemm:
+    """The kernel for [num_out, num_in] on `device`. Raises CannotRun with every reason if none is
+    exact.
     """
     notes: list[str] = []
     for name in order(device):
@@ -83,7 +82,7 @@ def choose(device: torch.device, num_out: int, num_in: int) -> Chosen:
             problem = _problem(kind, weight_range, device, num_out, num_in)
             if problem is None:
                 reason = "; ".join([f"{name} with {weight_range} weights", *notes])
-                return Chosen(name, kind, weight_range, reason)
+                return ChosenGemm(name, kind, weight_range, reason)
             notes.append(f"{name}: {problem}")
     raise CannotRun(
         "no exact INT8 product on this machine",

@@ -1,6 +1,7 @@
-"""Is a kernel exact on this machine? Random and extreme inputs against whole-number arithmetic.
+"""Verifies that a kernel is exact on this machine: random and extreme inputs against integer
+arithmetic.
 
-Shapes: T rows, I inputs, O outputs.
+Shape suffixes: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ROUNDING = 4e-7  # float32, of an exact sum
 def error_of(
     kind: type[GemmKind], weight_range: WeightRange, device: torch.device, num_out: int, num_in: int
 ) -> str | None:
-    """None where every product is exact, else where it first went wrong."""
+    """None if every product is exact, else the first deviation."""
     num_out = min(num_out, _MOST_OUTPUTS)
     for name, weight_OI in _weights(num_out, num_in):
         q_OI, _ = quantise(weight_OI.to(device), weight_range)

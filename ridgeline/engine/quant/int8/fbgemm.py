@@ -1,7 +1,7 @@
-"""FBGEMM's u8·s8 kernel: AVX2, AVX-512 and VNNI forms, weights packed once.
+"""FBGEMM's u8·s8 kernel: AVX2, AVX-512 and VNNI variants, weights packed once.
 
-What: `quantized::linear_with_input_q_dq_qweight_dq_output_fp32` rounds its input with a scale and
-zero-point given by the caller: 1 and 128, so that the rows keep their own scales. Source: PyTorch,
+`quantized::linear_with_input_q_dq_qweight_dq_output_fp32` rounds its input with a scale and zero-
+point given by the caller: 1 and 128, so rows keep their own scales. Source: PyTorch,
 aten/src/ATen/native/quantized/cpu/qlinear.cpp; Khudia et al., "FBGEMM" (2021).
 
 On a 2-core AVX2 machine (Zen 3) a 2048×2048 layer took about 0.4 times fp32's time at one row and
@@ -20,7 +20,7 @@ from ridgeline.engine.quant.int8.base import Gemm, RowScaled
 
 
 class FbgemmGemm:
-    """See `base.GemmKind`; called with whole numbers by `RowScaled`."""
+    """FBGEMM behind `GemmKind`; called with integers by `RowScaled`."""
 
     def __init__(self, packed: object) -> None:
         self._packed = packed

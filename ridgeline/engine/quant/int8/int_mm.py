@@ -1,7 +1,7 @@
 """`torch._int_mm`: s8·s8 into int32. Exact everywhere; the INT8 path of CUDA (cuBLASLt).
 
 When it loses: on CPUs without AVX-512 it is scalar, a hundred times slower than the others. On CUDA
-it wants more than 16 rows, so that a single row is computed as 32.
+it requires more than 16 rows, so a single row is computed as 32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CUDA_MULTIPLE = 8
 
 
 class IntMmGemm:
-    """See `base.GemmKind`; called with whole numbers by `RowScaled`."""
+    """`torch._int_mm` behind `GemmKind`; called with integers by `RowScaled`."""
 
     def __init__(self, q_OI: Tensor, scale_O: Tensor) -> None:
         self._q_IO, self._scale_O = q_OI.t(), scale_O

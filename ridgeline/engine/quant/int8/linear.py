@@ -1,6 +1,6 @@
-"""The INT8 linear of the registry: a proven kernel, a bias, and the caller's dtype.
+"""The INT8 linear of the registry: a verified kernel, a bias, and the caller's dtype.
 
-Shapes: T rows, I inputs, O outputs.
+Shape suffixes: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.engine.kernels.native_int8 import pack
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.int8.base import Gemm
-from ridgeline.engine.quant.int8.choose import Chosen, choose
+from ridgeline.engine.quant.int8.choose import ChosenGemm, choose
 from ridgeline.engine.quant.int8.quantise import quantise
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import CannotRun
@@ -19,7 +19,7 @@ from ridgeline.modelspec.model import LinearSpec
 
 
 class Int8Linear:
-    """y_TO = W x_TI (+ bias_O) in whole numbers; see the package's essay."""
+    """y_TO = W x_TI (+ bias_O) in integer arithmetic."""
 
     __slots__ = ("_bias_O", "_dtype", "_gemm", "chosen", "nbytes", "num_out")
 
@@ -27,7 +27,7 @@ class Int8Linear:
         self,
         weight_OI: Tensor,
         bias_O: Tensor | None,
-        chosen: Chosen,
+        chosen: ChosenGemm,
         compute_dtype: torch.dtype,
     ) -> None:
         q_OI, scale_O = quantise(weight_OI, chosen.weight_range)

@@ -1,8 +1,8 @@
-"""Ridgeline's own kernel: scales, rounding and product in one call (native/linear/linear.h).
+"""Ridgeline's own INT8 kernel: scales, rounding and product in one call (native/linear/linear.h).
 
-What: bytes multiplied by tiles (AMX) or with `vpdpbusd` where the CPU has them; elsewhere widened
-and multiplied with `pmaddwd`, which adds pairs in 32 bits. Exact with full-range weights on every
-x86, with nothing element-wise left to PyTorch.
+Bytes are multiplied by tiles (AMX) or with `vpdpbusd` if the CPU has them, else widened and
+multiplied with `pmaddwd`, which adds pairs in 32 bits. Exact with full-range weights on every x86,
+without element-wise work in PyTorch.
 
 When it loses: many rows on a CPU without VNNI, against FBGEMM.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NativeGemm:
-    """See `base.GemmKind`; the kernel's object is the gemm."""
+    """Ridgeline's kernel behind `GemmKind`."""
 
     @staticmethod
     def refusal(device: torch.device, num_out: int, num_in: int) -> str | None:

@@ -1,11 +1,11 @@
-"""oneDNN's quantised linear: VNNI and AMX where the CPU has them.
+"""oneDNN's quantised linear: VNNI and AMX if the CPU has them.
 
-What: `onednn::qlinear_pointwise` with u8 activations (whole numbers + 128, zero-point 128, scale
-1). Signed activations would take its reference kernel, hundreds of times slower. Source: PyTorch,
+`onednn::qlinear_pointwise` with u8 activations (integers + 128, zero-point 128, scale 1). Signed
+activations would use its reference kernel, hundreds of times slower. Source: PyTorch,
 aten/src/ATen/native/quantized/cpu/qlinear.cpp; oneDNN's "Nuances of int8 computations".
 
-When it loses: on AVX2 it saturates with full-range weights, and at few rows trails FBGEMM by 4 to 6
-times.
+When it loses: on AVX2 it saturates with full-range weights, and with few rows it is 4 to 6 times
+slower than FBGEMM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.engine.quant.int8.base import Gemm, RowScaled
 
 
 class OnednnGemm:
-    """See `base.GemmKind`; called with whole numbers by `RowScaled`."""
+    """oneDNN behind `GemmKind`; called with integers by `RowScaled`."""
 
     def __init__(self, packed: Tensor, scale_O: Tensor) -> None:
         self._packed, self._scale_O = packed, scale_O

@@ -1,15 +1,13 @@
-"""Rounding weights to 8 bits, symmetric, one scale per output row.
+"""Rounds weights to 8 bits, symmetric, one scale per output row.
 
-    full        scale = max|w| / 127. The least error.
-    pair_safe   scale = max(max|w|, max|w_2j + w_2j+1|) / 127. No two neighbouring weights sum to
-    more
-                than 128 in magnitude, rounding included, hence 255 · 128 = 32,640 < 2^15: a kernel
-                that adds the two products of a u8·s8 pair in 16 bits (x86 `vpmaddubsw`, all that
-                AVX2 has) cannot saturate. On Gaussian rows it costs about 0.4 bit, where the
-                customary "reduced range" of 7 bits costs a whole one; pairs of opposite signs cost
-                nothing.
+  full        scale = max|w| / 127. The least error.
+  pair_safe   scale = max(max|w|, max|w_2j + w_2j+1|) / 127. No two adjacent weights sum to more than 128
+              in magnitude, rounding included, hence 255 · 128 = 32,640 < 2^15: a kernel that adds the
+              two products of a u8·s8 pair in 16 bits (x86 `vpmaddubsw`, all that AVX2 has) cannot
+              saturate. On Gaussian rows it costs about 0.4 bit, where the usual "reduced range" of 7
+              bits costs a whole one; pairs of opposite signs cost nothing.
 
-Shapes: I inputs, O outputs.
+Shape suffixes: I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _TINY = 1e-30  # the scale of a row of zeros
 
 
 def quantise(weight_OI: Tensor, weight_range: WeightRange) -> tuple[Tensor, Tensor]:
-    """Whole numbers q_OI (int8) and scale_O (float32) with weight ≈ q · scale."""
+    """Integers q_OI (int8) and scale_O (float32) with weight ≈ q · scale."""
     weight_OI = weight_OI.float()
     top_O = weight_OI.abs().amax(1)
     if weight_range == "pair_safe":

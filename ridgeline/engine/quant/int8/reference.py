@@ -1,4 +1,4 @@
-"""The oracle: every stage in float64, which holds each int32 exactly. Slow, for any device."""
+"""The reference: every stage in float64, which represents each int32 exactly. Slow, for any device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ridgeline.engine.quant.int8.base import LARGEST
 
 
 class ReferenceGemm:
-    """See `base.Gemm`."""
+    """The float64 reference behind `GemmKind`."""
 
     def __init__(self, q_OI: Tensor, scale_O: Tensor) -> None:
         self._q_OI, self._scale_O = q_OI.double(), scale_O.double()

@@ -1,12 +1,12 @@
-"""Weights in a small dtype beside their scales: compressed-tensors int- and float-quantized, FP8.
+"""Weights in a small dtype with separate scales: compressed-tensors int- and float-quantized, FP8.
 
-    weight int8 or float8_e4m3 [N, K]
-    weight_scale        one, [N] or [N, 1], [N, G], or blocks [N / block, K / block]
-    weight_scale_inv    the same under DeepSeek's name: it is multiplied with, too
-    weight_zero_point   int8 like the scales, where integers are asymmetric
+  weight int8 or float8_e4m3 [N, K]
+  weight_scale        one, [N] or [N, 1], [N, G], or blocks [N / block, K / block]
+  weight_scale_inv    the same under DeepSeek's name; also a multiplier
+  weight_zero_point   int8 like the scales, if integers are asymmetric
 
-Activation scales that a checkpoint fixes (input_scale) are not used: rows are rounded with scales
-of their own, which is never coarser.
+Static activation scales of a checkpoint (input_scale) are not used: rows are rounded with scales of
+their own, which is never coarser.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.base import Read, contradiction
-from ridgeline.engine.checkpoints.safetensors import Entry
+from ridgeline.engine.checkpoints.codecs.base import Read, contradiction
+from ridgeline.engine.checkpoints.safetensors import TensorEntry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
@@ -27,7 +27,7 @@ _IGNORED = (".input_scale", ".input_zero_point", ".activation_scale")
 
 
 class ScaledCodec:
-    """See the module's head."""
+    """Decodes weights with separate scales."""
 
     def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
@@ -35,7 +35,7 @@ class ScaledCodec:
     def belongs(self, suffix: str) -> bool:
         return suffix in (".weight", *_SCALES, *_OTHERS, *_IGNORED)
 
-    def shape(self, entries: Mapping[str, Entry], read: Read) -> tuple[int, int]:
+    def shape(self, entries: Mapping[str, TensorEntry], read: Read) -> tuple[int, int]:
         wanted = ("I8",) if self._foreign.integers else ("F8_E4M3",)
         if entries[".weight"].dtype not in wanted:
             raise contradiction("weight", entries[".weight"].dtype, wanted[0])

@@ -1,7 +1,8 @@
-"""A GGUF file as a source of weights: mapped, read part by part, blocks packed as they are.
+"""A GGUF file as a weight source: memory-mapped, read part by part, blocks packed unchanged.
 
-llama.cpp keeps the q and k rows of llama models in another order (its rotation pairs neighbours,
-ours the two halves of a head); they are put back, whole rows, so that nothing is rounded.
+llama.cpp stores the q and k rows of llama models in another order (its rotary embedding pairs
+adjacent rows, ours the two halves of a head); they are reordered as whole rows, so nothing is
+rounded.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.gguf_blocks import decode_blocks, nibbles
-from ridgeline.engine.checkpoints.gguf_packed import READERS, packed_blocks
+from ridgeline.engine.checkpoints.gguf.decode_blocks import decode_blocks, nibbles
+from ridgeline.engine.checkpoints.gguf.pack_blocks import READERS, packed_blocks
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.kernels.native_linear import Packed
-from ridgeline.engine.quant.blocks import pack, under_one
+from ridgeline.engine.quant.blocks import merge_blocks, pack
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import EXPERTS, TYPES, read_gguf
@@ -49,13 +50,13 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def name_of(part: Part) -> str:
-    """The tensor that holds a part, or a part of each expert."""
+    """The tensor that holds a part, or a part of every expert."""
     key, _, bias = part.key.partition(".")
     return _NAMES[key].format(part.layer) + (".bias" if bias else ".weight")
 
 
 class GgufWeights:
-    """See the module's head. A context manager, as its siblings. Raises BadModel."""
+    """The tensors of a GGUF file. A context manager like its siblings. Raises BadModel."""
 
     def __init__(self, name: str, spec: ModelSpec) -> None:
         self._file, self._spec = read_gguf(name), spec
@@ -78,7 +79,7 @@ class GgufWeights:
         return (self._spec.layers[part.layer].mlp.num_experts, *part.shape)
 
     def _extent(self, part: Part) -> tuple[int, int]:
-        """Where the bytes of a part begin, and how many they are."""
+        """Offset and length of a part's bytes."""
         tensor = self._file.tensors[name_of(part)]
         size = (tensor.end - tensor.begin) * prod(part.shape) // prod(tensor.shape)
         return tensor.begin + (part.expert or 0) * size, size
@@ -87,7 +88,7 @@ class GgufWeights:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The map lives as long as the tensors that point into it."""
+        """The mapping stays alive as long as tensors point into it."""
 
     def get(self, part: Part) -> Tensor:
         tensor = self._file.tensors[name_of(part)]
@@ -115,7 +116,7 @@ class GgufWeights:
         return lambda value: self._rows(value, part)
 
     def _rows(self, value: Tensor, part: Part) -> Tensor:
-        """Rows of q and k as we rotate them."""
+        """Rows of q and k in the order of our rotary embedding."""
         key = part.key.partition(".")[0]
         if not self._permuted or key not in ("q", "k") or part.layer is None:
             return value
@@ -154,6 +155,6 @@ class GgufWeights:
             packed_blocks(kind, self._blocks(part), part.shape[0]).rows(self._order_of(part))
             for kind, part in zip(kinds, found, strict=True)
         ]
-        whole = under_one(pieces)
+        whole = merge_blocks(pieces)
         assert whole.format == spec.format, (whole.format, spec.format)
         return pack(whole)

@@ -1,10 +1,10 @@
-"""Whole numbers out of 32-bit words, low bits first, and back.
+"""Unpacks integers from 32-bit words, low bits first, and packs them.
 
-A row of words is one stream of bits: number i has bits i·b … i·b + b - 1. Where b divides 32 no
-number crosses a word; 3, 5, 6 and 7 bits do. `wasteful` is the older layout of compressed-tensors:
-32 // b numbers per word, the rest of its bits empty.
+A row of words is one bit stream: number i has bits i·b … i·b + b - 1. If b divides 32 no number
+crosses a word; 3, 5, 6 and 7 bits do. `wasteful` is the older layout of compressed-tensors: 32 // b
+numbers per word, remaining bits unused.
 
-Shape legend: R rows, W words, N numbers.
+Shape suffixes: R rows, W words, N numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def num_words(bits: int, count: int, *, wasteful: bool = False) -> int:
 
 
 def pack_words(numbers_RN: Tensor, bits: int) -> Tensor:
-    """Rows of numbers as int32 words [R, W], dense."""
+    """Rows of numbers as int32 words [R, W], densely packed."""
     num_rows, count = numbers_RN.shape
     width = num_words(bits, count)
     if bits in (1, 2, 4, 8):
@@ -60,7 +60,7 @@ def pack_words(numbers_RN: Tensor, bits: int) -> Tensor:
 
 
 def _whole_bytes(numbers_RN: Tensor, bits: int, width: int) -> Tensor:
-    """The same where no number crosses a byte: an eighth of the memory, a twentieth of the time."""
+    """Like `_stream` if no number crosses a byte: an eighth of the memory, a twentieth of the time."""
     each = 8 // bits
     room = torch.nn.functional.pad(numbers_RN, (0, width * 4 * each - numbers_RN.shape[1]))
     # a single row may come with any stride, and words want it whole

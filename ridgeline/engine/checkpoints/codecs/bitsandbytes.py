@@ -1,12 +1,12 @@
 """bitsandbytes: NF4 and FP4 in blocks, and LLM.int8.
 
-4 bits: `weight` uint8 [N·K/2, 1], the first of two in the high nibble; `weight.quant_map` gives the
-16 values, `weight.absmax` the scale of every 64. Double quantisation: absmax is itself bytes into
-`weight.nested_quant_map`, scaled by `weight.nested_absmax` per 256, plus an offset that stands,
-with the shape, as JSON in `weight.quant_state.bitsandbytes__nf4`.
+4 bits: `weight` uint8 [N·K/2, 1], the first of two in the high nibble; `weight.quant_map` holds the
+16 values, `weight.absmax` the scale of every 64. Double quantisation: absmax are bytes indexing
+`weight.nested_quant_map`, scaled by `weight.nested_absmax` per 256, plus an offset stored with the
+shape as JSON in `weight.quant_state.bitsandbytes__nf4`.
 
-8 bits: `weight` int8 [N, K], `SCB` float32 [N]: w = q · SCB / 127. Outlying activations are found
-as they come (`ridgeline.engine.quant.outlier_rows`).
+8 bits: `weight` int8 [N, K], `SCB` float32 [N]: w = q · SCB / 127. Outlier activations are detected
+at run time (`ridgeline.engine.quant.outlier_rows`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.base import Read, contradiction
-from ridgeline.engine.checkpoints.safetensors import Entry
+from ridgeline.engine.checkpoints.codecs.base import Read, contradiction
+from ridgeline.engine.checkpoints.safetensors import TensorEntry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
@@ -27,7 +27,7 @@ _STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsand
 
 
 class FourBitCodec:
-    """NF4 and FP4; see the module's head."""
+    """Decodes NF4 and FP4."""
 
     def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
@@ -37,7 +37,7 @@ class FourBitCodec:
             (".weight.absmax", ".weight.quant", ".weight.nested_")
         )
 
-    def shape(self, entries: Mapping[str, Entry], read: Read) -> tuple[int, int]:
+    def shape(self, entries: Mapping[str, TensorEntry], read: Read) -> tuple[int, int]:
         shape = _state(lambda name: name in entries, read).get("shape")
         if not isinstance(shape, list) or len(shape) != 2:
             raise contradiction("bitsandbytes quant_state", shape, "[outputs, inputs]")
@@ -73,7 +73,7 @@ def _state(has: Callable[[str], bool], read: Read) -> dict[str, Any]:
 
 
 class EightBitCodec:
-    """LLM.int8; see the module's head."""
+    """Decodes LLM.int8."""
 
     def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
@@ -81,7 +81,7 @@ class EightBitCodec:
     def belongs(self, suffix: str) -> bool:
         return suffix in (".weight", ".SCB", ".weight_format")
 
-    def shape(self, entries: Mapping[str, Entry], read: Read) -> tuple[int, int]:
+    def shape(self, entries: Mapping[str, TensorEntry], read: Read) -> tuple[int, int]:
         num_out, num_in = entries[".weight"].shape
         return num_out, num_in
 

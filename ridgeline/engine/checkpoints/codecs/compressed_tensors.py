@@ -1,11 +1,11 @@
-"""compressed-tensors, pack-quantized: whole numbers of 2 to 8 bits in words, along the inputs.
+"""compressed-tensors, pack-quantized: integers of 2 to 8 bits in words, along the inputs.
 
-    weight_packed int32 [N, W]   value + 2^(b-1)       weight_shape int64 [2]
-    weight_scale  [N, G]         weight_zero_point     packed along the outputs, [N·b/32, G]
-    weight_g_idx  int32 [K]: each input's group (act-order)
+  weight_packed int32 [N, W]   value + 2^(b-1)       weight_shape int64 [2]
+  weight_scale  [N, G]         weight_zero_point     packed along the outputs, [N·b/32, G]
+  weight_g_idx  int32 [K]: each input's group (act-order)
 
-3, 5, 6 and 7 bits are packed in two ways, told apart by the width: 32 // b values per word (before
-May 2026), or one stream of bits.
+3, 5, 6 and 7 bits are packed in two ways, distinguished by the width: 32 // b values per word
+(before May 2026), or one bit stream.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.base import Read, contradiction
-from ridgeline.engine.checkpoints.bit_packing import num_words, unpack
-from ridgeline.engine.checkpoints.safetensors import Entry
+from ridgeline.engine.checkpoints.codecs.base import Read, contradiction
+from ridgeline.engine.checkpoints.codecs.bit_packing import num_words, unpack
+from ridgeline.engine.checkpoints.safetensors import TensorEntry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
@@ -30,7 +30,7 @@ _SUFFIXES = (
 
 
 class PackedCodec:
-    """See the module's head."""
+    """Decodes pack-quantized modules."""
 
     def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
@@ -38,7 +38,7 @@ class PackedCodec:
     def belongs(self, suffix: str) -> bool:
         return suffix in _SUFFIXES or suffix in (".input_scale", ".input_zero_point")
 
-    def shape(self, entries: Mapping[str, Entry], read: Read) -> tuple[int, int]:
+    def shape(self, entries: Mapping[str, TensorEntry], read: Read) -> tuple[int, int]:
         num_out, num_in = read(".weight_shape").tolist()
         return num_out, num_in
 

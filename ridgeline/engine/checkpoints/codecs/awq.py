@@ -1,9 +1,9 @@
 """AWQ's GEMM layout (AutoAWQ): 4 bits, packed along the outputs in the order of its kernel.
 
-    qweight int32 [K, N/8] · qzeros int32 [G, N/8] · scales fp16 [G, N]
+  qweight int32 [K, N/8] · qzeros int32 [G, N/8] · scales fp16 [G, N]
 
-Nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5, 7)[i] of its eight. w = scale · (q - z): no
-offset of one, and never an order of inputs.
+Nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5, 7)[i] of its eight. w = scale · (q - z),
+without an offset of one and without act-order.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.base import Read, contradiction
-from ridgeline.engine.checkpoints.bit_packing import unpack
-from ridgeline.engine.checkpoints.safetensors import Entry
+from ridgeline.engine.checkpoints.codecs.base import Read, contradiction
+from ridgeline.engine.checkpoints.codecs.bit_packing import unpack
+from ridgeline.engine.checkpoints.safetensors import TensorEntry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
@@ -25,7 +25,7 @@ _SUFFIXES = (".qweight", ".qzeros", ".scales")
 
 
 class AwqCodec:
-    """See the module's head."""
+    """Decodes AWQ's GEMM layout."""
 
     def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
@@ -33,7 +33,7 @@ class AwqCodec:
     def belongs(self, suffix: str) -> bool:
         return suffix in _SUFFIXES
 
-    def shape(self, entries: Mapping[str, Entry], read: Read) -> tuple[int, int]:
+    def shape(self, entries: Mapping[str, TensorEntry], read: Read) -> tuple[int, int]:
         num_in, words = entries[".qweight"].shape
         return words * 8, num_in
 

@@ -1,11 +1,12 @@
 """GPTQ's layout, v1 and v2 (AutoGPTQ, GPTQModel).
 
-    qweight int32 [K·b/32, N]   packed along the inputs      scales fp16 [G, N]
-    qzeros  int32 [G, N·b/32]   packed along the outputs     g_idx  int32 [K]: each input's group
+  qweight int32 [K·b/32, N]   packed along the inputs      scales fp16 [G, N]
+  qzeros  int32 [G, N·b/32]   packed along the outputs     g_idx  int32 [K]: each input's group
 
-w = scale · (q - z), where v1 stores z - 1 and v2 stores z. Which of the two a symmetric checkpoint
-holds is read off the zeros themselves (all 2^(b-1) - 1, or all 2^(b-1)): files exist whose metadata
-is wrong. With zero-points nothing can tell, and the metadata is believed; z - 1 of z = 0 wraps.
+w = scale · (q - z), where v1 stores z - 1 and v2 stores z. Which one a symmetric checkpoint uses is
+read from the zeros themselves (all 2^(b-1) - 1, or all 2^(b-1)), since files with wrong metadata
+exist. With zero-points nothing else can tell, so the metadata is trusted; z - 1 of z = 0 wraps
+around.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.base import Read, contradiction
-from ridgeline.engine.checkpoints.bit_packing import num_words, unpack
-from ridgeline.engine.checkpoints.safetensors import Entry
+from ridgeline.engine.checkpoints.codecs.base import Read, contradiction
+from ridgeline.engine.checkpoints.codecs.bit_packing import num_words, unpack
+from ridgeline.engine.checkpoints.safetensors import TensorEntry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
 
@@ -25,7 +26,7 @@ _SUFFIXES = (".qweight", ".qzeros", ".scales", ".g_idx")
 
 
 class GptqCodec:
-    """See the module's head."""
+    """Decodes GPTQ v1 and v2."""
 
     def __init__(self, foreign: QuantisedCheckpoint) -> None:
         self._foreign = foreign
@@ -33,7 +34,7 @@ class GptqCodec:
     def belongs(self, suffix: str) -> bool:
         return suffix in _SUFFIXES
 
-    def shape(self, entries: Mapping[str, Entry], read: Read) -> tuple[int, int]:
+    def shape(self, entries: Mapping[str, TensorEntry], read: Read) -> tuple[int, int]:
         num_words_in, num_out = entries[".qweight"].shape
         return num_out, num_words_in * 32 // self._foreign.bits
 

@@ -1,7 +1,7 @@
-"""GGUF's block types, decoded to float32 exactly as gguf-py does (ggml's `dequantize_row_*`).
+"""Decodes GGUF's block types to float32 exactly as gguf-py does (ggml's `dequantize_row_*`).
 
-Each function takes blocks of bytes [B, bytes] and gives numbers [B, numbers]. Types with large
-codebooks (IQ1 to IQ3, TQ) are left to the `gguf` package where it is installed.
+Each function takes blocks of bytes [B, bytes] and returns numbers [B, numbers]. Types with large
+codebooks (IQ1 to IQ3, TQ) are left to the `gguf` package if it is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _half(blocks: Bytes, at: int) -> Floats:
 
 
 def _shifted(blocks: Bytes, per_row: int, shifts: range, mask: int) -> Bytes:
-    """Fields of bits: rows of `per_row` bytes, each repeated per shift; [B, numbers]."""
+    """Bit fields: rows of `per_row` bytes, each repeated per shift; [B, numbers]."""
     rows = blocks.reshape(len(blocks), -1, 1, per_row)
     steps = np.array(list(shifts), dtype=np.uint8).reshape(1, 1, -1, 1)
     fields: Bytes = (rows >> steps) & np.uint8(mask)
@@ -54,7 +54,7 @@ def _q4_1(b: Bytes) -> Floats:
 
 
 def q5_bits(b: Bytes, at: int) -> Bytes:
-    """5 bits of Q5_0 and Q5_1: the highest of all from byte `at`, then the nibbles."""
+    """The 5-bit numbers of Q5_0 and Q5_1: high bits from byte `at`, then the nibbles."""
     return nibbles(b[:, at + 4 :]) | (_bits(b[:, at : at + 4]) << np.uint8(4))
 
 
@@ -71,7 +71,7 @@ def _q8_0(b: Bytes) -> Floats:
 
 
 def _sub_blocks(q: NDArray[Any], scale: Floats, low: Floats | None = None) -> Floats:
-    """q · scale (- low), a scale per sub-block: [B, S] over [B, numbers]."""
+    """q · scale (- low), one scale per sub-block: [B, S] over [B, numbers]."""
     parts = q.reshape(len(q), scale.shape[1], -1).astype(np.float32)
     out = parts * scale[:, :, None]
     whole: Floats = (out if low is None else out - low[:, :, None]).reshape(len(q), -1)
@@ -79,7 +79,7 @@ def _sub_blocks(q: NDArray[Any], scale: Floats, low: Floats | None = None) -> Fl
 
 
 def q2_bits(b: Bytes) -> Bytes:
-    """2 bits of Q2_K."""
+    """The 2-bit numbers of Q2_K."""
     return _shifted(b[:, 16:80], 32, range(0, 8, 2), 3)
 
 
@@ -91,7 +91,7 @@ def _q2_k(b: Bytes) -> Floats:
 
 
 def q3_k_parts(b: Bytes) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Numbers of Q3_K, -4..3, and the steps of its groups, -32..31."""
+    """Numbers of Q3_K, -4..3, and the scales of its groups, -32..31."""
     low = nibbles(b[:, 96:104], 8)
     high = _shifted(b[:, 104:108], 4, range(0, 8, 2), 3)
     scale = (low | (high << np.uint8(4))).astype(np.int8) - 32
@@ -106,7 +106,7 @@ def _q3_k(b: Bytes) -> Floats:
 
 
 def six_bits(b: Bytes) -> tuple[Bytes, Bytes]:
-    """Scales and minima of Q4_K and Q5_K, six bits each, out of 12 bytes."""
+    """Scales and minima of Q4_K and Q5_K, six bits each, from 12 bytes."""
     d, m, both = b[:, 0:4], b[:, 4:8], b[:, 8:12]
     scale = np.concatenate([d & 0x3F, (both & 0x0F) | ((d >> 2) & 0x30)], axis=1)
     low = np.concatenate([m & 0x3F, (both >> 4) | ((m >> 2) & 0x30)], axis=1)
@@ -123,7 +123,7 @@ def _q4_k(b: Bytes) -> Floats:
 
 
 def q5_k_bits(b: Bytes) -> Bytes:
-    """5 bits of Q5_K."""
+    """The 5-bit numbers of Q5_K."""
     return nibbles(b[:, 48:], 32) | (_shifted(b[:, 16:48], 32, range(8), 1) << np.uint8(4))
 
 
@@ -148,7 +148,7 @@ def _iq4_nl(b: Bytes) -> Floats:
 
 
 def iq4_xs_steps(b: Bytes) -> NDArray[np.int8]:
-    """The steps of IQ4_XS's groups, -32..31."""
+    """The scales of IQ4_XS's groups, -32..31."""
     words = np.ascontiguousarray(b[:, 2:4]).view(np.uint16)
     high = (words >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
     low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(len(b), 8)

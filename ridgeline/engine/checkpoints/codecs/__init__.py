@@ -1,0 +1,1 @@
+"""Codecs of quantised layouts written by other projects."""

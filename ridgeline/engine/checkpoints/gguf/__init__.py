@@ -1,0 +1,1 @@
+"""GGUF files: reading, decoding and packing of their block types."""
