@@ -77,7 +77,7 @@ def test_fast_path_equals_the_general_path(parts: EngineParts, max_drafts: int) 
         plan = StepPlan(0, runs)
         assert runner.greedy.can_run(runs)
         before = [layer.clone() for layer in runner.cache.layers]
-        usual = runner._run(plan)
+        usual = runner._run_general(plan)
         after = [layer.clone() for layer in runner.cache.layers]
         for layer, old in zip(runner.cache.layers, before, strict=True):
             layer.copy_(old)
@@ -110,7 +110,7 @@ def test_observers_see_the_same_as_on_the_general_path(parts: EngineParts) -> No
     runs = decoding(rng, 5, (0, 30), 4)
     read_prompts(runner, runs, rng)
     watchers = [RecordingObserver(), RecordingObserver()]
-    for watcher, way in zip(watchers, (TorchRunner._run, TorchRunner.run), strict=True):
+    for watcher, way in zip(watchers, (TorchRunner._run_general, TorchRunner.run), strict=True):
         verifier = Verifier(row_observer=watcher.row_observer)
         own = TorchRunner(
             runner.decoder, runner.cache, runner.attention, verifier=verifier, observer=watcher
@@ -177,5 +177,5 @@ class RecordingObserver:
 class NoOpHead:
     """A head that writes nothing."""
 
-    def between(self, *_: Any) -> None:
+    def multiply_rows(self, *_: Any) -> None:
         pass

@@ -1,7 +1,7 @@
-"""A step's runs as tensors: the only place that makes them from host lists.
+"""A step's runs as tensors: the only place that builds them from host lists.
 
-Shape legend: T tokens of the step, S rows that are sampled (of a run with drafts: the last known
-token's and each draft's).
+Shape legend: T tokens of the step, S rows that are sampled (with drafts: one for the last known
+token and one for each draft).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ridgeline.engine.scheduler.plan import Run
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The step on the device. `end` > every position."""
+    """The step on the device. `end` is larger than every position."""
 
     runs: Sequence[Run]
     tokens_T: Tensor
@@ -27,8 +27,10 @@ class StepBatch:
     end: int
 
     def sampled_rows(self) -> Tensor:
-        """Rows after which a token is sampled: a transfer of its own, for steps where not all
-        are."""
+        """Indices [S] of the rows after which a token is sampled.
+
+        A separate transfer to the device, only needed for steps that do not sample every row.
+        """
         ends = accumulate([len(run.tokens) for run in self.runs])
         placed = zip(self.runs, ends, strict=True)
         rows = [row for run, end in placed for row in range(end - run.max_outputs, end)]
@@ -36,9 +38,9 @@ class StepBatch:
 
 
 def pack_rows(runs: Sequence[Run]) -> tuple[array[int], int]:
-    """The tokens of all rows, behind them their positions; what is larger than every position."""
+    """The tokens of all rows followed by their positions, and an upper bound of the positions."""
     packed = array("q", chain.from_iterable([run.tokens for run in runs]))
-    if len(packed) == len(runs):  # everybody decodes one token
+    if len(packed) == len(runs):  # every run decodes one token
         starts = [run.start for run in runs]
         packed.extend(starts)
         return packed, max(starts) + 1
@@ -48,7 +50,7 @@ def pack_rows(runs: Sequence[Run]) -> tuple[array[int], int]:
 
 
 def make_batch(runs: Sequence[Run], device: torch.device) -> StepBatch:
-    """All of a step's token-level tensors, by one transfer of one list."""
+    """All token-level tensors of a step, moved to the device in one transfer."""
     packed, end = pack_rows(runs)
     num_rows = len(packed) // 2
     rows = torch.frombuffer(packed, dtype=torch.int64).to(device)

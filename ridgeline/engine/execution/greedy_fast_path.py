@@ -1,20 +1,20 @@
-"""A greedy step from its runs to its tokens, without one operator of torch.
+"""Greedy fast path: a step from its runs to its tokens without a single torch operator.
 
-What: where layers, attention and head are native and every run decodes by its first largest logit,
-a step needs no tensor. Tokens and positions stand in one array, states and logits in memory that is
-kept from step to step, and four native calls do the rest: the plan of the runs, the layers, the
-head, the choice. What a step of few rows took outside its arithmetic was torch's own calls more
-than anything else: tensors from buffers, slices, guards (benchmarks/bench_host.py).
+What. If layers, attention and LM head are native and every run is decided by its first largest
+logit, a step needs no tensor. Tokens and positions are in one array, states and logits in memory
+that is reused from step to step, and four native calls do the rest: planning the runs, the layers,
+the head, the argmax. In small steps, most of the time outside the arithmetic was spent in torch
+calls: tensors from buffers, slices, checks (benchmarks/bench_host.py).
 
-A run with drafts has a row for each of them, and every row names its token: which drafts are right
-is a comparison of whole numbers (`Verifier.named`). A drafter that computes wants the last row of
-each run only (`last_tokens`).
+A run with drafts has one row per draft, and every row yields a token, so checking which drafts are
+right is an integer comparison (`Verifier.accept_argmax`). A model-based drafter needs only the last
+row of each run (`last_tokens`).
 
-Invariant: the tokens of the usual way (`TorchRunner`), bit for bit: the same calls on the same
-memory.
+Invariant. The tokens equal those of the general path (`TorchRunner`) bit for bit, because the same
+calls work on the same memory.
 
-When it loses: nowhere that it runs. Prompts and everybody who asks for more than the likeliest
-token take the usual way.
+When it loses. Nowhere that it runs. Prompts, and requests that need more than the argmax, take the
+general path.
 
 Shapes: T rows of a step, C hidden_size.
 """
@@ -38,15 +38,15 @@ from ridgeline.engine.scheduler.plan import Run
 
 
 class StateBuffer(Protocol):
-    """Memory for the states of a step."""
+    """Provides memory for the states of a step."""
 
     def __call__(self, num_rows: int, width: int) -> Tensor:
-        """At least so many rows of so many numbers."""
+        """A float32 tensor of at least [num_rows, width]."""
         ...
 
 
 class ReusedBuffer:
-    """The next step writes over it."""
+    """One buffer, overwritten by every step."""
 
     def __init__(self) -> None:
         self._states_TC = torch.empty((0, 0))
@@ -58,45 +58,48 @@ class ReusedBuffer:
 
 
 def new_buffer(num_rows: int, width: int) -> Tensor:
-    """Every step has its own, for whoever keeps states."""
+    """A new buffer for every step, for callers that keep the states."""
     return torch.empty((num_rows, width))
 
 
 class GreedyPath(Protocol):
-    """The short way of a step."""
+    """Computes whole steps of greedy runs."""
 
     def can_run(self, runs: Sequence[Run]) -> bool:
-        """Whether it computes this step."""
+        """Whether this path can compute a step of these runs."""
         ...
 
     def __call__(self, runs: Sequence[Run]) -> tuple[list[int], Tensor]:
-        """One token per row, and x_TC of the rows (in its room: what stands behind them means
-        nothing). ArithmeticError where a row leaves no choice."""
+        """One token per row, and the states x_TC of the rows.
+
+        The tensor may have more rows, whose content is undefined. Raises ArithmeticError if a row's
+        largest logit is not finite.
+        """
         ...
 
 
 class NoGreedyPath:
-    """Every step takes the usual way."""
+    """Leaves every step to the general path."""
 
     def can_run(self, runs: Sequence[Run]) -> bool:
         return False
 
     def __call__(self, runs: Sequence[Run]) -> tuple[list[int], Tensor]:
-        raise AssertionError("takes no step")
+        raise AssertionError("can_run is False for every step")
 
 
 class NativeGreedyPath:
-    """See the module's head. One step at a time."""
+    """The fast path over native layers, attention and head. One step at a time."""
 
     def __init__(
         self,
         forward: NativeForward,
         attention: NativeAttention,
         argmax_head: NativeArgmax,
-        room: StateBuffer,
+        buffer: StateBuffer,
     ) -> None:
         self._forward, self._attention, self.argmax_head = forward, attention, argmax_head
-        self._room, self._width = room, forward.body.spec.hidden_size
+        self._buffer, self._width = buffer, forward.body.spec.hidden_size
 
     def can_run(self, runs: Sequence[Run]) -> bool:
         return all(run.is_argmax and run.prompt_logprobs is None for run in runs)
@@ -106,18 +109,18 @@ class NativeGreedyPath:
         return self.argmax_head.from_memory(states_TC.data_ptr(), num_rows), states_TC
 
     def last_tokens(self, runs: Sequence[Run]) -> list[int]:
-        """Feed the runs, whatever they ask for; the likeliest token after the last row of each."""
+        """Feed any runs and return the argmax token after the last row of each."""
         num_rows, states_TC = self._feed(runs)
-        at = states_TC.data_ptr()
+        address = states_TC.data_ptr()
         if num_rows > len(runs):
-            _keep_lasts(at, [len(run.tokens) for run in runs], 4 * self._width)
-        return self.argmax_head.from_memory(at, len(runs))
+            _move_last_rows(address, [len(run.tokens) for run in runs], 4 * self._width)
+        return self.argmax_head.from_memory(address, len(runs))
 
     def _feed(self, runs: Sequence[Run]) -> tuple[int, Tensor]:
-        """The number of the runs' rows, and their states."""
+        """Run the layers; returns the number of rows and their states."""
         packed, end = pack_rows(runs)
         num_rows = len(packed) // 2
-        tokens, states_TC = packed.buffer_info()[0], self._room(num_rows, self._width)
+        tokens, states_TC = packed.buffer_info()[0], self._buffer(num_rows, self._width)
         plan = self._attention.plan(runs)
         forward = self._forward
         forward.begin(num_rows, tokens, tokens + 8 * num_rows, end, states_TC.data_ptr())
@@ -125,28 +128,29 @@ class NativeGreedyPath:
         return num_rows, states_TC
 
 
-def _keep_lasts(at: int, counts: Sequence[int], row_bytes: int) -> None:
-    """Move the last of every `counts[i]` rows to the front, one behind the other."""
+def _move_last_rows(address: int, counts: Sequence[int], row_bytes: int) -> None:
+    """Move the last of every `counts[i]` rows to the front, contiguously."""
     first = 0
     for place, count in enumerate(counts):
         first += count
         if first - 1 > place:
-            ctypes.memmove(at + place * row_bytes, at + (first - 1) * row_bytes, row_bytes)
+            source = address + (first - 1) * row_bytes
+            ctypes.memmove(address + place * row_bytes, source, row_bytes)
 
 
 def make_native_greedy_path(
-    forward: LayerForward, attention: Attention, argmax_head: ArgmaxHead, room: StateBuffer
+    forward: LayerForward, attention: Attention, argmax_head: ArgmaxHead, buffer: StateBuffer
 ) -> NativeGreedyPath | None:
-    """The short way of these layers, this attention and this head, where all are native."""
+    """The native fast path; None unless layers, attention and head are all native."""
     if not isinstance(forward, NativeForward) or not isinstance(attention, NativeAttention):
         return None
     if not isinstance(argmax_head, NativeArgmax):
         return None
-    return NativeGreedyPath(forward, attention, argmax_head, room)
+    return NativeGreedyPath(forward, attention, argmax_head, buffer)
 
 
 def make_greedy_path(
-    forward: LayerForward, attention: Attention, argmax_head: ArgmaxHead, room: StateBuffer
+    forward: LayerForward, attention: Attention, argmax_head: ArgmaxHead, buffer: StateBuffer
 ) -> GreedyPath:
-    """The same for a runner."""
-    return make_native_greedy_path(forward, attention, argmax_head, room) or NoGreedyPath()
+    """The native fast path, or one that leaves every step to the general path."""
+    return make_native_greedy_path(forward, attention, argmax_head, buffer) or NoGreedyPath()

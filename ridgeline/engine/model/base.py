@@ -1,15 +1,15 @@
-"""What surrounds attention in a decoder, for one step: the family's contract.
+"""The contract of the layer backends: everything around attention in a decoder.
 
-A forward is built once over the loaded pieces (`DecoderBody`). Each step it takes the tokens with their
-positions and the step's attention, and gives the last hidden states.
+A `LayerForward` is built once from the loaded parts (`DecoderBody`). Each step it takes the tokens
+with their positions and the step's attention, and returns the final hidden states.
 
 Invariants, checked by `tests/conformance/test_forward.py`:
 
-1. x_TC equals that of `torch_ops.TorchForward` up to rounding (activations are rounded to int8 on
-   the way into quantised products: a difference in the last bit of a norm may move one of them).
-2. Row t depends on its own token, its position and what attention gave it, and on nothing else.
+1. x_TC equals that of `torch_ops.TorchForward` up to rounding (the inputs of quantised products are
+   rounded to int8, so a difference in the last bit of a norm may move one of them).
+2. Row t depends on its own token, its position and its attention output, and on nothing else.
 3. Attention is called once per layer, in order, with q_THD and kv_T2KD that stay valid until the
-   next call; what it gives back is read before that.
+   next call. Its result is read before that.
 
 Shape legend: T tokens of the step, C hidden_size, V vocabulary, H query heads, K key heads,
 D head_dim.
@@ -34,8 +34,10 @@ from ridgeline.modelspec.model import ModelSpec
 
 @dataclass(frozen=True)
 class DecoderBody:
-    """A decoder without its head. Rows of `table` may be narrower than `dtype`, which is computed
-    in."""
+    """A decoder without its LM head.
+
+    `dtype` is the compute dtype; rows of `table` may be narrower.
+    """
 
     spec: ModelSpec
     table: EmbeddingTable
@@ -55,16 +57,16 @@ class LayerForward(Protocol):
 
 
 class LayerBackend(Protocol):
-    """What the registry names: a class that can say why not, and be built."""
+    """A registered class: states why it cannot run, or is built into a `LayerForward`."""
 
     @staticmethod
     def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Sequence[str]:
-        """Reasons why it cannot run this model there; empty where it can."""
+        """Reasons why it cannot run this model on the device; empty if it can."""
         ...
 
     @staticmethod
     def storage_format(format: Format) -> Format:
-        """The format in which it wants a weight of `format`: the same numbers, perhaps in order."""
+        """The storage format it needs for a weight of `format`: the same values, possibly reordered."""
         ...
 
     def __call__(self, body: DecoderBody) -> LayerForward: ...

@@ -1,9 +1,8 @@
-"""One decoder for every family: what differs between models is in the spec, not in the code.
+"""One decoder for every model family: models differ in their spec, not in code.
 
-Input is a flattened batch: the step's tokens of all sequences one after another, each with its
-position. Nothing here knows which token belongs to whom; only the attention of the step does.
-
-What surrounds attention is one of `ridgeline.engine.execution.layers`.
+The input is a flattened batch: the step's tokens of all sequences one after another, each with its
+position. Only the step's attention knows which token belongs to which sequence. Everything around
+attention is one of `ridgeline.engine.execution.layers`.
 
 Shape legend: T tokens of the step, S rows to be sampled, C hidden_size, V vocabulary.
 """
@@ -19,10 +18,9 @@ from ridgeline.engine.quant.base import Linear
 
 
 class Decoder:
-    """A model with its weights. Built by `ridgeline.engine.checkpoints.load.load_decoder`.
+    """A model with its weights, built by `ridgeline.engine.checkpoints.load.load_decoder`.
 
-    `nbytes` is what the weights occupy in memory. Rows of `table` may be narrower than
-    `compute_dtype`.
+    `nbytes` is the memory of the weights. Rows of `table` may be narrower than `compute_dtype`.
     """
 
     def __init__(
@@ -34,11 +32,11 @@ class Decoder:
         self.device, self.compute_dtype = body.table.device, body.dtype
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
-        """Normalised last hidden states x_TC; `end` is larger than every position."""
+        """Normalised final hidden states x_TC; `end` is larger than every position."""
         return self.forward(tokens_T, positions_T, end, attend)
 
     def logits(self, x_SC: Tensor) -> Tensor:
-        """Float32 logits_SV of hidden states."""
+        """Float32 logits_SV of hidden states x_SC."""
         logits_SV = self.lm_head(x_SC).float()
         cap = self.spec.final_softcap
         return logits_SV if cap is None else torch.tanh(logits_SV / cap) * cap

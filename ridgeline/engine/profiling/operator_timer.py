@@ -131,7 +131,7 @@ def _time_choice(runner: TorchRunner, watch: Stopwatch, put: Put) -> None:
 
 class _TimedHead:
     def __init__(self, watch: Stopwatch, head: Any) -> None:
-        self.between = watch.timed("lm_head", head.between)
+        self.multiply_rows = watch.timed("lm_head", head.multiply_rows)
 
 
 class _TimedChoice:

@@ -1,25 +1,25 @@
-"""Choosing the next token: what every sampler promises.
+"""Choosing the next token: the contract of the samplers.
 
 A sampler turns the logits of S positions into one token each. The order of its stages is that of
 vLLM V1:
 
-    raw logits ─▶ log-softmax, if asked for (before everything else: "raw" log-probabilities)
+    raw logits ─▶ log-softmax, if requested (first of all: "raw" log-probabilities)
                ─▶ + logit_bias ─▶ banned tokens to -inf
                ─▶ repetition penalty over prompt and output (l / r where positive, else l · r)
                ─▶ - frequency_penalty · count - presence_penalty · (count > 0), over the output
     greedy     ─▶ argmax
     otherwise  ─▶ / temperature ─▶ min-p ─▶ top-k ─▶ top-p over what is left ─▶ inverse CDF
 
-Invariants, in words
+Invariants
 - Tokens are ordered by (logit falling, token id rising). Greedy takes the first; top-k keeps
   exactly the first k; top-p keeps the shortest head whose mass reaches p (the token that crosses p
   is in); the rank of a token is its place in that order. So top_k=1 equals greedy, ties and all.
 - min-p keeps tokens whose probability is at least min_p times that of the most likely one.
-- A draw spends one uniform number of (seed, index) and walks the cumulative distribution in the
+- A draw uses one uniform number of (seed, index) and walks the cumulative distribution in the
   order of token ids. Walking by id, not by probability, keeps near-ties from swapping places when
   the logits move by a rounding error: a draw flips only where the number falls within that error of
   a boundary.
-- The result of a row depends on its own logits and SampleAt alone, never on the other rows.
+- The result of a row depends on its own logits and SamplePoint alone, never on the other rows.
 - Logits that leave no token to choose (NaN, +inf, everything banned) raise ArithmeticError with the
   row.
 """
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Choice = tuple[int, TokenLogprobs | None]
-"""The token, and its raw log-probabilities where `sampling.logprobs` asked for them."""
+"""The token, and its raw log-probabilities if `sampling.logprobs` requested them."""
 
 
 class Sampler(Protocol):
-    """Choose one token per row of logits_SV [num rows, vocabulary], any float dtype, any device."""
+    """Chooses one token per row of logits_SV [S, V], in any float dtype, on any device."""
 
-    def __call__(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]: ...
+    def __call__(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> list[Choice]: ...

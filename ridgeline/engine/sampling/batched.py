@@ -1,14 +1,12 @@
-"""The sampler of every device: every row of a step at once, in vector operations.
+"""The sampler for any device: all rows of a step at once, in vector operations.
 
-What: rows that are greedy and ask for nothing else cost one argmax for all of them. The others go
-through the stages of `base.py` together, each stage touching only the rows that asked for it. The
-uniform numbers are made on the host (`uniform.py`): a few integer operations per row, and no device
-generator to keep in step.
+What. Greedy rows without other requirements cost one argmax for all of them. The others pass through
+the sampler stages together, each stage touching only the rows that need it. Uniform numbers are
+computed on the host: a few integer operations per row, and no device generator to keep in step.
 
-Invariant: token for token the choice of `reference.py`, up to float32 rounding at the boundary of a
+Invariant. Token for token the choice of `reference.py`, up to float32 rounding at the boundary of a
 draw.
-When it loses: nothing here is fused, so that a large vocabulary on a GPU takes about ten small
-kernels.
+When it loses. Nothing here is fused, so a large vocabulary on a GPU takes about ten small kernels.
 
 Shapes: S rows, G greedy rows, R rows drawn at random, V vocabulary.
 """
@@ -29,47 +27,47 @@ from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.records import TokenLogprobs
 
-MIN_TEMPERATURE = 1e-30  # what float32 can still divide by; anything colder is greedy long before
+MIN_TEMPERATURE = 1e-30  # smallest float32 divisor; sampling is greedy long before
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerKernels:
-    """How rows are chosen from: the first largest, and a draw. Both raise ArithmeticError."""
+    """The argmax of rows, and a random draw per row. Both raise ArithmeticError."""
 
     greedy: Callable[[Tensor], list[int]]
     draw: Callable[[Tensor, Sequence[SamplePoint]], list[int]]
 
 
-def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
-    """See `ridgeline.engine.sampling.base.Sampler`."""
-    return sample_with(KERNELS, logits_SV, at)
+def sample(logits_SV: Tensor, points: Sequence[SamplePoint]) -> list[Choice]:
+    """Choose one token per row of logits_SV [S, V]."""
+    return sample_with(KERNELS, logits_SV, points)
 
 
 def sample_with(
-    kernels: SamplerKernels, logits_SV: Tensor, at: Sequence[SamplePoint]
+    kernels: SamplerKernels, logits_SV: Tensor, points: Sequence[SamplePoint]
 ) -> list[Choice]:
-    """The stages that all ways share."""
-    if all(map(_needs_only_argmax, at)):
+    """The stages that all samplers share, around their kernels."""
+    if all(map(_needs_only_argmax, points)):
         return [(token, None) for token in kernels.greedy(logits_SV)]
-    tokens = _tokens(kernels, apply_edits(logits_SV.float(), at), at)
-    return list(zip(tokens, _logprobs(logits_SV, at, tokens), strict=True))
+    tokens = _tokens(kernels, apply_edits(logits_SV.float(), points), points)
+    return list(zip(tokens, _logprobs(logits_SV, points, tokens), strict=True))
 
 
-def _needs_only_argmax(at: SamplePoint) -> bool:
-    asked = at.sampling
-    return at.is_argmax or (asked.greedy and asked.logprobs is None and is_plain(at))
+def _needs_only_argmax(point: SamplePoint) -> bool:
+    sampling = point.sampling
+    return point.is_argmax or (sampling.greedy and sampling.logprobs is None and is_plain(point))
 
 
-def _tokens(kernels: SamplerKernels, logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
-    greedy = [row for row, a in enumerate(at) if a.sampling.greedy]
-    drawn = [row for row, a in enumerate(at) if not a.sampling.greedy]
+def _tokens(kernels: SamplerKernels, logits_SV: Tensor, points: Sequence[SamplePoint]) -> list[int]:
+    greedy = [row for row, point in enumerate(points) if point.sampling.greedy]
+    drawn = [row for row, point in enumerate(points) if not point.sampling.greedy]
     chosen: dict[int, int] = {}
     if greedy:
         chosen |= zip(greedy, kernels.greedy(_rows(logits_SV, greedy)), strict=True)
     if drawn:
-        tokens = kernels.draw(_rows(logits_SV, drawn), [at[row] for row in drawn])
+        tokens = kernels.draw(_rows(logits_SV, drawn), [points[row] for row in drawn])
         chosen |= zip(drawn, tokens, strict=True)
-    return [chosen[row] for row in range(len(at))]
+    return [chosen[row] for row in range(len(points))]
 
 
 def _rows(logits_SV: Tensor, rows: Sequence[int]) -> Tensor:
@@ -79,70 +77,70 @@ def _rows(logits_SV: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def _greedy(logits_GV: Tensor) -> list[int]:
-    """`max` gives the first of equal maxima: the lowest token id."""
+    # Of equal maxima, `max` returns the first: the lowest token id.
     largest_G, token_G = logits_GV.max(1)
-    _check(largest_G)
+    _check_finite(largest_G)
     return list(token_G.tolist())
 
 
-def probabilities(logits_RV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
-    """What each row is drawn from, float64 [R, V]: after every edit, temperature and restriction.
+def probabilities(logits_RV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
+    """The distribution each row is drawn from, float64 [R, V].
 
-    Rows that are greedy are not drawn from anything; ask for none of them.
+    All edits, the temperature and top-k/top-p/min-p are applied. No row may be greedy.
     """
-    weight_RV = _weights(apply_edits(logits_RV.float(), at), at).double()
+    weight_RV = _weights(apply_edits(logits_RV.float(), points), points).double()
     return weight_RV / weight_RV.sum(1, keepdim=True)
 
 
-def _weights(logits_RV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
-    """Proportional to the probabilities; excluded tokens at 0."""
+def _weights(logits_RV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
+    """Weights proportional to the probabilities; 0 for excluded tokens."""
     largest_R1 = logits_RV.max(1, keepdim=True).values
-    _check(largest_R1)
-    temperatures = [max(a.sampling.temperature, MIN_TEMPERATURE) for a in at]
+    _check_finite(largest_R1)
+    temperatures = [max(point.sampling.temperature, MIN_TEMPERATURE) for point in points]
     temperature_R1 = torch.tensor(temperatures, device=logits_RV.device).unsqueeze(1)
     scaled_RV = (logits_RV - largest_R1) / temperature_R1
-    return restrict(scaled_RV, [a.sampling for a in at]).exp()
+    return restrict(scaled_RV, [point.sampling for point in points]).exp()
 
 
-def _draw(logits_RV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
+def _draw(logits_RV: Tensor, points: Sequence[SamplePoint]) -> list[int]:
     device = logits_RV.device
-    cumulative_RV = _weights(logits_RV, at).cumsum(1, dtype=torch.float64)
-    numbers = [uniform(a.seed, a.index) for a in at]
+    cumulative_RV = _weights(logits_RV, points).cumsum(1, dtype=torch.float64)
+    numbers = [uniform(point.seed, point.index) for point in points]
     number_R1 = torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1)
     target_R1 = number_R1 * cumulative_RV[:, -1:]
     return list(torch.searchsorted(cumulative_RV, target_R1, right=True).flatten().tolist())
 
 
-def _check(largest_S: Tensor) -> None:
+def _check_finite(largest_S: Tensor) -> None:
     finite_S = largest_S.flatten().isfinite().tolist()
     if not all(finite_S):
         raise no_token_error(finite_S.index(False))
 
 
 def no_token_error(row: int) -> ArithmeticError:
-    """The error of a row whose largest logit is not finite."""
+    """The error for a row whose largest logit is not finite."""
     return ArithmeticError(
-        f"row {row}: no token can be chosen from these logits: every one is forbidden, or the "
-        "model computed NaN (a damaged checkpoint does)"
+        f"row {row}: no token can be chosen from these logits: every token is forbidden, or the "
+        "model computed NaN (as a damaged checkpoint does)"
     )
 
 
 def _logprobs(
-    logits_SV: Tensor, at: Sequence[SamplePoint], tokens: Sequence[int]
+    logits_SV: Tensor, points: Sequence[SamplePoint], tokens: Sequence[int]
 ) -> list[TokenLogprobs | None]:
-    rows = [row for row, a in enumerate(at) if a.sampling.logprobs is not None]
+    rows = [row for row, point in enumerate(points) if point.sampling.logprobs is not None]
     if not rows:
-        return [None] * len(at)
-    most = max(at[row].sampling.logprobs or 0 for row in rows)
-    found = token_logprobs(_rows(logits_SV, rows), [tokens[row] for row in rows], most)
-    by_row = dict(zip(rows, found, strict=True))
-    return [_trimmed(by_row.get(row), a.sampling.logprobs) for row, a in enumerate(at)]
+        return [None] * len(points)
+    largest_k = max(points[row].sampling.logprobs or 0 for row in rows)
+    logprobs = token_logprobs(_rows(logits_SV, rows), [tokens[row] for row in rows], largest_k)
+    by_row = dict(zip(rows, logprobs, strict=True))
+    return [_top(by_row.get(row), point.sampling.logprobs) for row, point in enumerate(points)]
 
 
-def _trimmed(found: TokenLogprobs | None, k: int | None) -> TokenLogprobs | None:
-    if found is None or len(found.top) == k:
-        return found
-    return TokenLogprobs(found.token, found.logprob, found.rank, found.top[:k])
+def _top(logprobs: TokenLogprobs | None, k: int | None) -> TokenLogprobs | None:
+    if logprobs is None or len(logprobs.top) == k:
+        return logprobs
+    return TokenLogprobs(logprobs.token, logprobs.logprob, logprobs.rank, logprobs.top[:k])
 
 
 KERNELS = SamplerKernels(_greedy, _draw)

@@ -1,6 +1,8 @@
-"""What changes logits before a token is chosen: logit bias, banned tokens, penalties.
+"""Changes to logits before a token is chosen: logit bias, banned tokens, penalties.
 
-Shapes: S rows, P rows with penalties, V vocabulary. Rows that ask for nothing are not touched.
+Rows without any of these are left unchanged.
+
+Shapes: S rows, P rows with penalties, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,51 +15,55 @@ from torch import Tensor
 from ridgeline.engine.scheduler.plan import SamplePoint
 
 
-def is_plain(at: SamplePoint) -> bool:
-    """True where the logits are used as the model gave them."""
-    return not (at.banned or at.sampling.logit_bias or at.sampling.has_penalties)
+def is_plain(point: SamplePoint) -> bool:
+    """True if the logits are used unchanged."""
+    return not (point.banned or point.sampling.logit_bias or point.sampling.has_penalties)
 
 
-def apply_edits(logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
-    """The logits with every edit applied; the input itself where nobody asked for one."""
-    if all(map(is_plain, at)):
+def apply_edits(logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
+    """The logits with bias, bans and penalties applied; the input itself if there are none."""
+    if all(map(is_plain, points)):
         return logits_SV
     logits_SV = logits_SV.clone()
-    _bias(logits_SV, at)
-    _ban(logits_SV, at)
-    _penalise(logits_SV, at)
+    _add_bias(logits_SV, points)
+    _ban(logits_SV, points)
+    _penalise(logits_SV, points)
     return logits_SV
 
 
-def _bias(logits_SV: Tensor, at: Sequence[SamplePoint]) -> None:
-    spots = [(row, *pair) for row, a in enumerate(at) for pair in a.sampling.logit_bias.items()]
-    if spots:
-        rows, tokens, values = zip(*spots, strict=True)
+def _add_bias(logits_SV: Tensor, points: Sequence[SamplePoint]) -> None:
+    entries = [
+        (row, *item)
+        for row, point in enumerate(points)
+        for item in point.sampling.logit_bias.items()
+    ]
+    if entries:
+        rows, tokens, values = zip(*entries, strict=True)
         index = _index(logits_SV, rows), _index(logits_SV, tokens)
         logits_SV[index] += torch.tensor(values, dtype=logits_SV.dtype, device=logits_SV.device)
 
 
-def _ban(logits_SV: Tensor, at: Sequence[SamplePoint]) -> None:
-    spots = [(row, token) for row, a in enumerate(at) for token in a.banned]
-    if spots:
-        rows, tokens = zip(*spots, strict=True)
+def _ban(logits_SV: Tensor, points: Sequence[SamplePoint]) -> None:
+    entries = [(row, token) for row, point in enumerate(points) for token in point.banned]
+    if entries:
+        rows, tokens = zip(*entries, strict=True)
         logits_SV[_index(logits_SV, rows), _index(logits_SV, tokens)] = -torch.inf
 
 
-def _penalise(logits_SV: Tensor, at: Sequence[SamplePoint]) -> None:
-    rows = [row for row, a in enumerate(at) if a.sampling.has_penalties]
+def _penalise(logits_SV: Tensor, points: Sequence[SamplePoint]) -> None:
+    rows = [row for row, point in enumerate(points) if point.sampling.has_penalties]
     if not rows:
         return
-    asked = [at[row] for row in rows]
+    points = [points[row] for row in rows]
     row_P = _index(logits_SV, rows)
     logits_PV = logits_SV[row_P]
-    seen_PV = _counts(logits_PV, [a.history for a in asked]) > 0
-    count_PV = _counts(logits_PV, [a.history[a.num_prompt :] for a in asked])
-    factor_PV = _column(logits_PV, [a.sampling.repetition_penalty for a in asked])
+    seen_PV = _counts(logits_PV, [p.history for p in points]) > 0
+    count_PV = _counts(logits_PV, [p.history[p.num_prompt :] for p in points])
+    factor_PV = _column(logits_PV, [p.sampling.repetition_penalty for p in points])
     repeated_PV = torch.where(logits_PV > 0, logits_PV / factor_PV, logits_PV * factor_PV)
     logits_PV = torch.where(seen_PV, repeated_PV, logits_PV)
-    logits_PV -= _column(logits_PV, [a.sampling.frequency_penalty for a in asked]) * count_PV
-    logits_PV -= _column(logits_PV, [a.sampling.presence_penalty for a in asked]) * (count_PV > 0)
+    logits_PV -= _column(logits_PV, [p.sampling.frequency_penalty for p in points]) * count_PV
+    logits_PV -= _column(logits_PV, [p.sampling.presence_penalty for p in points]) * (count_PV > 0)
     logits_SV[row_P] = logits_PV
 
 

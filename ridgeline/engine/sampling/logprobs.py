@@ -1,4 +1,4 @@
-"""Raw log-probabilities of chosen tokens, for outputs and for prompts.
+"""Raw log-probabilities of given tokens, for outputs and for prompts.
 
 Shapes: P positions, V vocabulary, K the largest few, R rows with ties.
 """
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ridgeline.records import TokenLogprobs
 
-_MAX_ELEMENTS = 1 << 24  # of one chunk: bounds the float32 copy of a long prompt's logits to 64 MiB
+_MAX_ELEMENTS = 1 << 24  # per chunk: limits the float32 copy of a long prompt's logits to 64 MiB
 
 
 def token_logprobs(
     logits_PV: Tensor, tokens: Sequence[int] | Tensor, k: int
 ) -> list[TokenLogprobs]:
-    """Log-softmax of each position: that of its token, the token's rank, and the k largest.
+    """Log-softmax per position: that of its token, the token's rank, and the k largest.
 
     `tokens[p]` belongs to logits_PV[p]. Ties are broken by the lower token id, as in sampling.
     """
@@ -48,15 +48,16 @@ def _chunk(logits_PV: Tensor, tokens: Sequence[int], k: int) -> Iterator[TokenLo
 
 
 def _ranks(logits_PV: Tensor, token_P1: Tensor, own_P1: Tensor) -> Tensor:
-    """1 + the number of tokens that come before it in (logit falling, id rising)."""
+    """1 + the number of tokens before it in the order (logit falling, id rising)."""
     id_V = torch.arange(logits_PV.shape[1], device=logits_PV.device)
     before = (logits_PV > own_P1) | ((logits_PV == own_P1) & (id_V < token_P1))
     return before.sum(1) + 1
 
 
 def _largest(logits_PV: Tensor, k: int) -> Tensor:
-    """Token ids of the k largest logits; `topk` leaves the order of ties open, so those rows are
-    sorted.
+    """Token ids of the k largest logits.
+
+    `topk` leaves the order of ties undefined, so rows with ties are sorted.
     """
     if k == 0:
         return torch.empty(len(logits_PV), 0, dtype=torch.int64, device=logits_PV.device)

@@ -1,11 +1,12 @@
-"""The sampler of the CPU: one pass for the greedy rows, a few for drawn ones, never a full sort.
+"""The CPU sampler: one pass for greedy rows, a few for drawn ones, never a full sort.
 
-What: the first largest of a row takes one vectorised pass. A drawn row is weighed once; for top-k
-and top-p its logits fall into buckets of equal width below the largest, and only the bucket in
-which the cut lies is sorted (native/sampling/draw.h).
+What. The argmax of a row takes one vectorised pass. A drawn row is exponentiated once; for top-k and
+top-p its logits are put into buckets of equal width below the largest, and only the bucket that
+contains the cut is sorted (native/sampling/draw.h).
 
-Invariant: the choices of `reference.py`, ties included, up to float32 rounding at the boundary of a
-draw. When it loses: logits on another device.
+Invariant. The choices of `reference.py`, ties included, up to float32 rounding at the boundary of a
+draw.
+When it loses. Logits on another device would have to be copied.
 
 Shapes: G greedy rows, R rows drawn at random, V vocabulary.
 """
@@ -30,9 +31,9 @@ from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.engine.scheduler.plan import SamplePoint
 
 
-def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
-    """See `ridgeline.engine.sampling.base.Sampler`."""
-    return sample_with(KERNELS, logits_SV, at)
+def sample(logits_SV: Tensor, points: Sequence[SamplePoint]) -> list[Choice]:
+    """Choose one token per row of CPU logits_SV [S, V]."""
+    return sample_with(KERNELS, logits_SV, points)
 
 
 def _greedy(logits_GV: Tensor) -> list[int]:
@@ -42,22 +43,22 @@ def _greedy(logits_GV: Tensor) -> list[int]:
     return tokens
 
 
-def _draw(logits_RV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
+def _draw(logits_RV: Tensor, points: Sequence[SamplePoint]) -> list[int]:
     logits_RV = logits_RV.float().contiguous()
     num_rows, width = logits_RV.shape
-    asked = [number for a in at for number in _record(a)]
-    at_first, threads = logits_RV.data_ptr(), torch.get_num_threads()
-    tokens = _native.draw(at_first, width, num_rows, width, asked, threads, "auto")
+    parameters = [number for point in points for number in _parameters(point)]
+    address, threads = logits_RV.data_ptr(), torch.get_num_threads()
+    tokens = _native.draw(address, width, num_rows, width, parameters, threads, "auto")
     if -1 in tokens:
         raise no_token_error(tokens.index(-1))
     return tokens
 
 
-def _record(at: SamplePoint) -> tuple[float, ...]:
+def _parameters(point: SamplePoint) -> tuple[float, ...]:
     """What native/bindings/sampling.cpp's `draw` reads for a row."""
-    asked = at.sampling
-    temperature = max(asked.temperature, MIN_TEMPERATURE)
-    return temperature, asked.min_p, asked.top_k, asked.top_p, uniform(at.seed, at.index)
+    sampling, number = point.sampling, uniform(point.seed, point.index)
+    temperature = max(sampling.temperature, MIN_TEMPERATURE)
+    return temperature, sampling.min_p, sampling.top_k, sampling.top_p, number
 
 
 KERNELS = SamplerKernels(_greedy, _draw)

@@ -1,4 +1,4 @@
-"""The oracle of the sampling family: row by row, in float64, every stage in its plainest form."""
+"""The reference sampler: row by row, in float64, every stage in its simplest form."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 Row = npt.NDArray[np.float64]  # [vocabulary]
 
 
-def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
-    """See `ridgeline.engine.sampling.base.Sampler`."""
+def sample(logits_SV: Tensor, points: Sequence[SamplePoint]) -> list[Choice]:
+    """Choose one token per row of logits_SV [S, V]."""
     rows = logits_SV.detach().float().cpu().numpy().astype(np.float64)
-    return [_choose(row, spot) for row, spot in zip(rows, at, strict=True)]
+    return [_choose(row, point) for row, point in zip(rows, points, strict=True)]
 
 
-def _choose(raw_V: Row, at: SamplePoint) -> Choice:
-    probs_V = distribution(raw_V, at)
+def _choose(raw_V: Row, point: SamplePoint) -> Choice:
+    probs_V = distribution(raw_V, point)
     cumulative_V = probs_V.cumsum()
-    target = uniform(at.seed, at.index) * cumulative_V[-1]
+    target = uniform(point.seed, point.index) * cumulative_V[-1]
     token = int(np.searchsorted(cumulative_V, target, side="right"))
-    k = at.sampling.logprobs
+    k = point.sampling.logprobs
     return token, None if k is None else logprobs_of(raw_V, token, k)
 
 
-def distribution(raw_V: Row, at: SamplePoint) -> Row:
-    """The probabilities from which the token is drawn; one-hot when greedy."""
-    logits_V = _edited(raw_V.copy(), at)
+def distribution(raw_V: Row, point: SamplePoint) -> Row:
+    """The distribution the token is drawn from; one-hot if greedy."""
+    logits_V = _edited(raw_V.copy(), point)
     largest = logits_V.max()
     if not np.isfinite(largest):
         raise ArithmeticError("no token can be chosen from these logits")
     order = _order(logits_V)
-    if at.sampling.greedy:
+    if point.sampling.greedy:
         return np.where(np.arange(len(raw_V)) == order[0], 1.0, 0.0)
-    probs_V: Row = np.exp((logits_V - largest) / at.sampling.temperature)
-    probs_V[~_kept(probs_V, order, at.sampling)] = 0
+    probs_V: Row = np.exp((logits_V - largest) / point.sampling.temperature)
+    probs_V[~_kept(probs_V, order, point.sampling)] = 0
     shares_V: Row = probs_V / probs_V.sum()
     return shares_V
 
@@ -53,17 +53,17 @@ def _order(logits_V: Row) -> npt.NDArray[np.int64]:
     return np.argsort(-logits_V, kind="stable")
 
 
-def _edited(logits_V: Row, at: SamplePoint) -> Row:
-    sampling = at.sampling
+def _edited(logits_V: Row, point: SamplePoint) -> Row:
+    sampling = point.sampling
     for token, bias in sampling.logit_bias.items():
         logits_V[token] += bias
-    for token in at.banned:
+    for token in point.banned:
         logits_V[token] = -np.inf
-    for token in set(at.history):
+    for token in set(point.history):
         positive = logits_V[token] > 0
         factor = sampling.repetition_penalty
         logits_V[token] = logits_V[token] / factor if positive else logits_V[token] * factor
-    output = at.history[at.num_prompt :]
+    output = point.history[point.num_prompt :]
     for token in set(output):
         logits_V[token] -= sampling.frequency_penalty * output.count(token)
         logits_V[token] -= sampling.presence_penalty
@@ -86,7 +86,7 @@ def _kept(probs_V: Row, order: npt.NDArray[np.int64], sampling: Sampling) -> npt
 
 
 def logprobs_of(raw_V: Row, token: int, k: int) -> TokenLogprobs:
-    """Log-softmax of the raw logits: the token's own, its rank, and the k largest."""
+    """Log-softmax of the raw logits: that of the token, its rank, and the k largest."""
     order = _order(raw_V)
     top = raw_V[order[0]]
     logprobs_V = raw_V - (top + np.log(np.exp(raw_V - top).sum()))

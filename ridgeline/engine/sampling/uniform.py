@@ -1,14 +1,14 @@
 """One uniform number per token, from a counter instead of a state.
 
-What: SplitMix64 read at random access (Steele, Lea and Flood, "Fast splittable pseudorandom number
+What. SplitMix64 with random access (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014): the i-th output of the stream that starts at `mix(seed)`. The number
-depends on (seed, index) and on nothing else, so that the token a request draws at position `index`
-cannot change with what the request is batched with, how its prompt was chunked, whether it was
-preempted and recomputed, or which replica serves it. A generator with a state would have to be
-saved and moved for each of those.
+depends on (seed, index) and on nothing else, so the token a request draws at output position `index`
+does not depend on what the request is batched with, how its prompt was chunked, whether it was
+preempted and recomputed, or which replica serves it. A stateful generator would have to be saved and
+moved in each of those cases.
 
-Invariant: equal (seed, index) give equal numbers on every machine: plain integers, no libm.
-When it loses: it is no cryptographic generator; do not make secrets with it.
+Invariant. Equal (seed, index) give equal numbers on every machine: integer arithmetic only, no libm.
+When it loses. It is not a cryptographic generator; do not derive secrets from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1 - 2^-52] that `seed` (taken mod 2^64) and `index` (>= 0) decide."""
+    """The number in [0, 1 - 2^-52] for `seed` (mod 2^64) and `index` (>= 0)."""
     start = _mix(seed & _MASK)
     return (_mix((start + (index + 1) * _GOLDEN) & _MASK) >> 12) * 2.0**-52
 

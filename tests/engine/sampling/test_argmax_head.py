@@ -13,7 +13,7 @@ from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.engine.sampling import load_sampler
 from ridgeline.engine.sampling.argmax_head import (
-    MOST_KEPT_BYTES,
+    MAX_REUSED_BYTES,
     LogitsArgmax,
     NativeArgmax,
     make_argmax_head,
@@ -50,7 +50,7 @@ def test_the_short_way_chooses_as_the_reference(num_rows: int) -> None:
 def test_memory_grows_and_shrinks_with_the_rows() -> None:
     decoder = decoder_of(torch.randn(VOCAB, WIDTH))
     short = make_argmax_head(decoder)
-    too_many = MOST_KEPT_BYTES // (4 * VOCAB) + 1
+    too_many = MAX_REUSED_BYTES // (4 * VOCAB) + 1
     for num_rows in (5, 1, 40, too_many, 7):
         x_SC = torch.randn(num_rows, WIDTH)
         assert short(x_SC) == decoder.logits(x_SC).argmax(1).tolist()

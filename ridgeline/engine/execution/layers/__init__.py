@@ -1,7 +1,7 @@
-"""Registry of the code around attention: name -> "module:Class". Nothing is imported until chosen.
+"""Registry of layer backends: name -> "module:Class". Nothing is imported until chosen.
 
-A new one is one file here and one line in `BACKENDS`, and, where it should win by default, its name
-in `AUTO` (best first). `torch` is the oracle, and what every device and dtype can run.
+A new one is one file here and one line in `BACKENDS`, and, if it should be chosen by default, its name
+in `AUTO` (best first). `torch` is the oracle and runs on every device and dtype.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ AUTO = ("native", "torch")
 
 
 def layer_backend_of(name: str) -> LayerBackend:
-    """The class behind `name`; BadInput names the known ones."""
+    """The class behind `name`. Raises BadInput with the known names."""
     if name not in BACKENDS:
         raise BadInput("unknown layer backend", value=name, limit=", ".join(("auto", *BACKENDS)))
     module, _, cls = BACKENDS[name].partition(":")
-    kind: LayerBackend = getattr(import_module(module), cls)
-    return kind
+    backend: LayerBackend = getattr(import_module(module), cls)
+    return backend
 
 
 def choose(
-    asked: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype
+    requested: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> tuple[str, tuple[str, ...]]:
-    """The one to use and why. One asked for by name that cannot run raises CannotRun."""
-    if asked != "auto":
-        why_not = layer_backend_of(asked).why_not(spec, device, dtype)
+    """The backend to use and the reasons. Raises CannotRun if the one requested by name cannot run."""
+    if requested != "auto":
+        why_not = layer_backend_of(requested).why_not(spec, device, dtype)
         if why_not:
             raise CannotRun(
-                f"layer backend {asked!r} cannot run here: {'; '.join(why_not)}",
-                value=asked,
+                f"layer backend {requested!r} cannot run here: {'; '.join(why_not)}",
+                value=requested,
                 fix="use --layer-backend auto",
             )
-        return asked, ("as requested",)
+        return requested, ("as requested",)
     rejected: list[str] = []
     for name in AUTO:
         why_not = layer_backend_of(name).why_not(spec, device, dtype)

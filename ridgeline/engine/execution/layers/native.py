@@ -1,21 +1,23 @@
-"""Layers as native segments: from one attention to the next in one parallel region.
+"""Layers as native segments, each running from one attention to the next in one parallel region.
 
-What: between two attentions lie the output projection, two residual adds, two norms, the gated
+What. Between two attentions lie the output projection, two residual adds, two norms, the gated
 feed-forward and the next layer's q, k, v with their rotation. A segment (native/layer/segment.h) runs all
-of it in one call: rows are normalised, gated and quantised where they lie in cache, straight into
-the form that the next product takes; threads claim pieces, and none waits for one that wakes late.
+of it in one call: rows are normalised, gated and quantised while they are in the CPU cache, directly
+into the input format of the next product. Threads claim pieces of work, so none waits for a thread
+that wakes late.
 
-    embed·norm·qkv·turn ─attention─ o·add·norm·gate_up·gate·down·add·norm·qkv·turn ─attention─ …
+    embed·norm·qkv·rope ─attention─ o·add·norm·gate_up·gate·down·add·norm·qkv·rope ─attention─ …
 
-Where attention is native too, it is an operator like the others and the step one segment: Python is
-entered once per step and threads wake once. Any other attention is called between segments.
+If attention is native too, it is an operator like the others and the step is a single segment:
+Python is entered once per step and threads wake once. Any other attention is called between
+segments.
 
-Invariant: bitwise the same row whatever it is batched with, on any number of threads, on every ISA
-(the order of its sums stands in native/layer/segment.h; of products in native/linear/linear.h, which says where
-tiles have another).
+Invariant. A row is bitwise the same whatever it is batched with, on any number of threads and every
+ISA. native/layer/segment.h documents the order of summation; native/linear/linear.h documents that
+of products, which differs on machines with tile instructions.
 
-When it loses: nowhere that it runs; it needs the CPU, float32 arithmetic and weights that pack
-(dense ones do: quant/fp32.py).
+When it loses. Nowhere that it runs. It needs the CPU, float32 arithmetic and weights that can be
+packed (dense ones can: quant/fp32.py).
 
 Shape legend: T tokens, C hidden_size, H query heads, K key heads, D head_dim, X = H + 2·K.
 """
@@ -41,16 +43,16 @@ _KINDS = ("int4", "int8", "blocks", "bf16", "fp32", "dense")
 
 
 class NativeForward:
-    """See the module's head. Keeps the frame in which its steps work: one step at a time."""
+    """Runs a decoder's layers as native segments. One step at a time, because steps share a frame."""
 
     def __init__(self, body: DecoderBody) -> None:
         self.body = body
-        self.num_threads: int | None = None  # torch's, as it is when a step begins
+        self.num_threads: int | None = None  # None: torch's count at the start of each step
         self.frame = _native.FusedFrame(isa())
         self.heads = tuple(heads_of(block.attention) for block in body.blocks)
         self.stages = stages(body)
         self.segments = tuple(segment_of(*ops) for ops in self.stages)
-        self.whole: _Whole | None = None
+        self.whole: _WholeStep | None = None
         self.tables: tuple[Tensor, ...] = ()
 
     @staticmethod
@@ -59,48 +61,51 @@ class NativeForward:
             return (f"runs on the CPU only, not on {device.type}",)
         if dtype != torch.float32:
             return (f"computes in float32 only, not in {dtype}",)
-        reasons = [_refusal(path, linear, device) for path, linear in linears(spec).items()]
-        found = [*_joined(spec), *(reason for reason in reasons if reason is not None)]
-        return tuple(dict.fromkeys(found))
+        own_reasons = [_unsupported(path, linear, device) for path, linear in linears(spec).items()]
+        reasons = [*_mixed_formats(spec), *(reason for reason in own_reasons if reason is not None)]
+        return tuple(dict.fromkeys(reasons))
 
     @staticmethod
     def storage_format(format: Format) -> Format:
-        """Dense weights are put in the kernels' order."""
+        """Dense weights are stored in the order of the kernels."""
         return FP32 if format.kind == "dense" else format
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
         num_rows = len(tokens_T)
         out_TC = torch.empty((num_rows, self.body.spec.hidden_size))
         tokens_T, positions_T = tokens_T.contiguous(), positions_T.contiguous()
-        places = (tokens_T.data_ptr(), positions_T.data_ptr())
-        self.begin(num_rows, *places, end, out_TC.data_ptr())
+        addresses = (tokens_T.data_ptr(), positions_T.data_ptr())
+        self.begin(num_rows, *addresses, end, out_TC.data_ptr())
         if isinstance(attend, NativeStep):
             self.run_whole(attend.owner, attend.plan)
         else:
-            self._between(attend, num_rows)
+            self._run_segments(attend, num_rows)
         return out_TC
 
     def begin(self, num_rows: int, tokens: int, positions: int, end: int, out: int) -> None:
-        """A step of rows whose tokens and positions (int64, each < `end`) stand in memory;
-        `out`: room for their last states [num_rows, C]."""
-        self._turn_tables(end)
+        """Begin a step.
+
+        `tokens` and `positions` are addresses of int64 arrays, with positions below `end`; `out` is
+        the address of the final states, float32 [num_rows, C].
+        """
+        self._update_rope_tables(end)
         self.frame.begin(num_rows, tokens, positions, out)
 
     def run_whole(self, attention: NativeAttention, plan: _native.AttentionPlan) -> None:
-        """The begun step, attention included."""
+        """Compute the step that was begun, attention included."""
         threads = self.num_threads or torch.get_num_threads()
-        self._with(attention).run_step(self.frame, plan, threads)
+        self._whole_segment(attention).run_step(self.frame, plan, threads)
 
-    def _with(self, attention: NativeAttention) -> _native.FusedSegment:
-        """The step as one segment; made at the first step with this attention."""
+    def _whole_segment(self, attention: NativeAttention) -> _native.FusedSegment:
+        """The step as one segment, built at the first step with this attention."""
         if self.whole is None or self.whole.attention is not attention:
             ops = tuple(op for stage in stages(self.body, attention) for op in stage)
-            self.whole = _Whole(attention, ops, segment_of(*ops))
+            self.whole = _WholeStep(attention, ops, segment_of(*ops))
         return self.whole.segment
 
-    def _between(self, attend: Attend, num_rows: int) -> None:
-        """The begun step, `attend` called between segments."""
-        views = {shape: _Views(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
+    def _run_segments(self, attend: Attend, num_rows: int) -> None:
+        """Compute the step that was begun, calling `attend` between segments."""
+        views = {shape: _HeadViews(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
         attended_THD: Tensor | None = None
         for layer, shape in enumerate(self.heads):
             view = views[shape]
@@ -114,7 +119,7 @@ class NativeForward:
         threads = self.num_threads or torch.get_num_threads()
         segment.run(self.frame, attended, heads, threads)
 
-    def _turn_tables(self, end: int) -> None:
+    def _update_rope_tables(self, end: int) -> None:
         tables = self.body.ropes.ready(end)
         if tables is self.tables:
             return
@@ -125,16 +130,16 @@ class NativeForward:
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """A step as one segment; `ops` keep alive what it borrows."""
+class _WholeStep:
+    """A step as one segment; `ops` keeps the memory alive that it borrows."""
 
     attention: NativeAttention
     ops: tuple[Op, ...]
     segment: _native.FusedSegment
 
 
-class _Views:
-    """The step's heads of one shape, which a segment writes."""
+class _HeadViews:
+    """Buffers for q, k and v of one shape, which a segment writes."""
 
     def __init__(self, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self.heads_TXD = torch.empty((num_rows, num_heads + 2 * num_kv_heads, head_dim))
@@ -142,20 +147,24 @@ class _Views:
         self.kv_T2KD = self.heads_TXD[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
 
 
-def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
-    """Why the linear at `path` cannot be part of a segment."""
+def _unsupported(path: str, linear: LinearSpec, device: torch.device) -> str | None:
+    """Why the linear at `path` cannot be part of a segment; None if it can."""
     kind = linear.format.kind
     if linear.format.ordered:
         return f"{path} gathers its inputs in act-order"
     if linear.format.wide:
-        return f"{path} keeps outlying inputs apart (LLM.int8)"
+        return f"{path} stores outlier inputs separately (LLM.int8)"
     if linear.format.threshold:
-        return f"{path} looks for outlying inputs in every row (LLM.int8)"
+        return f"{path} looks for outlier inputs in every row (LLM.int8)"
     if path == "lm_head":
         return None
     if path.endswith(".router"):
         plain = kind in ("dense", "bf16", "fp32") and not linear.bias
-        return None if plain else f"routes in float32, not by {kind} weights (or a bias)"
+        return (
+            None
+            if plain
+            else f"the router must have float32 weights without a bias, not {kind} ones"
+        )
     if kind not in _KINDS:
         return f"multiplies packed weights ({', '.join(_KINDS)}), not {kind}"
     if kind == "int8":
@@ -166,8 +175,8 @@ def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
     return None
 
 
-def _joined(spec: ModelSpec) -> list[str]:
-    """Products of one input whose formats differ are several products."""
+def _mixed_formats(spec: ModelSpec) -> list[str]:
+    """Linears of one input can only be fused if they share a format."""
     for layer in spec.layers:
         attention, mlp = layer.attention, layer.mlp
         for group in ((attention.q, attention.k, attention.v), (mlp.gate, mlp.up)):

@@ -1,14 +1,14 @@
-"""The operators between a decoder's attentions, written into native segments.
+"""Writes the operators between a decoder's attentions into native segments.
 
-    stage 0       embed · norm+quantise · qkv · turn
+    stage 0       embed · norm+quantise · qkv · rope
     stage 1 … N-1 quantise · o · norm+quantise · gate_up · gate+quantise · down · norm+quantise ·
-                  qkv · turn
+                  qkv · rope
     stage N       … · down · norm
 
-Where attention is native as well, keys and values are stored as they are turned, attention follows
-as one more operator, and all stages are one segment.
+If attention is native as well, keys and values are written to the cache during rotation, attention
+follows as one more operator, and all stages form a single segment.
 
-A segment borrows the memory of weights and gains: the body keeps it alive.
+A segment borrows the memory of weights and norm gains, which the decoder body keeps alive.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ ROWS = "norm+residual+quantise"
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator: what a profile calls it, and how it is added to a segment."""
+    """One operator: its name in a profile, and how it is added to a segment."""
 
     name: str
     write: Callable[[_native.FusedSegment], None]
-    kept: object = None  # what the segment borrows and nobody else keeps alive
+    kept: object = None  # borrowed by the segment and otherwise not kept alive
 
 
 def segment_of(*ops: Op) -> _native.FusedSegment:
-    """The operators as one segment."""
+    """Build a segment of the operators."""
     segment = _native.FusedSegment()
     for op in ops:
         op.write(segment)
@@ -65,16 +65,18 @@ def heads_of(layer: AttentionLayer) -> tuple[int, int, int]:
 
 
 def stages(body: DecoderBody, attention: NativeAttention | None = None) -> list[list[Op]]:
-    """What runs before each attention, and behind the last one. With `attention`, each stage but
-    the last ends with it."""
+    """The operators before each attention and after the last one.
+
+    With `attention`, each stage but the last ends with it.
+    """
     writer = _Writer(body, attention)
-    found, ops = [], [writer.embed()]
+    complete, ops = [], [writer.embed()]
     branch: Norm | None = None
     for layer, block in enumerate(body.blocks):
-        found.append([*ops, *writer.head(layer, block, branch)])
-        ops = list(writer.tail(block))
+        complete.append([*ops, *writer.before_attention(layer, block, branch)])
+        ops = list(writer.after_attention(block))
         branch = block.branch_norms[1]
-    return [*found, [*ops, writer.rows(body.norm, branch, None)]]
+    return [*complete, [*ops, writer.rows(body.norm, branch, None)]]
 
 
 class _Writer:
@@ -85,8 +87,8 @@ class _Writer:
     def embed(self) -> Op:
         table, scale = self.body.table, self.body.embed_scale
         if isinstance(table, PackedTable):
-            packed_at = table.native.address
-            return Op("embed", lambda s: s.embed_packed(packed_at, scale))
+            address = table.native.address
+            return Op("embed", lambda s: s.embed_packed(address, scale))
         assert isinstance(table, PlainTable)
         table_VC = table.embed_VC
         assert table_VC.is_contiguous() and table_VC.dtype in (torch.bfloat16, torch.float32)
@@ -94,8 +96,8 @@ class _Writer:
         is_bf16, at = table_VC.dtype == torch.bfloat16, table_VC.data_ptr()
         return Op("embed", lambda s: s.embed(at, is_bf16, num_tokens, width, scale))
 
-    def head(self, layer_index: int, block: Block, branch: Norm | None) -> Iterator[Op]:
-        """Up to the block's attention. `branch`: of the block before, None at the first."""
+    def before_attention(self, layer_index: int, block: Block, branch: Norm | None) -> Iterator[Op]:
+        """Up to the block's attention. `branch` is the norm of the previous block's MLP branch."""
         layer = block.attention
         qkv = _packed(layer.qkv)
         num_heads, num_keys, head_dim = heads_of(layer)
@@ -118,11 +120,11 @@ class _Writer:
             lambda s: s.attend(place, num_heads, site.scale, window, softcap, owner.isa),
         )
 
-    def tail(self, block: Block) -> Iterator[Op]:
-        """From the block's attention: output projection, residual, feed-forward."""
+    def after_attention(self, block: Block) -> Iterator[Op]:
+        """After the block's attention: output projection, residual, feed-forward."""
         o, mlp = _packed(block.attention.o), block.mlp
         assert o.native.packed.num_out == self.size
-        yield self.attended(o)
+        yield self.attention_output(o)
         yield _linear("o", o, "branch")
         if type(mlp) is MoeMlp:
             yield self.rows(block.mlp_norm, block.branch_norms[0], None, "normed")
@@ -137,8 +139,8 @@ class _Writer:
         yield Op("activation", lambda s: s.gate(*gated))
         yield _linear("down", down, "branch", gated=True)
 
-    def attended(self, o: PackedLinear) -> Op:
-        """What attention gave, in the form of its output projection."""
+    def attention_output(self, o: PackedLinear) -> Op:
+        """Attention's output in the input format of the output projection."""
         width, into = o.native.packed.num_in, _address(o)
         return Op(
             ROWS,
@@ -152,7 +154,7 @@ class _Writer:
         into: PackedLinear | None,
         to: str = "out",
     ) -> Op:
-        """residual += branch where there is one; its norm, as `into` takes it (None: floats)."""
+        """residual += branch, if there is one; then its norm in the input format of `into` (None: floats)."""
         add, branch_gain = branch is not None, 0 if branch is None else _gain(branch)
         gain, weight = _gain(norm), 0 if into is None else _address(into)
         size, eps = self.size, self.eps
@@ -163,15 +165,15 @@ class _Writer:
 
 
 def _linear(name: str, linear: PackedLinear, to: str, gated: bool = False) -> Op:
-    """`gated`: of the rows that a gate prepared."""
+    """With `gated`, the input rows are those prepared by the activation."""
     weight = _address(linear)
     return Op(name, lambda s: s.linear(weight, to, gated))
 
 
 def _experts(mlp: MoeMlp, size: int) -> Op:
-    """The routed experts; the router is small and multiplied in float32."""
+    """The routed experts. The router is small and multiplied in float32."""
     pairs = [(_packed(expert.gate_up), _packed(expert.down)) for expert in mlp.experts]
-    gate_up, down = ([_address(each) for each in side] for side in zip(*pairs, strict=True))
+    gate_up, down = ([_address(linear) for linear in side] for side in zip(*pairs, strict=True))
     router_EC = _router_weight(mlp.router)
     assert router_EC.shape == (len(pairs), size)
     at, num_chosen, norm_topk = router_EC.data_ptr(), mlp.num_chosen, mlp.norm_topk
@@ -184,7 +186,7 @@ def _experts(mlp: MoeMlp, size: int) -> Op:
 
 
 def _router_weight(router: Linear) -> torch.Tensor:
-    """Its weight as contiguous float32 [E, C]."""
+    """The router's weight as contiguous float32 [E, C]."""
     if type(router) is PackedLinear:
         assert router.native.packed.kind in ("bf16", "fp32") and router.native.bias_O is None
         return router.native.rows(torch.arange(router.native.packed.num_out))
@@ -203,7 +205,7 @@ def _address(linear: PackedLinear) -> int:
 
 
 def _gain(norm: Norm) -> int:
-    """Where the gain lies; 0 where there is no norm."""
+    """Address of the gain; 0 if there is no norm."""
     if norm is no_norm:
         return 0
     assert type(norm) is RmsNorm
@@ -213,7 +215,7 @@ def _gain(norm: Norm) -> int:
 
 
 def _head_gains(layer: AttentionLayer) -> tuple[int, int]:
-    """Gains of one q head and one k head: all heads of a kind share theirs."""
+    """Addresses of the gains of q heads and of k heads; 0 without a norm."""
     if layer.norm_qk is no_qk_norm:
         return 0, 0
     assert type(layer.norm_qk) is QkNorm

@@ -1,7 +1,7 @@
-"""Layers as a chain of torch operators: the plain reading of the model, on any device and dtype.
+"""Layers as a chain of torch operators: the straightforward implementation, for any device and dtype.
 
-When it loses: on the CPU every operator is a pass over memory and wakes the threads anew, and a
-decode step is hundreds of them (docs/concepts/kernels.md).
+When it loses: on the CPU every operator passes over memory and wakes the threads again, and a
+decode step has hundreds of them (docs/concepts/kernels.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ridgeline.modelspec.model import ModelSpec
 
 
 class TorchForward:
-    """See the module's head."""
+    """Runs on every device and dtype."""
 
     def __init__(self, body: DecoderBody) -> None:
         self.body = body
@@ -27,7 +27,7 @@ class TorchForward:
 
     @staticmethod
     def storage_format(format: Format) -> Format:
-        """Weights stay as they are."""
+        """Weights are kept as they are."""
         return format
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
@@ -35,7 +35,7 @@ class TorchForward:
         x_TC = body.table.rows(tokens_T).to(body.dtype)
         if body.embed_scale != 1.0:
             x_TC = x_TC * body.embed_scale
-        turns = body.ropes.at(positions_T, end)
+        rotations = body.ropes.at(positions_T, end)
         for layer, block in enumerate(body.blocks):
-            x_TC = block(x_TC, turns, attend, layer)
+            x_TC = block(x_TC, rotations, attend, layer)
         return body.norm(x_TC)
