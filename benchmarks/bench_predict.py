@@ -36,7 +36,7 @@ from raw_runs import NOT_DONE, append, flags, read, say
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.hardware import system
-from ridgeline.measure.monitors.process_usage import Witness
+from ridgeline.measure.monitors.process_usage import CpuContention
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.calibration.calibration import Calibration, MachineMemory
 from ridgeline.plan.calibration.fit import CalibrationInputs
@@ -121,9 +121,9 @@ def measure(path: Path, seconds: float) -> bool:
             continue
         if time.perf_counter() + LEAST_S > ends_s:
             return False
-        began_s, witness = time.perf_counter(), Witness()
+        began_s, contention = time.perf_counter(), CpuContention()
         found = list((of_run if is_run else of_points)(run, round_))
-        taken = witness.taken() or 0.0
+        taken = contention.taken_share() or 0.0
         calm = taken <= CALM
         if calm:
             append(path, found)

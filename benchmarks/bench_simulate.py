@@ -44,7 +44,7 @@ from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.measure.client.http_target import HttpTarget, first_model
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.metrics.summary import summarise
-from ridgeline.measure.monitors.process_usage import Witness
+from ridgeline.measure.monitors.process_usage import CpuContention
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.arrivals import Closed
 from ridgeline.optimize.environment import Load, arrival_times_s
@@ -146,9 +146,9 @@ def measure(bench: Bench, name: str, path: Path, seconds: float) -> bool:
         for case, rate in (case for case in todo if (name, *case) not in done):
             if time.perf_counter() + bench.window_s + bench.grace_s > ends_s:
                 return False
-            witness = Witness()
+            contention = CpuContention()
             run = run_of(case, bench.load(rate, seed=7))
-            taken = witness.taken() or 0.0
+            taken = contention.taken_share() or 0.0
             told = f"{case} at {rate:g}/s, others had {taken:.0%} of the CPU"
             if taken > CALM:
                 print(f"{told}: not kept", flush=True)

@@ -209,7 +209,7 @@ FAULTS = (
     Fault("one core of two taken away", "machine-bound", 0.3, during=_burner),
     Fault("few KV blocks", "kv-capacity-bound", 0.85, settings=_blocks_for(2)),
     Fault("hardly any KV block", "kv-capacity-bound", 0.7, settings=_blocks_for(1)),
-    Fault("two seats", "queue-bound", 0.6, settings=_set(max_num_seqs=2)),
+    Fault("two slots", "queue-bound", 0.6, settings=_set(max_num_seqs=2)),
     Fault("one seat", "queue-bound", 0.6, settings=_set(max_num_seqs=1)),
     Fault("twice what can be served", "overload-bound", 2.0),
     Fault(

@@ -108,7 +108,7 @@ def _token_facts(done: Sequence[RequestTrace], duration_s: float) -> dict[str, V
 
 
 def _queue_facts(done: Sequence[RequestTrace]) -> dict[str, Value]:
-    """How much of the time to first token was spent waiting for a seat."""
+    """How much of the time to first token was spent waiting for a slot."""
     told = [
         (r.started_s - r.scheduled_s, ttft_s(r) or 0.0) for r in done if r.started_s is not None
     ]

@@ -91,7 +91,7 @@ def test_a_promise_below_the_bound_is_refused_by_physics(
     assert kept["one-answer"] is True and kept["load"] is None
     broken = answers(told(capsys, "demo", "--slo", "ttft:0.001 tpot:0.0001"))
     assert broken["one-answer"] is False and broken["one-prompt"] is False
-    assert "room" not in broken and "seats" not in broken, "no batch helps one answer"
+    assert "room" not in broken and "slots" not in broken, "no batch helps one answer"
 
 
 def test_load_and_seats_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_load_and_seats_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
     facts = busy["facts"]
     assert isinstance(facts, dict)
     assert facts["replicas_needed"] == pytest.approx(1e6 / facts["carried_req_s"], rel=0.01)
-    assert answers(busy)["seats"] is False
+    assert answers(busy)["slots"] is False
 
 
 def test_a_small_kv_cache_is_seen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ LOADS = (
 class Engine:
     """A configuration, the machine's step time (seconds), and what goes wrong around it."""
 
-    seats: int = 32
+    slots: int = 32
     budget: int = 256
     chunked: bool = True
     batching: str = "continuous"
@@ -97,7 +97,7 @@ def arrivals(load: Load, seed: int) -> list[Arrival]:
 def scheduler(engine: Engine) -> Scheduler:
     pool = BlockPool(engine.blocks, BLOCK)
     limits = SchedulerLimits(
-        max_num_seqs=engine.seats,
+        max_num_seqs=engine.slots,
         max_num_batched_tokens=engine.budget,
         max_model_len=2048,
         chunked_prefill=engine.chunked,
@@ -171,7 +171,7 @@ def replace_at(arrival: Arrival, at_s: float) -> Arrival:
 
 def _info(engine: Engine) -> EngineInfo:
     settings = {
-        "max_num_seqs": engine.seats,
+        "max_num_seqs": engine.slots,
         "max_num_batched_tokens": engine.budget,
         "batching": engine.batching,
     }
@@ -244,7 +244,7 @@ def _blocks_for(num_sequences: float) -> Callable[[Load], int]:
     return blocks
 
 
-OVERLOADED = replace(Engine(), step_s=0.001, run_s=0.004, token_s=0.002, seats=24)
+OVERLOADED = replace(Engine(), step_s=0.001, run_s=0.004, token_s=0.002, slots=24)
 """Steps that cost next to nothing of their own; every load here is too much for it."""
 DECODING = replace(LOADS[0], body=(4, 8), shared=16, output=(60, 90))
 """Short prompts, whose answers are what is computed."""
@@ -254,8 +254,8 @@ FAULTS = (
     _fault(
         "hardly any KV block", "kv-capacity-bound", "kv-cache-too-small", blocks=_blocks_for(1.1)
     ),
-    _fault("two seats", "queue-bound", "too-few-seats", seats=2),
-    _fault("one seat", "queue-bound", "too-few-seats", seats=1),
+    _fault("two slots", "queue-bound", "too-few-slots", slots=2),
+    _fault("one slot", "queue-bound", "too-few-slots", slots=1),
     _fault(
         "two to three times what can be served",
         "overload-bound",
@@ -263,7 +263,7 @@ FAULTS = (
         step_s=0.001,
         run_s=0.004,
         token_s=0.002,
-        seats=12,
+        slots=12,
     ),
     _fault(
         "more prompts than can be computed",
@@ -271,15 +271,15 @@ FAULTS = (
         "more-prompts-than-can-be-computed",
         step_s=0.001,
         token_s=0.004,
-        seats=64,
+        slots=64,
     ),
     _fault(
         "static batches of eight",
         "queue-bound",
         "batch-formed-too-rarely",
-        "too-few-seats",
+        "too-few-slots",
         batching="static",
-        seats=8,
+        slots=8,
     ),
     _fault("no prefix cache", "prefix-miss-bound", "prompts-computed-again", caching=False),
     _fault(
@@ -337,6 +337,6 @@ FAULTS = (
         "over-batching-bound",
         "over-batched",
         run_s=0.010,
-        seats=64,
+        slots=64,
     ),
 )

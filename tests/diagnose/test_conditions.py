@@ -10,21 +10,21 @@ from ridgeline.diagnose.conditions import all_hold, fill, parse, written
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("seats == 1", True),
-        ("seats < 1", False),
+        ("slots == 1", True),
+        ("slots < 1", False),
         ("share > 0.5 * limit", True),
         ("share > limit", False),
         ("batching != 'static'", False),
         ("cache == false", True),
         ("quantization == none", True),
         ("absent > 1", None),
-        ("seats > absent", None),
+        ("slots > absent", None),
         ("batching > 3", None),
     ],
 )
 def test_a_condition_holds_fails_or_is_unknown(text: str, expected: bool | None) -> None:
     facts = {
-        "seats": 1,
+        "slots": 1,
         "share": 0.4,
         "limit": 0.5,
         "batching": "static",
@@ -35,7 +35,7 @@ def test_a_condition_holds_fails_or_is_unknown(text: str, expected: bool | None)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "seats", "seats = 1", "seats < ", "f(x) > 1", "a < 'x", "a < 1 + 2"]
+    "text", ["", "slots", "slots = 1", "slots < ", "f(x) > 1", "a < 'x", "a < 1 + 2"]
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
@@ -58,6 +58,6 @@ def test_numbers_are_written_in_the_unit_of_their_name() -> None:
 
 
 def test_a_bracketed_part_needs_all_of_its_facts() -> None:
-    template = "Waiting for a seat[ of {seats}][, cache {used_share} full, {absent}]."
-    assert fill(template, {"seats": 4, "used_share": 0.5}) == "Waiting for a seat of 4."
-    assert fill(template, {}) == "Waiting for a seat."
+    template = "Waiting for a slot[ of {slots}][, cache {used_share} full, {absent}]."
+    assert fill(template, {"slots": 4, "used_share": 0.5}) == "Waiting for a slot of 4."
+    assert fill(template, {}) == "Waiting for a slot."

@@ -83,7 +83,7 @@ LAX = Slo.parse("ttft:60000 tpot:6000")
 
 def test_losses_add_up_to_the_latency() -> None:
     for load in LOADS:
-        for engine in (Engine(), replace(Engine(), seats=2), replace(Engine(), plan_s=0.02)):
+        for engine in (Engine(), replace(Engine(), slots=2), replace(Engine(), plan_s=0.02)):
             _, found = diagnosed(engine, load)
             assert 0.9 < sum(share.mid for share in found.shares.values()) < 1.001
 
@@ -99,29 +99,29 @@ def test_the_predicted_gain_is_not_less_than_what_mending_brings() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("engine", "pays"), [(OVERLOADED, False), (replace(Engine(), seats=2), True)]
+    ("engine", "pays"), [(OVERLOADED, False), (replace(Engine(), slots=2), True)]
 )
-def test_more_seats_are_advised_only_where_they_bring_something(engine, pays, seed: int) -> None:
-    """Against the same engine with twice the seats and budget, under the same load."""
+def test_more_slots_are_advised_only_where_they_bring_something(engine, pays, seed: int) -> None:
+    """Against the same engine with twice the slots and budget, under the same load."""
     ranked, _ = diagnosed(engine, DECODING, seed, LAX)
     top = ranked[0]
-    assert top.cause == ("too-few-seats" if pays else "more-comes-than-can-be-served")
+    assert top.cause == ("too-few-slots" if pays else "more-comes-than-can-be-served")
     was = run(engine, DECODING, seed)[0].duration_s
-    more = replace(engine, seats=2 * engine.seats, budget=512)
+    more = replace(engine, slots=2 * engine.slots, budget=512)
     now = run(more, DECODING, seed)[0].duration_s
     assert (was / now > 1.25) == pays
     if not pays:
         assert was / now == pytest.approx(top.evidence["doubled_batch_gain"], abs=0.05)
 
 
-def test_where_steps_tell_nothing_seats_are_advised_as_before() -> None:
+def test_where_steps_tell_nothing_slots_are_advised_as_before() -> None:
     record, _ = run(OVERLOADED, LOADS[0])
     found = blame(record)
     assert found is not None
     known = {**facts_of(record), **step_facts(record)}
     assert "more-comes-than-can-be-served" in [each.cause for each in findings(found, known)]
     del known["doubled_batch_gain"]
-    assert "too-few-seats" in [each.cause for each in findings(found, known)]
+    assert "too-few-slots" in [each.cause for each in findings(found, known)]
 
 
 def test_the_wait_grows_by_what_comes_beyond_what_is_served() -> None:

@@ -59,14 +59,14 @@ def named(engine, load=LOADS[0]):
 
 def test_a_server_is_judged_by_its_histograms() -> None:
     assert named(Engine()) == []
-    assert named(replace(Engine(), seats=2))[0] == "too-few-seats"
+    assert named(replace(Engine(), slots=2))[0] == "too-few-slots"
     assert named(replace(Engine(), blocks=60))[0] == "kv-cache-too-small"
     assert named(replace(Engine(), send_every_s=0.2))[0] == "client-sends-late"
 
 
 @pytest.mark.parametrize(
     ("engine", "cause"),
-    [(OVERLOADED, "more-comes-than-can-be-served"), (replace(Engine(), seats=2), "too-few-seats")],
+    [(OVERLOADED, "more-comes-than-can-be-served"), (replace(Engine(), slots=2), "too-few-slots")],
 )
 def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) -> None:
     """From the instants of its tokens; the same figure as from its steps, within a tenth."""
@@ -87,15 +87,15 @@ def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) ->
 
 
 def test_without_any_word_of_the_server_no_queue_is_invented() -> None:
-    record, _ = as_server(replace(Engine(), seats=2))
+    record, _ = as_server(replace(Engine(), slots=2))
     found = blame_server(record, {})
-    assert found.shares["seats"].mid == 0
+    assert found.shares["slots"].mid == 0
     assert found.shares["prefill"].mid > 0.5
 
 
 def test_a_queue_that_grows_is_not_taken_for_computing() -> None:
     """The means are right and the requests differ: the sums of the stages must be the truth's."""
-    record, told = as_server(replace(Engine(), seats=2))
+    record, told = as_server(replace(Engine(), slots=2))
     done = [r for r in record.requests if r.token_s]
     to_first_s = sum(r.token_s[0] - r.sent_s for r in done) / len(done)
     total_s = sum(r.token_s[-1] - r.scheduled_s for r in done)
@@ -106,34 +106,34 @@ def test_a_queue_that_grows_is_not_taken_for_computing() -> None:
     ):
         shares = blame_server(record, words).shares
         truth = told["queue_s"] * len(done) / total_s
-        assert shares["seats"].mid == pytest.approx(truth, rel=0.05), words
+        assert shares["slots"].mid == pytest.approx(truth, rel=0.05), words
         assert shares["front"].mid < 0.02
 
 
 def test_a_queue_with_nobody_waiting_is_the_end_of_a_step() -> None:
-    """Whoever comes while a step runs is not let in before it has ended: no seat was short."""
-    record, told = as_server(replace(Engine(), seats=2))
-    queued = blame_server(record, told).shares["seats"].mid
+    """Whoever comes while a step runs is not let in before it has ended: no slot was short."""
+    record, told = as_server(replace(Engine(), slots=2))
+    queued = blame_server(record, told).shares["slots"].mid
     half = blame_server(record, {**told, "waited_s": told["queue_s"] / 2}).shares
-    assert half["seats"].mid == pytest.approx(queued / 2)
+    assert half["slots"].mid == pytest.approx(queued / 2)
     nobody = blame_server(record, {**told, "waited_s": 0.0}).shares
-    assert nobody["seats"].mid == nobody["policy"].mid == nobody["backlog"].mid == 0.0
+    assert nobody["slots"].mid == nobody["policy"].mid == nobody["backlog"].mid == 0.0
 
 
 def test_what_was_short_is_as_the_server_counts_it() -> None:
-    record, told = as_server(replace(Engine(), seats=2))
-    queued = blame_server(record, told).shares["seats"].mid
+    record, told = as_server(replace(Engine(), slots=2))
+    queued = blame_server(record, told).shares["slots"].mid
     counted = {"waited_s": 9e9, "full_waiting_share": 0.5, "spent_waiting_share": 0.3}
     shares = blame_server(record, {**told, **counted}).shares
-    parts = {name: shares[name].mid / queued for name in ("seats", "backlog", "policy")}
-    assert parts == pytest.approx({"seats": 0.5, "backlog": 0.3, "policy": 0.2})
+    parts = {name: shares[name].mid / queued for name in ("slots", "backlog", "policy")}
+    assert parts == pytest.approx({"slots": 0.5, "backlog": 0.3, "policy": 0.2})
     short = blame_server(record, {**told, **counted, "preemptions": 3.0}).shares
-    assert short["kv"].mid == pytest.approx(queued) and short["seats"].mid == 0.0
+    assert short["kv"].mid == pytest.approx(queued) and short["slots"].mid == 0.0
 
 
 def test_a_server_that_times_its_requests_is_believed_request_by_request() -> None:
-    record, told = as_server(replace(Engine(), seats=2))
-    timed, _ = run(replace(Engine(), seats=2), LOADS[0])
+    record, told = as_server(replace(Engine(), slots=2))
+    timed, _ = run(replace(Engine(), slots=2), LOADS[0])
     record = msgspec.structs.replace(
         record,
         requests=tuple(
@@ -168,7 +168,7 @@ def test_the_counters_of_waiting_become_facts_per_request() -> None:
     report = ServerReport(
         server="ridgeline",
         num_readings=3,
-        means={"waiting": 77.0, "seats": 64.0},
+        means={"waiting": 77.0, "slots": 64.0},
         p95={},
         counts=counts,
         mean_s={"prefill_s": 0.1},
@@ -197,7 +197,7 @@ def test_time_that_is_neither_queue_nor_computing_is_the_front_ends() -> None:
     to_first_s = sum(r.token_s[0] - r.sent_s for r in done) / len(done)
     words = {"prefill_s": to_first_s / 4, "waiting_p95": 0.0}
     shares = blame_server(record, words).shares
-    assert shares["seats"].mid == 0
+    assert shares["slots"].mid == 0
     assert shares["front"].mid == pytest.approx(3 * shares["prefill"].mid, rel=0.2)
 
 
@@ -213,7 +213,7 @@ def test_a_server_that_counts_its_hits_is_believed() -> None:
 
 
 def test_the_flag_is_that_of_the_server() -> None:
-    record, told = as_server(replace(Engine(), seats=2))
+    record, told = as_server(replace(Engine(), slots=2))
     lost = blame_server(record, told)
     flags = {
         server: findings(lost, facts_of(record, SLO), server)[0].flag
@@ -241,7 +241,7 @@ def test_a_baseline_is_learnt_and_a_slower_machine_is_seen(tmp_path) -> None:
 
 
 def test_the_command_prints_everything_a_reader_needs(tmp_path, capsys) -> None:
-    record, _ = run(replace(Engine(), seats=2), LOADS[0])
+    record, _ = run(replace(Engine(), slots=2), LOADS[0])
     log = tmp_path / "run.jsonl"
     write_run(record, log)
     console = Console(record=True, width=300)
@@ -252,7 +252,7 @@ def test_the_command_prints_everything_a_reader_needs(tmp_path, capsys) -> None:
     capsys.readouterr()
     assert run_diagnose(BenchOptions(), log, DiagnoseOutputs(json=True)) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["findings"][0]["cause"] == "too-few-seats"
+    assert told["findings"][0]["cause"] == "too-few-slots"
 
 
 def test_a_run_without_a_served_request_is_refused(tmp_path) -> None:
@@ -264,16 +264,16 @@ def test_a_run_without_a_served_request_is_refused(tmp_path) -> None:
 
 
 def test_a_server_over_tcp_is_measured_watched_and_judged() -> None:
-    """The scripted server with one seat and a queue that its gauge tells."""
+    """The scripted server with one slot and a queue that its gauge tells."""
     from tests.diagnose.mock_thread import mock_server
 
     options = BenchOptions(
         workload="synthetic:input=8,output=4", num_prompts=40, request_rate=200.0, num_warmups=0
     )
-    with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
+    with mock_server(slots=1, ttft_s=0.02, itl_s=0.001) as url:
         found = diagnose(options, RemoteServer(url=url))
     assert found.server == "vllm"
-    assert found.findings[0].cause == "too-few-seats"
+    assert found.findings[0].cause == "too-few-slots"
     assert found.metrics["waiting"] > 1
 
 
@@ -287,7 +287,7 @@ def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
         request_rate=200.0,
         num_warmups=0,
     )
-    with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
+    with mock_server(slots=1, ttft_s=0.02, itl_s=0.001) as url:
         record, observed = measure(options, url)
     beside = run_context(options, observed)
     live = diagnose_run(record, beside, options.slo)
@@ -307,11 +307,11 @@ def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
     options = BenchOptions(
         workload="synthetic:input=8,output=4", num_prompts=30, request_rate=200.0, num_warmups=0
     )
-    with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
+    with mock_server(slots=1, ttft_s=0.02, itl_s=0.001) as url:
         outputs = BenchOutputs(log=tmp_path / "run.jsonl", json=tmp_path / "run.json")
         assert run_bench(options, RemoteServer(url=url), outputs, Console(record=True)) == 0
     later = diagnose(BenchOptions(), tmp_path)
-    assert later.server == "vllm" and later.findings[0].cause == "too-few-seats"
+    assert later.server == "vllm" and later.findings[0].cause == "too-few-slots"
     record, beside = read_recorded_run(tmp_path)
     assert beside.server is not None and len(record.requests) == 30
     write_run(record, tmp_path / "run.jsonl")  # as an older version wrote it
@@ -332,7 +332,7 @@ def test_what_the_warm_up_did_is_not_in_the_servers_words() -> None:
 
 
 def test_the_page_tells_findings_and_escapes(tmp_path) -> None:
-    record, _ = run(replace(Engine(), seats=2), LOADS[0])
+    record, _ = run(replace(Engine(), slots=2), LOADS[0])
     record = msgspec.structs.replace(record, target="<b>mine</b>")
     write_run(record, tmp_path / "run.jsonl")
     page = tmp_path / "page.html"

@@ -48,7 +48,7 @@ def test_without_steps_no_bound_is_claimed() -> None:
 
 
 EVIDENCE: dict[str, dict[str, object]] = {
-    "all-seats-taken": {
+    "all-slots-taken": {
         "queue_of_ttft_share": 0.8,
         "waiting_time_share": 0.7,
         "batch_fill_share": 1.0,

@@ -47,7 +47,7 @@ def in_virtual_time() -> Callable[[Coroutine[Any, Any, T]], T]:
 
 
 class ScriptedTarget:
-    """`seats` at a time: `prefill_s` to the first token, then one token per `step_s`."""
+    """`slots` at a time: `prefill_s` to the first token, then one token per `step_s`."""
 
     name = "scripted"
     info: EngineInfo | None = None
@@ -55,18 +55,18 @@ class ScriptedTarget:
     def __init__(
         self,
         *,
-        seats: int = 10**6,
+        slots: int = 10**6,
         prefill_s: float = 0.1,
         step_s: float = 0.01,
         fail: Callable[[LoadRequest], str | None] = lambda request: None,
     ) -> None:
         self.prefill_s, self.step_s, self.fail = prefill_s, step_s, fail
         self.served: list[LoadRequest] = []
-        self._seats = asyncio.Semaphore(seats)
+        self._slots = asyncio.Semaphore(slots)
 
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         self.served.append(request)
-        async with self._seats:
+        async with self._slots:
             record.record_start(record.now())
             await asyncio.sleep(self.prefill_s)
             record.record_chunk("a")

@@ -65,7 +65,7 @@ def test_seeds_decide():
     assert instants(poisson(1.0), 50, seed=1) != instants(poisson(1.0), 50, seed=2)
 
 
-def test_closed_loop_waits_for_a_seat():
+def test_closed_loop_waits_for_a_slot():
     due = Closed(2).start(0)
     assert due.next(1.5, 1) == 1.5
     assert due.next(1.5, 2) is None

@@ -148,7 +148,7 @@ def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
     outputs = BenchOutputs(log=folder / "run.jsonl", json=tmp_path / "out.json")
-    with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
+    with mock_server(slots=1, ttft_s=0.02, itl_s=0.001) as url:
         server = RemoteServer(url=url, shape="dummy:tinyllama-1.1b", accelerator="h100-sxm")
         run_bench_series(options, server, SeriesPlan(rates=(20.0, 200.0)), outputs, console)
         slow, fast = sorted(folder.iterdir())
@@ -157,12 +157,12 @@ def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
     assert (slow.name, fast.name) == ("run-1.jsonl", "run-2.jsonl")
     run, beside = read_recorded_run(fast)
     assert run.arrivals.startswith("poisson:200") and beside.server.means["waiting"] > 1
-    assert diagnose(BenchOptions(), fast).findings[0].cause == "too-few-seats"
+    assert diagnose(BenchOptions(), fast).findings[0].cause == "too-few-slots"
     assert [each["log"] for each in told["ridgeline_runs"]] == [slow.name, fast.name]
     assert all(each["server"]["server"] == "vllm" for each in told["ridgeline_runs"])
     assert told["ridgeline_runs"][0]["use"]["mfu"] > 0
     text = console.export_text()
-    for words in ("running", "waiting", "MFU", "lost to", "too-few-seats"):
+    for words in ("running", "waiting", "MFU", "lost to", "too-few-slots"):
         assert words in text, text
     again = json.loads((tmp_path / "out.json").read_text())
     spread = again["ridgeline_intervals"]["output tok/s"]

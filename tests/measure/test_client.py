@@ -63,7 +63,7 @@ def test_waiting_under_the_cap_belongs_to_the_latency(in_virtual_time, scripted)
 
 
 def test_an_open_loop_does_not_wait_for_the_server(in_virtual_time, scripted):
-    run = load(in_virtual_time, lambda: scripted(seats=1), constant(100.0), num_requests=20)
+    run = load(in_virtual_time, lambda: scripted(slots=1), constant(100.0), num_requests=20)
     assert [r.sent_s for r in run.requests] == approx([i / 100 for i in range(20)])
 
 
@@ -122,7 +122,7 @@ def test_stopping_early_cancels_what_is_in_flight_and_keeps_it(in_virtual_time, 
             return "enough" if len(seen) == 2 else None
 
         return await run_load(
-            scripted(seats=1), SHORT, burst(), LoadOptions(num_requests=10), on_finish=watch
+            scripted(slots=1), SHORT, burst(), LoadOptions(num_requests=10), on_finish=watch
         )
 
     run = in_virtual_time(main())
@@ -134,7 +134,7 @@ def test_stopping_early_cancels_what_is_in_flight_and_keeps_it(in_virtual_time, 
 
 
 def test_grace_ends_what_never_ends(in_virtual_time, scripted):
-    run = load(in_virtual_time, lambda: scripted(seats=1), burst(), num_requests=5, grace_s=0.3)
+    run = load(in_virtual_time, lambda: scripted(slots=1), burst(), num_requests=5, grace_s=0.3)
     assert [outcome(r) for r in run.requests].count("cancelled") == 3
     assert run.duration_s == approx(0.3)
 
@@ -142,7 +142,7 @@ def test_grace_ends_what_never_ends(in_virtual_time, scripted):
 def test_a_cancelled_run_leaves_no_task_behind(in_virtual_time, scripted):
     async def main():
         task = asyncio.ensure_future(
-            run_load(scripted(seats=1), SHORT, burst(), LoadOptions(num_requests=9))
+            run_load(scripted(slots=1), SHORT, burst(), LoadOptions(num_requests=9))
         )
         await asyncio.sleep(0.2)
         task.cancel()
@@ -236,7 +236,7 @@ def test_a_load_without_sense_is_refused(options):
 
 
 def test_a_queue_before_the_cap_is_never_the_clients_lag(in_virtual_time, scripted):
-    """Several seats may come free before the first in the queue is sent: none of them is late."""
+    """Several slots may come free before the first in the queue is sent: none of them is late."""
     run = load(in_virtual_time, scripted, constant(1000.0), num_requests=30, max_concurrency=3)
     assert summarise(run).client_queue.max > 0.5
     assert run.send_lag_p99_s == approx(0.0)

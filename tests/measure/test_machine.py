@@ -18,14 +18,14 @@ from rich.console import Console
 from ridgeline.cli.commands.bench import BenchOutputs, run_bench
 from ridgeline.config.load import BenchOptions
 from ridgeline.measure.monitors import gpu as gpu_module
-from ridgeline.measure.monitors.gpu import NoGpus, NvmlGpus, open_gpus, uses
-from ridgeline.measure.monitors.machine_monitor import MachineReport, MachineWatch
+from ridgeline.measure.monitors.gpu import NoGpus, NvmlGpus, gpu_usages, open_gpus
+from ridgeline.measure.monitors.machine_monitor import MachineMonitor, MachineReport
 from ridgeline.measure.monitors.process_usage import (
     ProcessReading,
-    is_here,
-    listener,
+    is_local,
+    listening_process,
+    process_usage,
     read_tree,
-    use_of,
 )
 from ridgeline.workflows.bench.observed_tables import machine_rows
 from ridgeline.workflows.load import server_monitor
@@ -97,12 +97,12 @@ def test_readings_become_means_and_parts_of_the_time(nvml):
     for busy, events in ((100, 0x04), (60, 0x04 | 0x20), (20, 0x01), (20, 0x01)):
         nvml.busy, nvml.events = busy, events
         readings.append(gpus.read())
-    first, old = uses(readings)
+    first, old = gpu_usages(readings)
     assert first.num_readings == 4 and first.busy_share == pytest.approx(0.5)
     assert first.slowed_share == 0.5
     assert first.slowed_by == {"power cap": 0.5, "software thermal slowdown": 0.25}
     assert old.busy_share is None and old.slowed_share == 0.0
-    assert uses([]) == ()
+    assert gpu_usages([]) == ()
     report = MachineReport(gpus=(first,))
     assert report.facts()["gpu_busy_share"] == pytest.approx(0.5)
     assert report.facts()["gpu_slowed_share"] == 0.5
@@ -123,16 +123,16 @@ def test_without_nvml_it_says_so_and_nothing_is_measured(monkeypatch, nvml, miss
 
         nvml.nvmlInit = absent
     gpus = open_gpus()
-    assert isinstance(gpus, NoGpus) and gpus.why_none.startswith("no NVML")
+    assert isinstance(gpus, NoGpus) and gpus.why_none.startswith("NVML is not")
     assert gpus.read() == ()
-    report = MachineReport(gpus=uses([gpus.read()]), notes=(gpus.why_none,))
+    report = MachineReport(gpus=gpu_usages([gpus.read()]), notes=(gpus.why_none,))
     assert report.facts() == {}
     assert list(machine_rows(report, in_process=True)) == [("not measured", "–", gpus.why_none)]
 
 
 def test_a_run_is_watched_and_the_driver_let_go(nvml):
     async def main():
-        async with MachineWatch(os.getpid(), open_gpus(), period_s=0.01) as watch:
+        async with MachineMonitor(os.getpid(), open_gpus(), period_s=0.01) as watch:
             await asyncio.sleep(0.1)
         return watch.report()
 
@@ -175,7 +175,7 @@ def test_the_tree_of_a_server_is_counted_whole():
             os.kill(int(line), 9)
         server.kill()
         server.wait()
-    used = use_of([first, second])
+    used = process_usage([first, second])
     assert used is not None and used.num_processes == 2
     assert 0.05 < used.cpu_cores < 1.3  # a busy machine gives it less
     assert read_tree(server.pid, 0.0) is None
@@ -184,20 +184,20 @@ def test_the_tree_of_a_server_is_counted_whole():
 def test_use_is_growth_over_time():
     told = ((0, 10, 4, 2), (1, 11, 8, 3), (2, 10.5, 6, 2), (4, 13.5, 6, 2))
     rows = [ProcessReading(*row) for row in told]
-    used = use_of(rows)
+    used = process_usage(rows)
     assert used.cpu_cores == pytest.approx(
         (1 + 0 + 3) / 4
     )  # a process that ended takes its CPU along
     assert (used.rss_bytes, used.rss_peak_bytes, used.num_processes) == (6, 8, 3)
-    assert use_of(rows[:1]) is None and use_of([]) is None
+    assert process_usage(rows[:1]) is None and process_usage([]) is None
     assert used.taken_share is None  # where nobody tells
 
 
 def test_what_others_had_of_the_cores_is_a_share_of_what_was_asked_for():
     told = ((0, 10, 4, 2, 1.0, 7.0), (1, 11, 4, 2, 1.5, 7.0), (2, 12, 4, 2, 1.25, 7.5))
-    used = use_of([ProcessReading(*row) for row in told])
+    used = process_usage([ProcessReading(*row) for row in told])
     assert used.taken_share == pytest.approx((0.5 + 0.5) / (2 + 0.5 + 0.5))
-    half = use_of([ProcessReading(*row[:5]) for row in told])  # no virtual machine: no steal
+    half = process_usage([ProcessReading(*row[:5]) for row in told])  # no virtual machine: no steal
     assert half.taken_share == pytest.approx(0.5 / 2.5)
     facts = MachineReport(process=used).facts()
     assert facts["cpu_taken_share"] == used.taken_share
@@ -224,14 +224,14 @@ def test_whose_port_it_is():
     with socket.socket() as heard:
         heard.bind(("127.0.0.1", 0))
         heard.listen()
-        assert listener(heard.getsockname()[1]) == os.getpid()
+        assert listening_process(heard.getsockname()[1]) == os.getpid()
         free = heard.getsockname()[1]
-    assert listener(free) is None
+    assert listening_process(free) is None
 
 
 def test_which_addresses_are_here():
-    assert is_here("127.0.0.1") and is_here("localhost") and is_here("::1")
-    assert not is_here("192.0.2.7") and not is_here("no such host.invalid")
+    assert is_local("127.0.0.1") and is_local("localhost") and is_local("::1")
+    assert not is_local("192.0.2.7") and not is_local("no such host.invalid")
 
 
 def test_of_a_server_elsewhere_nothing_is_said_to_be_measured():

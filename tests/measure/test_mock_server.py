@@ -159,8 +159,8 @@ def test_the_mock_lists_its_scripts_and_refuses_nonsense(in_virtual_time):
     assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 3}
 
 
-def test_seats_make_a_queue_whose_capacity_is_known(in_virtual_time):
-    pace = Pace(ttft_s=0.1, itl_s=0.1, seats=2)  # 0.4 s each: five requests per second
+def test_slots_make_a_queue_whose_capacity_is_known(in_virtual_time):
+    pace = Pace(ttft_s=0.1, itl_s=0.1, slots=2)  # 0.4 s each: five requests per second
 
     def at(rate):
         load = measure(MockServer(pace), "steady", Fixed(), constant(rate), 40, timeout_s=60)

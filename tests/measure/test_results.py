@@ -345,12 +345,12 @@ def test_a_flag_without_effect_is_found(tmp_path, request_trace, run_trace):
 
     from ridgeline.records import EngineInfo
 
-    def log(name, seats):
+    def log(name, slots):
         requests = [
             request_trace(id=str(i), scheduled_s=i, token_s=(i + 0.2, i + 0.3)) for i in range(40)
         ]
         info = EngineInfo(
-            model="m", settings={"max_num_seqs": seats}, derivations={}, max_model_len=1,
+            model="m", settings={"max_num_seqs": slots}, derivations={}, max_model_len=1,
             num_blocks=1, block_size=1, weight_bytes=1, kv_bytes_per_token=1, device="cpu",
             compute_dtype="float32",
         )  # fmt: skip

@@ -11,11 +11,11 @@ from ridgeline.measure.client.http_connection import HttpConnectionError, HttpCo
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
 from ridgeline.measure.monitors.server_metrics import (
-    Scraper,
-    dialects,
+    ServerMonitor,
+    identify_server,
+    make_report,
+    metric_names,
     parse_page,
-    report_of,
-    server_of,
 )
 from tests.measure.memory import connect_to_mock
 
@@ -32,8 +32,8 @@ PAGES = {
 @pytest.mark.parametrize("server", PAGES)
 def test_each_server_is_recognised(server):
     sample = parse_page(PAGES[server])
-    assert server_of(sample) == server
-    found = report_of([sample, sample])
+    assert identify_server(sample) == server
+    found = make_report([sample, sample])
     gauge, value = ("kv_used_share", 0.5) if server == "tensorrt-llm" else ("running", 3.0)
     assert found.means[gauge] == value
 
@@ -42,9 +42,9 @@ def test_all_names_are_known_ones():
     known = {"sign", "config", "running", "waiting", "kv_used_share", "hit_share", "preemptions"}
     known |= {"hit_tokens", "queried_tokens", "prompt_tokens", "output_tokens"}
     known |= {"queue_s", "prefill_s", "decode_s", "prefill_total_s", "decode_total_s"}
-    known |= {"num_steps", "step_tokens", "seats", "waiting_total_s", "full_waiting_total_s"}
+    known |= {"num_steps", "step_tokens", "slots", "waiting_total_s", "full_waiting_total_s"}
     known |= {"spent_waiting_total_s", "cpu_s", "rss_bytes"}
-    for server, names in dialects().items():
+    for server, names in metric_names().items():
         assert set(names) <= known, server
 
 
@@ -57,21 +57,21 @@ def test_every_name_is_on_the_page_of_a_running_server(server):
     """Pages as they were served after some load; only other people's histogram buckets left out."""
     page = Path(__file__).parent / "pages" / REAL[server]
     sample = parse_page(page.read_text(encoding="utf-8"))
-    assert server_of(sample) == server
+    assert identify_server(sample) == server
     before = dict.fromkeys(sample, 0.0)
-    found = report_of([before, sample])
+    found = make_report([before, sample])
     told = {*found.means, *found.counts, *found.mean_s}
-    for name in dialects()[server].keys() - {"sign", "config"}:
+    for name in metric_names()[server].keys() - {"sign", "config"}:
         assert (name in told) is ((server, name) not in GONE), name
 
 
 def test_two_counters_add_up_and_a_missing_one_makes_the_sum_unknown():
     page = Path(__file__).parent / "pages" / REAL["llama.cpp"]
     sample = parse_page(page.read_text(encoding="utf-8"))
-    found = report_of([dict.fromkeys(sample, 0.0), sample])
+    found = make_report([dict.fromkeys(sample, 0.0), sample])
     assert found.counts["queried_tokens"] == 3824 + 5367
     del sample["llamacpp:prompt_tokens_cached_total"]
-    counts = report_of([dict.fromkeys(sample, 0.0), sample]).counts
+    counts = make_report([dict.fromkeys(sample, 0.0), sample]).counts
     assert counts["prompt_tokens"] == 3824 and "queried_tokens" not in counts
 
 
@@ -91,11 +91,11 @@ def test_counters_are_differences_and_a_restart_makes_them_unknown():
             f"vllm:prefix_cache_hits_total {hits}\n"
         )
 
-    found = report_of([page(5.0, 10, 100), page(8.0, 16, 130)])
+    found = make_report([page(5.0, 10, 100), page(8.0, 16, 130)])
     assert found.mean_s["queue_s"] == pytest.approx(0.5)
     assert found.counts == {"hit_tokens": 30}
-    assert report_of([page(5.0, 10, 100), page(1.0, 2, 3)]).counts == {}
-    assert report_of([]) is None and report_of([{"other": 1.0}]) is None
+    assert make_report([page(5.0, 10, 100), page(1.0, 2, 3)]).counts == {}
+    assert make_report([]) is None and make_report([{"other": 1.0}]) is None
 
 
 def test_a_run_is_watched(in_virtual_time):
@@ -105,7 +105,7 @@ def test_a_run_is_watched(in_virtual_time):
     async def main():
         connect = connect_to_mock(server)
         wire = HttpConnectionPool(Origin("mock", 1), {}, connect)
-        async with Scraper(wire, "/metrics") as scraper:
+        async with ServerMonitor(wire, "/metrics") as scraper:
             asked = HttpConnectionPool(Origin("mock", 1), {}, connect)
             await asyncio.gather(
                 *(asked.post("/v1/completions", body, lambda data: None) for _ in range(2))
@@ -124,7 +124,7 @@ def test_a_server_without_a_page_is_none(in_virtual_time):
         raise HttpConnectionError("nobody")
 
     async def main():
-        async with Scraper(
+        async with ServerMonitor(
             HttpConnectionPool(Origin("mock", 1), {}, refuse), "/metrics"
         ) as scraper:
             await asyncio.sleep(5)

@@ -42,8 +42,8 @@ def searching(in_virtual_time, target, slo=SLO, *, make=constant, low=1.0, high=
 
 
 def test_finds_the_capacity_of_a_server(in_virtual_time, scripted):
-    # one seat, 0.12 s per request: 8.33 requests/s
-    found = searching(in_virtual_time, lambda: scripted(seats=1), tolerance=0.05)
+    # one slot, 0.12 s per request: 8.33 requests/s
+    found = searching(in_virtual_time, lambda: scripted(slots=1), tolerance=0.05)
     assert found.stopped == "tolerance"
     assert found.load is not None
     assert found.failed_load is not None
@@ -107,8 +107,8 @@ def test_how_many_requests_can_show_a_promise():
 
 
 def test_a_faster_server_carries_more(in_virtual_time, scripted):
-    slow = searching(in_virtual_time, lambda: scripted(seats=1), make=poisson)
-    fast = searching(in_virtual_time, lambda: scripted(seats=4), make=poisson)
+    slow = searching(in_virtual_time, lambda: scripted(slots=1), make=poisson)
+    fast = searching(in_virtual_time, lambda: scripted(slots=4), make=poisson)
     assert fast.goodput_req_s > 2 * slow.goodput_req_s
 
 
@@ -133,7 +133,7 @@ def test_the_upper_end_is_tried_and_reported(in_virtual_time, scripted):
 
 def test_a_lax_promise_does_not_hide_saturation(in_virtual_time, scripted):
     """Sixty requests at 64/s against 8.3/s wait at most 7 s: in time, yet not sustainable."""
-    found = searching(in_virtual_time, lambda: scripted(seats=1), Slo.parse("ttft:60000"))
+    found = searching(in_virtual_time, lambda: scripted(slots=1), Slo.parse("ttft:60000"))
     assert found.load is not None
     assert found.load < 12
     assert any("saturated" in probe.reason for probe in found.probes)
@@ -142,7 +142,7 @@ def test_a_lax_promise_does_not_hide_saturation(in_virtual_time, scripted):
 def test_saturation_needs_both_signs(in_virtual_time, scripted):
     async def one(rate):
         options = LoadOptions(num_requests=40)
-        return await run_load(scripted(seats=1), WORK, constant(rate), options)
+        return await run_load(scripted(slots=1), WORK, constant(rate), options)
 
     assert is_saturated(in_virtual_time(one(40.0)))
     assert not is_saturated(in_virtual_time(one(8.0)))
@@ -151,7 +151,7 @@ def test_saturation_needs_both_signs(in_virtual_time, scripted):
 def test_a_closed_loop_searches_whole_users_and_stops_on_the_plateau(in_virtual_time, scripted):
     found = searching(
         in_virtual_time,
-        lambda: scripted(seats=4),
+        lambda: scripted(slots=4),
         Slo.parse("ttft:60000"),
         make=lambda users: Closed(int(users)),
         whole=True,
@@ -160,7 +160,7 @@ def test_a_closed_loop_searches_whole_users_and_stops_on_the_plateau(in_virtual_
     assert found.load == 8.0  # 4 and 8 users bring the same: no more is tried
     strict = searching(
         in_virtual_time,
-        lambda: scripted(seats=4),
+        lambda: scripted(slots=4),
         Slo.parse("ttft:180"),
         make=lambda users: Closed(int(users)),
         whole=True,
@@ -170,15 +170,15 @@ def test_a_closed_loop_searches_whole_users_and_stops_on_the_plateau(in_virtual_
 
 
 def test_the_budget_is_kept_and_one_probe_always_made(in_virtual_time, scripted):
-    found = searching(in_virtual_time, lambda: scripted(seats=1), budget_s=100.0)
+    found = searching(in_virtual_time, lambda: scripted(slots=1), budget_s=100.0)
     assert found.stopped == "budget"
     assert sum(probe.took_s for probe in found.probes) <= 100.0
-    one = searching(in_virtual_time, lambda: scripted(seats=1), budget_s=0.0)
+    one = searching(in_virtual_time, lambda: scripted(slots=1), budget_s=0.0)
     assert (one.stopped, len(one.probes)) == ("budget", 1)
 
 
 def test_the_number_of_probes_is_limited(in_virtual_time, scripted):
-    found = searching(in_virtual_time, lambda: scripted(seats=1), tolerance=1e-6, max_probes=5)
+    found = searching(in_virtual_time, lambda: scripted(slots=1), tolerance=1e-6, max_probes=5)
     assert (found.stopped, len(found.probes)) == ("probes", 5)
 
 
@@ -197,7 +197,7 @@ def test_a_search_without_a_range_is_refused(in_virtual_time, scripted, limits):
 def test_giving_up_saves_time_and_never_changes_the_verdict(in_virtual_time, scripted):
     async def one(rate, watch):
         options = LoadOptions(num_requests=60)
-        target = scripted(seats=1)
+        target = scripted(slots=1)
         return await run_load(target, WORK, constant(rate), options, on_finish=watch)
 
     for rate in (4.0, 8.0, 9.0, 12.0, 30.0):

@@ -14,7 +14,7 @@ from ridgeline.cli.commands.compare import command
 from ridgeline.diagnose import facts_of
 from ridgeline.measure.client.http_connection import HttpConnectionError, HttpReply
 from ridgeline.measure.metrics.summary import summarise
-from ridgeline.measure.monitors.server_config import ELSEWHERE, info_of
+from ridgeline.measure.monitors.server_config import ELSEWHERE, fetch_engine_info
 from ridgeline.measure.results.event_log import write_run
 from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.records import EngineInfo
@@ -53,7 +53,7 @@ class Pages:
 
 
 def told(**pages: str) -> EngineInfo | None:
-    return asyncio.run(info_of(Pages(**pages), "", "m"))
+    return asyncio.run(fetch_engine_info(Pages(**pages), "", "m"))
 
 
 def test_a_running_vllms_labels():
@@ -97,7 +97,7 @@ def test_a_server_that_hangs_up_is_no_error():
         async def get(self, path):
             raise HttpConnectionError("gone")
 
-    assert asyncio.run(info_of(Gone(), "", "m")) is None
+    assert asyncio.run(fetch_engine_info(Gone(), "", "m")) is None
 
 
 def test_nothing_is_taken_for_told_that_was_not():

@@ -24,8 +24,8 @@ def work(shapes, num_sampled):
 
 def test_batch_fill_is_three_different_means(step_stat, run_trace):
     steps = [
-        step_stat([(100, 0)], run_s=0.03),  # 1 of 8 seats, 100 tokens
-        step_stat([(1, 9)] * 4, run_s=0.01),  # 4 of 8 seats, 4 tokens
+        step_stat([(100, 0)], run_s=0.03),  # 1 of 8 slots, 100 tokens
+        step_stat([(1, 9)] * 4, run_s=0.01),  # 4 of 8 slots, 4 tokens
     ]
     found = occupancy(run_trace([], steps=steps, duration_s=0.1))
     assert found is not None

@@ -27,7 +27,7 @@ def mock_server(call: Invocation) -> int:
         ttft_s=options.ttft_ms / 1000,
         itl_s=options.itl_ms / 1000,
         per_chunk=options.tokens_per_chunk,
-        seats=options.max_num_seqs,
+        slots=options.max_num_seqs,
     )
     return command(options.host, options.port, pace, options.log)
 

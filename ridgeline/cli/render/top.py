@@ -107,7 +107,7 @@ _ROWS: Iterable[tuple[str, str, Callable[[float], str]]] = (
     ("itl_p50_s", "itl p50", _ms),
     ("itl_p95_s", "itl p95", _ms),
     ("e2e_p95_s", "e2e p95", _ms),
-    ("fill_share", "seats taken, latest steps", _share),
+    ("fill_share", "slots taken, latest steps", _share),
     ("kv_used_share", "KV blocks in use", _share),
     ("hit_share", "prompt tokens from the cache", _share),
     ("preemptions", "preemptions", _count),

@@ -4,7 +4,7 @@ A request's life from its scheduled arrival to its last token is laid over the e
 
     scheduled ─ client_send ─▶ sent ─ wait ─▶ started ─ prefill ─▶ first token ─ decode ─▶ last
                                        │                              │
-        by the state of the scheduler: seats · kv · policy ·        by the step it travelled in:
+        by the state of the scheduler: slots · kv · policy ·        by the step it travelled in:
         backlog; what no queue explains: front (tokenizer, …)    host · interference · slow · decode
 
 What is lost to a cause is an upper bound of what mending it can give (other causes may then show),
@@ -31,7 +31,7 @@ LOSSES = (
     "client_send",
     "client_read",
     "front",
-    "seats",
+    "slots",
     "kv",
     "policy",
     "backlog",
@@ -130,7 +130,7 @@ class _Timeline:
     def reason(self, step: StepStat) -> str:
         """Why somebody waited during this step."""
         if step.num_running >= step.max_num_seqs:
-            return "seats"
+            return "slots"
         free = step.num_blocks - step.used_blocks
         if step.num_preempted or free < self._need + step.num_running + 1:
             return "kv"

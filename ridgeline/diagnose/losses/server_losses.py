@@ -12,11 +12,11 @@ mean queue instead would lose most of a queue that grows: those in front waited 
 and those behind would be said to compute. A server that times each request itself (`started_s`)
 is believed request by request.
 
-A queue time is not all waiting for a seat. Whoever comes while a step runs waits until it has ended
-and is then let in: no seat was short. What servers count as *waiting* is who was not let in, so by
+A queue time is not all waiting for a slot. Whoever comes while a step runs waits until it has ended
+and is then let in: no slot was short. What servers count as *waiting* is who was not let in, so by
 Little's law `waited_s` (mean number waiting x duration / requests) is the part of the queue that
 something was short for; the rest belongs to no cause. Of that part, `full_waiting_share` is with
-every seat taken, and `spent_waiting_share` with no tokens left in the step's budget.
+every slot taken, and `spent_waiting_share` with no tokens left in the step's budget.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _short(told: Mapping[str, float]) -> dict[str, float]:
         return {"kv": waited}
     full, spent = told.get("full_waiting_share", 1.0), told.get("spent_waiting_share", 0.0)
     free = max(0.0, 1 - full - spent)
-    return {"seats": waited * full, "backlog": waited * spent, "policy": waited * free}
+    return {"slots": waited * full, "backlog": waited * spent, "policy": waited * free}
 
 
 def _stages(done: Sequence[RequestTrace], told: Mapping[str, float]) -> _Stages:

@@ -64,8 +64,8 @@ _OUTSIDE_THE_STEP = (
     _case(
         "queue",
         ("waiting_time_share > 0.4", "queue_of_ttft_share > 0.5"),
-        "Queue-bound: {queue_of_ttft_share} of the time to first token is waiting for a seat "
-        "(p95 {queue_p95_s}), with {mean_running} of {max_num_seqs} seats taken on average.",
+        "Queue-bound: {queue_of_ttft_share} of the time to first token is waiting for a slot "
+        "(p95 {queue_p95_s}), with {mean_running} of {max_num_seqs} slots taken on average.",
         ("queue_of_ttft_share", "queue_p95_s", "mean_running", "max_num_seqs"),
     ),
     _case(

@@ -1,8 +1,8 @@
 """Regular answers: a first token after `ttft_s`, then one chunk of `per_chunk` tokens every
 `itl_s` x `per_chunk`, as many tokens as the request asks for.
 
-With `seats` the server is a queue with a known answer: each request holds a seat for `ttft_s` +
-(tokens - 1) x `itl_s`, so the largest rate it can carry is seats over that.
+With `slots` the server is a queue with a known answer: each request holds a slot for `ttft_s` +
+(tokens - 1) x `itl_s`, so the largest rate it can carry is slots over that.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ridgeline.measure.mock.script import Part, tail
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; `seats` None: as many at once as come."""
+    """Seconds; `slots` None: as many at once as come."""
 
     ttft_s: float = 0.05
     itl_s: float = 0.01
     per_chunk: int = 1
-    seats: int | None = None
+    slots: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("ttft_s", "itl_s"):
@@ -29,8 +29,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadInput(f"the pace's {name} must not be negative", value=getattr(self, name))
         if self.per_chunk < 1:
             raise BadInput("a chunk holds a token at least", value=self.per_chunk, limit=">= 1")
-        if self.seats is not None and self.seats < 1:
-            raise BadInput("a server needs a seat", value=self.seats, limit=">= 1")
+        if self.slots is not None and self.slots < 1:
+            raise BadInput("a server needs a slot", value=self.slots, limit=">= 1")
 
     def parts(self, num_tokens: int) -> Iterator[Part]:
         """The stream of one answer of `num_tokens`."""

@@ -50,7 +50,7 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 class MockServer:
-    """What all connections share: scripts, seats, and the record of what was served."""
+    """What all connections share: scripts, slots, and the record of what was served."""
 
     def __init__(self, pace: Pace | None = None, cases: Mapping[str, Script] = CASES) -> None:
         self.pace, self.cases = pace or Pace(), cases
@@ -67,10 +67,10 @@ class MockServer:
         loop = asyncio.get_running_loop()
         return await loop.create_server(self.protocol, host, port, backlog=4096)
 
-    def seat(self, begin: Callable[[], None]) -> None:
-        """Call `begin` now, or when a seat is free."""
-        seats = self.pace.seats
-        if seats is not None and self.num_running >= seats:
+    def slot(self, begin: Callable[[], None]) -> None:
+        """Call `begin` now, or when a slot is free."""
+        slots = self.pace.slots
+        if slots is not None and self.num_running >= slots:
             self._waiting.append(begin)
             return
         self.num_running += 1
@@ -153,7 +153,7 @@ class _Connection(asyncio.Protocol):
         stream = _Stream(asked, script, self._server.pace)
         if not asked.stream:
             return self._whole(200, stream.unstreamed())
-        return self._server.seat(lambda: self._begin(stream, served, path))
+        return self._server.slot(lambda: self._begin(stream, served, path))
 
     def _begin(self, stream: _Stream, served: Served, path: str) -> None:
         self._seated = True

@@ -1,14 +1,12 @@
-"""The GPUs of this machine through NVML: read during a run, and summed up.
+"""GPUs of this machine through NVML: readings during a run, and their summary.
 
-NVML (nvidia-ml-py, the extra `nvml`) is imported here alone, when somebody looks. Without it, or
-without a driver, there are no GPUs and a reason why: nothing is reported as measured. A figure that
-a GPU does not support is None, never 0.
+NVML (nvidia-ml-py, the extra `nvml`) is only imported when GPUs are opened. Without it or without a
+driver, there are no GPUs and a reason. A figure that a GPU does not support is None, never 0.
 
-What NVML's figures are:
-  busy_share         the part of the driver's last sample period (up to 1 s) with a kernel running.
-                     One block on one SM counts as busy: it shows an idle device, not a full one.
-  memory_busy_share  the part of it in which device memory was read or written. Not GB/s: see MBU.
-  clock_share        SM clock over its highest; `slowed_by` says why it is lower, idleness apart.
+  busy_share         share of the driver's last sample period (up to 1 s) with a running kernel. One
+                     block on one SM counts as busy: it reveals an idle device, not a full one.
+  memory_busy_share  share of it in which device memory was read or written; not GB/s
+  clock_share        SM clock over its maximum; `slowed_by` has the reasons other than idleness
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ SLOWED_BY = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""NVML's clock event reasons that take speed away; the others are settings and idleness."""
+"""NVML's clock event reasons that reduce speed; the others are settings and idleness."""
 
 MEANS = ("busy_share", "memory_busy_share", "memory_used_bytes", "power_w", "clock_share")
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one GPU. Shares are 0..1; None: it does not tell."""
+    """Figures of one GPU. Shares are in [0, 1]; None: not reported."""
 
     name: str
     busy_share: float | None = None
@@ -46,15 +44,15 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReading(GpuFigures, frozen=True, kw_only=True):
-    """One GPU at one instant."""
+    """One GPU at one time."""
 
     slowed_by: tuple[str, ...] = ()
 
 
-class GpuUse(GpuFigures, frozen=True, kw_only=True):
-    """One GPU over a run: means of its readings, and the part of them in which it was slowed.
+class GpuUsage(GpuFigures, frozen=True, kw_only=True):
+    """One GPU over a run: means of its readings.
 
-    `slowed_by`: each reason with the part of the readings that named it.
+    `slowed_share`: share of readings in which it was slowed down, and `slowed_by`: by reason.
     """
 
     num_readings: int
@@ -63,7 +61,7 @@ class GpuUse(GpuFigures, frozen=True, kw_only=True):
 
 
 class Gpus(Protocol):
-    """The GPUs that can be read; `why_none` says why there are none ("" where there are)."""
+    """GPUs that can be read. `why_none`: the reason if there are none, else ""."""
 
     why_none: str
 
@@ -73,7 +71,7 @@ class Gpus(Protocol):
 
 
 class NoGpus:
-    """Nothing to read, and why."""
+    """No GPUs, and the reason."""
 
     def __init__(self, why: str) -> None:
         self.why_none = why
@@ -86,7 +84,7 @@ class NoGpus:
 
 
 class NvmlGpus:
-    """All GPUs of this machine. `nvml` is the module, initialised."""
+    """All GPUs of this machine. `nvml` is the initialised module."""
 
     why_none = ""
 
@@ -97,42 +95,43 @@ class NvmlGpus:
         ]
 
     def read(self) -> tuple[GpuReading, ...]:
-        return tuple(map(self._one, self._handles))
+        return tuple(map(self._read_one, self._handles))
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()
 
-    def _one(self, handle: Any) -> GpuReading:
-        nvml, told = self._nvml, self._told
-        used = told(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = told(nvml.nvmlDeviceGetMemoryInfo, handle)
-        clock = told(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-        highest = told(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    def _read_one(self, handle: Any) -> GpuReading:
+        nvml, query = self._nvml, self._query
+        used = query(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = query(nvml.nvmlDeviceGetMemoryInfo, handle)
+        clock = query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+        highest = query(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
         return GpuReading(
-            name=_text(told(nvml.nvmlDeviceGetName, handle)),
+            name=_text(query(nvml.nvmlDeviceGetName, handle)),
             busy_share=None if used is None else used.gpu / 100,
             memory_busy_share=None if used is None else used.memory / 100,
             memory_used_bytes=None if memory is None else float(memory.used),
             memory_total_bytes=None if memory is None else float(memory.total),
-            power_w=_thousandth(told(nvml.nvmlDeviceGetPowerUsage, handle)),
-            power_limit_w=_thousandth(told(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+            power_w=_thousandth(query(nvml.nvmlDeviceGetPowerUsage, handle)),
+            power_limit_w=_thousandth(query(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
             clock_share=None if clock is None or not highest else clock / highest,
-            slowed_by=_reasons(told(self._clock_events, handle)),
+            slowed_by=_reasons(query(self._clock_events, handle)),
         )
 
     def _clock_events(self, handle: Any) -> int:
-        """Renamed with driver 535: old copies of the module know the old name alone, and old
-        drivers answer to no other.
+        """Bit mask of clock events.
+
+        Renamed in driver 535: old versions of the module and old drivers only know the old name.
         """
         nvml = self._nvml
-        ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        told = None if ask is None else self._told(ask, handle)
-        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) if told is None else told)
+        current = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        mask = None if current is None else self._query(current, handle)
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) if mask is None else mask)
 
-    def _told(self, ask: Callable[..., Any], *args: Any) -> Any:
-        """None where this GPU or driver does not tell it."""
+    def _query(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call an NVML function; None if this GPU or driver does not support it."""
         try:
-            return ask(*args)
+            return function(*args)
         except self._nvml.NVMLError:
             return None
 
@@ -142,38 +141,40 @@ def open_gpus() -> Gpus:
     try:
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        return NoGpus("no NVML: pip install 'ridgeline[nvml]' where there is an NVIDIA GPU")
+        return NoGpus(
+            "NVML is not installed: pip install 'ridgeline[nvml]' on machines with an NVIDIA GPU"
+        )
     try:
         pynvml.nvmlInit()
         gpus = NvmlGpus(pynvml)
     except pynvml.NVMLError as error:
-        return NoGpus(f"no NVML: {error}")
+        return NoGpus(f"NVML is not available: {error}")
     return gpus
 
 
-def uses(readings: Iterable[Sequence[GpuReading]]) -> tuple[GpuUse, ...]:
-    """One row per GPU over all readings, in the driver's order."""
-    return tuple(_use(of_one) for of_one in zip(*(row for row in readings if row), strict=True))
+def gpu_usages(readings: Iterable[Sequence[GpuReading]]) -> tuple[GpuUsage, ...]:
+    """Usage of every GPU over all readings, in the driver's order."""
+    return tuple(_usage(of_one) for of_one in zip(*(row for row in readings if row), strict=True))
 
 
-def _use(readings: Sequence[GpuReading]) -> GpuUse:
-    means = {name: _mean(getattr(each, name) for each in readings) for name in MEANS}
-    named = Counter(reason for each in readings for reason in each.slowed_by)
+def _usage(readings: Sequence[GpuReading]) -> GpuUsage:
+    means = {name: _mean(getattr(reading, name) for reading in readings) for name in MEANS}
+    reasons = Counter(reason for reading in readings for reason in reading.slowed_by)
     last, count = readings[-1], len(readings)
-    return GpuUse(
+    return GpuUsage(
         name=last.name,
         num_readings=count,
         memory_total_bytes=last.memory_total_bytes,
         power_limit_w=last.power_limit_w,
-        slowed_share=sum(bool(each.slowed_by) for each in readings) / count,
-        slowed_by={reason: times / count for reason, times in named.most_common()},
+        slowed_share=sum(bool(reading.slowed_by) for reading in readings) / count,
+        slowed_by={reason: times / count for reason, times in reasons.most_common()},
         **means,
     )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    told = [value for value in values if value is not None]
-    return fmean(told) if told else None
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _reasons(mask: int | None) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""What a run's server used of this machine: its processes' CPU and memory, and the GPUs.
+"""Use of this machine during a run: CPU and memory of the server's processes, and the GPUs.
 
-Read beside /metrics while the run goes on, on a thread of their own: the client's event loop does
-not wait for a driver. Nothing is guessed: what could not be read is a note with its reason.
+Readings are taken in a separate thread, so that the client's event loop does not wait for a driver.
+Figures that could not be read are missing, with the reason as a note.
 """
 
 from __future__ import annotations
@@ -11,38 +11,47 @@ import time
 
 import msgspec
 
-from ridgeline.measure.monitors.gpu import GpuReading, Gpus, GpuUse, uses
+from ridgeline.measure.monitors.gpu import GpuReading, Gpus, GpuUsage, gpu_usages
 from ridgeline.measure.monitors.polling import PERIOD_S, Polling
-from ridgeline.measure.monitors.process_usage import ProcessReading, ProcessUse, read_tree, use_of
+from ridgeline.measure.monitors.process_usage import (
+    ProcessReading,
+    ProcessUsage,
+    process_usage,
+    read_tree,
+)
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`process` None and no `gpus`: not measured, and `notes` say why."""
+    """Usage during a run. `notes`: why `process` or `gpus` are missing."""
 
-    process: ProcessUse | None = None
-    gpus: tuple[GpuUse, ...] = ()
+    process: ProcessUsage | None = None
+    gpus: tuple[GpuUsage, ...] = ()
     notes: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, float]:
-        """For the causes: of several GPUs, the mean of each figure that all of them tell. One that
-        ran no kernel all along, while others did, is not the server's.
+        """Facts for the diagnosis: means over the GPUs of the figures that all of them report.
+
+        A GPU that never ran a kernel while others did does not belong to the server.
         """
-        found: dict[str, float] = {}
+        facts: dict[str, float] = {}
         if self.process is not None:
-            found["server_cpu_cores"] = self.process.cpu_cores
+            facts["server_cpu_cores"] = self.process.cpu_cores
             if self.process.taken_share is not None:
-                found["cpu_taken_share"] = self.process.taken_share
+                facts["cpu_taken_share"] = self.process.taken_share
         used = [gpu for gpu in self.gpus if gpu.busy_share != 0] or self.gpus
         rows = [msgspec.structs.asdict(gpu) for gpu in used]
         for name in ("busy_share", "memory_busy_share", "clock_share", "slowed_share"):
-            told = [row[name] for row in rows if row[name] is not None]
-            if told and len(told) == len(rows):
-                found[f"gpu_{name}"] = sum(told) / len(told)
-        return found
+            known = [row[name] for row in rows if row[name] is not None]
+            if known and len(known) == len(rows):
+                facts[f"gpu_{name}"] = sum(known) / len(known)
+        return facts
 
 
-class MachineWatch:
-    """`async with` it around a run. `pid`: the root of the server's processes; None: not seen."""
+class MachineMonitor:
+    """Reads the machine while an `async with` block runs.
+
+    `pid`: the root of the server's processes; None: unknown, for the reason `why_no_process`.
+    """
 
     def __init__(
         self,
@@ -57,7 +66,7 @@ class MachineWatch:
         self._readings: list[tuple[GpuReading, ...]] = []
         self._polling = Polling(self._read, period_s)
 
-    async def __aenter__(self) -> MachineWatch:
+    async def __aenter__(self) -> MachineMonitor:
         await self._polling.__aenter__()
         return self
 
@@ -66,7 +75,7 @@ class MachineWatch:
         self._gpus.close()
 
     async def begin(self) -> None:
-        """What was read until now belongs to the warm-up: forget it, and read anew."""
+        """Discard the readings of the warm-up and start again."""
         self._processes.clear()
         self._readings.clear()
         await self._read()
@@ -74,16 +83,16 @@ class MachineWatch:
     def report(self) -> MachineReport:
         notes = (self._why if self._pid is None else "", self._gpus.why_none)
         return MachineReport(
-            process=use_of(self._processes),
-            gpus=uses(self._readings),
+            process=process_usage(self._processes),
+            gpus=gpu_usages(self._readings),
             notes=tuple(filter(None, notes)),
         )
 
     async def _read(self) -> bool:
-        await asyncio.to_thread(self._look)
+        await asyncio.to_thread(self._read_now)
         return bool(self._processes or self._readings)
 
-    def _look(self) -> None:
+    def _read_now(self) -> None:
         if self._pid is not None:
             reading = read_tree(self._pid, time.monotonic())
             if reading is not None:

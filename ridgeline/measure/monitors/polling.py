@@ -1,4 +1,4 @@
-"""Something read before a run, every so often while it goes on, and once after it."""
+"""Readings before, periodically during, and after a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PERIOD_S = 0.5
 
 
 class Polling:
-    """`async with Polling(read):` around a run. `read` says whether it is worth asking again."""
+    """Calls `read` before, during and after an `async with` block, unless the first returns False."""
 
     def __init__(self, read: Callable[[], Awaitable[bool]], period_s: float = PERIOD_S) -> None:
         self._read, self._period_s = read, period_s

@@ -1,8 +1,8 @@
-"""How a running server says that it is set up: what changed between two runs, if anything did.
+"""The configuration that a running server reports, to see what changed between two runs.
 
-names.toml says where each server tells it: the path of a JSON document, or "/metrics#NAME" for the
-labels of one line of its page. Only plain values are kept, those of nested
-documents under `outer.inner`; a server that tells nothing has no settings, and nothing is assumed.
+metric_names.toml lists where each server reports it: the path of a JSON document, or
+"/metrics#NAME" for the labels of a metric. Only plain values are kept, those of nested documents as
+`outer.inner`. A server that reports nothing has no settings; nothing is assumed.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import Any
 import msgspec
 
 from ridgeline.measure.client.http_connection import OK, HttpConnectionError, HttpConnectionPool
-from ridgeline.measure.monitors.server_metrics import dialects, parse_page, server_of
+from ridgeline.measure.monitors.server_metrics import identify_server, metric_names, parse_page
 from ridgeline.records import EngineInfo
 
 ELSEWHERE = "elsewhere"
-LONGEST = 200
+MAX_VALUE_CHARS = 200
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-async def info_of(wire: HttpConnectionPool, prefix: str, model: str) -> EngineInfo | None:
-    """What the server at `wire` tells of its set-up; None where it tells nothing.
+async def fetch_engine_info(pool: HttpConnectionPool, prefix: str, model: str) -> EngineInfo | None:
+    """The configuration of the server at `prefix`; None if it reports none.
 
-    Of somebody else's server only `model` and `settings` mean something: its `device` is ELSEWHERE.
+    For servers other than Ridgeline, only `model` and `settings` are known; `device` is ELSEWHERE.
     """
-    page = await _get(wire, f"{prefix}/metrics")
-    server = server_of(parse_page(page))
-    for place in () if server is None else dialects()[server].get("config", ()):
+    page = await _get(pool, f"{prefix}/metrics")
+    server = identify_server(parse_page(page))
+    for place in () if server is None else metric_names()[server].get("config", ()):
         path, _, key = place.partition("#")
-        text = page if path == "/metrics" else await _get(wire, prefix + path)
+        text = page if path == "/metrics" else await _get(pool, prefix + path)
         document = _labels(text, key) if path == "/metrics" else _document(text)
-        whole = _as_ours(document)
-        if whole is not None:
-            return whole
+        info = _engine_info(document)
+        if info is not None:
+            return info
         settings = dict(_plain(document))
         if settings:
             return _elsewhere(model, settings)
     return None
 
 
-async def _get(wire: HttpConnectionPool, path: str) -> str:
+async def _get(pool: HttpConnectionPool, path: str) -> str:
     try:
-        reply = await wire.get(path)
+        reply = await pool.get(path)
     except HttpConnectionError:
         return ""
     return reply.body.decode("utf-8", "replace") if reply.status == OK else ""
@@ -57,8 +57,8 @@ def _document(text: str) -> Mapping[str, Any]:
         return {}
 
 
-def _as_ours(document: Mapping[str, Any]) -> EngineInfo | None:
-    """Ridgeline's own document is an EngineInfo with other things beside it."""
+def _engine_info(document: Mapping[str, Any]) -> EngineInfo | None:
+    """The document of a Ridgeline server, an EngineInfo with further fields; else None."""
     try:
         return msgspec.convert(document, EngineInfo)
     except msgspec.ValidationError:
@@ -76,7 +76,7 @@ def _plain(document: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, 
         if isinstance(value, dict):
             yield from _plain(value, f"{outer}{key}.")
         elif isinstance(value, bool | int | float) or (
-            isinstance(value, str) and len(value) <= LONGEST
+            isinstance(value, str) and len(value) <= MAX_VALUE_CHARS
         ):
             yield outer + key, value
 
@@ -85,7 +85,7 @@ def _elsewhere(model: str, settings: dict[str, object]) -> EngineInfo:
     return EngineInfo(
         model=model,
         settings=settings,
-        derivations=dict.fromkeys(settings, "told by the server"),
+        derivations=dict.fromkeys(settings, "reported by the server"),
         max_model_len=0,
         num_blocks=0,
         block_size=0,

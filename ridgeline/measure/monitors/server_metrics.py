@@ -1,9 +1,9 @@
-"""A server's /metrics, read every so often during a run, under one set of names.
+"""A server's /metrics, read periodically during a run, under one set of names.
 
 Gauges are averaged and their 95th percentile kept; counters and histograms give the difference
-between the first and the last reading, so that what the server did before the run does not count.
-A name that a server does not tell is absent from the report, never zero. A counter that fell (the
-server was restarted) makes its difference unknown.
+between the first and the last reading, so that earlier requests do not count. Metrics that a server
+does not report are absent, never zero. A counter that decreased (the server was restarted) is
+absent, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ridgeline.measure.client.http_connection import OK, HttpConnectionError, Ht
 from ridgeline.measure.monitors.polling import PERIOD_S, Polling
 from ridgeline.stats import percentile
 
-GAUGES = ("running", "waiting", "kv_used_share", "hit_share", "seats", "rss_bytes")
+GAUGES = ("running", "waiting", "kv_used_share", "hit_share", "slots", "rss_bytes")
 COUNTERS = (
     "preemptions",
     "hit_tokens",
@@ -42,8 +42,9 @@ Sample = Mapping[str, float]
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as its server saw it. `means` and `p95` of gauges, `counts` of counters, and for
-    each histogram its mean in seconds and how many requests it is of.
+    """A run as its server reports it: `means` and `p95` of gauges, `counts` of counters.
+
+    `mean_s`: means of histograms in seconds.
     """
 
     server: str
@@ -55,37 +56,38 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def dialects() -> dict[str, dict[str, tuple[str, ...]]]:
-    """Server → our name → its names; `sign` is a tuple of one."""
+def metric_names() -> dict[str, dict[str, tuple[str, ...]]]:
+    """Server → our name → its names. `sign` is a tuple of one."""
     text = (
         files("ridgeline.measure.monitors")
         .joinpath("metric_names.toml")
         .read_text(encoding="utf-8")
     )
     tables = tomllib.loads(text)
-    found = {}
+    names = {}
     for server, table in tables.items():
         rows = {**tables.get(table.get("inherits", ""), {}), **table}
         rows.pop("inherits", None)
-        found[server] = {
+        names[server] = {
             name: (value,) if isinstance(value, str) else tuple(value)
             for name, value in rows.items()
         }
-    return found
+    return names
 
 
 def parse_page(text: str) -> dict[str, float]:
-    """Prometheus' text format; values of one name are added over their labels (each is another
-    replica, rank or model). Lines that are none are left out.
+    """Parse Prometheus' text format; values are summed over labels (replicas, ranks, models).
+
+    Invalid lines are skipped.
     """
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for line in text.split("\n"):
         if not line or line.startswith("#"):
             continue
         name, value = _line(line)
         if name and value is not None and value == value:
-            found[name] = found.get(name, 0.0) + value
-    return found
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def _line(line: str) -> tuple[str, float | None]:
@@ -100,44 +102,44 @@ def _line(line: str) -> tuple[str, float | None]:
         return "", None
 
 
-def server_of(sample: Sample) -> str | None:
-    """Whose page this is, by the first sign that fits; None where nobody's is known."""
-    for server, names in dialects().items():
+def identify_server(sample: Sample) -> str | None:
+    """The server whose page this is, by the first matching sign; None if unknown."""
+    for server, names in metric_names().items():
         sign = names["sign"][0]
         if any(name.startswith(sign) for name in sample):
             return server
     return None
 
 
-class Scraper:
-    """Reads a page while the run goes on; `report` at its end."""
+class ServerMonitor:
+    """Reads /metrics while an `async with` block runs."""
 
-    def __init__(self, wire: HttpConnectionPool, path: str, period_s: float = PERIOD_S) -> None:
-        self._wire, self._path = wire, path
+    def __init__(self, pool: HttpConnectionPool, path: str, period_s: float = PERIOD_S) -> None:
+        self._pool, self._path = pool, path
         self._samples: list[dict[str, float]] = []
         self._polling = Polling(self._read, period_s)
 
-    async def __aenter__(self) -> Scraper:
+    async def __aenter__(self) -> ServerMonitor:
         await self._polling.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._polling.__aexit__(*exc)
-        self._wire.close()
+        self._pool.close()
 
     async def begin(self) -> None:
-        """What was read until now belongs to the warm-up: forget it, and read anew."""
+        """Discard the readings of the warm-up and start again."""
         if self._samples:
             self._samples.clear()
             await self._read()
 
     def report(self) -> ServerReport | None:
-        return report_of(self._samples)
+        return make_report(self._samples)
 
     async def _read(self) -> bool:
-        """A server that does not answer the first time is not asked again."""
+        """Read once; False if there is no reading yet, which ends the polling."""
         try:
-            reply = await self._wire.get(self._path)
+            reply = await self._pool.get(self._path)
         except HttpConnectionError:
             return bool(self._samples)
         if reply.status == OK:
@@ -147,12 +149,12 @@ class Scraper:
         return bool(self._samples)
 
 
-def report_of(samples: Sequence[Sample]) -> ServerReport | None:
-    """None where there are no readings, or of a server that nobody knows."""
-    server = server_of(samples[-1]) if samples else None
+def make_report(samples: Sequence[Sample]) -> ServerReport | None:
+    """The report of these readings; None without readings, or for an unknown server."""
+    server = identify_server(samples[-1]) if samples else None
     if server is None:
         return None
-    names = dialects()[server]
+    names = metric_names()[server]
     gauges = {name: _series(samples, names.get(name, ())) for name in GAUGES}
     known = {name: values for name, values in gauges.items() if values}
     counts = {name: _growth(samples, names.get(name, ())) for name in COUNTERS}
@@ -170,9 +172,9 @@ def report_of(samples: Sequence[Sample]) -> ServerReport | None:
 def _series(samples: Sequence[Sample], names: Sequence[str]) -> list[float]:
     for name in names:
         parts = name.split(" + ")
-        told = [sample for sample in samples if all(part in sample for part in parts)]
-        if told:
-            return [sum(sample[part] for part in parts) for sample in told]
+        complete = [sample for sample in samples if all(part in sample for part in parts)]
+        if complete:
+            return [sum(sample[part] for part in parts) for sample in complete]
     return []
 
 

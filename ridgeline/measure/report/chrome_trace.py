@@ -1,6 +1,6 @@
 """A run in the Chrome trace format, as chrome://tracing and ui.perfetto.dev read it.
 
-Two processes: the client, with one row per seat (requests that do not overlap share a row) and per
+Two processes: the client, with one row per slot (requests that do not overlap share a row) and per
 request its wait, its prefill and its decoding; and the engine, with its steps, its planning, and
 counters of running, waiting and KV blocks. Times are microseconds since the run began.
 """

@@ -144,5 +144,5 @@ def _whisker(scale: Scale, interval: tuple[float, float], y: float) -> str:
 
 
 def _shorten(label: str, limit: int = 36) -> str:
-    plain = label.replace("max_num_batched_tokens=", "budget ").replace("max_num_seqs=", "seats ")
+    plain = label.replace("max_num_batched_tokens=", "budget ").replace("max_num_seqs=", "slots ")
     return plain if len(plain) <= limit else plain[: limit - 1] + "…"

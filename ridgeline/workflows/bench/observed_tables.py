@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation
-from ridgeline.measure.monitors.gpu import GpuUse
+from ridgeline.measure.monitors.gpu import GpuUsage
 from ridgeline.measure.monitors.machine_monitor import MachineReport
-from ridgeline.measure.monitors.process_usage import ProcessUse
+from ridgeline.measure.monitors.process_usage import ProcessUsage
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.report.bench_page import MonitorTable
 from ridgeline.workflows.load.server_monitor import Observed
@@ -39,7 +39,7 @@ def _server(report: ServerReport) -> Iterator[Row]:
     means, counts = report.means, report.counts
     yield "server", report.server, f"{report.num_readings} readings of /metrics"
     if "running" in means:
-        slots = f"of {means['seats']:.0f} slots, " if "seats" in means else ""
+        slots = f"of {means['slots']:.0f} slots, " if "slots" in means else ""
         yield "running", f"{means['running']:.1f}", f"{slots}{means.get('waiting', 0):.1f} waiting"
     if "kv_used_share" in means:
         yield "KV occupancy", f"{means['kv_used_share']:.0%}", "mean of the gauge"
@@ -75,7 +75,7 @@ def machine_rows(machine: MachineReport, *, in_process: bool) -> Iterator[Row]:
         yield "not measured", "–", note
 
 
-def _process(process: ProcessUse, in_process: bool) -> Iterator[Row]:
+def _process(process: ProcessUsage, in_process: bool) -> Iterator[Row]:
     owner = "this process, client included" if in_process else "the server's processes"
     if process.num_processes > 1:
         owner += f" ({process.num_processes})"
@@ -90,7 +90,7 @@ def _process(process: ProcessUse, in_process: bool) -> Iterator[Row]:
     yield "memory", f"{process.rss_bytes / 1e6:,.0f}", f"MB, at most {peak_mb}"
 
 
-def _gpu(label: str, gpu: GpuUse) -> Iterator[Row]:
+def _gpu(label: str, gpu: GpuUsage) -> Iterator[Row]:
     yield (
         f"{label} busy",
         _percent(gpu.busy_share),

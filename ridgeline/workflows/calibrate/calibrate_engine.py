@@ -15,7 +15,7 @@ import ridgeline
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
-from ridgeline.measure.monitors.process_usage import Witness
+from ridgeline.measure.monitors.process_usage import CpuContention
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import Shape
 from ridgeline.plan.calibration.calibration import Calibration, MachineMemory, ReaderTimes
@@ -87,7 +87,7 @@ def calibrate_engine(
     measurements: list[StepMeasurement] = []
     windows: list[LoadWindow] = []
     for number, run in enumerate(runs, 1):
-        witness = Witness()
+        contention = CpuContention()
         with open_step_bench(run_settings(run)) as bench:
             of_run = list(measure_passes(bench, run, budget_s / len(runs)))
             num_kinds = sum(1 for _ in step_kinds(bench, run))
@@ -98,7 +98,7 @@ def calibrate_engine(
         elapsed_s = time.perf_counter() - started_s
         progress = f"{passes:.1f} passes over {num_kinds} kinds of steps, {elapsed_s:.0f} s so far"
         observer(Message(text=f"run {number}/{len(runs)}: {run}: {progress}"))
-        _warn(observer, witness.taken(), passes)
+        _warn(observer, contention.taken_share(), passes)
     if not measurements:
         raise BadInput("nothing was measured within --budget", value=budget_s, fix="allow more")
     dense_dtype = resolve(run_settings(runs[-1])).dtype

@@ -52,8 +52,8 @@ def run_facts(run: RunTrace, slo: Slo | None, metrics: Mapping[str, float]) -> d
     server: dict[str, Value] = {
         name: metrics[metric] for name, metric in RENAMED.items() if metric in metrics
     }
-    if "seats" in metrics:
-        server["max_num_seqs"] = round(metrics["seats"])
+    if "slots" in metrics:
+        server["max_num_seqs"] = round(metrics["slots"])
     elif metrics.get("waiting_p95", 0.0) > 0 and "running_p95" in metrics:
         server["max_num_seqs"] = round(metrics["running_p95"])
     server |= {name: value for name, value in metrics.items() if name.startswith("gpu_")}

@@ -13,7 +13,7 @@ from ridgeline.measure.client.engine_target import EngineTarget, RenderChat
 from ridgeline.measure.client.http_target import HttpTarget, connection_pool, first_model
 from ridgeline.measure.client.load_client import OnStart
 from ridgeline.measure.client.target import LoadTarget
-from ridgeline.measure.monitors.server_config import info_of
+from ridgeline.measure.monitors.server_config import fetch_engine_info
 from ridgeline.measure.results.event_log import Beside
 from ridgeline.measure.workload import ChatPrompt, plain_chat
 from ridgeline.measure.workload.sharing import shared_share
@@ -126,7 +126,7 @@ def load_session(
 async def _server_info(server: RemoteServer, model: str) -> EngineInfo | None:
     wire, prefix = connection_pool(server.url, server.api_key)
     try:
-        return await info_of(wire, prefix, model)
+        return await fetch_engine_info(wire, prefix, model)
     finally:
         wire.close()
 

@@ -13,9 +13,9 @@ import msgspec
 from ridgeline.measure.client.http_target import base_url, connection_pool
 from ridgeline.measure.client.load_client import OnStart
 from ridgeline.measure.monitors.gpu import NoGpus, open_gpus
-from ridgeline.measure.monitors.machine_monitor import MachineReport, MachineWatch
-from ridgeline.measure.monitors.process_usage import is_here, listener
-from ridgeline.measure.monitors.server_metrics import Scraper, ServerReport
+from ridgeline.measure.monitors.machine_monitor import MachineMonitor, MachineReport
+from ridgeline.measure.monitors.process_usage import is_local, listening_process
+from ridgeline.measure.monitors.server_metrics import ServerMonitor, ServerReport
 from ridgeline.records import RunTrace
 
 NOT_LOCAL = "the server is not on this machine: its processes and GPUs cannot be observed"
@@ -46,19 +46,19 @@ async def observe_run(
     return trace, Observed(server=scraper.report() if scraper else None, machine=watch.report())
 
 
-def metrics_scraper(url: str, api_key: str | None) -> Scraper:
+def metrics_scraper(url: str, api_key: str | None) -> ServerMonitor:
     """Polls the server's /metrics while its context is open."""
     wire, prefix = connection_pool(url, api_key)
-    return Scraper(wire, f"{prefix}/metrics")
+    return ServerMonitor(wire, f"{prefix}/metrics")
 
 
-def watch_machine(url: str | None) -> MachineWatch:
+def watch_machine(url: str | None) -> MachineMonitor:
     """Watches this process, or the server's processes if they are on this machine."""
     if url is None:
-        return MachineWatch(os.getpid(), open_gpus())
+        return MachineMonitor(os.getpid(), open_gpus())
     address = urlsplit(base_url(url))
-    if not is_here(address.hostname or ""):
-        return MachineWatch(None, NoGpus(""), why_no_process=NOT_LOCAL)
+    if not is_local(address.hostname or ""):
+        return MachineMonitor(None, NoGpus(""), why_no_process=NOT_LOCAL)
     port = address.port or (443 if address.scheme == "https" else 80)
     why = f"no process found on port {port} (it may belong to another user or a container)"
-    return MachineWatch(listener(port), open_gpus(), why_no_process=why)
+    return MachineMonitor(listening_process(port), open_gpus(), why_no_process=why)
