@@ -1,0 +1,1 @@
+"""Quantise models and train drafters for them."""
