@@ -33,7 +33,7 @@ import torch
 from safetensors.torch import save_file
 
 import ridgeline._native as _native
-from ridgeline.cli.commands.quantize import command
+from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import assemble
@@ -112,7 +112,7 @@ def make(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         if name in MADE and not (folder / name).exists():
             shutil.rmtree(folder / f"{name}.partial", ignore_errors=True)
-            command(dense, folder / name, QuantizeOptions(**MADE[name]))
+            run_quantize(dense, folder / name, QuantizeOptions(**MADE[name]))
 
 
 def path_of(folder: Path, name: str) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ridgeline.cli.commands.quantize import FORMATS, WIDTHS
+from ridgeline.workflows.quantize.quantize import FORMATS, MIXED_WIDTHS
 from ridgeline.compress.methods.mixed_precision import MixedPrecision
 from ridgeline.compress.quantize_model import HOLDERS, FormatWriter, quantize_model
 from ridgeline.compress.recipe import METHODS, NUMBERS, QuantizeRecipe
@@ -131,7 +131,7 @@ def measure(
             calibration=calibration if recipe.calibrated or budget else None,
             write=writer(name),
             tell=lambda progress: None,
-            mixed=None if budget is None else MixedPrecision(budget, WIDTHS[name]),
+            mixed=None if budget is None else MixedPrecision(budget, MIXED_WIDTHS[name]),
         )
         made = str(target / "model.gguf" if name == "gguf" else target)
         return [

@@ -270,7 +270,7 @@ def test_aliases_set_the_option(command: str, old: str, name: str) -> None:
 def test_checkpoint_formats_are_those_that_can_be_written() -> None:
     from typing import get_args
 
-    from ridgeline.cli.commands.quantize import FORMATS
+    from ridgeline.workflows.quantize.quantize import FORMATS
 
     assert set(get_args(CheckpointFormat)) == set(FORMATS)
 

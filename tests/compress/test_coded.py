@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.commands.quantize import command
+from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.compress.formats.coded import BLOCKS, CodedWeight
 from ridgeline.compress.formats.floats import code_fp8, code_nf4
 from ridgeline.compress.formats.k_quants import k_lattice
@@ -105,7 +105,7 @@ WRITTEN = {
 def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
     """Every weight bit for bit what rounding the original again gives."""
     format, kind = WRITTEN[numbers]
-    command("demo", tmp_path / "m", QuantizeOptions(numbers=numbers, format=format))
+    run_quantize("demo", tmp_path / "m", QuantizeOptions(numbers=numbers, format=format))
     dense = with_dtype(load_spec("demo"), "float32")
     recipe = check(QuantizeRecipe(numbers=numbers))  # type: ignore[arg-type]
     name = str(tmp_path / "m" / "model.gguf" if format == "gguf" else tmp_path / "m")
@@ -141,7 +141,7 @@ def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
     ],
 )
 def test_gguf_grids(tmp_path: Path, choices: QuantizeOptions, kind: str) -> None:
-    command("demo", tmp_path / "m", choices)
+    run_quantize("demo", tmp_path / "m", choices)
     name = str(tmp_path / "m" / "model.gguf")
     assert read_gguf(name).tensors["blk.1.ffn_up.weight"].kind == kind
     dense = with_dtype(load_spec("demo"), "float32")
@@ -165,13 +165,13 @@ def test_numbers_that_a_format_does_not_hold(tmp_path: Path) -> None:
         (QuantizeOptions(numbers="fp8-block", format="gguf"), "no such grid"),
     ):
         with pytest.raises(CannotRun, match=told):
-            command("demo", tmp_path / "m", choices)
+            run_quantize("demo", tmp_path / "m", choices)
         assert not (tmp_path / "m").exists()
     with pytest.raises(BadInput, match="is not made by"):
-        command(
+        run_quantize(
             "demo",
             tmp_path / "m",
             QuantizeOptions(numbers="nf4", method="gptq", format="bitsandbytes"),
         )
     with pytest.raises(BadInput, match="zero-points"):
-        command("demo", tmp_path / "m", QuantizeOptions(numbers="q6_k", zeros=True, format="gguf"))
+        run_quantize("demo", tmp_path / "m", QuantizeOptions(numbers="q6_k", zeros=True, format="gguf"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.commands.quantize import recipe_for
+from ridgeline.workflows.quantize.quantize import recipe_for
 from ridgeline.compress.methods.outliers import outlier_columns, round_split
 from ridgeline.compress.quantize_model import RIDGELINE, TableFormats, quantize_model
 from ridgeline.compress.recipe import QuantizeRecipe, check

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.commands.quantize import command
+from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
@@ -29,7 +29,7 @@ def logits(model: Path) -> torch.Tensor:
 
 
 def write(target: Path, **choices: object) -> Path:
-    command("demo", target, QuantizeOptions(**choices))  # type: ignore[arg-type]
+    run_quantize("demo", target, QuantizeOptions(**choices))  # type: ignore[arg-type]
     return target
 
 

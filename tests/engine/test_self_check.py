@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.cli.commands.inspect import command as inspect
-from ridgeline.cli.commands.quantize import command
+from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.self_check import check_layers
 from ridgeline.errors import BadInput
@@ -29,7 +29,7 @@ from ridgeline.errors import BadInput
 def test_intact_checkpoints_pass(
     tmp_path: Path, choices: QuantizeOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command("demo", tmp_path / "m", choices)
+    run_quantize("demo", tmp_path / "m", choices)
     name = str(tmp_path / "m" / "model.gguf" if choices.format == "gguf" else tmp_path / "m")
     checks = list(check_layers(name, "demo"))
     assert [each.num_weights for each in checks] == [7] * 6
@@ -42,7 +42,7 @@ def test_intact_checkpoints_pass(
 
 
 def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command("demo", tmp_path / "m", QuantizeOptions(group_size=32, format="gptq"))
+    run_quantize("demo", tmp_path / "m", QuantizeOptions(group_size=32, format="gptq"))
     file = next((tmp_path / "m").glob("model-00004*"))  # layer 2
     tensors = load_file(file)
     name = next(n for n in tensors if n.endswith("o_proj.scales"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.commands.quantize import command
+from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.packed import PackedWeights
@@ -69,7 +69,7 @@ def untied(target: Path) -> str:
 
 
 def write(model: str, target: Path, **choices: object) -> str:
-    command(model, target, QuantizeOptions(bits=8, **choices))  # type: ignore[arg-type]
+    run_quantize(model, target, QuantizeOptions(bits=8, **choices))  # type: ignore[arg-type]
     return str(target)
 
 
