@@ -31,7 +31,6 @@ from typing import Any
 import msgspec
 import torch
 
-from ridgeline.workflows.quantize.quantize import FORMATS, MIXED_WIDTHS
 from ridgeline.compress.methods.mixed_precision import MixedPrecision
 from ridgeline.compress.quantize_model import HOLDERS, FormatWriter, quantize_model
 from ridgeline.compress.recipe import METHODS, NUMBERS, QuantizeRecipe
@@ -42,6 +41,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.format import DIGITS
 from ridgeline.modelspec.rewrite import with_activations, with_dtype
 from ridgeline.stats import mean_interval
+from ridgeline.workflows.quantize.quantize import FORMATS, MIXED_WIDTHS
 
 
 def held_out(model: str, num_windows: int, window: int, fresh: bool = False) -> list[list[int]]:

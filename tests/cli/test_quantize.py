@@ -7,18 +7,21 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.commands.quantize import run_quantize
-from ridgeline.workflows.quantize.quantize import recipe_for
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.config.settings import Settings
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.rewrite import linears
+from ridgeline.workflows.quantize.quantize import recipe_for
 
 
 def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "demo-int4"
-    assert run_quantize("demo", target, QuantizeOptions(group_size=64, zeros=True, lm_head_bits=8)) == 0
+    assert (
+        run_quantize("demo", target, QuantizeOptions(group_size=64, zeros=True, lm_head_bits=8))
+        == 0
+    )
     assert str(target) in capsys.readouterr().out
     kinds = {path: linear.format for path, linear in linears(load_spec(str(target))).items()}
     assert (kinds["lm_head"].kind, kinds["layers.0.mlp.up"].group_size) == ("int8", 64)

@@ -33,7 +33,7 @@ def written(target: Path, model: str = "demo", threshold: float = 6.0) -> str:
 
 def test_read_back_as_the_same(tmp_path: Path) -> None:
     """Without a threshold it is our own W8A8, bit for bit but for the head's order of adding."""
-    theirs = written(tmp_path / "theirs", outlier_threshold=0.0)
+    theirs = written(tmp_path / "theirs", threshold=0.0)
     run_quantize("demo", tmp_path / "own", QuantizeOptions(bits=8))
     own = str(tmp_path / "own")
     wanted = logits(own, dense(own), IDS)
@@ -47,7 +47,7 @@ def test_read_back_as_the_same(tmp_path: Path) -> None:
 
 
 def test_the_threshold_is_the_checkpoints(tmp_path: Path) -> None:
-    spec = load_spec(written(tmp_path / "m", outlier_threshold=3.5))
+    spec = load_spec(written(tmp_path / "m", threshold=3.5))
     formats = {path: linear.format for path, linear in linears(spec).items()}
     assert formats.pop("lm_head").threshold == 0
     assert {format.threshold for format in formats.values()} == {3.5}

@@ -174,4 +174,6 @@ def test_numbers_that_a_format_does_not_hold(tmp_path: Path) -> None:
             QuantizeOptions(numbers="nf4", method="gptq", format="bitsandbytes"),
         )
     with pytest.raises(BadInput, match="zero-points"):
-        run_quantize("demo", tmp_path / "m", QuantizeOptions(numbers="q6_k", zeros=True, format="gguf"))
+        run_quantize(
+            "demo", tmp_path / "m", QuantizeOptions(numbers="q6_k", zeros=True, format="gguf")
+        )

@@ -144,16 +144,16 @@ def test_budgets_of_time_that_cannot_be(tmp_path: Path, monkeypatch: pytest.Monk
     less = 0.6 * whole_ms
     assert step_budget("demo", less, 8).bits > step_budget("demo", less, None).bits
     for milliseconds, about in (
-        (1.1 * whole_ms, "at 8 bits"),
+        (1.1 * whole_ms, "8 bits per weight fit"),
         (0.01, "LM head alone"),
-        (0.0, "above zero"),
-        (math.nan, "above zero"),
+        (0.0, "must be positive"),
+        (math.nan, "must be positive"),
     ):
         with pytest.raises(BadInput, match=about):
             step_budget("demo", milliseconds, None)
     with pytest.raises(CannotRun, match="experts"):
         step_budget("dummy:mixtral-8x7b", 100.0, None)
-    with pytest.raises(BadInput, match="two budgets"):
+    with pytest.raises(BadInput, match="cannot be combined with --step-budget"):
         run_quantize("demo", tmp_path / "m", QuantizeOptions(step_budget=5.0, bits_budget=5.0))
     assert not (tmp_path / "m").exists()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.workflows.quantize.quantize import recipe_for
 from ridgeline.compress.methods.outliers import outlier_columns, round_split
 from ridgeline.compress.quantize_model import RIDGELINE, TableFormats, quantize_model
 from ridgeline.compress.recipe import QuantizeRecipe, check
@@ -28,6 +27,7 @@ from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import LinearSpec
 from ridgeline.modelspec.rewrite import apply_quantization, linears
+from ridgeline.workflows.quantize.quantize import recipe_for
 from tests.compress.test_make import SMALL, dense, kl, logprobs, with_outliers
 from tests.compress.test_make import windows as windows
 
@@ -151,7 +151,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
             writer.refuse(load_spec("demo"), LLM_INT8, TableFormats())
     with pytest.raises(BadInput, match="8 bits"):
         check(QuantizeRecipe(method="llm-int8"))
-    with pytest.raises(BadInput, match="keeps nothing apart"):
+    with pytest.raises(BadInput, match="keeps no outliers"):
         recipe_for(QuantizeOptions(method="gptq", outlier_threshold=5.0))
     with pytest.raises(BadInput, match="out of range"):
         recipe_for(QuantizeOptions(method="llm-int8", bits=8, outlier_threshold=0.0))

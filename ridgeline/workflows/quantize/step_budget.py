@@ -54,7 +54,9 @@ def step_budget(model: str, milliseconds: float, lm_head_bits: int | None) -> St
     spec = with_dtype(load_spec(model), "float32")
     if cost_model(spec).experts:
         raise CannotRun(
-            "which experts a step reads depends on its tokens: there is no step budget", value=model, fix="--bits-budget"
+            "which experts a step reads depends on its tokens: there is no step budget",
+            value=model,
+            fix="--bits-budget",
         )
     num_layer_weights, head_bytes = num_weights(spec), _head_bytes(spec, lm_head_bits)
     likely = int(num_layer_weights * LIKELY_BITS / 8 + head_bytes)
