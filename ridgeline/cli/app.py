@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ridgeline.cli.params.invocation import Invocation
 
 FUNCTIONS = {
-    "serve": "serve:serve",
-    "chat": "chat:chat",
-    "generate": "generate:generate",
-    "batch": "batch:batch",
-    "new-key": "serve:new_key",
-    "bench": "bench:bench_command",
-    "diagnose": "diagnose:diagnose",
-    "compare": "compare:compare",
-    "top": "top:top",
+    "serve": "run.serve:serve",
+    "chat": "run.chat:chat",
+    "generate": "run.generate:generate",
+    "batch": "run.batch:batch",
+    "new-key": "run.serve:new_key",
+    "bench": "measure.bench:bench_command",
+    "diagnose": "measure.diagnose:diagnose",
+    "compare": "measure.compare:compare",
+    "top": "measure.top:top",
     "optimize": "optimize:optimize_command",
     "quantize": "quantize:quantize",
     "train-drafter": "train_drafter:train_drafter",
@@ -42,7 +42,7 @@ FUNCTIONS = {
     "explain": "explain:explain",
     "inspect": "inspect:inspect",
     "doctor": "doctor:doctor",
-    "mock-server": "mock_server:mock_server",
+    "mock-server": "measure.mock_server:mock_server",
     "completion": "tools:completion",
     "version": "tools:version",
 }

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.top import Trends, figures, quantile, read_page
+from ridgeline.cli.commands.measure.top import Trends, figures, quantile, read_page
 from ridgeline.cli.main import main
 from ridgeline.cli.render.top import NUM_SHOWN, Served, Shown, spark, table
 from tests.serve.conftest import engine, served  # noqa: F401  # fixtures
@@ -168,4 +168,4 @@ def test_an_address_or_a_key_that_cannot_be_is_refused(
     command: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *flags]) == 2
-    assert re.search("not a URL|not an HTTP address|printable ASCII", capsys.readouterr().err)
+    assert re.search("not a URL|not HTTP|not an HTTP address|printable ASCII", capsys.readouterr().err)

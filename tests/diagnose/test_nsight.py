@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.diagnose import run_nsight
+from ridgeline.cli.commands.measure.diagnose import run_nsight
 from ridgeline.cli.main import main
 from ridgeline.diagnose.nsight import kind_of, read_profile, sentences
 from ridgeline.errors import BadInput

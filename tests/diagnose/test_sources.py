@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.diagnose import DiagnoseOutputs, run_diagnose
+from ridgeline.cli.commands.measure.diagnose import DiagnoseOutputs, run_diagnose
 from ridgeline.config.load import BenchOptions
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.losses.expected_steps import learn
@@ -301,7 +301,7 @@ def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
 
 
 def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
-    from ridgeline.cli.commands.bench import BenchOutputs, run_bench
+    from ridgeline.cli.commands.measure.bench import BenchOutputs, run_bench
     from tests.diagnose.mock_thread import mock_server
 
     options = BenchOptions(

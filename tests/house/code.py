@@ -23,6 +23,8 @@ class Source:
     num_lines: int
     imports: list[tuple[str, int]] = field(default_factory=list)
     """(module or module.name, line) of every import, at the top or inside a function."""
+    type_imports: set[int] = field(default_factory=set)
+    """Lines of imports under `if TYPE_CHECKING:`."""
     functions: list[tuple[str, Function]] = field(default_factory=list)
     """(`file::Class.name`, node), methods and nested functions included."""
     classes: list[tuple[str, int]] = field(default_factory=list)
@@ -89,6 +91,8 @@ def _collect(node: ast.AST, prefix: str, package: str, into: Source) -> None:
             into.imports.extend((f"{origin}.{alias.name}", child.lineno) for alias in child.names)
         elif isinstance(child, ast.Call):
             into.calls.append(child)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            into.type_imports.update(range(child.lineno, (child.end_lineno or 0) + 1))
         _collect(child, inner, package, into)
 
 

@@ -41,9 +41,14 @@ def mutual_imports() -> list[str]:
 
 
 def import_circles() -> list[str]:
-    """Modules that import each other at their top level or inside functions, as circles."""
+    """Modules that import each other, at the top or inside functions; types alone do not count."""
     graph = {
-        module_of(path): {module for module, _ in imported_modules(path)} - {module_of(path)}
+        module_of(path): {
+            module
+            for module, line in imported_modules(path)
+            if line not in source(path).type_imports
+        }
+        - {module_of(path)}
         for path in files("ridgeline")
     }
     return sorted(" -> ".join(sorted(group)) for group in _circles(graph) if len(group) > 1)

@@ -10,8 +10,8 @@ import math
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.bench import BenchOutputs
-from ridgeline.cli.commands.bench import run_bench as bench_command
+from ridgeline.cli.commands.measure.bench import BenchOutputs
+from ridgeline.cli.commands.measure.bench import run_bench as bench_command
 from ridgeline.cli.render.bench import bench_tables
 from ridgeline.config.load import BenchOptions
 from ridgeline.config.sources import section_from

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.bench import (
+from ridgeline.cli.commands.measure.bench import (
     BenchOutputs,
     parse_range,
     parse_rates,
@@ -191,7 +191,7 @@ def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
 
 
 def test_a_log_and_a_result_of_one_run_are_one_run(tmp_path):
-    from ridgeline.cli.commands.compare import results
+    from ridgeline.cli.commands.measure.compare import results
 
     options = BenchOptions(workload=LOAD, num_prompts=5, num_warmups=0)
     with mock_server(ttft_s=0.002, itl_s=0.001) as url:

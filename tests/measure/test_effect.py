@@ -6,25 +6,25 @@ import random
 
 import pytest
 
-from ridgeline.cli.commands.compare import effect_line
+from ridgeline.cli.commands.measure.compare import effect_line
 from ridgeline.measure.results.comparison import judge
-from ridgeline.measure.results.result_file import Result
+from ridgeline.measure.results.result_file import LoadedResult
 from ridgeline.measure.results.settings_effect import ONE_RUN, Effect, effect_of
 
 THRESHOLD = 0.05
 
 
-def side(factor: float = 1.0, *, seed: int, noise: float, count: int = 200) -> Result:
+def side(factor: float = 1.0, *, seed: int, noise: float, count: int = 200) -> LoadedResult:
     """Latencies of independent requests, `factor` times as long."""
     rng = random.Random(seed)
     samples = {
         name: tuple(factor * 0.1 * rng.lognormvariate(0, noise) for _ in range(count))
         for name in ("ttft", "tpot", "e2e")
     }
-    return Result(source=f"{seed}", tool="test", samples=samples)
+    return LoadedResult(source=f"{seed}", tool="test", samples=samples)
 
 
-def effect(a: list[Result], b: list[Result], threshold: float = THRESHOLD) -> Effect:
+def effect(a: list[LoadedResult], b: list[LoadedResult], threshold: float = THRESHOLD) -> Effect:
     return effect_of(judge(a, b, threshold=threshold), a, b, threshold)
 
 
@@ -43,7 +43,7 @@ def test_noise_is_no_proof_of_no_effect_and_the_way_out_is_told() -> None:
     assert effect(*again).outcome == "unchanged"
 
 
-def repeated(factor: float, *, seed: int, noise: float) -> list[Result]:
+def repeated(factor: float, *, seed: int, noise: float) -> list[LoadedResult]:
     """Four runs, each of them some 3 % apart from the others."""
     rng = random.Random(seed)
     return [

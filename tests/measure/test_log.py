@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.cli.commands.bench import BenchOutputs
+from ridgeline.cli.commands.measure.bench import BenchOutputs
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.server_metrics import ServerReport

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.bench import BenchOutputs, run_bench
+from ridgeline.cli.commands.measure.bench import BenchOutputs, run_bench
 from ridgeline.config.load import BenchOptions
 from ridgeline.measure.monitors import gpu as gpu_module
 from ridgeline.measure.monitors.gpu import NoGpus, NvmlGpus, gpu_usages, open_gpus

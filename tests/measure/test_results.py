@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ridgeline.cli.commands.compare import command, results
+from ridgeline.cli.commands.measure.compare import command, results
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.comparison import differences, judge
 from ridgeline.measure.results.event_log import write_run
 from ridgeline.measure.results.readers import read_result
-from ridgeline.measure.results.result_file import Result
+from ridgeline.measure.results.result_file import LoadedResult
 from ridgeline.stats import percentile
 
 VLLM = {
@@ -239,7 +239,7 @@ def side(factor=1.0, seed=0, count=200, noise=0.2, load=None, walk=0.0, ids=()):
     values = tuple(
         factor * (1 + walk * i / count) * rng.lognormvariate(0, noise) for i in range(count)
     )
-    return Result(source="x", tool="t", samples={"ttft": values}, load=load or {}, ids=ids)
+    return LoadedResult(source="x", tool="t", samples={"ttft": values}, load=load or {}, ids=ids)
 
 
 def of(judgements, name):
@@ -302,8 +302,8 @@ def test_runs_are_the_observations_where_there_are_several():
 
 
 def test_summaries_alone_conclude_nothing():
-    a = Result(source="a", tool="vllm", figures={"ttft_p50": 0.1})
-    b = Result(source="b", tool="vllm", figures={"ttft_p50": 0.05})
+    a = LoadedResult(source="a", tool="vllm", figures={"ttft_p50": 0.1})
+    b = LoadedResult(source="b", tool="vllm", figures={"ttft_p50": 0.05})
     (found,) = judge([a], [b])
     assert found.outcome == "inconclusive" and "one run without" in str(found)
 
@@ -313,7 +313,7 @@ def test_another_load_is_refused():
     assert "workload chat and code" in differences([a], [b])[0]
     near = side(load={"num_requests": 101})
     assert differences([side(load={"num_requests": 100})], [near]) == ()
-    bad = Result(source="b", tool="t", invalid=("the client was slow",))
+    bad = LoadedResult(source="b", tool="t", invalid=("the client was slow",))
     assert differences([a], [bad]) == ("b: the client was slow",)
 
 

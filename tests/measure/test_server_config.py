@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.compare import command
+from ridgeline.cli.commands.measure.compare import command
 from ridgeline.diagnose import facts_of
 from ridgeline.measure.client.http_connection import HttpConnectionError, HttpReply
 from ridgeline.measure.metrics.summary import summarise

@@ -17,7 +17,7 @@ from ridgeline.report.files import check_writable
 from ridgeline.workflows.optimize.optimize import (
     ENGINE_FILES,
     SERVER_FILES,
-    OptimizeOptions,
+    OptimizeRequest,
     job_of,
     ladder_of,
     optimize,
@@ -31,7 +31,7 @@ def optimize_command(call: Invocation) -> int:
     """`ridgeline optimize`."""
     given, target = call.read(config.OptimizeOptions), call.read(config.TargetServerOptions)
     settings = call.settings(given.model)
-    options = OptimizeOptions(
+    options = OptimizeRequest(
         workload=given.workload,
         slo=given.slo,
         objective=given.objective,
@@ -63,7 +63,7 @@ class OptimizeFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_optimize(
     settings: Settings,
-    options: OptimizeOptions,
+    options: OptimizeRequest,
     files: OptimizeFiles,
     server: RestartableServer | None = None,
 ) -> int:
@@ -83,7 +83,7 @@ def run_optimize(
 
 
 def check_inputs_kept(
-    options: OptimizeOptions, files: OptimizeFiles, names: tuple[str, ...]
+    options: OptimizeRequest, files: OptimizeFiles, names: tuple[str, ...]
 ) -> None:
     """BadInput if a file that is read would be overwritten."""
     written = {(files.output / name).resolve() for name in names}

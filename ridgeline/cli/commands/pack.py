@@ -10,7 +10,7 @@ def pack(call: Invocation) -> None:
     """`ridgeline pack`."""
     from rich.console import Console
 
-    from ridgeline.cli.render.pack import pack_table
+    from ridgeline.cli.render.planning.pack import pack_table
     from ridgeline.report.json_line import json_line
     from ridgeline.workflows.planning.pack import pack as place_models
 

@@ -23,7 +23,7 @@ def predict(call: Invocation) -> int:
     """`ridgeline predict`: one operating point, or a file of them."""
     from rich.console import Console
 
-    from ridgeline.cli.render.predict import prediction_table
+    from ridgeline.cli.render.planning.predict import prediction_table
     from ridgeline.modelspec.families.shapes import known_shapes
     from ridgeline.report.json_line import json_line
     from ridgeline.workflows.planning.device_catalogue import read_catalogue
@@ -107,11 +107,11 @@ def plan(call: Invocation) -> None:
     """`ridgeline plan`."""
     from rich.console import Console
 
-    from ridgeline.cli.render.plan import print_plan
+    from ridgeline.cli.render.planning.plan import print_plan
     from ridgeline.plan.deploy.clusters import ManifestOptions
     from ridgeline.report.files import write_file
     from ridgeline.report.json_line import json_line
-    from ridgeline.workflows.planning.plan import PlanOptions
+    from ridgeline.workflows.planning.plan import PlanRequest
     from ridgeline.workflows.planning.plan import plan as make_plan
 
     given = call.read(config.PlanOptions)
@@ -121,7 +121,7 @@ def plan(call: Invocation) -> None:
         ray_image=given.ray_image,
         node_label=given.node_label,
     )
-    options = PlanOptions(
+    options = PlanRequest(
         model=given.model,
         workload=given.workload,
         isl=given.input_len,
@@ -161,10 +161,10 @@ def plan(call: Invocation) -> None:
 def simulate(call: Invocation) -> int:
     """`ridgeline simulate`: one run, several seeds, or a sweep."""
     from ridgeline.cli.commands.simulate import SimulationOutputs, run_simulation
-    from ridgeline.workflows.planning.simulate import SimulateOptions
+    from ridgeline.workflows.planning.simulate import SimulationRequest
 
     given = call.read(config.SimulateOptions)
-    options = SimulateOptions(
+    options = SimulationRequest(
         model=given.model,
         device=given.accelerator,
         tp=given.tensor_parallel_size,
@@ -207,13 +207,13 @@ def cost(call: Invocation) -> None:
     """`ridgeline cost`."""
     from rich.console import Console
 
-    from ridgeline.cli.render.cost import print_cost
+    from ridgeline.cli.render.planning.cost import print_cost
     from ridgeline.report.json_line import json_line
-    from ridgeline.workflows.planning.cost import CostOptions
+    from ridgeline.workflows.planning.cost import CostRequest
     from ridgeline.workflows.planning.cost import cost as compare_cost
 
     given = call.read(config.CostOptions)
-    options = CostOptions(
+    options = CostRequest(
         model=given.model,
         device=given.accelerator,
         workload=given.workload,

@@ -9,11 +9,11 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.cli.render.live_progress import live_progress
-from ridgeline.cli.render.simulate import seeds_table, simulation_table, sweep_table
+from ridgeline.cli.render.planning.simulate import seeds_table, simulation_table, sweep_table
 from ridgeline.errors import BadInput
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
-from ridgeline.workflows.planning.simulate import SimulateOptions, simulate
+from ridgeline.workflows.planning.simulate import SimulationRequest, simulate
 from ridgeline.workflows.planning.simulate_seeds import simulate_seeds
 from ridgeline.workflows.planning.simulate_sweep import simulate_sweep
 
@@ -29,7 +29,7 @@ class SimulationOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_simulation(
-    options: SimulateOptions,
+    options: SimulationRequest,
     outputs: SimulationOutputs,
     sweep: Sequence[str],
     num_workers: int | None,
@@ -63,7 +63,7 @@ def run_simulation(
 
 
 def _run_sweep(
-    options: SimulateOptions, sweep: Sequence[str], num_workers: int | None, as_json: bool
+    options: SimulationRequest, sweep: Sequence[str], num_workers: int | None, as_json: bool
 ) -> int:
     with live_progress() as observer:
         result = simulate_sweep(options, sweep, num_workers=num_workers, observer=observer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ridgeline.measure.mock.script import Part, Script, Truth, tail, tokens
+from ridgeline.measure.mock.script import Script, ScriptedPart, Truth, tail, tokens
 
 _FOUR = (0.10, 0.12, 0.14, 0.16)
 _PLAIN = Truth(
@@ -35,8 +35,8 @@ _NOTHING = Truth(
 )
 
 
-def _raw(at_s: float, data: bytes, num_tokens: int = 0) -> Part:
-    return Part(at_s=at_s, kind="raw", raw=data, tokens=num_tokens)
+def _raw(at_s: float, data: bytes, num_tokens: int = 0) -> ScriptedPart:
+    return ScriptedPart(at_s=at_s, kind="raw", raw=data, tokens=num_tokens)
 
 
 def _ok(ttft_s: float, tpot_s: float | None, itl_s: tuple[float, ...], e2e_s: float) -> Truth:
@@ -82,7 +82,7 @@ _WHOLE = (
     Script(
         name="role-first",
         about="a role-only chunk at once does not stop the TTFT clock",
-        parts=(Part(at_s=0.01, kind="role"), *tokens(_FOUR), *tail(0.16, 4)),
+        parts=(ScriptedPart(at_s=0.01, kind="role"), *tokens(_FOUR), *tail(0.16, 4)),
         truth=_PLAIN,
     ),
     Script(
@@ -107,8 +107,8 @@ _WHOLE = (
         name="three-at-first",
         about="the first chunk holds three tokens, and says so",
         parts=(
-            Part(at_s=0.10, kind="text", text="abc", tokens=3, told=True),
-            Part(at_s=0.13, kind="text", text="def", tokens=3, told=True),
+            ScriptedPart(at_s=0.10, kind="text", text="abc", tokens=3, told=True),
+            ScriptedPart(at_s=0.13, kind="text", text="def", tokens=3, told=True),
             *tail(0.13, 6),
         ),
         truth=Truth(
@@ -139,9 +139,9 @@ _WHOLE = (
         name="running-usage",
         about="every chunk carries a running count (continuous usage)",
         parts=(
-            Part(at_s=0.10, kind="text", text="a", tokens=1, running_usage=1),
-            Part(at_s=0.13, kind="text", text="b", tokens=3, running_usage=4),
-            Part(at_s=0.16, kind="text", text="cdefghi", tokens=3, running_usage=7),
+            ScriptedPart(at_s=0.10, kind="text", text="a", tokens=1, running_usage=1),
+            ScriptedPart(at_s=0.13, kind="text", text="b", tokens=3, running_usage=4),
+            ScriptedPart(at_s=0.16, kind="text", text="cdefghi", tokens=3, running_usage=7),
             *tail(0.16, 7),
         ),
         truth=_ok(0.10, 0.01, (0.01,) * 6, 0.16),
@@ -151,7 +151,7 @@ _WHOLE = (
         about="a token that decodes to nothing (half a character) is a token",
         parts=(
             *tokens((0.10,)),
-            Part(at_s=0.12, kind="text", text="", tokens=1),
+            ScriptedPart(at_s=0.12, kind="text", text="", tokens=1),
             *tokens((0.14, 0.16)),
             *tail(0.16, 4),
         ),
@@ -162,9 +162,9 @@ _WHOLE = (
         about="the finish chunk's empty text is the last token: the usage says that one is missing",
         parts=(
             *tokens((0.10, 0.12, 0.14)),
-            Part(at_s=0.16, kind="text", text="", tokens=1, finish="length"),
-            Part(at_s=0.16, kind="usage", tokens=4),
-            Part(at_s=0.16, kind="done"),
+            ScriptedPart(at_s=0.16, kind="text", text="", tokens=1, finish="length"),
+            ScriptedPart(at_s=0.16, kind="usage", tokens=4),
+            ScriptedPart(at_s=0.16, kind="done"),
         ),
         truth=_PLAIN,
     ),
@@ -173,9 +173,9 @@ _WHOLE = (
         about="the finish chunk's empty text is no token: the usage says that none is missing",
         parts=(
             *tokens(_FOUR),
-            Part(at_s=0.18, kind="text", text="", finish="length"),
-            Part(at_s=0.18, kind="usage", tokens=4),
-            Part(at_s=0.18, kind="done"),
+            ScriptedPart(at_s=0.18, kind="text", text="", finish="length"),
+            ScriptedPart(at_s=0.18, kind="usage", tokens=4),
+            ScriptedPart(at_s=0.18, kind="done"),
         ),
         truth=_PLAIN,
     ),
@@ -183,9 +183,9 @@ _WHOLE = (
         name="reasoning",
         about="reasoning is output: the clock stops at its first token",
         parts=(
-            Part(at_s=0.01, kind="role"),
-            Part(at_s=0.10, kind="reasoning", text="hm ", tokens=1),
-            Part(at_s=0.12, kind="reasoning", text="so ", tokens=1, field="reasoning"),
+            ScriptedPart(at_s=0.01, kind="role"),
+            ScriptedPart(at_s=0.10, kind="reasoning", text="hm ", tokens=1),
+            ScriptedPart(at_s=0.12, kind="reasoning", text="so ", tokens=1, field="reasoning"),
             *tokens((0.14, 0.16)),
             *tail(0.16, 4),
         ),
@@ -195,7 +195,7 @@ _WHOLE = (
         name="tool-call",
         about="the arguments of a tool call are output",
         parts=(
-            *(Part(at_s=at, kind="tool", text='{"a"', tokens=1) for at in _FOUR),
+            *(ScriptedPart(at_s=at, kind="tool", text='{"a"', tokens=1) for at in _FOUR),
             *tail(0.16, 4),
         ),
         truth=_PLAIN,
@@ -206,15 +206,15 @@ _WHOLE = (
         about="no usage chunk: the chunks are counted, and the run says so",
         parts=(
             *tokens(_FOUR),
-            Part(at_s=0.16, kind="finish", finish="length"),
-            Part(at_s=0.16, kind="done"),
+            ScriptedPart(at_s=0.16, kind="finish", finish="length"),
+            ScriptedPart(at_s=0.16, kind="done"),
         ),
         truth=_PLAIN,
     ),
     Script(
         name="no-done",
         about="the stream ends after its finish_reason without [DONE]",
-        parts=(*tokens(_FOUR), Part(at_s=0.16, kind="finish", finish="stop")),
+        parts=(*tokens(_FOUR), ScriptedPart(at_s=0.16, kind="finish", finish="stop")),
         truth=_PLAIN,
     ),
     Script(
@@ -227,7 +227,7 @@ _WHOLE = (
         name="split-reads",
         about="every event comes in five writes, cut inside of characters",
         parts=(
-            *(Part(at_s=at, kind="text", text="héß☃", tokens=1, pieces=5) for at in _FOUR),
+            *(ScriptedPart(at_s=at, kind="text", text="héß☃", tokens=1, pieces=5) for at in _FOUR),
             *tail(0.17, 4),
         ),
         truth=_PLAIN,
@@ -255,8 +255,8 @@ _WHOLE = (
                 b'data: {"choices":[{"index":0,"text":"","finish_reason":"length"}]}\n\n',
                 1,
             ),
-            Part(at_s=0.12, kind="usage", tokens=2),
-            Part(at_s=0.12, kind="done"),
+            ScriptedPart(at_s=0.12, kind="usage", tokens=2),
+            ScriptedPart(at_s=0.12, kind="done"),
         ),
         truth=_ok(0.10, 0.02, (0.02,), 0.12),
     ),
@@ -285,7 +285,7 @@ _BROKEN = (
         parts=(
             *tokens((0.10, 0.12)),
             _raw(0.14, b'data: {"error": {"message": "out of blocks"}}\n\n'),
-            Part(at_s=0.14, kind="done"),
+            ScriptedPart(at_s=0.14, kind="done"),
         ),
         truth=_LOST_AFTER_TWO,
     ),

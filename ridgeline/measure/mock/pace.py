@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.mock.script import Part, tail
+from ridgeline.measure.mock.script import ScriptedPart, tail
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,12 +32,12 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         if self.slots is not None and self.slots < 1:
             raise BadInput("a server needs a slot", value=self.slots, limit=">= 1")
 
-    def parts(self, num_tokens: int) -> Iterator[Part]:
+    def parts(self, num_tokens: int) -> Iterator[ScriptedPart]:
         """The stream of one answer of `num_tokens`."""
         sent, at_s = 0, self.ttft_s
         while sent < num_tokens:
             count = min(self.per_chunk if sent else 1, num_tokens - sent)
             at_s += count * self.itl_s if sent else 0.0
             sent += count
-            yield Part(at_s=at_s, kind="text", text="ab " * count, tokens=count)
+            yield ScriptedPart(at_s=at_s, kind="text", text="ab " * count, tokens=count)
         yield from tail(at_s, num_tokens)

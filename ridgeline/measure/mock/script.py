@@ -22,7 +22,7 @@ Outcome = Literal["ok", "failed", "timeout"]
 CREATED = 1_700_000_000
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptedPart(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a stream. `pieces` > 1 splits its bytes over as many writes."""
 
     at_s: float
@@ -54,7 +54,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     about: str
-    parts: tuple[Part, ...]
+    parts: tuple[ScriptedPart, ...]
     truth: Truth
     ending: Ending = "whole"
     status: int = 200
@@ -63,7 +63,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     chat_only: bool = False
 
 
-Encode = Callable[[Part], bytes]
+Encode = Callable[[ScriptedPart], bytes]
 
 
 def encoder(path: str, model: str, prompt_tokens: int) -> Encode:
@@ -76,7 +76,7 @@ def encoder(path: str, model: str, prompt_tokens: int) -> Encode:
         "model": model,
     }
 
-    def encode(part: Part) -> bytes:
+    def encode(part: ScriptedPart) -> bytes:
         if part.kind == "raw":
             return part.raw
         if part.kind == "done":
@@ -106,7 +106,7 @@ def _event(body: dict[str, object]) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def _choice(part: Part, chat: bool) -> dict[str, object]:
+def _choice(part: ScriptedPart, chat: bool) -> dict[str, object]:
     choice: dict[str, object] = {"index": 0, "finish_reason": part.finish}
     if chat:
         choice["delta"] = _delta(part)
@@ -117,7 +117,7 @@ def _choice(part: Part, chat: bool) -> dict[str, object]:
     return choice
 
 
-def _delta(part: Part) -> dict[str, object]:
+def _delta(part: ScriptedPart) -> dict[str, object]:
     match part.kind:
         case "role":
             return {"role": "assistant", "content": ""}
@@ -130,16 +130,18 @@ def _delta(part: Part) -> dict[str, object]:
     return {"content": part.text}
 
 
-def tokens(instants: Sequence[float], text: str = "ab ", each: int = 1) -> tuple[Part, ...]:
+def tokens(instants: Sequence[float], text: str = "ab ", each: int = 1) -> tuple[ScriptedPart, ...]:
     """One text chunk of `each` tokens per instant."""
-    return tuple(Part(at_s=at, kind="text", text=text * each, tokens=each) for at in instants)
+    return tuple(
+        ScriptedPart(at_s=at, kind="text", text=text * each, tokens=each) for at in instants
+    )
 
 
-def tail(at_s: float, num_tokens: int, usage_at_s: float | None = None) -> tuple[Part, ...]:
+def tail(at_s: float, num_tokens: int, usage_at_s: float | None = None) -> tuple[ScriptedPart, ...]:
     """A finish chunk, the usage chunk and [DONE]."""
     later = at_s if usage_at_s is None else usage_at_s
     return (
-        Part(at_s=at_s, kind="finish", finish="length"),
-        Part(at_s=later, kind="usage", tokens=num_tokens),
-        Part(at_s=later, kind="done"),
+        ScriptedPart(at_s=at_s, kind="finish", finish="length"),
+        ScriptedPart(at_s=later, kind="usage", tokens=num_tokens),
+        ScriptedPart(at_s=later, kind="done"),
     )

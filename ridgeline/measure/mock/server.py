@@ -20,14 +20,14 @@ import msgspec
 
 from ridgeline.measure.mock.cases import CASES
 from ridgeline.measure.mock.pace import Pace
-from ridgeline.measure.mock.script import Encode, Ending, Part, Script, encoder
+from ridgeline.measure.mock.script import Encode, Ending, Script, ScriptedPart, encoder
 
 STEADY = "steady"
 MAX_SERVED = 100_000  # records kept
 _PAGES = {"/health": b"{}", "/v1/health": b"{}"}
 
 
-class Served(msgspec.Struct, kw_only=True):
+class ServedCounts(msgspec.Struct, kw_only=True):
     """One answer as it was given: loop instants of the request's arrival and of its tokens."""
 
     model: str
@@ -54,7 +54,7 @@ class MockServer:
 
     def __init__(self, pace: Pace | None = None, cases: Mapping[str, Script] = CASES) -> None:
         self.pace, self.cases = pace or Pace(), cases
-        self.served: deque[Served] = deque(maxlen=MAX_SERVED)
+        self.served: deque[ServedCounts] = deque(maxlen=MAX_SERVED)
         self.num_running = 0
         self.prompt_tokens = self.output_tokens = 0
         self._waiting: deque[Callable[[], None]] = deque()
@@ -148,14 +148,14 @@ class _Connection(asyncio.Protocol):
         script = self._server.cases.get(asked.model)
         if script is not None and script.status != 200:
             return self._whole(script.status, script.body)
-        served = Served(model=asked.model, path=path, received_s=self._loop.time())
+        served = ServedCounts(model=asked.model, path=path, received_s=self._loop.time())
         self._server.served.append(served)
         stream = _Stream(asked, script, self._server.pace)
         if not asked.stream:
             return self._whole(200, stream.unstreamed())
         return self._server.slot(lambda: self._begin(stream, served, path))
 
-    def _begin(self, stream: _Stream, served: Served, path: str) -> None:
+    def _begin(self, stream: _Stream, served: ServedCounts, path: str) -> None:
         self._seated = True
         self._timers.clear()
         encode = encoder(path, stream.model, stream.prompt_tokens)
@@ -175,7 +175,7 @@ class _Connection(asyncio.Protocol):
                 self._timers.append(timer)
 
     def _emit(
-        self, parts: list[Part], encode: Encode, served: Served, ending: Ending | None
+        self, parts: list[ScriptedPart], encode: Encode, served: ServedCounts, ending: Ending | None
     ) -> None:
         """Write what is due at one instant; `ending` comes with the last of it."""
         data, num_tokens = b"", 0
@@ -236,7 +236,7 @@ class _Stream:
     def __init__(self, asked: _Body, script: Script | None, pace: Pace) -> None:
         self.model = asked.model
         self.num_tokens = asked.max_tokens or asked.max_completion_tokens or 16
-        self.parts: Iterable[Part] = script.parts if script else pace.parts(self.num_tokens)
+        self.parts: Iterable[ScriptedPart] = script.parts if script else pace.parts(self.num_tokens)
         self.ending: Ending = script.ending if script else "whole"
         self.prompt_tokens = script.prompt_tokens if script else _prompt_tokens(asked)
 

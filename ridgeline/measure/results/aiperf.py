@@ -13,7 +13,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.measure.results.result_file import NotThisFormat, Result, present, summary_of
+from ridgeline.measure.results.result_file import LoadedResult, NotThisFormat, present, summary_of
 
 LATENCIES = (
     ("time_to_first_token", "ttft"),
@@ -29,7 +29,7 @@ RATES = (
 UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
 
 
-def summary(source: str, data: Mapping[str, Any]) -> Result:
+def summary(source: str, data: Mapping[str, Any]) -> LoadedResult:
     """The JSON summary."""
     figures: dict[str, float] = {}
     for theirs, ours in LATENCIES:
@@ -41,10 +41,12 @@ def summary(source: str, data: Mapping[str, Any]) -> Result:
         if data.get(theirs):
             figures[ours] = float(data[theirs]["avg"])
     count = (data.get("request_count") or {}).get("avg")
-    return Result(source=source, tool="aiperf", figures=figures, load=present(num_requests=count))
+    return LoadedResult(
+        source=source, tool="aiperf", figures=figures, load=present(num_requests=count)
+    )
 
 
-def table(source: str, text: str) -> Result:
+def table(source: str, text: str) -> LoadedResult:
     """The CSV, turned into the summary's form; its rates stand in a table of their own."""
     found: dict[str, dict[str, Any]] = {}
     header: list[str] = []
@@ -60,7 +62,7 @@ def table(source: str, text: str) -> Result:
     return summary(source, found)
 
 
-def requests(source: str, rows: Sequence[Mapping[str, Any]]) -> Result:
+def requests(source: str, rows: Sequence[Mapping[str, Any]]) -> LoadedResult:
     """The lines, one per request; those with an error have no latencies that count."""
     kept = [row["metrics"] for row in rows if not row.get("error")]
     samples = {}
@@ -69,4 +71,6 @@ def requests(source: str, rows: Sequence[Mapping[str, Any]]) -> Result:
         samples[ours] = tuple(cell["value"] * UNITS[cell["unit"]] for cell in cells)
     if not samples["e2e"]:
         raise NotThisFormat
-    return Result(source=source, tool="aiperf", samples=samples, load={"num_requests": len(rows)})
+    return LoadedResult(
+        source=source, tool="aiperf", samples=samples, load={"num_requests": len(rows)}
+    )

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.measure.results.result_file import LATENCIES, RATES, Result
+from ridgeline.measure.results.result_file import LATENCIES, RATES, LoadedResult
 from ridgeline.stats import (
     LogRatio,
     Outcome,
@@ -78,7 +78,7 @@ def _value(metric: str, value: float) -> str:
     return f"{value:.4g}/s"
 
 
-def differences(a: Sequence[Result], b: Sequence[Result]) -> tuple[str, ...]:
+def differences(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tuple[str, ...]:
     """Why the two sides cannot be compared at all; () where they can."""
     found = [f"{r.source}: {reason}" for r in (*a, *b) for reason in r.invalid]
     first = a[0].load
@@ -96,7 +96,7 @@ def _alike(x: str | float, y: str | float) -> bool:
 
 
 def judge(
-    a: Sequence[Result], b: Sequence[Result], *, threshold: float = 0.02
+    a: Sequence[LoadedResult], b: Sequence[LoadedResult], *, threshold: float = 0.02
 ) -> tuple[Judgement, ...]:
     """Every statistic that both sides have. `threshold`: the change that matters."""
     names = [f"{metric}_{stat}" for metric in LATENCIES for stat in ("mean", "p50", "p99")]
@@ -110,7 +110,7 @@ def judge(
     return tuple(found)
 
 
-def _figure(result: Result, name: str) -> float | None:
+def _figure(result: LoadedResult, name: str) -> float | None:
     metric, _, stat = name.rpartition("_")
     values = result.samples.get(metric)
     if values and stat in ("mean", "p50", "p99"):
@@ -128,7 +128,9 @@ class _Pair(msgspec.Struct, frozen=True):
     b: list[float]
 
 
-def _judge(pair: _Pair, a: Sequence[Result], b: Sequence[Result], threshold: float) -> Judgement:
+def _judge(
+    pair: _Pair, a: Sequence[LoadedResult], b: Sequence[LoadedResult], threshold: float
+) -> Judgement:
     ratio = _geometric(pair.b) / _geometric(pair.a)
     base: dict[str, Any] = {
         "metric": pair.name,
@@ -187,7 +189,7 @@ def _of_runs(pair: _Pair) -> LogRatio:
 
 
 def _of_requests(
-    pair: _Pair, a: Sequence[Result], b: Sequence[Result]
+    pair: _Pair, a: Sequence[LoadedResult], b: Sequence[LoadedResult]
 ) -> tuple[LogRatio, float] | None:
     """The test over the requests of one run a side, and by how much a run drifted."""
     metric, _, stat = pair.name.rpartition("_")

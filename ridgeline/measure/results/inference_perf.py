@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ridgeline.measure.results.result_file import (
+    LoadedResult,
     NotThisFormat,
-    Result,
     present,
     present_numbers,
     summary_of,
@@ -29,7 +29,7 @@ LATENCIES = (
 )
 
 
-def read(source: str, data: Any) -> Result:
+def read(source: str, data: Any) -> LoadedResult:
     """Either kind. Raises NotThisFormat, or what a missing key raises."""
     if isinstance(data, list):
         return _requests(source, data)
@@ -42,7 +42,7 @@ def read(source: str, data: Any) -> Result:
         output_tok_s=rates.get("output_tokens_per_sec"), request_rate=rates.get("requests_per_sec")
     )
     load = data.get("load_summary") or {}
-    return Result(
+    return LoadedResult(
         source=source,
         tool=TOOL,
         figures=figures,
@@ -52,7 +52,7 @@ def read(source: str, data: Any) -> Result:
     )
 
 
-def _requests(source: str, rows: Sequence[Mapping[str, Any]]) -> Result:
+def _requests(source: str, rows: Sequence[Mapping[str, Any]]) -> LoadedResult:
     """Latencies of the requests that ended well, in the order of their sends."""
     if not rows or "info" not in rows[0]:
         raise NotThisFormat
@@ -62,7 +62,7 @@ def _requests(source: str, rows: Sequence[Mapping[str, Any]]) -> Result:
         for response in [row["info"]["response_metrics"]]
         if not row.get("error") and response.get("chunk_times")
     ]
-    return Result(
+    return LoadedResult(
         source=source,
         tool=TOOL,
         samples={

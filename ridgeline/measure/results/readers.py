@@ -30,8 +30,8 @@ from ridgeline.measure.results import aiperf, inference_perf
 from ridgeline.measure.results.event_log import is_event_log, read_run
 from ridgeline.measure.results.result_file import (
     MS,
+    LoadedResult,
     NotThisFormat,
-    Result,
     present,
     present_numbers,
     run_of,
@@ -43,7 +43,7 @@ from ridgeline.measure.results.vllm_result import date_of
 Json = dict[str, Any]
 
 
-def read_result(path: Path) -> Result:
+def read_result(path: Path) -> LoadedResult:
     """The result in a file, whatever tool wrote it. Raises BadInput."""
     try:
         data = path.read_bytes()
@@ -63,7 +63,7 @@ def read_result(path: Path) -> Result:
     raise unreadable(path, "none of their keys is there")
 
 
-def _event_log(path: Path) -> Result:
+def _event_log(path: Path) -> LoadedResult:
     run = read_run(path)
     done = [request for request in run.requests if outcome(request) == "ok"]
     columns: dict[str, list[float | None]] = {
@@ -73,7 +73,7 @@ def _event_log(path: Path) -> Result:
         "itl": [_mean(itl_s(r)) for r in done],
     }
     duration_s = run.duration_s or 1.0
-    return Result(
+    return LoadedResult(
         source=str(path),
         tool="ridgeline",
         samples={name: _defined(values) for name, values in columns.items()},
@@ -107,7 +107,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _vllm(source: str, data: Json) -> Result:
+def _vllm(source: str, data: Json) -> LoadedResult:
     if "request_throughput" not in data or "completed" not in data:
         raise NotThisFormat
     figures = _stats(data, {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"})
@@ -117,7 +117,7 @@ def _vllm(source: str, data: Json) -> Result:
         figures["goodput"] = float(data["request_goodput"])
     ours = data.get("ridgeline") or {}
     whole = not any(data.get("errors") or ())
-    return Result(
+    return LoadedResult(
         source=source,
         tool="vllm",
         samples=_vllm_samples(data),
@@ -162,7 +162,7 @@ def _stats(data: Json, names: Mapping[str, str]) -> dict[str, float]:
     return found
 
 
-def _guidellm(source: str, data: Json) -> Result:
+def _guidellm(source: str, data: Json) -> LoadedResult:
     bench = data["benchmarks"][0]
     metrics = bench["metrics"]
     figures: dict[str, float] = {}
@@ -182,7 +182,7 @@ def _guidellm(source: str, data: Json) -> Result:
         if mean is not None:
             figures[ours] = float(mean)
     totals = metrics.get("request_totals") or {}
-    return Result(
+    return LoadedResult(
         source=source,
         tool="guidellm",
         samples=_guidellm_samples(bench.get("requests") or {}),
@@ -222,12 +222,12 @@ def _guidellm_samples(requests: Json) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _llmperf(source: str, data: Any) -> Result:
+def _llmperf(source: str, data: Any) -> LoadedResult:
     if isinstance(data, list):
         if not data or "ttft_s" not in data[0]:
             raise NotThisFormat
         rows = [row for row in data if row.get("error_code") is None]
-        return Result(
+        return LoadedResult(
             source=source,
             tool="llmperf",
             samples={
@@ -249,7 +249,7 @@ def _llmperf(source: str, data: Any) -> Result:
         output_tok_s=data.get("results_mean_output_throughput_token_per_s"),
         request_rate=None if per_minute is None else per_minute / 60,
     )
-    return Result(
+    return LoadedResult(
         source=source,
         tool="llmperf",
         figures=figures,
@@ -262,7 +262,7 @@ def _llmperf(source: str, data: Any) -> Result:
     )
 
 
-_READERS: tuple[Callable[[str, Any], Result], ...] = (
+_READERS: tuple[Callable[[str, Any], LoadedResult], ...] = (
     _vllm,
     _guidellm,
     inference_perf.read,
@@ -271,7 +271,7 @@ _READERS: tuple[Callable[[str, Any], Result], ...] = (
 )
 
 
-def _lines(path: Path, data: bytes) -> Result:
+def _lines(path: Path, data: bytes) -> LoadedResult:
     """What is no JSON document: AIPerf's requests, one per line, or its table."""
     try:
         text = data.decode("utf-8")
@@ -280,6 +280,6 @@ def _lines(path: Path, data: bytes) -> Result:
         raise unreadable(path, "it is neither JSON nor lines of it, nor AIPerf's table") from None
 
 
-def _rows(path: Path, data: bytes) -> Result:
+def _rows(path: Path, data: bytes) -> LoadedResult:
     rows = [msgspec.json.decode(line) for line in data.split(b"\n") if line.strip()]
     return aiperf.requests(str(path), rows)

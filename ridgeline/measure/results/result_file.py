@@ -21,7 +21,7 @@ MS = 1e-3
 RATES = ("output_tok_s", "request_rate", "goodput")
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class LoadedResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one file tells; see the module's head."""
 
     source: str

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.measure.results.comparison import POWER, Judgement
-from ridgeline.measure.results.result_file import RATES, Result
+from ridgeline.measure.results.result_file import RATES, LoadedResult
 from ridgeline.stats import NUM_DRAWS, Outcome
 
 LEVEL = 0.05
@@ -47,7 +47,10 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def effect_of(
-    found: Sequence[Judgement], a: Sequence[Result], b: Sequence[Result], threshold: float
+    found: Sequence[Judgement],
+    a: Sequence[LoadedResult],
+    b: Sequence[LoadedResult],
+    threshold: float,
 ) -> Effect:
     """Of the judgements of two sides that differ in their settings alone."""
     effect = _effect(found, a, b, threshold)
@@ -57,7 +60,10 @@ def effect_of(
 
 
 def _effect(
-    found: Sequence[Judgement], a: Sequence[Result], b: Sequence[Result], threshold: float
+    found: Sequence[Judgement],
+    a: Sequence[LoadedResult],
+    b: Sequence[LoadedResult],
+    threshold: float,
 ) -> Effect:
     headline = [each for each in found if _is_headline(each.metric)]
     known = [each for each in headline if each.detectable is not None]
@@ -111,7 +117,7 @@ def _significant(known: Sequence[Judgement]) -> list[Judgement]:
     return passed
 
 
-def _observations(a: Sequence[Result], b: Sequence[Result]) -> tuple[int, str]:
+def _observations(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tuple[int, str]:
     if len(a) > 1 and len(b) > 1:
         return min(len(a), len(b)), "runs"
     sizes = [len(values) for each in (*a, *b) for values in each.samples.values() if values]

@@ -44,7 +44,7 @@ SERVER_FILES = ("report.html", "ladder.json", "serve.sh")
 """Files of a result, for an engine and for a server."""
 
 
-class OptimizeOptions(msgspec.Struct, frozen=True, kw_only=True):
+class OptimizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to optimise for, and for how long.
 
     `dollars_per_hour`: what the machine costs; None means a notional $1. `ladder`: a TOML file of
@@ -96,7 +96,7 @@ class OptimizeResult(Result, frozen=True, kw_only=True):
 
 def optimize(
     settings: Settings,
-    options: OptimizeOptions,
+    options: OptimizeRequest,
     *,
     server: RestartableServer | None = None,
     logs: Path | None = None,
@@ -129,7 +129,7 @@ def optimize(
     return OptimizeResult(ladder=result, files=_server_files(result, recipe, settings))
 
 
-def job_of(settings: Settings, options: OptimizeOptions) -> OptimizeJob:
+def job_of(settings: Settings, options: OptimizeRequest) -> OptimizeJob:
     """The options, checked before anything is loaded. Raises BadInput."""
     dollars = options.dollars_per_hour
     if dollars is not None and not dollars > 0:
@@ -158,7 +158,7 @@ def ladder_of(path: Path | None) -> Ladder:
         raise BadInput("cannot read the ladder", value=str(path), fix=str(error)) from None
 
 
-def _calibration(options: OptimizeOptions, recipe: ServerRecipe | None) -> Calibration | None:
+def _calibration(options: OptimizeRequest, recipe: ServerRecipe | None) -> Calibration | None:
     if options.calibration is None:
         return None
     if recipe is not None:

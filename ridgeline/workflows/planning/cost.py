@@ -42,7 +42,7 @@ from ridgeline.workflows.planning.plan import NUM_SAMPLES, PLANNING_SLO
 HOURS_PER_MONTH = 730
 
 
-class CostOptions(msgspec.Struct, frozen=True, kw_only=True):
+class CostRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet on one kind of device, its load, and how it is paid for."""
 
     model: str
@@ -123,7 +123,7 @@ class CostResult(Result, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def cost(options: CostOptions) -> CostResult:
+def cost(options: CostRequest) -> CostResult:
     """Size the cheapest fleet that meets the SLO and compare its cost. Raises UserError."""
     catalogue = read_catalogue(options.catalogue, options.calibration)
     device = find_accelerator(options.device, catalogue)
@@ -158,7 +158,7 @@ def cost(options: CostOptions) -> CostResult:
     )
 
 
-def _demand(options: CostOptions) -> Demand:
+def _demand(options: CostRequest) -> Demand:
     lengths = [(options.isl, options.osl)]
     if options.workload is not None:
         lengths = workload_lengths(options.workload, NUM_SAMPLES)
@@ -168,7 +168,7 @@ def _demand(options: CostOptions) -> Demand:
 
 
 def _device_price(
-    options: CostOptions, device: Accelerator, today: date
+    options: CostRequest, device: Accelerator, today: date
 ) -> tuple[float, str, list[str]]:
     """Dollars per device and hour, where the price comes from, and warnings."""
     if options.owned is not None:
@@ -188,7 +188,7 @@ def _device_price(
 
 
 def _payment_terms(
-    options: CostOptions, device: Accelerator, fleet: Candidate, today: date
+    options: CostRequest, device: Accelerator, fleet: Candidate, today: date
 ) -> tuple[PaymentTerms, ...]:
     """Every known way to pay, cheapest first; stale prices only if they are accepted."""
     month = today.isoformat()[:7]
@@ -220,7 +220,7 @@ def _payment_terms(
 
 
 def _fleet(
-    options: CostOptions, demand: Demand, device_price: float, catalogue: dict[str, Accelerator]
+    options: CostRequest, demand: Demand, device_price: float, catalogue: dict[str, Accelerator]
 ) -> Candidate:
     spec, slo = load_planning_spec(options.model), Slo.parse(options.slo)
     space = SearchSpace(
@@ -234,7 +234,7 @@ def _fleet(
 
 
 def _offers(
-    options: CostOptions, usage: ApiUsage, fleet: Candidate, hourly: float, today: date
+    options: CostRequest, usage: ApiUsage, fleet: Candidate, hourly: float, today: date
 ) -> tuple[tuple[ProviderOffer, ...], list[str]]:
     """The providers, cheapest first, and warnings about their prices."""
     offers, notes = [], []

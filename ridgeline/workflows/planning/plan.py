@@ -45,7 +45,7 @@ NUM_SAMPLES = 1000  # requests of a workload that its lengths are taken from
 PLANNING_SLO = "ttft:1000 tpot:50"
 
 
-class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to plan for. Lists are comma-separated names; None leaves the choice to the search."""
 
     model: str
@@ -103,7 +103,7 @@ class PlanResult(Result, frozen=True, kw_only=True):
         return write_files(Path(folder), self.manifests.files)
 
 
-def plan(options: PlanOptions) -> PlanResult:
+def plan(options: PlanRequest) -> PlanResult:
     """Search for fleets. Raises UserError if none can meet the SLO, and says what limits it."""
     _check(options)
     spec = load_planning_spec(options.model)
@@ -117,7 +117,7 @@ def plan(options: PlanOptions) -> PlanResult:
     return _result(options, spec, demand, search_result, catalogue, stale)
 
 
-def _check(options: PlanOptions) -> None:
+def _check(options: PlanRequest) -> None:
     """BadInput for an option that would have no effect."""
     if not options.manifests and options.place != ManifestOptions():
         raise BadInput(
@@ -133,7 +133,7 @@ def _check(options: PlanOptions) -> None:
         )
 
 
-def _demand(options: PlanOptions) -> Demand:
+def _demand(options: PlanRequest) -> Demand:
     if options.workload is not None:
         if options.isl is not None or options.osl is not None:
             raise BadInput(
@@ -146,7 +146,7 @@ def _demand(options: PlanOptions) -> Demand:
     return demand_of(lengths, options.rate, options.cached)
 
 
-def _check_context(options: PlanOptions, demand: Demand, spec: ModelSpec) -> None:
+def _check_context(options: PlanRequest, demand: Demand, spec: ModelSpec) -> None:
     """BadInput for a context length with which the printed commands could not serve the load."""
     max_model_len = options.max_model_len
     if max_model_len is not None and max_model_len < demand.longest:
@@ -164,7 +164,7 @@ def _check_context(options: PlanOptions, demand: Demand, spec: ModelSpec) -> Non
         )
 
 
-def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> SearchSpace:
+def _space(options: PlanRequest, catalogue: Mapping[str, Accelerator]) -> SearchSpace:
     names = _names(options.devices)
     if names is None:
         devices = tuple(d.name for d in catalogue.values() if d.prices and d.peak_flops)
@@ -182,7 +182,7 @@ def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Search
 
 
 def _with_fresh_prices(
-    options: PlanOptions, space: SearchSpace, catalogue: Mapping[str, Accelerator]
+    options: PlanRequest, space: SearchSpace, catalogue: Mapping[str, Accelerator]
 ) -> tuple[SearchSpace, list[str]]:
     """The space without devices whose price is stale, and notes about them.
 
@@ -223,7 +223,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _result(
-    options: PlanOptions,
+    options: PlanRequest,
     spec: ModelSpec,
     demand: Demand,
     found: SearchResult,
@@ -263,7 +263,7 @@ def _result(
 
 
 def _start(
-    options: PlanOptions,
+    options: PlanRequest,
     spec: ModelSpec,
     demand: Demand,
     best: Candidate,
@@ -283,7 +283,7 @@ def _start(
 
 
 def _notes(
-    options: PlanOptions,
+    options: PlanRequest,
     best: Candidate,
     model: Replica,
     catalogue: Mapping[str, Accelerator],

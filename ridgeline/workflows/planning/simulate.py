@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 """Smallest and largest value of an option."""
 
 
-class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet and its load."""
 
     model: str
@@ -88,7 +88,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationResult(Result, frozen=True, kw_only=True):
     """One simulated run of a fleet. `replicas`: the kinds of replica it was made of."""
 
-    options: SimulateOptions
+    options: SimulationRequest
     replicas: tuple[Replica, ...]
     outcome: FleetOutcome
     summary: FleetSummary
@@ -130,7 +130,7 @@ class SimulationResult(Result, frozen=True, kw_only=True):
         )
 
 
-def simulate(options: SimulateOptions) -> SimulationResult:
+def simulate(options: SimulationRequest) -> SimulationResult:
     """Simulate one run. The options, with their seed, determine every number.
 
     Raises UserError if the options contradict each other or the model does not fit.
@@ -155,7 +155,7 @@ def simulate(options: SimulateOptions) -> SimulationResult:
     )
 
 
-def _check_ranges(options: SimulateOptions) -> None:
+def _check_ranges(options: SimulationRequest) -> None:
     for name, (low, high) in LIMITS.items():
         value = getattr(options, name)
         if value is not None and not low <= value <= high:
@@ -163,7 +163,7 @@ def _check_ranges(options: SimulateOptions) -> None:
             raise BadInput(f"{flag} is out of range", value=value, limit=f"{low:,} to {high:,}")
 
 
-def _notes(options: SimulateOptions, replicas: tuple[Replica, ...]) -> list[str]:
+def _notes(options: SimulationRequest, replicas: tuple[Replica, ...]) -> list[str]:
     """What a reader must know to judge the numbers."""
     worst = max(replicas, key=lambda replica: replica.efficiency.tpot_error)
     efficiency = worst.efficiency

@@ -15,7 +15,7 @@ from ridgeline.errors import BadInput, UserError
 from ridgeline.plan.simulate.summary import FleetSummary
 from ridgeline.records.progress import Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
-from ridgeline.workflows.planning.simulate import SimulateOptions, simulate
+from ridgeline.workflows.planning.simulate import SimulationRequest, simulate
 
 NOT_SWEPT = ("catalogue", "calibration", "step_by_step", "num_seeds")
 MAX_CASES = 2000
@@ -44,7 +44,7 @@ class SweepResult(Result, frozen=True, kw_only=True):
 
 
 def simulate_sweep(
-    options: SimulateOptions,
+    options: SimulationRequest,
     axes: Sequence[str],
     *,
     num_workers: int | None = None,
@@ -74,7 +74,7 @@ def simulate_sweep(
     return SweepResult(cases=tuple(cases[i] for i in range(len(combinations))))
 
 
-def combinations_of(options: SimulateOptions, axes: Sequence[str]) -> list[dict[str, object]]:
+def combinations_of(options: SimulationRequest, axes: Sequence[str]) -> list[dict[str, object]]:
     """The product of the axes' values; the first axis varies slowest."""
     parsed = [_axis(options, text) for text in axes]
     names = [name for name, _ in parsed]
@@ -91,7 +91,7 @@ def combinations_of(options: SimulateOptions, axes: Sequence[str]) -> list[dict[
     return combinations
 
 
-def _axis(options: SimulateOptions, text: str) -> tuple[str, list[object]]:
+def _axis(options: SimulationRequest, text: str) -> tuple[str, list[object]]:
     fields = {f.name: f.type for f in msgspec.structs.fields(options) if f.name not in NOT_SWEPT}
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -112,7 +112,7 @@ def _axis(options: SimulateOptions, text: str) -> tuple[str, list[object]]:
 
 def simulate_case(encoded: bytes) -> bytes:
     """In a worker process: simulate options given as JSON; the case, without its changes."""
-    options = msgspec.json.decode(encoded, type=SimulateOptions)
+    options = msgspec.json.decode(encoded, type=SimulationRequest)
     try:
         case = SweepCase(changes={}, found=simulate(options).summary)
     except UserError as error:

@@ -34,14 +34,14 @@ from ridgeline.workflows.planning.device_catalogue import (
 )
 
 if TYPE_CHECKING:
-    from ridgeline.workflows.planning.simulate import SimulateOptions
+    from ridgeline.workflows.planning.simulate import SimulationRequest
 
 MAX_REPLICAS = 10_000
 Kind = tuple[Replica, int]
 """A kind of replica, and how many of it the fleet has."""
 
 
-def kinds_of(options: SimulateOptions) -> list[Kind]:
+def kinds_of(options: SimulationRequest) -> list[Kind]:
     """One kind of replica, or several: `--device h100-sxm=2,l40s=4` names two."""
     catalogue = read_catalogue(options.catalogue, options.calibration)
     device = default_device(options.device, catalogue)
@@ -60,7 +60,7 @@ def kinds_of(options: SimulateOptions) -> list[Kind]:
 
 
 def fleet_plan(
-    options: SimulateOptions, kinds: Sequence[Kind], longest_request: int
+    options: SimulationRequest, kinds: Sequence[Kind], longest_request: int
 ) -> FleetConfig:
     """The fleet to simulate. `longest_request`: prompt and output tokens that must fit."""
     builds = [(_build(options, model, longest_request), count) for model, count in kinds]
@@ -81,7 +81,7 @@ def fleet_plan(
     )
 
 
-def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
+def _model_replica(options: SimulationRequest, device: Accelerator) -> Replica:
     return build_replica(
         load_planning_spec(options.model),
         device,
@@ -93,7 +93,7 @@ def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
     )
 
 
-def _build(options: SimulateOptions, model: Replica, longest_request: int) -> ReplicaConfig:
+def _build(options: SimulationRequest, model: Replica, longest_request: int) -> ReplicaConfig:
     if model.layout.pp > 1 or model.layout.num_attention > 1:
         raise BadInput(
             "replicas with pipeline stages or several attention groups cannot be simulated",
@@ -133,7 +133,7 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
     )
 
 
-def _speculation(options: SimulateOptions) -> SpeculationModel | None:
+def _speculation(options: SimulationRequest) -> SpeculationModel | None:
     if not options.num_speculative_tokens:
         return None
     if options.acceptance is None:
@@ -153,7 +153,7 @@ def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
     return lambda tokens: model.cost.kv_bytes(tokens) * model.kv_copies / rate
 
 
-def _scaling(options: SimulateOptions) -> Autoscaling | None:
+def _scaling(options: SimulationRequest) -> Autoscaling | None:
     if options.autoscale is None:
         return None
     return Autoscaling(

@@ -15,13 +15,13 @@ from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
 
 if TYPE_CHECKING:
-    from ridgeline.workflows.planning.simulate import SimulateOptions
+    from ridgeline.workflows.planning.simulate import SimulationRequest
 
 Lengths = tuple[int, int, tuple[int, ...]]
 """Prompt tokens, output tokens, and the ids of the prompt's shared leading blocks."""
 
 
-def requests_of(options: SimulateOptions) -> list[SimulatedRequest]:
+def requests_of(options: SimulationRequest) -> list[SimulatedRequest]:
     """All requests in order of arrival. Raises BadInput if the options contradict each other."""
     if options.workload is not None:
         source = parse_workload(options.workload)
@@ -36,7 +36,7 @@ def requests_of(options: SimulateOptions) -> list[SimulatedRequest]:
     return _requests(options, [(*pair, ()) for pair in lengths], arrivals_s)
 
 
-def _recorded_requests(options: SimulateOptions, source: TraceWorkload) -> list[SimulatedRequest]:
+def _recorded_requests(options: SimulationRequest, source: TraceWorkload) -> list[SimulatedRequest]:
     """A recording, with its own arrival times if `replay_speed` is given."""
     rows = source.rows[: options.num_prompts]
     lengths = [(row.num_input, row.num_output, row.blocks) for row in rows]
@@ -48,7 +48,7 @@ def _recorded_requests(options: SimulateOptions, source: TraceWorkload) -> list[
     )
 
 
-def _poisson_arrivals_s(options: SimulateOptions, count: int) -> list[float]:
+def _poisson_arrivals_s(options: SimulationRequest, count: int) -> list[float]:
     if not options.rate > 0:
         raise BadInput("the request rate must be positive", value=options.rate)
     gaps_s = np.random.default_rng(options.seed).exponential(1 / options.rate, count)
@@ -56,7 +56,7 @@ def _poisson_arrivals_s(options: SimulateOptions, count: int) -> list[float]:
 
 
 def _requests(
-    options: SimulateOptions, lengths: Sequence[Lengths], arrivals_s: Sequence[float]
+    options: SimulationRequest, lengths: Sequence[Lengths], arrivals_s: Sequence[float]
 ) -> list[SimulatedRequest]:
     """`batch_share` of the requests, chosen by the seed, run in the background.
 

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from ridgeline.cli.commands.generate import figures
+from ridgeline.cli.commands.run.generate import figures
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.tools import ChatOptions
 from ridgeline.errors import RidgelineError
@@ -69,11 +69,11 @@ def _input(console: Console) -> Iterator[str]:
 
 def _answer(client: httpx.Client, options: ChatOptions, said: list[Message]) -> tuple[str, str]:
     """Print the answer as it comes; its text, and the line of figures."""
-    sent_s, token_s, text, told = time.perf_counter(), list[float](), "", Usage()
+    sent_s, token_s, text, told = time.perf_counter(), list[float](), "", ChatUsage()
     stopped = ""
     try:
         for piece in _pieces(client, options, said):
-            if isinstance(piece, Usage):
+            if isinstance(piece, ChatUsage):
                 told = piece
                 continue
             token_s.append(time.perf_counter())
@@ -86,7 +86,7 @@ def _answer(client: httpx.Client, options: ChatOptions, said: list[Message]) -> 
     return text, figures(sent_s, token_s, told.num_tokens) + told.cached() + stopped
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ChatUsage(msgspec.Struct, frozen=True):
     """What the server counted; None where it does not say."""
 
     num_tokens: int | None = None
@@ -101,7 +101,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 def _pieces(
     client: httpx.Client, options: ChatOptions, said: list[Message]
-) -> Iterator[str | Usage]:
+) -> Iterator[str | ChatUsage]:
     """The answer's chunks, one per token on most servers, and its usage; RidgelineError where there
     is none."""
     body = {
@@ -140,10 +140,10 @@ def _text(chunk: dict[str, object]) -> Iterator[str]:
             yield content
 
 
-def _usage(told: dict[str, Any]) -> Usage:
+def _usage(told: dict[str, Any]) -> ChatUsage:
     details = told.get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens") or 0
-    return Usage(told.get("completion_tokens"), told.get("prompt_tokens") or 0, cached)
+    return ChatUsage(told.get("completion_tokens"), told.get("prompt_tokens") or 0, cached)
 
 
 def _why(body: bytes, status: int) -> str:

@@ -16,7 +16,7 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.results.aiperf import REQUESTS_FILE
 from ridgeline.measure.results.comparison import Judgement, differences, judge
 from ridgeline.measure.results.readers import read_result
-from ridgeline.measure.results.result_file import Result
+from ridgeline.measure.results.result_file import LoadedResult
 from ridgeline.measure.results.settings_effect import Effect, effect_of
 from ridgeline.report.json_line import json_line
 
@@ -68,7 +68,7 @@ def effect_line(effect: Effect, changed: Sequence[str]) -> str:
     return f"inconclusive whether this change had an effect: {what} ({effect.sentence})"
 
 
-def results(path: Path) -> list[Result]:
+def results(path: Path) -> list[LoadedResult]:
     """The result of a file, or of every run in a folder (repeated runs), by name: of a run whose
     log is there, the log and not its result file too; of a folder that AIPerf wrote, its requests.
     """
@@ -96,7 +96,7 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def changes(a: Sequence[Result], b: Sequence[Result]) -> list[str]:
+def changes(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> list[str]:
     """Settings of the server that differ between the two sides."""
     before, after = a[0].config, b[0].config
     both = sorted(before.keys() & after.keys())

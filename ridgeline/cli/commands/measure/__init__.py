@@ -1,0 +1,1 @@
+"""Commands that measure: bench, diagnose, compare, top, mock-server."""

@@ -1,0 +1,1 @@
+"""Commands that run a model: serve, chat, generate, batch."""
