@@ -95,10 +95,10 @@ class Family(NamedTuple):
 @cache
 def server() -> FastAPI:
     """A server with every route and metric, over an engine that never runs."""
+    from ridgeline.config.server import ServerOptions
     from ridgeline.roofline import Peaks
     from ridgeline.serve.app import create_app
     from ridgeline.serve.batch.attach import BatchOptions, attach_batches
-    from ridgeline.serve.config import ServerOptions
     from tests.serve.fake_engine import FakeEngine
 
     engine = FakeEngine()

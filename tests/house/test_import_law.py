@@ -31,7 +31,7 @@ LAW: dict[str, set[str]] = {
     "engine.scheduler": FLOOR,
     "engine": FLOOR | {"engine.scheduler", "_native"},
     "compress": FLOOR | {"engine", "engine.scheduler"},
-    "serve": FLOOR | {"engine.engine", "_native"},
+    "serve": FLOOR,
     "measure": FLOOR,
     "diagnose": FLOOR | {"measure"},
     "plan": FLOOR | {"engine.scheduler"},

@@ -19,9 +19,13 @@ CLEAN = [
     "docs",
     "mkdocs.yml",
     "notes",
+    "ridgeline/serve",
     "ridgeline/techniques.toml",
     "ridgeline/workflows/explain/topics/errors.toml",
+    "scripts/abuse_server.py",
+    "scripts/fuzz_api.py",
     "scripts/render_results.py",
+    "tests/serve",
 ]
 
 
