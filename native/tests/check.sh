@@ -61,11 +61,13 @@ check_kernels() { # variants... : linears, attention, and layers around both
   # shellcheck disable=SC2046
   run check_attention $(objects_of attention)
   compile_variants layer row_ops "$@"
-  for file in segment rows operators gate attention_op experts; do compile $file layer/$file.cpp; done
+  for file in segment rows operators gate attention_op experts; do
+    compile "op_$file" layer/$file.cpp
+  done
   compile draw sampling/draw.cpp
   # shellcheck disable=SC2046
   run check_layer linear $(objects_of linear) $(objects_of attention) $(objects_of row_ops) \
-    segment rows operators gate attention_op experts draw
+    op_segment op_rows op_operators op_gate op_attention_op op_experts draw
 }
 check_rest() { # variants...
   compile_variants quantize scale_search "$@"
