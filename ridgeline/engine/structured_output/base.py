@@ -63,5 +63,5 @@ def follows_draft(before: SamplePoint, at: SamplePoint) -> bool:
     )
 
 
-def asks_for_mask(at: Sequence[SamplePoint]) -> bool:
+def needs_mask(at: Sequence[SamplePoint]) -> bool:
     return any(not spot.is_argmax and spot.sampling.is_masked for spot in at)

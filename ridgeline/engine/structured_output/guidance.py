@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ridgeline.engine.scheduler.plan import SamplePoint
-from ridgeline.engine.structured_output.base import asks_for_mask, follows_draft, restrict_to
+from ridgeline.engine.structured_output.base import follows_draft, needs_mask, restrict_to
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.records import OutputGrammar
 
@@ -143,7 +143,7 @@ class GuidanceMasks:
         self._matcher_of(structured)
 
     def apply(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
-        if not asks_for_mask(at):
+        if not needs_mask(at):
             return logits_SV
         logits_SV = logits_SV.clone()
         restrict_to(logits_SV, at)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.scheduler.plan import SamplePoint
-from ridgeline.engine.structured_output.base import asks_for_mask, restrict_to
+from ridgeline.engine.structured_output.base import needs_mask, restrict_to
 from ridgeline.errors import CannotRun
 from ridgeline.records import OutputGrammar
 
@@ -28,7 +28,7 @@ class NoGrammars:
         )
 
     def apply(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
-        if not asks_for_mask(at):
+        if not needs_mask(at):
             return logits_SV
         logits_SV = logits_SV.clone()
         restrict_to(logits_SV, at)
