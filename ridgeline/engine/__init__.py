@@ -1,1 +1,4 @@
-"""The engine: `core` decides (no torch), the rest computes; `engine.py` is its face."""
+"""The inference engine: the scheduler decides (without torch), the other packages compute.
+
+`engine.Engine` is the public entry point.
+"""

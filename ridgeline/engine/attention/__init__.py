@@ -1,7 +1,7 @@
 """Registry of attention backends: name -> "module:Class". Nothing is imported until chosen.
 
-A new backend is one file here, one line in `BACKENDS`, and, where it should win by default, its
-name in `AUTO` (best first). `reference` is the oracle: it is never chosen unless asked for by name.
+A new backend is one file here, one line in `BACKENDS`, and, if it should be chosen by default, its
+name in `AUTO` (best first). `reference` is the oracle and is only used if requested by name.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ AUTO = ("native", "torch")
 
 
 def attention_backend_of(name: str) -> AttentionBackend:
-    """The class behind `name`; BadInput names the known ones."""
+    """The class behind `name`. Raises BadInput with the known names."""
     if name not in BACKENDS:
         raise BadInput(
             "unknown attention backend", value=name, limit=", ".join(("auto", *BACKENDS))
         )
     module, _, cls = BACKENDS[name].partition(":")
-    kind: AttentionBackend = getattr(import_module(module), cls)
-    return kind
+    backend: AttentionBackend = getattr(import_module(module), cls)
+    return backend
 
 
-def choose(asked: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
-    """The backend to use and why. A backend asked for by name that cannot run raises CannotRun."""
-    if asked != "auto":
-        why_not = attention_backend_of(asked).why_not(site)
+def choose(requested: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
+    """The backend to use and the reasons. Raises CannotRun if the one requested by name cannot run."""
+    if requested != "auto":
+        why_not = attention_backend_of(requested).why_not(site)
         if why_not:
             raise CannotRun(
-                f"attention backend {asked!r} cannot run here: {'; '.join(why_not)}",
-                value=asked,
+                f"attention backend {requested!r} cannot run here: {'; '.join(why_not)}",
+                value=requested,
                 fix="use --attention-backend auto",
             )
-        return asked, ("as requested",)
+        return requested, ("as requested",)
     rejected: list[str] = []
     for name in AUTO:
         why_not = attention_backend_of(name).why_not(site)
@@ -59,5 +59,5 @@ def choose(asked: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
 
 
 def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:
-    """The backend `name`, reading and writing `cache`."""
+    """Build the backend `name` on `cache`."""
     return attention_backend_of(name)(spec, cache)

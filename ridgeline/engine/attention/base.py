@@ -1,19 +1,19 @@
-"""Attention over a paged KV cache: the family's contract.
+"""Attention over a paged KV cache: the contract of the backends.
 
-A backend is built once from the spec and the cache. Each step it is shown the step's runs
-(`prepare`: all indices and masks, made once, shared by every layer) and gives back an `Attend`,
-which every layer calls with its new queries, keys and values.
+A backend is built once from the spec and the cache. For each step it prepares the runs (`prepare`:
+all indices and masks, made once and shared by the layers) and returns an `Attend`, which every layer
+calls with its new queries, keys and values.
 
 Invariants, checked by `tests/conformance`:
 
-1. After `attend(q, kv, layer)`, the new keys and values stand in the cache at their positions.
+1. After `attend(q, kv, layer)`, the new keys and values are in the cache at their positions.
 2. Row t of the result attends to the positions max(0, p-W+1)..p of *its own sequence* (p its
-   position, W the layer's window) and to nothing else: what it is batched with cannot change it,
+   position, W the layer's window) and to nothing else: the rest of the batch cannot change it
    beyond rounding.
 3. Scores are q·k · scale, soft-capped as c·tanh(s/c) where the layer has a cap.
 4. Query head h reads key head h // (num_heads / num_kv_heads).
 5. Runs may come in any order, of any length, at any start, with blocks anywhere in the pool.
-6. The result has the dtype of q, and the inputs are left as they were.
+6. The result has the dtype of q, and the inputs are not modified.
 
 Shape legend: T new tokens of the step, H query heads, K key/value heads, D head_dim.
 """
@@ -33,23 +33,27 @@ from ridgeline.modelspec.model import ModelSpec
 
 
 class Attend(Protocol):
-    """Attention of one step, for every layer. `kv_T2KD` holds new keys at [:, 0], values at [:,
-    1]."""
+    """Attention of one step, called by every layer.
+
+    `kv_T2KD` holds the new keys at [:, 0] and the new values at [:, 1].
+    """
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
-        """o_THD, freshly allocated or a view of it."""
+        """o_THD, newly allocated or a view of a new tensor."""
         ...
 
 
 class Attention(Protocol):
-    """A backend: stateless between steps except for the cache it writes."""
+    """A backend. Between steps it keeps no state but the cache it writes."""
 
-    def prepare(self, runs: Sequence[Run]) -> Attend: ...
+    def prepare(self, runs: Sequence[Run]) -> Attend:
+        """Attention of a step with these runs, whose rows are in order."""
+        ...
 
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """Where attention is to run: what a backend checks its needs against."""
+    """The device and shapes that a backend checks its requirements against."""
 
     device: torch.device
     dtype: torch.dtype
@@ -63,7 +67,7 @@ class AttentionSite:
     def of(
         spec: ModelSpec, device: torch.device, dtype: torch.dtype, block_size: int
     ) -> AttentionSite:
-        """The site of this model on this device."""
+        """The requirements of a model on a device."""
         attentions = [layer.attention for layer in spec.layers]
         return AttentionSite(
             device=device,
@@ -77,11 +81,11 @@ class AttentionSite:
 
 
 class AttentionBackend(Protocol):
-    """What the registry names: a class that can say why not, and be built."""
+    """A registered class: states why it cannot run, or is built into an `Attention`."""
 
     @staticmethod
     def why_not(site: AttentionSite) -> tuple[str, ...]:
-        """Reasons why this backend cannot run at `site`; empty where it can."""
+        """Reasons why this backend cannot run at `site`; empty if it can."""
         ...
 
     def __call__(self, spec: ModelSpec, cache: KvCache) -> Attention: ...

@@ -1,16 +1,16 @@
-"""The paged KV cache: one tensor per layer, cut into blocks of `block_size` tokens.
+"""The paged KV cache: one tensor per layer, divided into blocks of `block_size` tokens.
 
     layer ─▶ kv [ block, key|value, kv head, position in block, stored row ]
                  NB      2           K          B                  W
 
-A row holds one head's key or value of one token, in the cache's format (`kv_format`): W = D
-numbers of a float dtype, or more bytes where it is quantised. One block of one head is one
+A row holds one head's key or value of one token in the cache's format: W = D numbers of a float
+dtype, or codes and a scale in bytes if it is quantised. One block of one head is one
 contiguous [B, W] tile, for keys and for values, in which the format may order the bytes of its rows
 as it likes (`KvFormat.to_tiles`): a kernel reads tile after tile, and a gather of (block, head) tiles
 lands in the [head, position, W] order that attention wants, so that collecting scattered blocks and
 transposing are a single copy.
 
-The cache knows nothing of sequences: the block manager owns the numbers, this owns the bytes.
+The cache knows nothing of sequences: the block pool manages block numbers, this holds the bytes.
 Memory starts as zeros (lazily, by the operating system), so that unused positions are always
 finite.
 """
@@ -29,8 +29,9 @@ from ridgeline.modelspec.model import ModelSpec
 
 
 class KvCache:
-    """Keys and values of every layer. `layers[i]` is kv_N2KBW of layer i, in `format`; attention
-    over them is computed in `dtype`.
+    """Keys and values of every layer.
+
+    `layers[i]` is kv_N2KBW of layer i, stored in `format`; attention computes in `dtype`.
     """
 
     def __init__(self, layers: Sequence[Tensor], format: KvFormat, dtype: torch.dtype) -> None:
@@ -48,7 +49,7 @@ class KvCache:
     ) -> KvCache:
         """A zeroed cache of `num_blocks` blocks for every layer of `spec`.
 
-        Kept in `format`; None: as plain numbers of the compute dtype `dtype`.
+        `format` None stores plain numbers of the compute dtype `dtype`.
         """
         format = PlainKv(dtype) if format is None else format
         return KvCache(
@@ -75,7 +76,7 @@ class KvCache:
         return sum(layer.nbytes for layer in self.layers)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (from, to), in every layer: copy-on-write."""
+        """Copy whole blocks, given as (from, to), in every layer."""
         if not copies:
             return
         pairs = torch.tensor(copies, device=self.layers[0].device)
@@ -85,7 +86,7 @@ class KvCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU as pages that the system supplies when they are first written.
+    """Zeros; on the CPU in pages that the operating system supplies on first write.
 
     `torch.zeros` writes every page at once: 0.9 s and all of the memory for 800 MB, of which a
     lightly loaded server never uses most. Large caches ask for large pages: attention jumps from

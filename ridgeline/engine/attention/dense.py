@@ -1,14 +1,14 @@
-"""Attention over keys and values that lie in order: what is left once the blocks are collected.
+"""Attention over contiguous keys and values, after the blocks have been gathered.
 
-Grouped-query attention is folded into the shapes and never repeats a key or value:
+Grouped-query attention is expressed in the shapes, so no key or value is repeated:
 
 * one query per sequence (decode): the G query heads that share a key head become G *rows* of one
   small matrix, so that each key is read once for all of them;
 * many queries of one sequence (prefill): key heads become the batch, and the G query heads read the
   same keys through a stride of zero.
 
-Soft-capped layers (Gemma 2) need their scores in the open: `capped` is the plain formula;
-everything else is the device's fused attention.
+Soft-capped layers (Gemma 2) need explicit scores, computed by `capped`; all others use the device's
+fused attention.
 
 Shape legend: S sequences, K key heads, G query heads per key head, T queries, L keys, D head_dim.
 """
@@ -28,7 +28,7 @@ def attend_decode(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """o_SKGD of one query per sequence; the additive mask hides what is not the sequence's."""
+    """o_SKGD of one query per sequence; the additive mask hides positions of no sequence."""
     if softcap is not None:
         return capped(q_SKGD, k_SKLD, v_SKLD, mask_S11L, scale, softcap)
     return F.scaled_dot_product_attention(q_SKGD, k_SKLD, v_SKLD, attn_mask=mask_S11L, scale=scale)
@@ -42,7 +42,7 @@ def attend_prefill(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """o_KGTD of many queries of one sequence. Without a mask T = L and query t sees keys 0..t."""
+    """o_KGTD of several queries of one sequence. Without a mask, T = L and query t sees keys 0..t."""
     num_groups, num_queries = q_KGTD.shape[1:3]
     if softcap is not None:
         assert mask_TL is not None
@@ -65,8 +65,10 @@ def capped(
     scale: float,
     softcap: float,
 ) -> Tensor:
-    """softmax(c·tanh(q·k·scale/c) + mask) v, with the softmax in float32; `mask` broadcasts to
-    [S,K,X,L]."""
+    """softmax(c·tanh(q·k·scale/c) + mask) v, with the softmax in float32.
+
+    `mask` broadcasts to [S, K, X, L].
+    """
     scores = torch.matmul(q_SKXD, k_SKLD.transpose(-1, -2)).float()
     scores = scores.mul_(scale / softcap).tanh_().mul_(softcap)
     if mask is not None:
@@ -82,8 +84,10 @@ def causal_mask(
     window: int | None,
     like: Tensor,
 ) -> Tensor:
-    """Additive mask_TL: query at p sees keys at max(0, p-window+1)..p. Dtype and device of
-    `like`."""
+    """Additive mask_TL in which the query at p sees keys at max(0, p-window+1)..p.
+
+    Has the dtype and device of `like`.
+    """
     q_T1 = torch.arange(first_query, first_query + num_queries, device=like.device).unsqueeze(1)
     k_L = torch.arange(first_key, first_key + num_keys, device=like.device)
     hidden_TL = k_L > q_T1

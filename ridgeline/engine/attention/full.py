@@ -1,5 +1,4 @@
-"""Attention of one whole sequence with itself, in no cache that lasts: for scoring texts, not for
-serving.
+"""Self-attention of one whole sequence without a lasting cache, for scoring texts.
 
 Shape legend: T tokens, H query heads, K key heads, G = H/K, D head_dim.
 """
@@ -20,10 +19,10 @@ from ridgeline.modelspec.model import ModelSpec
 
 
 class FullAttention:
-    """The `Attend` of a single sequence that starts at position 0; keeps nothing.
+    """The `Attend` of a single sequence from position 0, without a cache.
 
-    Keys and values go through the format of the model's cache and back, so that scores show
-    what a lossy cache costs.
+    Keys and values are converted to the format of the model's cache and back, so that scores show
+    the cost of a lossy cache.
     """
 
     def __init__(self, spec: ModelSpec, num_tokens: int, like: Tensor) -> None:
@@ -31,7 +30,7 @@ class FullAttention:
         self.attentions = tuple(layer.attention for layer in spec.layers)
         kinds = {(a.window, a.softcap is not None) for a in self.attentions}
         self.masks = {
-            kind: _mask(num_tokens, window=kind[0], open_scores=kind[1], like=like)
+            kind: _mask(num_tokens, window=kind[0], explicit_scores=kind[1], like=like)
             for kind in kinds
         }
 
@@ -51,22 +50,28 @@ class FullAttention:
 def self_attention(
     spec: ModelSpec, like: Tensor, cache: KvCache | None, attention: Attention | None
 ) -> Callable[[Sequence[int]], Attend]:
-    """The `Attend` of a text by itself: as steps compute it, so that scores show what its kernel
-    costs too, but in a cache like theirs that is dropped. None: by torch, as `like`."""
+    """A function from the tokens of one text to its `Attend`.
+
+    With `cache` and `attention` it uses the same backend and a temporary cache of the same format as
+    the steps do, so that scores include the kernel's rounding. Without them it uses torch, with the
+    dtype and device of `like`.
+    """
     if cache is None or attention is None:
         return lambda tokens: FullAttention(spec, len(tokens), like)
-    kind, size = cast(AttentionBackend, type(attention)), cache.block_size
+    backend, size = cast(AttentionBackend, type(attention)), cache.block_size
     dtype, format = cache.dtype, cache.format
 
     def attend(tokens: Sequence[int]) -> Attend:
         blocks = tuple(range(-(-len(tokens) // size)))
         own = KvCache.allocate(spec, len(blocks), size, dtype, like.device, format)
-        return kind(spec, own).prepare([Run(0, 0, tuple(tokens), blocks, None)])
+        return backend(spec, own).prepare([Run(0, 0, tuple(tokens), blocks, None)])
 
     return attend
 
 
-def _mask(num_tokens: int, *, window: int | None, open_scores: bool, like: Tensor) -> Tensor | None:
-    if not open_scores and (window is None or num_tokens <= window):
+def _mask(
+    num_tokens: int, *, window: int | None, explicit_scores: bool, like: Tensor
+) -> Tensor | None:
+    if not explicit_scores and (window is None or num_tokens <= window):
         return None
     return causal_mask(0, num_tokens, 0, num_tokens, window, like)

@@ -1,11 +1,11 @@
-"""The indices and masks of one step for one kind of layer, made from the runs' host lists.
+"""Indices and masks of one step for one kind of layer, built from the runs' host lists.
 
     row of the cache seen as [N·2·K·B, D]:  slot(block, w, head, offset) = ((block·2 + w)·K +
     head)·B + offset
     row of the cache seen as [N·2·K, B·D]:  tile(block, w, head)         =  (block·2 + w)·K + head
 
 Shape legend: T new tokens, R = T·2·K rows written, S sequences of a group, K key heads, B
-block_size, L collected positions.
+block_size, L gathered positions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from torch import Tensor
 from ridgeline.engine.attention.dense import causal_mask
 from ridgeline.engine.scheduler.plan import Run
 
-QUERIES_PER_SPAN = (
-    256  # bounds a mask's size; later spans of a prompt skip the keys that none of them sees
-)
-SLACK_TOKENS = (
-    64  # contexts this near share a group: below it, a call costs more than the wasted reading
-)
+QUERIES_PER_SPAN = 256
+"""Limits the size of masks; later spans of a prompt skip keys that none of their queries sees."""
+SLACK_TOKENS = 64
+"""Contexts this close share a group: below it, a call costs more than the wasted reads."""
 
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Decode runs that see nearly equally many blocks; keys `first:end` of the collected count."""
+    """Decode runs that see nearly the same number of blocks; keys `first:end` of those gathered count."""
 
     rows_S: Tensor
     tiles: Tensor
@@ -41,7 +39,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class QuerySpan:
-    """Queries `rows` of the step over collected keys `keys`; no mask: plainly causal from zero."""
+    """Queries `rows` of the step over gathered keys `keys`; without a mask, causal from position 0."""
 
     rows: slice
     keys: slice
@@ -50,7 +48,7 @@ class QuerySpan:
 
 @dataclass(frozen=True)
 class PrefillRun:
-    """One run of several tokens: its blocks, and its queries in spans."""
+    """A run of several tokens: its tiles, and its queries in spans."""
 
     tiles: Tensor
     spans: tuple[QuerySpan, ...]
@@ -58,9 +56,9 @@ class PrefillRun:
 
 @dataclass(frozen=True)
 class StepIndices:
-    """Everything a layer needs, for all runs of the step.
+    """Everything a layer needs for all runs of the step.
 
-    `whole` is the only group where there is nothing else, its rows being the step's in order.
+    `whole` is the only group of a step that consists of one group, with its rows in order.
     """
 
     slots_R: Tensor
@@ -70,24 +68,24 @@ class StepIndices:
 
 
 class IndexBuilder:
-    """Makes the indices for one kind of layer, on the device and in the dtype of `like`."""
+    """Builds the indices for one kind of layer, with the device and dtype of `like`."""
 
     def __init__(
         self,
         block_size: int,
         num_kv_heads: int,
         window: int | None,
-        open_scores: bool,
+        explicit_scores: bool,
         like: Tensor,
     ) -> None:
         self.block_size, self.num_kv_heads, self.window = block_size, num_kv_heads, window
-        self.open_scores, self.like = open_scores, like
+        self.explicit_scores, self.like = explicit_scores, like
         heads = torch.arange(2 * num_kv_heads, device=like.device)
         self.slot_of_head = heads * block_size
         self.tile_of_head = heads.view(2, 1, num_kv_heads, 1)
 
-    def step(self, runs: Sequence[Run]) -> StepIndices:
-        """Indices of one step."""
+    def build(self, runs: Sequence[Run]) -> StepIndices:
+        """The indices of a step with these runs."""
         first_rows = list(accumulate((len(run.tokens) for run in runs), initial=0))
         placed = list(zip(first_rows, runs, strict=False))
         single = [(row, run) for row, run in placed if len(run.tokens) == 1]
@@ -177,13 +175,15 @@ class IndexBuilder:
         return PrefillRun(tiles, tuple(spans))
 
     def _span(self, to_row: int, start: int, end: int, base: int) -> QuerySpan:
-        """Queries at positions start..end-1; row = position + to_row, collected key = position -
-        base."""
+        """Queries at positions start..end - 1.
+
+        The row of a position is position + to_row, its gathered key is position - base.
+        """
         first_key = self._first_seen(start)
         rows = slice(start + to_row, end + to_row)
         keys = slice(first_key - base, end - base)
         fits_window = self.window is None or end - first_key <= self.window
-        if first_key == start and fits_window and not self.open_scores:
+        if first_key == start and fits_window and not self.explicit_scores:
             return QuerySpan(rows, keys, None)
         mask_TL = causal_mask(
             start, end - start, first_key, end - first_key, self.window, self.like

@@ -1,31 +1,32 @@
-"""How keys and values are stored in the cache: a family of two, one row [W] per (token, head), and
-how the rows of a tile (one block of one head, keys or values) stand in memory.
+"""Storage formats of keys and values: one row [W] per (token, head), and the layout of tiles.
+
+A tile is one block of one head, for keys or for values.
 
     float32, bfloat16, float16   row = D numbers                             W = D
     int8                         row = D codes + 128, then one float32 scale W = D + 4 bytes
 
-INT8 keeps each key and each value of a head with a scale of its own: x ≈ code · scale, with
+INT8 stores each key and each value of a head with a separate scale: x ≈ code · scale, with
 scale = max|x| / 127 over the D numbers of that token and head, and code = x / scale rounded half to
-even. Codes are stored plus 128, as unsigned bytes: those widen to words by a mask and a shift,
-where signed ones need shuffles.
+even. Codes are stored plus 128 as unsigned bytes, which widen to words by a mask and a shift, while
+signed ones need shuffles.
 
-Rows of floats stand one behind the other. Bytes of INT8 stand as the native kernel multiplies them,
-so that it never turns them (that took a third of its time, docs/concepts/kernels.md):
+Rows of floats are contiguous. INT8 tiles have the order in which the native kernel multiplies them,
+so that it need not transpose them (that took a third of its time, docs/concepts/kernels.md):
 
     keys     [D/4, B, 4]   four dimensions of every token side by side
     values   [B/4, D, 4]   four tokens (0 2 1 3) of every dimension side by side
 
-What four does not divide follows ([B, D%4], [D, B%4]), then B scales. A block is as large as its
-rows, and what moves blocks (copy-on-write, prefix sharing) moves its scales too.
+The remainder modulo four follows ([B, D%4], [D, B%4]), then B scales. A tile is as large as its rows,
+and whatever moves blocks (copy-on-write, prefix sharing) moves their scales too.
 
-Paper: per-token quantisation of the KV cache as in KVQuant (Hooper et al. 2024, arXiv 2401.18079)
+Paper. Per-token quantisation of the KV cache as in KVQuant (Hooper et al. 2024, arXiv 2401.18079)
 and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no channel-wise scales.
 
-Invariants: what a position holds depends on that token's key or value alone; writing it again gives
+Invariants. The bytes of a position depend on that token's key or value alone; writing it again gives
 the same bytes; `to_tiles` only moves bytes, and `from_tiles` moves them back. Lossy, except where the format
 is the dtype of the computation.
 
-When it loses: in quality where keys have strong outliers; in time for prompts with the torch
+When it loses. In quality if keys have strong outliers, and in time for prompts with the torch
 backend, which widens rows before use (benchmarks/bench_attention.py has the figures).
 
 Shape legend: X, Y any axes, D head_dim, W numbers of a stored row, N blocks, K key heads, B tokens
@@ -46,11 +47,11 @@ from ridgeline.engine.dtype import DTYPES
 SCALE_BYTES = 4
 MAX_CODE = 127
 OFFSET = 128  # added to codes as stored
-SMALLEST = 1e-30  # below it a row is stored as zeros: 127 / max|x| must stay finite
+SMALLEST = 1e-30  # rows below it are stored as zeros, because 127 / max|x| must stay finite
 
 
 class KvFormat(Protocol):
-    """Storage of one (token, head) row."""
+    """Encodes (token, head) rows and arranges them in tiles."""
 
     @property
     def name(self) -> str: ...
@@ -71,21 +72,21 @@ class KvFormat(Protocol):
         ...
 
     def to_tiles(self, rows_X2YBW: Tensor) -> Tensor:
-        """Rows as they stand in tiles: the same shape, keys before values."""
+        """Rearrange rows into the layout of tiles: the same shape, keys before values."""
         ...
 
     def from_tiles(self, tiles_X2YBW: Tensor) -> Tensor:
-        """The rows of tiles: the inverse of `to_tiles`."""
+        """The rows of tiles, the inverse of `to_tiles`."""
         ...
 
     def write(self, kv_N2KBW: Tensor, slots_R: Tensor, rows_RW: Tensor) -> None:
-        """Put rows where they stand; slot = ((block·2 + value)·K + head)·B + token."""
+        """Write rows to slots; slot = ((block·2 + value)·K + head)·B + token."""
         ...
 
 
 @dataclass(frozen=True)
 class PlainKv:
-    """Numbers as they are, in a float dtype."""
+    """Unquantised numbers of a float dtype."""
 
     dtype: torch.dtype
 
@@ -114,11 +115,11 @@ class PlainKv:
 
 @dataclass(frozen=True)
 class Int8Kv:
-    """See the module's head."""
+    """8-bit codes with one float32 scale per token and head."""
 
     name: str = "int8"
     dtype: torch.dtype = torch.int8
-    known: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
+    layouts: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def width(self, head_dim: int) -> int:
         return head_dim + SCALE_BYTES
@@ -126,7 +127,8 @@ class Int8Kv:
     def encode(self, x_XD: Tensor) -> Tensor:
         x_XD = x_XD.float()
         top_X1 = x_XD.abs().amax(dim=-1, keepdim=True)
-        # a tensor by a tensor: a number by a tensor is a reciprocal and a product, rounded twice
+        # Divide tensor by tensor: torch computes scalar / tensor as a reciprocal and a product, which
+        # rounds twice.
         inverse_X1 = torch.where(top_X1 > SMALLEST, top_X1.new_tensor(MAX_CODE) / top_X1, 0.0)
         codes_XD = (x_XD * inverse_X1).round_().add_(OFFSET).to(torch.uint8).view(torch.int8)
         return torch.cat([codes_XD, (top_X1 / MAX_CODE).view(torch.int8)], dim=-1)
@@ -137,39 +139,40 @@ class Int8Kv:
         return (codes_XD * scale_X1).to(dtype)
 
     def to_tiles(self, rows_X2YBW: Tensor) -> Tensor:
-        places_2P = self._places(rows_X2YBW)
+        offsets_2P = self._offsets(rows_X2YBW)
         flat_X2YP, out = rows_X2YBW.flatten(-2), torch.empty_like(rows_X2YBW).flatten(-2)
-        for side, places_P in enumerate(places_2P):
-            out.select(-3, side)[..., places_P] = flat_X2YP.select(-3, side)
+        for side, offsets_P in enumerate(offsets_2P):
+            out.select(-3, side)[..., offsets_P] = flat_X2YP.select(-3, side)
         return out.view(rows_X2YBW.shape)
 
     def from_tiles(self, tiles_X2YBW: Tensor) -> Tensor:
         flat_X2YP = tiles_X2YBW.flatten(-2)
         sides = [
-            flat_X2YP.select(-3, side).index_select(-1, places_P)
-            for side, places_P in enumerate(self._places(tiles_X2YBW))
+            flat_X2YP.select(-3, side).index_select(-1, offsets_P)
+            for side, offsets_P in enumerate(self._offsets(tiles_X2YBW))
         ]
         return torch.stack(sides, dim=-3).view(tiles_X2YBW.shape)
 
     def write(self, kv_N2KBW: Tensor, slots_R: Tensor, rows_RW: Tensor) -> None:
         num_heads, block_size, width = kv_N2KBW.shape[2:]
-        places_2BW = self._places(kv_N2KBW).view(2, block_size, width)
+        offsets_2BW = self._offsets(kv_N2KBW).view(2, block_size, width)
         tiles_R, tokens_R = slots_R // block_size, slots_R % block_size
-        at_RW = places_2BW[tiles_R // num_heads % 2, tokens_R]
+        at_RW = offsets_2BW[tiles_R // num_heads % 2, tokens_R]
         at_RW = at_RW + (tiles_R * (block_size * width)).unsqueeze(1)
         kv_N2KBW.view(-1).index_copy_(0, at_RW.flatten(), rows_RW.flatten())
 
-    def _places(self, tiles_X2YBW: Tensor) -> Tensor:
+    def _offsets(self, tiles_X2YBW: Tensor) -> Tensor:
         block_size, width = tiles_X2YBW.shape[-2:]
-        if (block_size, width) not in self.known:
-            places_2P = int8_places(block_size, width - SCALE_BYTES).to(tiles_X2YBW.device)
-            self.known[block_size, width] = places_2P
-        return self.known[block_size, width]
+        if (block_size, width) not in self.layouts:
+            offsets_2P = int8_offsets(block_size, width - SCALE_BYTES).to(tiles_X2YBW.device)
+            self.layouts[block_size, width] = offsets_2P
+        return self.layouts[block_size, width]
 
 
-def int8_places(block_size: int, head_dim: int) -> Tensor:
-    """places_2P: where byte p of a tile's rows one behind the other (P = B · W) stands in the tile,
-    for keys and for values. See the module's head; `code_place` of native/attention/attention.h.
+def int8_offsets(block_size: int, head_dim: int) -> Tensor:
+    """offsets_2P: the offset in the tile of byte p of its contiguous rows (P = B · W).
+
+    For keys and for values; the same as `code_place` of native/attention/attention.h.
     """
     codes_BD = torch.arange(block_size * head_dim).view(block_size, head_dim)
     scales_B4 = (torch.arange(SCALE_BYTES * block_size) + codes_BD.numel()).view(block_size, -1)
@@ -178,7 +181,7 @@ def int8_places(block_size: int, head_dim: int) -> Tensor:
 
 
 def _by_fours(across: int, along: int, order: Sequence[int] = (0, 1, 2, 3)) -> Tensor:
-    """[across, along]: places when four of `along` at a time, in `order`, stand side by side."""
+    """Offsets [across, along] if groups of four along `along`, in `order`, are adjacent."""
     whole = along // 4 * 4
     fours = torch.arange(across * whole).view(-1, across, 4)[..., order].permute(1, 0, 2)
     rest = torch.arange(across * whole, across * along).view(across, along - whole)
@@ -186,5 +189,5 @@ def _by_fours(across: int, along: int, order: Sequence[int] = (0, 1, 2, 3)) -> T
 
 
 def kv_format(name: str) -> KvFormat:
-    """The format of that name: a float dtype's, or "int8"."""
+    """The format `name`: that of a float dtype, or "int8"."""
     return Int8Kv() if name == "int8" else PlainKv(DTYPES[name])

@@ -1,18 +1,18 @@
-"""Paged attention by Ridgeline's own CPU kernel (native/attention/kernel.h).
+"""Paged attention by Ridgeline's CPU kernel (native/attention/kernel.h).
 
-What: one kernel for decode, chunks and prefill. It walks the block table tile by tile (64 keys),
+What. One kernel for decode, chunks and prefill. It walks the block table tile by tile (64 keys),
 keeps an online softmax per query row, and lets the query heads of a group share each load of a key.
-A single long sequence is split over the context so that every core helps.
+A single long sequence is split along its context so that every core contributes.
 
-Paper: FlashAttention (Dao et al. 2022, arXiv 2205.14135) for the online softmax; Flash-Decoding
+Paper. FlashAttention (Dao et al. 2022, arXiv 2205.14135) for the online softmax; Flash-Decoding
 (Dao et al. 2023) for the split over the context; PagedAttention (Kwon et al. 2023, arXiv
 2309.06180).
 
-Invariant beyond the family's: a row's result is bitwise the same whatever it is batched with,
-however its prompt was chunked, and on any number of threads. The reduction order that guarantees it
-stands in native/attention/attention.h.
+Invariant, in addition to the family's. A row's result is bitwise the same whatever it is batched
+with, however its prompt was chunked, and on any number of threads. The reduction order that
+guarantees this is documented in native/attention/attention.h.
 
-When it loses: it computes in float32 only, and a device other than the CPU has better kernels.
+When it loses. It computes in float32 only, and other devices have better kernels.
 
 Shape legend: T new tokens, H query heads, K key heads, N blocks, B block_size, D head_dim,
 W numbers of a stored row.
@@ -38,13 +38,13 @@ ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: attention_isa.
 
 
 class NativeAttention:
-    """See the module's head."""
+    """Paged attention on the CPU in float32."""
 
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         self.attentions = tuple(layer.attention for layer in spec.layers)
         self.cache = cache
-        self.places = tuple(
-            _place(kv_N2KBW, cache.format.name, attention.head_dim)
+        self.paged_kv = tuple(
+            _paged_kv(kv_N2KBW, cache.format.name, attention.head_dim)
             for kv_N2KBW, attention in zip(cache.layers, self.attentions, strict=True)
         )
         self.isa = os.environ.get(ISA_VARIABLE, "auto")
@@ -66,7 +66,7 @@ class NativeAttention:
         return NativeStep(self, self.plan(runs))
 
     def plan(self, runs: Sequence[Run]) -> _native.AttentionPlan:
-        """The step's runs as the kernels take them: checked."""
+        """The step's runs as the kernels take them, checked against the cache."""
         cache = self.cache
         placed = [(run.start, len(run.tokens), run.blocks) for run in runs]
         return _native.AttentionPlan(placed, cache.num_blocks, cache.block_size)
@@ -75,8 +75,7 @@ class NativeAttention:
 class NativeStep:
     """One step of `NativeAttention`; `plan` is checked once and shared by all layers.
 
-    Layers that are native too (engine/forward/native.py) never call it: attention is then part of
-    their own segment, by the same plan.
+    Native layers do not call it: attention is then part of their segment, with the same plan.
     """
 
     def __init__(self, owner: NativeAttention, plan: _native.AttentionPlan) -> None:
@@ -86,7 +85,7 @@ class NativeStep:
         owner, plan, attention = self.owner, self.plan, self.owner.attentions[layer]
         _check(q_THD, plan.num_rows, attention.num_heads, attention.head_dim)
         _check(kv_T2KD, plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
-        place, (row, kind, head, _) = owner.places[layer], kv_T2KD.stride()
+        place, (row, kind, head, _) = owner.paged_kv[layer], kv_T2KD.stride()
         _native.write_kv(plan, place, kv_T2KD.data_ptr(), row, kind, head, owner.isa)
         out_THD = torch.empty(q_THD.shape, dtype=torch.float32)
         _native.attend(
@@ -106,13 +105,13 @@ class NativeStep:
         return out_THD
 
 
-def _place(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
-    """Where a layer's keys and values stand, checked against its memory."""
+def _paged_kv(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
+    """Addresses and strides of a layer's keys and values, checked against its memory."""
     num_blocks, _, num_kv_heads, block_size, width = kv_N2KBW.shape
     size = kv_N2KBW.element_size()
     strides = [stride * size for stride in kv_N2KBW.stride()]
     stride_block, stride_kind, stride_head, stride_token, _ = strides
-    assert stride_token == width * size, "the rows of a tile stand one behind the other"
+    assert stride_token == width * size, "the rows of a tile must be contiguous"
     start = kv_N2KBW.data_ptr()
     return _native.PagedKv(
         k=start,
@@ -129,6 +128,6 @@ def _place(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
 
 
 def _check(tensor: Tensor, *shape: int) -> None:
-    """The kernel reads raw memory: what it is given must be exactly what it expects."""
+    """The kernel reads raw memory, so the tensor must be exactly as expected."""
     assert tensor.dtype == torch.float32 and tensor.device.type == "cpu"
     assert tuple(tensor.shape) == shape and tensor.stride(-1) == 1

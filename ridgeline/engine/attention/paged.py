@@ -1,25 +1,24 @@
-"""Paged attention in plain torch: collect each sequence's blocks, then attend; no padding to the
-batch.
+"""Paged attention in plain torch: gather each sequence's blocks, then attend, without padding.
 
-What: the step's runs are split in two. Runs of many tokens (prefill, chunks) are attended one
-sequence at a time. Runs of one token (decode) are grouped by how many blocks they see, so that a
-handful of calls serves all of them; within a group contexts differ by at most an eighth, and the
-shorter ones are filled up with their own last block, masked. So a sequence costs what *it* reads
-(at most 9/8 of it), never what the longest in the batch reads, and no mask ever spans the batch.
-Sliding windows collect only the blocks in the window.
+What. Runs of several tokens (prefill, chunks) are attended one sequence at a time. Runs of one token
+(decode) are grouped by the number of blocks they see, so that a handful of calls serves all of them.
+Within a group contexts differ by at most an eighth, and shorter ones are padded with their own last
+block, masked. So a sequence costs what *it* reads (at most 9/8 of it), not what the longest sequence
+of the batch reads, and no mask spans the batch. Sliding windows gather only the blocks within the
+window.
 
-Paper: PagedAttention (Kwon et al., SOSP 2023, arXiv 2309.06180); the query folding is that of
+Paper. PagedAttention (Kwon et al., SOSP 2023, arXiv 2309.06180); the query folding is that of
 FlashDecoding-style GQA kernels.
 
-Invariants: those of `base`. Indices and masks depend on (window, key heads) alone: made once per
-step for each distinct pair and shared by all layers of that kind.
+Invariants. Those of the family. Indices and masks depend on the window and the number of key heads
+only: they are built once per step for each such pair and shared by the layers that have it.
 
-When it loses: collecting the blocks copies the keys and values before reading them (three times the
-traffic of a kernel that walks the block table), and each call of torch costs microseconds. A native
-kernel avoids both; this one is what runs everywhere.
+When it loses. Gathering the blocks copies keys and values before reading them (three times the
+traffic of a kernel that walks the block table), and each torch call costs microseconds. A native
+kernel avoids both; this backend runs everywhere.
 
 Shape legend: T new tokens, S sequences of a group, H query heads, K key heads, G = H/K, N blocks of
-the pool, B block_size, L collected positions, D head_dim.
+the pool, B block_size, L gathered positions, D head_dim.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 @dataclass(frozen=True)
 class IndexKind:
-    """What the indices of a layer depend on. `open_scores`: a soft cap needs explicit masks."""
+    """What the indices of a layer depend on. `explicit_scores`: a soft cap needs explicit masks."""
 
     window: int | None
     num_kv_heads: int
-    open_scores: bool
+    explicit_scores: bool
 
     @staticmethod
     def of(attention: AttentionSpec) -> IndexKind:
@@ -52,19 +51,19 @@ class IndexKind:
 
 
 class PagedAttention:
-    """See the module's head. Runs on every device and float dtype."""
+    """Runs on every device and float dtype."""
 
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         self.attentions = tuple(layer.attention for layer in spec.layers)
         self.cache = cache
         like = torch.empty(0, dtype=cache.dtype, device=cache.layers[0].device)
         self.kinds = tuple(IndexKind.of(attention) for attention in self.attentions)
-        self.makers = {
+        self.builders = {
             kind: IndexBuilder(
                 cache.block_size,
                 kind.num_kv_heads,
                 kind.window,
-                kind.open_scores,
+                kind.explicit_scores,
                 like,
             )
             for kind in self.kinds
@@ -75,12 +74,12 @@ class PagedAttention:
         return ()
 
     def prepare(self, runs: Sequence[Run]) -> PagedStep:
-        indices = {kind: maker.step(runs) for kind, maker in self.makers.items()}
+        indices = {kind: builder.build(runs) for kind, builder in self.builders.items()}
         return PagedStep(self, tuple(indices[kind] for kind in self.kinds))
 
 
 class PagedStep:
-    """One step of `PagedAttention`; `indices[layer]` is shared by the layers of one kind."""
+    """One step of `PagedAttention`; layers of one kind share their indices."""
 
     def __init__(self, owner: PagedAttention, indices: tuple[StepIndices, ...]) -> None:
         self.attentions, self.cache, self.indices = owner.attentions, owner.cache, indices
@@ -101,26 +100,26 @@ class PagedStep:
 
 
 class LayerCache:
-    """One layer of the cache: rows in, tiles out, both as numbers of the compute dtype."""
+    """One layer of the cache: writes rows and gathers tiles, both in the compute dtype."""
 
     def __init__(self, cache: KvCache, layer: int) -> None:
         self.kv_N2KBW, self.format, self.dtype = cache.layers[layer], cache.format, cache.dtype
 
     def write(self, slots_R: Tensor, rows_RD: Tensor) -> None:
-        """Store rows at the slots (block, key|value, head, position)."""
+        """Store rows at slots, each a flattened (block, key|value, head, position)."""
         self.format.write(self.kv_N2KBW, slots_R, self.format.encode(rows_RD))
 
-    def collect(self, tiles: Tensor, num_seqs: int) -> Tensor:
-        """kv_2SKLD: the tiles (block, key|value, head) in the order given, as one copy."""
+    def gather(self, tiles: Tensor, num_seqs: int) -> Tensor:
+        """kv_2SKLD of the given tiles, each a flattened (block, key|value, head), in one copy."""
         _, _, num_heads, block_size, width = self.kv_N2KBW.shape
-        picked = self.kv_N2KBW.view(-1, block_size * width).index_select(0, tiles)
-        rows_2YBW = self.format.from_tiles(picked.view(2, -1, block_size, width))
+        gathered = self.kv_N2KBW.view(-1, block_size * width).index_select(0, tiles)
+        rows_2YBW = self.format.from_tiles(gathered.view(2, -1, block_size, width))
         return self.format.decode(rows_2YBW.view(2, num_seqs, num_heads, -1, width), self.dtype)
 
 
 def _decode(q_SHD: Tensor, kv: LayerCache, group: DecodeGroup, attention: AttentionSpec) -> Tensor:
     num_seqs = q_SHD.shape[0]
-    kv_2SKLD = kv.collect(group.tiles, num_seqs)[:, :, :, group.first : group.end]
+    kv_2SKLD = kv.gather(group.tiles, num_seqs)[:, :, :, group.first : group.end]
     q_SKGD = q_SHD.reshape(num_seqs, attention.num_kv_heads, -1, attention.head_dim)
     o_SKGD = attend_decode(
         q_SKGD, kv_2SKLD[0], kv_2SKLD[1], group.mask_S11L, attention.scale, attention.softcap
@@ -131,7 +130,7 @@ def _decode(q_SHD: Tensor, kv: LayerCache, group: DecodeGroup, attention: Attent
 def _prefill(
     q_THD: Tensor, kv: LayerCache, prefill: PrefillRun, attention: AttentionSpec, out_THD: Tensor
 ) -> None:
-    k_KLD, v_KLD = kv.collect(prefill.tiles, 1)[:, 0]
+    k_KLD, v_KLD = kv.gather(prefill.tiles, 1)[:, 0]
     num_kv_heads, num_groups = attention.num_kv_heads, attention.num_heads // attention.num_kv_heads
     for span in prefill.spans:
         q_TKGD = q_THD[span.rows].view(-1, num_kv_heads, num_groups, attention.head_dim)

@@ -1,7 +1,7 @@
-"""The oracle: one query position and one head at a time, in float64, following the definition.
+"""Reference attention: one query position and one head at a time, in float64, by definition.
 
-No batching, no masks, no gathers beyond indexing one position. It is what every other backend is
-compared with, and is far too slow for anything else.
+No batching, no masks, no gathers beyond indexing one position. All other backends are compared with
+it; it is far too slow for anything else.
 
 Shape legend: T new tokens, H query heads, K key/value heads, D head_dim, L visible positions.
 """
@@ -20,7 +20,7 @@ from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
 class ReferenceAttention:
-    """See the module's head. Runs everywhere, in any dtype."""
+    """Runs on every device, in any dtype."""
 
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         self.spec, self.cache = spec, cache
@@ -64,7 +64,7 @@ class _ReferenceStep:
 
 
 def attend_one(q_HD: Tensor, kv_L2KD: Tensor, attention: AttentionSpec) -> Tensor:
-    """o_HD of one query over the L positions that it sees, head by head, in float64."""
+    """o_HD of one query over the L positions it sees, head by head, in float64."""
     out = []
     for head in range(attention.num_heads):
         kv_head = head // (attention.num_heads // attention.num_kv_heads)

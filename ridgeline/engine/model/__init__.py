@@ -1,1 +1,1 @@
-"""One decoder, built from a ModelSpec, and the reading of its weights. See `decoder` and `load`."""
+"""The decoder: its layers, rotary embeddings, embedding tables and mixture of experts."""

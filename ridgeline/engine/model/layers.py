@@ -1,4 +1,4 @@
-"""The pieces of a decoder block: norms, attention, gated feed-forward. Inference only, no autograd.
+"""The parts of a decoder block: norms, attention, gated feed-forward. Inference only, no autograd.
 
 Each is chosen once, at construction (`NoNorm` where a model has none, `ConcatLinear` where q, k and v
 cannot be one product), so that the forward pass has no branch on the model.
@@ -29,7 +29,7 @@ Norm = Callable[[Tensor], Tensor]
 
 
 class RmsNorm:
-    """x / rms(x) · gain over the last axis, in float32 inside."""
+    """x / rms(x) · gain over the last axis, computed in float32."""
 
     __slots__ = ("eps", "gain_C", "shape")
 
@@ -41,7 +41,7 @@ class RmsNorm:
 
 
 class WideRmsNorm(RmsNorm):
-    """The same with a float32 gain applied before rounding: what (1 + w) needs below float32."""
+    """RMSNorm with a float32 gain applied before rounding, as a gain of 1 + w needs below float32."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class WideRmsNorm(RmsNorm):
 
 
 def make_norm(weight_C: Tensor, eps: float, plus_one: bool, dtype: torch.dtype) -> RmsNorm:
-    """RMSNorm with gain w, or 1 + w where the checkpoint stores it so (Gemma)."""
+    """RMSNorm with gain w, or 1 + w if the checkpoint stores it that way (Gemma)."""
     gain = weight_C.float() + 1.0 if plus_one else weight_C
     if plus_one and dtype != torch.float32:
         return WideRmsNorm(gain, eps)
@@ -58,12 +58,12 @@ def make_norm(weight_C: Tensor, eps: float, plus_one: bool, dtype: torch.dtype) 
 
 
 def no_norm(x_TC: Tensor) -> Tensor:
-    """Where a block does not normalise its branches' outputs."""
+    """The identity, for blocks that do not normalise the outputs of their branches."""
     return x_TC
 
 
 class QkNorm:
-    """RMS-normalise each head of q and k, in place, before the rotation (Qwen3, Gemma 3)."""
+    """RMS-normalises each head of q and k in place before the rotation (Qwen3, Gemma 3)."""
 
     __slots__ = ("eps", "gain_XD")
 
@@ -78,11 +78,11 @@ class QkNorm:
 
 
 def no_qk_norm(qk_TXD: Tensor) -> None:
-    """Where heads are not normalised."""
+    """Does nothing, for models that do not normalise heads."""
 
 
 class ConcatLinear:
-    """Several linears of one input, whose formats or biases differ: outputs side by side."""
+    """Several linears of one input with different formats or biases; concatenates their outputs."""
 
     __slots__ = ("linears",)
 
@@ -98,8 +98,7 @@ class ConcatLinear:
 
 
 class AttentionLayer:
-    """q, k, v in one product; norm and rotation in place; then whatever backend the step
-    brought."""
+    """q, k, v in one product, norm and rotation in place, the step's attention, output projection."""
 
     __slots__ = ("head_dim", "norm_qk", "num_heads", "num_kv_heads", "o", "qkv")
 
@@ -111,13 +110,13 @@ class AttentionLayer:
         self.head_dim = spec.head_dim
 
     def __call__(
-        self, x_TC: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, layer: int
+        self, x_TC: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, layer: int
     ) -> Tensor:
         num_queries, num_keys = self.num_heads, self.num_kv_heads
         heads_TXD = self.qkv(x_TC).view(-1, num_queries + 2 * num_keys, self.head_dim)
         qk_TXD = heads_TXD[:, : num_queries + num_keys]
         self.norm_qk(qk_TXD)
-        rotate_(qk_TXD, *turn)
+        rotate_(qk_TXD, *rotation)
         kv_T2KD = heads_TXD[:, num_queries:].view(-1, 2, num_keys, self.head_dim)
         o_THD = attend(heads_TXD[:, :num_queries], kv_T2KD, layer)
         return self.o(o_THD.reshape(-1, num_queries * self.head_dim))
@@ -138,7 +137,7 @@ class GatedMlp:
 
 
 class Block:
-    """x + attention(norm(x)), then x + mlp(norm(x)); each branch's output may be normalised too."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); branch outputs may be normalised as well."""
 
     __slots__ = ("attention", "attention_norm", "branch_norms", "mlp", "mlp_norm", "rope")
 
@@ -157,21 +156,21 @@ class Block:
     def __call__(
         self,
         x_TC: Tensor,
-        turns: Sequence[tuple[Tensor, Tensor]],
+        rotations: Sequence[tuple[Tensor, Tensor]],
         attend: Attend,
         layer: int,
     ) -> Tensor:
-        return self.feed_forward(self.attend(x_TC, turns, attend, layer))
+        return self.feed_forward(self.attend(x_TC, rotations, attend, layer))
 
     def attend(
         self,
         x_TC: Tensor,
-        turns: Sequence[tuple[Tensor, Tensor]],
+        rotations: Sequence[tuple[Tensor, Tensor]],
         attend: Attend,
         layer: int,
     ) -> Tensor:
         """The first half: x + attention(norm(x))."""
-        y_TC = self.attention(self.attention_norm(x_TC), turns[self.rope], attend, layer)
+        y_TC = self.attention(self.attention_norm(x_TC), rotations[self.rope], attend, layer)
         return x_TC + self.branch_norms[0](y_TC)
 
     def feed_forward(self, x_TC: Tensor) -> Tensor:

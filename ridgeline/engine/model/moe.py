@@ -1,15 +1,15 @@
-"""Mixture of experts: each token runs through the few experts that its router chose (Shazeer et
-al., 2017, arXiv 1701.06538; Mixtral, arXiv 2401.04088).
+"""Mixture of experts: each token runs through the few experts chosen by the router.
 
-Tokens are sorted by expert, so that each chosen expert runs once per step on all of its tokens, and
-an expert that nobody chose is not touched: at small batches that is most of them, which is the
-whole gain.
+What. Tokens are sorted by expert, so each chosen expert runs once per step on all of its tokens, and
+unused experts are not read. At small batches that is most of them, which is the whole gain.
 
-Invariant: a token's result is the sum of its own experts' outputs in the order of its own choice,
-so it does not depend on what shares the batch. It loses when the batch is just large enough to
-touch every expert with a token or two each: all weights are then read for little arithmetic.
+Source. Shazeer et al. 2017 (arXiv 1701.06538); Mixtral (arXiv 2401.04088).
 
-Cost on an accelerator: the number of tokens per expert comes to the host once per layer.
+Invariant. A token's result is the sum of its experts' outputs in the order of its own ranking, so it
+does not depend on the rest of the batch.
+When it loses. If the batch is just large enough to use every expert for a token or two, all weights
+are read for little arithmetic. On an accelerator, the number of tokens per expert is copied to the
+host once per layer.
 
 Shape legend: T tokens, C hidden_size, E experts, X experts per token, P = T·X (token, expert)
 pairs.
@@ -28,7 +28,7 @@ from ridgeline.modelspec.model import MlpSpec
 
 
 class MoeMlp:
-    """Routed feed-forward; see the module's head."""
+    """A router and its expert feed-forward layers."""
 
     __slots__ = ("experts", "norm_topk", "num_chosen", "router")
 
@@ -49,7 +49,7 @@ class MoeMlp:
         return (y_TXC * weight_TX.unsqueeze(-1)).sum(dim=1)
 
     def route(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (in the dtype of x) and numbers of each token's experts, most probable first."""
+        """Weights_TX (in the dtype of x) and indices_TX of each token's experts, most probable first."""
         probs_TE = torch.softmax(self.router(x_TC).float(), dim=-1)
         weight_TX, expert_TX = torch.topk(probs_TE, self.num_chosen, dim=-1)
         if self.norm_topk:

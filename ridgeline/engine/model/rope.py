@@ -1,19 +1,18 @@
-"""Cosines and sines of the rotary embedding, tabulated once and looked up once per step.
+"""Cosines and sines of rotary embeddings, tabulated once and looked up once per step.
 
-`ridgeline.modelspec.rope` is the definition; this makes its tables. Two kinds depend on a length, and
-the length is chosen so that a token's key is a function of its own position alone (a key that
-depended on the prompt's length could be shared by no prefix cache and would change with the
-chunking):
+`ridgeline.modelspec.rope` defines the frequencies. Two kinds depend on a length, which is chosen so
+that a token's key depends on its own position alone. (A key that depended on the prompt's length
+could not be shared by a prefix cache and would change with the chunking.)
 
-* `dynamic` (NTK): position p turns by the frequencies of a sequence of p+1 tokens. This is what
-  transformers computes when a sequence grows token by token; a prompt longer than the trained
-  context given at once is where it differs (transformers then uses the whole prompt's length for
-  every position).
-* `longrope`: the long factors where the engine's context is longer than the trained one, for every
-  sequence (vLLM's rule); transformers chooses by each sequence's own length. With a context of at
-  most the trained length the two agree everywhere.
+* `dynamic` (NTK): position p is rotated with the frequencies of a sequence of p+1 tokens. This is
+  what transformers computes when a sequence grows token by token. It differs for a prompt longer
+  than the trained context that is given at once: transformers then uses the length of the whole
+  prompt for every position.
+* `longrope`: the long factors for every sequence if the engine's context is longer than the trained
+  one (vLLM's rule); transformers decides by the length of each sequence. Up to the trained context
+  the two agree.
 
-Tables grow by doubling, so a long context costs memory only where it is used.
+Tables grow by doubling, so a long context costs memory only once it is used.
 
 Shape legend: T tokens, P positions, R rotated dimensions.
 """
@@ -32,7 +31,7 @@ SMALLEST_TABLE = 1024
 
 
 def angles(rope: RopeSpec, num_positions: int, context: int) -> Tensor:
-    """Radians [P, R/2] in float32, position by pair, for an engine of `context` tokens at most."""
+    """Angles in radians, float32 [P, R/2], for an engine whose context is `context` tokens."""
     positions_P = torch.arange(num_positions, dtype=torch.float32)
     freq_PR = torch.tensor(inv_freq(rope, context if rope.kind == "longrope" else 0))
     if rope.kind == "dynamic":
@@ -44,15 +43,15 @@ def _dynamic_frequencies(rope: RopeSpec, num_positions: int) -> Tensor:
     """Row p = inv_freq(rope, p + 1), for all rows at once."""
     assert rope.original_max_positions is not None
     lengths_P = torch.arange(1, num_positions + 1, dtype=torch.float64)
-    share_P = lengths_P.clamp(min=rope.original_max_positions) / rope.original_max_positions
-    stretch_P = rope.factor * share_P - (rope.factor - 1)
+    ratio_P = lengths_P.clamp(min=rope.original_max_positions) / rope.original_max_positions
+    stretch_P = rope.factor * ratio_P - (rope.factor - 1)
     theta_P1 = (rope.theta * stretch_P ** (rope.dim / (rope.dim - 2))).unsqueeze(1)
     exponents = -torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim
     return (theta_P1**exponents).float()
 
 
 class RopeTables:
-    """Tables of every distinct rope of a model. `context` is the longest sequence of the engine."""
+    """The tables of every distinct rope of a model; `context` is the engine's longest sequence."""
 
     def __init__(
         self, ropes: Sequence[RopeSpec], context: int, dtype: torch.dtype, device: torch.device
@@ -67,11 +66,11 @@ class RopeTables:
 
         The first half of sin is negated: x·cos + swap_halves(x)·sin is the rotation.
         """
-        rows = (table.index_select(0, positions_T) for table in self.ready(end))
+        rows = (table.index_select(0, positions_T) for table in self.tables_up_to(end))
         return tuple((row[:, 0:1], row[:, 1:2]) for row in rows)
 
-    def ready(self, end: int) -> tuple[Tensor, ...]:
-        """table_P2R of each rope, for positions below `end`; the same tuple until they grow."""
+    def tables_up_to(self, end: int) -> tuple[Tensor, ...]:
+        """table_P2R of each rope for positions below `end`; the same tuple object until they grow."""
         if end > self.num_positions:
             self._grow(end)
         return self.tables
@@ -90,6 +89,6 @@ class RopeTables:
 def rotate_(x_THD: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> None:
     """Rotate the leading R dimensions of each head in place."""
     num_rotated = cos_T1R.shape[-1]
-    turned = x_THD[..., :num_rotated]
-    swapped = turned.roll(num_rotated // 2, -1)
-    turned.mul_(cos_T1R).addcmul_(swapped, sin_T1R)
+    rotated_part = x_THD[..., :num_rotated]
+    swapped = rotated_part.roll(num_rotated // 2, -1)
+    rotated_part.mul_(cos_T1R).addcmul_(swapped, sin_T1R)

@@ -1,14 +1,14 @@
-"""The embedding table: plain rows, or rows of a packed weight that are unpacked as they are read.
+"""Embedding tables: plain rows, or rows of a packed weight that are unpacked on lookup.
 
-What: a packed table is stored as the kernels store a linear's weight (8 bits with a scale per
-token, 4 bits with a scale per group of its row), so that a tied LM head multiplies with the very
-table that tokens are looked up in. No copy in floats exists: a lookup unpacks the rows asked for.
-A float32 table that is the LM head of native layers is kept in the kernels' order too.
+What. A packed table is stored like a linear's weight (8 bits with a scale per token, 4 bits with a
+scale per group of its row), so a tied LM head multiplies with the same table. There is no float
+copy: a lookup unpacks only the rows it needs. A float32 table that doubles as the LM head of native
+layers is stored in the order of the kernels too.
 
-Invariant: a row is the same bits whatever is looked up with it.
+Invariant. A row has the same bits whatever is looked up along with it.
 
-When it loses: an LM head that is kept apart (in other bits) is then a second table; rounding the
-rows costs quality (docs/guides/quantise/index.md), and one packed row lies in the lines of sixteen.
+When it loses. An LM head stored separately (with other bits) makes it a second table. Rounding the
+rows costs quality (docs/guides/quantise/index.md), and a packed row is interleaved with fifteen others.
 
 Shape legend: T tokens, V vocabulary, C hidden_size.
 """
@@ -25,10 +25,10 @@ from ridgeline.engine.kernels.native_linear import NativeLinear, Packed
 
 
 class EmbeddingTable(Protocol):
-    """Where tokens become rows."""
+    """Maps tokens to embedding rows."""
 
     def rows(self, tokens_T: Tensor) -> Tensor:
-        """x of the tokens, [..., C], in the dtype that the table has."""
+        """The rows of the tokens, [..., C], in the dtype of the table."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class EmbeddingTable(Protocol):
 
 
 class PlainTable:
-    """Rows as they are; maybe narrower than what is computed in."""
+    """Unpacked rows, possibly narrower than the compute dtype."""
 
     __slots__ = ("embed_VC",)
 
@@ -59,7 +59,7 @@ class PlainTable:
 
 
 class PackedTable:
-    """Rows of a packed weight, float32; on the CPU."""
+    """Rows of a packed weight as float32, on the CPU."""
 
     __slots__ = ("native",)
 

@@ -120,7 +120,7 @@ class NativeForward:
         segment.run(self.frame, attended, heads, threads)
 
     def _update_rope_tables(self, end: int) -> None:
-        tables = self.body.ropes.ready(end)
+        tables = self.body.ropes.tables_up_to(end)
         if tables is self.tables:
             return
         for rope, table_P2R in enumerate(tables):

@@ -110,7 +110,7 @@ class _Writer:
         if self.attention is None:
             yield Op("rope", lambda s: s.rope(*rope_args, None, "auto"))
             return
-        owner, place = self.attention, self.attention.places[layer_index]
+        owner, place = self.attention, self.attention.paged_kv[layer_index]
         yield Op("rope+kv_write", lambda s: s.rope(*rope_args, place, owner.isa))
         site = owner.attentions[layer_index]
         assert heads_of(layer) == (site.num_heads, site.num_kv_heads, site.head_dim)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.attention.ahead import PagePrefetcher, populate_pages
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import PlainKv
+from ridgeline.engine.attention.page_prefetch import PagePrefetcher, populate_pages
 from ridgeline.engine.kernels.large_pages import LARGE_PAGE, own_pages
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 
@@ -116,7 +116,7 @@ def test_memory_of_a_device_is_not_asked_for() -> None:
 
 def test_an_engine_asks_from_its_opening_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
-    monkeypatch.setattr("ridgeline.engine.attention.ahead.populate_pages", asked)
+    monkeypatch.setattr("ridgeline.engine.attention.page_prefetch.populate_pages", asked)
     with Engine.open("demo", kv_cache_memory_bytes=96 << 20, max_model_len=2048) as engine:
         wait_for_pages()
         at_start = max(end for _, _, end in asked.spans)
