@@ -168,4 +168,6 @@ def test_an_address_or_a_key_that_cannot_be_is_refused(
     command: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *flags]) == 2
-    assert re.search("not a URL|not HTTP|not an HTTP address|printable ASCII", capsys.readouterr().err)
+    assert re.search(
+        "not a URL|not HTTP|not an HTTP address|printable ASCII", capsys.readouterr().err
+    )
