@@ -46,7 +46,7 @@ def test_only_what_differs_becomes_a_flag() -> None:
     other = settings_from(
         {"model": "demo", **vllm.defaults, "max_num_seqs": 512, "enable_prefix_caching": False}
     )
-    assert vllm.words(other, start) == ["--max-num-seqs", "512", "--no-enable-prefix-caching"]
+    assert vllm.words(other, start) == ["--no-enable-prefix-caching", "--max-num-seqs", "512"]
 
 
 def test_a_setting_without_a_flag_is_refused_by_name() -> None:

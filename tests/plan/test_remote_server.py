@@ -106,7 +106,7 @@ def test_a_server_with_one_slot_gets_a_note_and_no_fit(short: None) -> None:
     """No wave generates at once, and nothing is made up."""
     events: list[object] = []
     with (
-        mock_server(ttft_s=0.02, itl_s=0.002, seats=1) as url,
+        mock_server(ttft_s=0.02, itl_s=0.002, slots=1) as url,
         pytest.raises(BadInput, match="two requests at once"),
     ):
         calibrate(RemoteServer(url=url), 30.0, events.append)

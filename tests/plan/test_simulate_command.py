@@ -185,4 +185,4 @@ def test_a_fleet_of_several_devices(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert sum(served.values()) == 300 and served["h100-sxm"] > served["l40s"] / 2
     assert main([*asked, "--device", "h100-sxm=2", "--replicas", "2"]) == 2
-    assert "--device" in capsys.readouterr().err
+    assert "--accelerator" in capsys.readouterr().err

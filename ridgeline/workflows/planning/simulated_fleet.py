@@ -42,7 +42,7 @@ Kind = tuple[Replica, int]
 
 
 def kinds_of(options: SimulationRequest) -> list[Kind]:
-    """One kind of replica, or several: `--device h100-sxm=2,l40s=4` names two."""
+    """One kind of replica, or several: `--accelerator h100-sxm=2,l40s=4` names two."""
     catalogue = read_catalogue(options.catalogue, options.calibration)
     device = default_device(options.device, catalogue)
     if device is None:
@@ -51,7 +51,7 @@ def kinds_of(options: SimulationRequest) -> list[Kind]:
         return [(_model_replica(options, find_accelerator(device, catalogue)), options.replicas)]
     if options.replicas != 1 or options.decode_replicas or options.autoscale is not None:
         raise BadInput(
-            "--device with counts fixes the size of the fleet",
+            "--accelerator with counts fixes the size of the fleet",
             value=device,
             fix="remove --replicas, --decode-replicas and --autoscale",
         )
@@ -65,7 +65,7 @@ def fleet_plan(
     """The fleet to simulate. `longest_request`: prompt and output tokens that must fit."""
     builds = [(_build(options, model, longest_request), count) for model, count in kinds]
     if sum(count for _, count in kinds) > MAX_REPLICAS:
-        raise BadInput("--device names too many replicas", limit=f"{MAX_REPLICAS:,}")
+        raise BadInput("--accelerator names too many replicas", limit=f"{MAX_REPLICAS:,}")
     faults = None
     if options.mtbf_s is not None:
         faults = FaultModel(mtbf_s=options.mtbf_s, repair_s=options.repair_s)
