@@ -39,7 +39,9 @@ def parse_stock(text: str, catalogue: Mapping[str, Accelerator]) -> dict[str, in
     for part in text.split(","):
         name, _, count = part.partition("=")
         if not (count or "1").isdigit() or int(count or 1) < 1:
-            raise BadInput("--accelerator needs names and counts", value=part, limit="h100-sxm=2,l4=4")
+            raise BadInput(
+                "--accelerator needs names and counts", value=part, limit="h100-sxm=2,l4=4"
+            )
         full_name = find_accelerator(name, dict(catalogue)).name
         stock[full_name] = stock.get(full_name, 0) + int(count or 1)
     if sum(stock.values()) > MAX_DEVICES:

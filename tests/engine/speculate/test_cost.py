@@ -149,7 +149,7 @@ def test_a_curve_without_points_and_steps_without_rows_are_refused() -> None:
     for runs, rows in ((0, 1), (1, -1)):
         with pytest.raises(ValueError, match="runs and rows"):
             cost.seconds(runs, rows)
-    with pytest.raises(ValueError, match="fewer"):
+    with pytest.raises(ValueError, match=r"at most 2\*\*24 rows"):
         cost.seconds(1, 2**30)
     with pytest.raises(ValueError, match="add rows"):
         cost.line(3, 3, 1)
