@@ -151,7 +151,7 @@ def _write_context(scene: Scene, size: float) -> None:
                 ours, theirs = (cache.layers[layer] for cache in scene.caches)
                 block, offset = run.blocks[position // ours.shape[3]], position % ours.shape[3]
                 format = scene.caches[0].format
-                rows_2KBW = format.rows(ours[block]).clone()
+                rows_2KBW = format.from_tiles(ours[block]).clone()
                 shape = (*rows_2KBW.shape[:2], scene.q_THD.shape[-1])
                 rows_2KBW[:, :, offset] = format.encode(torch.randn(shape) * size)
                 ours[block] = theirs[block] = format.to_tiles(rows_2KBW)
