@@ -131,7 +131,7 @@ def test_priority_out_of_range_is_rejected(engine: Engine) -> None:
         ({"device": "tpu9"}, UserError, "device"),
         ({"attention_backend": "magic"}, BadInput, "attention backend"),
         ({"batching": "none"}, BadInput, "batching"),
-        ({"prefix_cache_ttl_s": -1.0}, BadInput, "prefix-cache-ttl-s is no length of time"),
+        ({"prefix_cache_ttl_s": -1.0}, BadInput, "prefix-cache-ttl-s is out of range"),
     ],
 )
 def test_bad_settings_are_rejected(settings: dict, error: type[UserError], words: str) -> None:
