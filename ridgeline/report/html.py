@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,11 +46,15 @@ def render_page(template: str, **context: object) -> str:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
+    import ridgeline
+
+    # Not PackageLoader: an editable install has two package folders, and it looks in the first,
+    # which holds only the native module.
     environment = Environment(
-        loader=PackageLoader("ridgeline", "."),
+        loader=FileSystemLoader(Path(ridgeline.__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
