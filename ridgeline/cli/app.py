@@ -35,7 +35,7 @@ FUNCTIONS = {
     "eval": "evaluate:evaluate_command",
     "plan": "planning:plan",
     "predict": "planning:predict",
-    "simulate": "planning:simulate",
+    "simulate": "simulate:simulate_command",
     "cost": "planning:cost",
     "pack": "pack:pack",
     "calibrate": "calibrate:calibrate",

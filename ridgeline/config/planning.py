@@ -12,6 +12,8 @@ from ridgeline.config.units import (
     COUNT,
     DOLLARS,
     DURATION,
+    MAX_REPLICAS,
+    MAX_REQUESTS,
     MAX_SECONDS,
     NON_NEGATIVE_COUNT,
     NON_NEGATIVE_SECONDS,
@@ -21,6 +23,7 @@ from ridgeline.config.units import (
     TOKENS,
     Range,
 )
+from ridgeline.records import Slo
 
 PLANNING_SLO = "ttft:1000 tpot:50"
 Router = Literal["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session"]
@@ -192,7 +195,12 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     output_len: Annotated[int | None, shared.OUTPUT_LEN.but(unset="256")] = None
     request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
     num_prompts: Annotated[
-        int, About("Requests to send; of recorded traffic, at most this many.", unit=COUNT)
+        int,
+        About(
+            "Requests to send; of recorded traffic, at most this many.",
+            unit=COUNT,
+            range=Range(1, MAX_REQUESTS),
+        ),
     ] = 1000
     replay_speed: Annotated[float | None, shared.REPLAY_SPEED] = None
     batch_share: Annotated[
@@ -214,13 +222,16 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
             unset="the calibrated one",
         ),
     ] = None
-    replicas: Annotated[int, About("Replicas; with --autoscale, the minimum.", unit=COUNT)] = 1
+    replicas: Annotated[
+        int,
+        About("Replicas; with --autoscale, the minimum.", unit=COUNT, range=Range(1, MAX_REPLICAS)),
+    ] = 1
     decode_replicas: Annotated[
         int,
         About(
             "Disaggregation: replicas that decode, while the others prefill.",
             unit=COUNT,
-            range=NON_NEGATIVE_COUNT,
+            range=Range(0, MAX_REPLICAS),
         ),
     ] = 0
     router: Annotated[Router, About("How requests are routed to replicas.")] = "least-loaded"
@@ -239,6 +250,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
             "Scale up to this many replicas.",
             panel="Scaling and failures",
             unit=COUNT,
+            range=Range(1, MAX_REPLICAS),
             unset="off",
         ),
     ] = None
@@ -292,6 +304,10 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     html: Annotated[Path | None, shared.HTML.but(panel="Output")] = None
     trace: Annotated[Path | None, shared.TRACE] = None
     json: Annotated[bool, shared.JSON] = False
+
+    @property
+    def parsed_slo(self) -> Slo | None:
+        return None if self.slo is None else Slo.parse(self.slo)
 
 
 class CostOptions(Section, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from ridgeline.config.option import About
 from ridgeline.config.units import (
     COUNT,
     DOLLARS,
+    MAX_LENGTH,
     NON_NEGATIVE_COUNT,
     NUMBER,
     RATE,
@@ -58,8 +59,20 @@ SLO_TEXT = SLO.but(parse=checked_slo)
 REQUEST_RATE = About(
     "Requests per second, Poisson arrivals.", unit=RATE, aliases=("rate",), since="0.2"
 )
-INPUT_LEN = About("Prompt tokens of a request.", unit=TOKENS, aliases=("isl",), since="0.2")
-OUTPUT_LEN = About("Output tokens of a request.", unit=TOKENS, aliases=("osl",), since="0.2")
+INPUT_LEN = About(
+    "Prompt tokens of a request.",
+    unit=TOKENS,
+    range=Range(1, MAX_LENGTH),
+    aliases=("isl",),
+    since="0.2",
+)
+OUTPUT_LEN = About(
+    "Output tokens of a request.",
+    unit=TOKENS,
+    range=Range(1, MAX_LENGTH),
+    aliases=("osl",),
+    since="0.2",
+)
 PREFIX_LEN = About(
     "Prompt tokens that all requests share.",
     unit=TOKENS,

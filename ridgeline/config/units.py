@@ -105,6 +105,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_COUNT = 10**12  # no machine comes near this many tokens, requests or steps
+MAX_LENGTH = 10_000_000  # tokens of a prompt or an answer, or all prefixes together
+MAX_REQUESTS = 10_000_000  # prompts of a load are generated before the first is sent
+MAX_REPLICAS = 10_000
 MAX_BYTES = 1 << 60
 MAX_SECONDS = 1e9  # thirty years
 MAX_DOLLARS = 1e12

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
+from ridgeline.config.units import MAX_REQUESTS
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.measure.client.target import LoadTarget, Recorder
 from ridgeline.measure.workload.arrivals import Arrivals, Closed
@@ -29,7 +30,6 @@ from ridgeline.stats import percentile
 UNLIMITED = 10**9
 WARMUP_SEED_SHIFT = 7_919_000  # warm-up prompts must not put the measured ones into the cache
 DEFAULT_WARMUP_CONCURRENCY = 4
-MAX_REQUESTS = 10_000_000  # all prompts are generated before the first is sent
 
 OnFinish = Callable[[RequestTrace], str | None]
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from ridgeline.config.units import MAX_LENGTH
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload.base import LoadRequest
 
 FIRST_ID = 16
-MAX_TOKENS = 10_000_000  # of a prompt, an answer, or all prefixes together
 MAX_GROUPS, MAX_CV, MAX_VOCAB = 100_000, 100.0, 1 << 31
 _FIX = "write for example synthetic:input=256,output=128,cv=0.5,prefix=64"
 
@@ -37,9 +37,9 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         limits = (
-            ("input", self.input, 1, MAX_TOKENS),
-            ("output", self.output, 1, MAX_TOKENS),
-            ("prefix", self.prefix, 0, MAX_TOKENS),
+            ("input", self.input, 1, MAX_LENGTH),
+            ("output", self.output, 1, MAX_LENGTH),
+            ("prefix", self.prefix, 0, MAX_LENGTH),
             ("groups", self.groups, 1, MAX_GROUPS),
             ("vocab", self.vocab, FIRST_ID + 1, MAX_VOCAB),
         )
@@ -48,11 +48,11 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadInput(f"synthetic: {name} is too small", value=value, limit=f">= {low}")
             if value > high:
                 raise BadInput(f"synthetic: {name} is too large", value=value, limit=f"<= {high}")
-        if self.prefix * self.groups > MAX_TOKENS:
+        if self.prefix * self.groups > MAX_LENGTH:
             raise BadInput(
                 "synthetic: all prefixes together are too long",
                 value=f"{self.groups} of {self.prefix} tokens",
-                limit=f"{MAX_TOKENS} tokens",
+                limit=f"{MAX_LENGTH} tokens",
             )
         if self.prefix > self.input:
             raise BadInput(
@@ -98,12 +98,12 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _length(rng: random.Random, mean: int, cv: float) -> int:
-    """A log-normal draw in [1, MAX_TOKENS]: sigma² = ln(1 + cv²), mu = ln(mean) - sigma²/2."""
+    """A log-normal draw in [1, MAX_LENGTH]: sigma² = ln(1 + cv²), mu = ln(mean) - sigma²/2."""
     if cv == 0:
         return mean
     variance = math.log1p(cv * cv)
     drawn = rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
-    return max(1, round(min(drawn, MAX_TOKENS)))
+    return max(1, round(min(drawn, MAX_LENGTH)))
 
 
 def parse(options: str) -> Synthetic:

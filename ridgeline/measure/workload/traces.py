@@ -27,9 +27,10 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.config.units import MAX_LENGTH
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload.base import LoadRequest
-from ridgeline.measure.workload.synthetic import FIRST_ID, MAX_TOKENS
+from ridgeline.measure.workload.synthetic import FIRST_ID
 
 MOONCAKE_BLOCK = 512
 VOCAB = 2048
@@ -155,11 +156,11 @@ def _row(
     where: str, at_s: float, num_input: int, num_output: int, blocks: tuple[int, ...] = ()
 ) -> TraceRow:
     for count in (num_input, num_output):
-        if not 0 <= count <= MAX_TOKENS:
+        if not 0 <= count <= MAX_LENGTH:
             raise BadInput(
                 f"{where}: the number of tokens is out of range",
                 value=count,
-                limit=f"0 to {MAX_TOKENS}",
+                limit=f"0 to {MAX_LENGTH}",
             )
     return TraceRow(at_s, num_input, num_output, blocks)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import date
-from math import inf
 from pathlib import Path
 
 import msgspec
 
+from ridgeline.config.planning import CostOptions
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
@@ -37,46 +37,9 @@ from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import workload_lengths
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
-from ridgeline.workflows.planning.plan import NUM_SAMPLES, PLANNING_SLO
+from ridgeline.workflows.planning.plan import NUM_SAMPLES
 
 HOURS_PER_MONTH = 730
-
-
-class CostRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet on one kind of device, its load, and how it is paid for."""
-
-    model: str
-    device: str
-    workload: str | None = None
-    isl: int = 1024
-    osl: int = 256
-    rate: float = 1.0
-    slo: str = PLANNING_SLO
-    prefix: int = 0
-    hit_rate: float = 0.0
-    num_prefixes: int = 1
-    batch: bool = False
-    long_lived: bool = False
-    price_per_hour: float | None = None
-    owned: OwnedDevice | None = None
-    spot: SpotDevice | None = None
-    prices: Path | None = None
-    accept_stale: bool = False
-    catalogue: Path | None = None
-    calibration: Path | None = None
-    today: date | None = None
-
-    def __post_init__(self) -> None:
-        for field, lowest in {"isl": 1, "osl": 1, "prefix": 0, "num_prefixes": 1}.items():
-            if (value := getattr(self, field)) < lowest:
-                flag = "--" + field.removeprefix("num_")
-                raise BadInput(f"{flag} is too small", value=value, limit=f">= {lowest}")
-        if not 0 <= self.hit_rate <= 1:
-            raise BadInput("--hit-rate must be a share", value=self.hit_rate, limit="0 to 1")
-        if self.price_per_hour is not None and not 0 <= self.price_per_hour < inf:
-            raise BadInput(
-                "--price-per-hour is out of range", value=self.price_per_hour, limit=">= 0 $/hour"
-            )
 
 
 class PaymentTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,10 +86,10 @@ class CostResult(Result, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def cost(options: CostRequest) -> CostResult:
+def cost(options: CostOptions) -> CostResult:
     """Size the cheapest fleet that meets the SLO and compare its cost. Raises UserError."""
     catalogue = read_catalogue(options.catalogue, options.calibration)
-    device = find_accelerator(options.device, catalogue)
+    device = find_accelerator(options.accelerator, catalogue)
     today = options.today or date.today()
     demand = _demand(options)
     device_price, basis, notes = _device_price(options, device, today)
@@ -134,11 +97,11 @@ def cost(options: CostRequest) -> CostResult:
     usage = ApiUsage(
         isl=demand.isl,
         osl=demand.osl,
-        rate=options.rate,
-        prefix=min(options.prefix, demand.isl),
+        rate=options.request_rate,
+        prefix=min(options.prefix_len, demand.isl),
         hit_rate=options.hit_rate,
         num_prefixes=options.num_prefixes,
-        batch=options.batch,
+        batch=options.batch_api,
         long_lived=options.long_lived,
     )
     hourly = device_price * fleet.num_devices
@@ -158,21 +121,48 @@ def cost(options: CostRequest) -> CostResult:
     )
 
 
-def _demand(options: CostRequest) -> Demand:
-    lengths = [(options.isl, options.osl)]
+def owned_device(options: CostOptions) -> OwnedDevice | None:
+    """What an owned device costs, if its price is given. Raises BadInput."""
+    if options.owned_dollars is None:
+        return None
+    if options.watts is None:
+        raise BadInput("--owned-dollars needs --watts", value=options.owned_dollars)
+    return OwnedDevice(
+        dollars=options.owned_dollars,
+        years=options.owned_years,
+        watts=options.watts,
+        dollars_per_kwh=options.dollars_per_kwh,
+        pue=options.pue,
+    )
+
+
+def spot_device(options: CostOptions) -> SpotDevice | None:
+    """What a spot device costs, if its price is given."""
+    if options.spot_price is None:
+        return None
+    return SpotDevice(
+        price=options.spot_price,
+        interruptions_per_hour=options.spot_interruptions,
+        lost_s=options.spot_lost_s,
+    )
+
+
+def _demand(options: CostOptions) -> Demand:
+    lengths = [(options.input_len, options.output_len)]
     if options.workload is not None:
         lengths = workload_lengths(options.workload, NUM_SAMPLES)
     mean = sum(prompt for prompt, _ in lengths) / len(lengths)
-    cached_share = min(options.prefix, mean) * options.hit_rate / mean
-    return demand_of(lengths, options.rate, cached_share)
+    cached_share = min(options.prefix_len, mean) * options.hit_rate / mean
+    return demand_of(lengths, options.request_rate, cached_share)
 
 
 def _device_price(
-    options: CostRequest, device: Accelerator, today: date
+    options: CostOptions, device: Accelerator, today: date
 ) -> tuple[float, str, list[str]]:
     """Dollars per device and hour, where the price comes from, and warnings."""
-    if options.owned is not None:
-        return options.owned.dollars_per_hour, f"owned for {options.owned.years:g} years", []
+    owned = owned_device(options)
+    if owned is not None:
+        return owned.dollars_per_hour, f"owned for {owned.years:g} years", []
     if options.price_per_hour is not None:
         return options.price_per_hour, "your price", []
     price = quoted_price(device)
@@ -188,7 +178,7 @@ def _device_price(
 
 
 def _payment_terms(
-    options: CostRequest, device: Accelerator, fleet: Candidate, today: date
+    options: CostOptions, device: Accelerator, fleet: Candidate, today: date
 ) -> tuple[PaymentTerms, ...]:
     """Every known way to pay, cheapest first; stale prices only if they are accepted."""
     month = today.isoformat()[:7]
@@ -199,18 +189,19 @@ def _payment_terms(
     ]
     if options.price_per_hour is not None:
         rows.append(("your price", options.price_per_hour, month, "you"))
-    if options.spot is not None:
-        name = f"spot, {options.spot.interruptions_per_hour:g} interruptions an hour"
-        rows.append((name, options.spot.dollars_per_hour, month, "you"))
-    if options.owned is not None:
-        name = f"owned for {options.owned.years:g} years, with power"
-        rows.append((name, options.owned.dollars_per_hour, month, "you"))
+    spot, owned = spot_device(options), owned_device(options)
+    if spot is not None:
+        name = f"spot, {spot.interruptions_per_hour:g} interruptions an hour"
+        rows.append((name, spot.dollars_per_hour, month, "you"))
+    if owned is not None:
+        name = f"owned for {owned.years:g} years, with power"
+        rows.append((name, owned.dollars_per_hour, month, "you"))
     terms = [
         PaymentTerms(
             name=name,
             per_device_hour=dollars,
             per_month=dollars * fleet.num_devices * HOURS_PER_MONTH,
-            per_request=dollars * fleet.num_devices / 3600 / options.rate,
+            per_request=dollars * fleet.num_devices / 3600 / options.request_rate,
             as_of=as_of,
             source=source,
         )
@@ -220,11 +211,11 @@ def _payment_terms(
 
 
 def _fleet(
-    options: CostRequest, demand: Demand, device_price: float, catalogue: dict[str, Accelerator]
+    options: CostOptions, demand: Demand, device_price: float, catalogue: dict[str, Accelerator]
 ) -> Candidate:
     spec, slo = load_planning_spec(options.model), Slo.parse(options.slo)
     space = SearchSpace(
-        devices=(find_accelerator(options.device, catalogue).name,),
+        devices=(find_accelerator(options.accelerator, catalogue).name,),
         dollars_per_device_hour=device_price,
     )
     found = search(spec, demand, slo, space, catalogue)
@@ -234,7 +225,7 @@ def _fleet(
 
 
 def _offers(
-    options: CostRequest, usage: ApiUsage, fleet: Candidate, hourly: float, today: date
+    options: CostOptions, usage: ApiUsage, fleet: Candidate, hourly: float, today: date
 ) -> tuple[tuple[ProviderOffer, ...], list[str]]:
     """The providers, cheapest first, and warnings about their prices."""
     offers, notes = [], []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ridgeline.config.planning import PlanOptions
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.modelspec.checkpoints.planning import hub_name, load_planning_spec
@@ -42,33 +43,6 @@ from ridgeline.workflows.planning.plan_page import plan_page
 
 MAX_FLEETS_SHOWN = 8
 NUM_SAMPLES = 1000  # requests of a workload that its lengths are taken from
-PLANNING_SLO = "ttft:1000 tpot:50"
-
-
-class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to plan for. Lists are comma-separated names; None leaves the choice to the search."""
-
-    model: str
-    workload: str | None = None
-    isl: int | None = None
-    osl: int | None = None
-    rate: float = 1.0
-    cached: float = 0.0
-    slo: str = PLANNING_SLO
-    devices: str | None = None
-    weight_dtypes: str | None = None
-    kv_dtypes: str | None = None
-    budget: float | None = None
-    price_per_hour: float | None = None
-    accept_stale: bool = False
-    today: date | None = None
-    max_devices: int = 16
-    max_model_len: int | None = None
-    catalogue: Path | None = None
-    calibration: Path | None = None
-    manifests: bool = False
-    place: ManifestOptions = ManifestOptions()
-    seed: int = 0
 
 
 class PlanResult(Result, frozen=True, kw_only=True):
@@ -103,7 +77,7 @@ class PlanResult(Result, frozen=True, kw_only=True):
         return write_files(Path(folder), self.manifests.files)
 
 
-def plan(options: PlanRequest) -> PlanResult:
+def plan(options: PlanOptions) -> PlanResult:
     """Search for fleets. Raises UserError if none can meet the SLO, and says what limits it."""
     _check(options)
     spec = load_planning_spec(options.model)
@@ -117,36 +91,46 @@ def plan(options: PlanRequest) -> PlanResult:
     return _result(options, spec, demand, search_result, catalogue, stale)
 
 
-def _check(options: PlanRequest) -> None:
+def _check(options: PlanOptions) -> None:
     """BadInput for an option that would have no effect."""
-    if not options.manifests and options.place != ManifestOptions():
+    wanted = manifest_options(options)
+    if options.manifests is None and wanted != ManifestOptions():
         raise BadInput(
             "--cluster, --image, --ray-image and --node-label have no effect without --manifests",
             fix="name a folder: --manifests FOLDER",
         )
-    for image in (options.place.image, options.place.ray_image):
+    for image in (wanted.image, wanted.ray_image):
         if image is not None:
             require_pinned(image)
-    if options.place.node_label is not None and options.place.cluster != DEFAULT_CLUSTER:
-        raise BadInput(
-            "--cluster cannot be combined with --node-label", value=options.place.cluster
-        )
+    if wanted.node_label is not None and wanted.cluster != DEFAULT_CLUSTER:
+        raise BadInput("--cluster cannot be combined with --node-label", value=wanted.cluster)
 
 
-def _demand(options: PlanRequest) -> Demand:
+def manifest_options(options: PlanOptions) -> ManifestOptions:
+    """The options about the cluster that the fleet runs on."""
+    return ManifestOptions(
+        cluster=options.cluster,
+        image=options.image,
+        ray_image=options.ray_image,
+        node_label=options.node_label,
+    )
+
+
+def _demand(options: PlanOptions) -> Demand:
     if options.workload is not None:
-        if options.isl is not None or options.osl is not None:
+        if options.input_len is not None or options.output_len is not None:
             raise BadInput(
-                "--isl and --osl cannot be combined with --workload", value=options.workload
+                "--input-len and --output-len cannot be combined with --workload",
+                value=options.workload,
             )
         lengths = workload_lengths(options.workload, NUM_SAMPLES, options.seed)
     else:
-        isl = ISL if options.isl is None else options.isl
-        lengths = [(isl, OSL if options.osl is None else options.osl)]
-    return demand_of(lengths, options.rate, options.cached)
+        isl = ISL if options.input_len is None else options.input_len
+        lengths = [(isl, OSL if options.output_len is None else options.output_len)]
+    return demand_of(lengths, options.request_rate, options.cached_share)
 
 
-def _check_context(options: PlanRequest, demand: Demand, spec: ModelSpec) -> None:
+def _check_context(options: PlanOptions, demand: Demand, spec: ModelSpec) -> None:
     """BadInput for a context length with which the printed commands could not serve the load."""
     max_model_len = options.max_model_len
     if max_model_len is not None and max_model_len < demand.longest:
@@ -164,25 +148,25 @@ def _check_context(options: PlanRequest, demand: Demand, spec: ModelSpec) -> Non
         )
 
 
-def _space(options: PlanRequest, catalogue: Mapping[str, Accelerator]) -> SearchSpace:
-    names = _names(options.devices)
+def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> SearchSpace:
+    names = _names(options.accelerator)
     if names is None:
         devices = tuple(d.name for d in catalogue.values() if d.prices and d.peak_flops)
     else:
         devices = tuple(find_accelerator(name, dict(catalogue)).name for name in names)
-    weights, kvs = _names(options.weight_dtypes), _names(options.kv_dtypes)
+    weights, kvs = _names(options.quantization), _names(options.kv_cache_dtype)
     return SearchSpace(
         devices=devices,
         weight_dtypes=None if weights is None else tuple(map(parse_weight_dtype, weights)),
         kv_dtypes=None if kvs is None else tuple(map(parse_kv_dtype, kvs)),
         max_devices_per_replica=options.max_devices,
-        dollars_per_month=options.budget,
+        dollars_per_month=options.monthly_budget,
         dollars_per_device_hour=options.price_per_hour,
     )
 
 
 def _with_fresh_prices(
-    options: PlanRequest, space: SearchSpace, catalogue: Mapping[str, Accelerator]
+    options: PlanOptions, space: SearchSpace, catalogue: Mapping[str, Accelerator]
 ) -> tuple[SearchSpace, list[str]]:
     """The space without devices whose price is stale, and notes about them.
 
@@ -208,7 +192,7 @@ def _with_fresh_prices(
                 fix="give a current price by --price-per-hour or --catalogue, or --accept-stale",
             )
             notes.append(f"{name} is left out: its price is stale ({error.value})")
-    if refused is not None and (options.devices is not None or not fresh):
+    if refused is not None and (options.accelerator is not None or not fresh):
         raise refused
     return msgspec.structs.replace(space, devices=tuple(fresh)), notes
 
@@ -223,7 +207,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _result(
-    options: PlanRequest,
+    options: PlanOptions,
     spec: ModelSpec,
     demand: Demand,
     found: SearchResult,
@@ -243,9 +227,9 @@ def _result(
     )
     start = _start(options, spec, demand, best, catalogue)
     written = None
-    if options.manifests:
+    if options.manifests is not None:
         promise = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {slo}"
-        where = resolve_target(start.device, options.place)
+        where = resolve_target(start.device, manifest_options(options))
         written = render_manifests(start, where, checkpoint_bytes(spec), promise)
     return PlanResult(
         model=options.model,
@@ -263,7 +247,7 @@ def _result(
 
 
 def _start(
-    options: PlanRequest,
+    options: PlanOptions,
     spec: ModelSpec,
     demand: Demand,
     best: Candidate,
@@ -283,7 +267,7 @@ def _start(
 
 
 def _notes(
-    options: PlanRequest,
+    options: PlanOptions,
     best: Candidate,
     model: Replica,
     catalogue: Mapping[str, Accelerator],

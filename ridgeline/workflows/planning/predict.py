@@ -49,7 +49,7 @@ def predict_point(
     device = default_device(point.device or None, rows)
     if not point.model or device is None:
         raise BadInput(
-            "predict needs a MODEL and a --device, or --input FILE", value=point.model or None
+            "predict needs MODEL and --accelerator, or --input FILE", value=point.model or None
         )
     point = msgspec.structs.replace(point, device=device)
     return OperatingPointResult(point=point, prediction=predict(point, rows))
@@ -72,6 +72,6 @@ def _unused_with_server(given: str, server: ServerTimes) -> BadInput:
     return BadInput(
         "the calibration of a server predicts only that server with its model",
         value=given,
-        limit="--isl, --osl, --batch",
+        limit="--input-len, --output-len, --max-concurrency",
         fix=f"remove the other options (the server runs {server.model})",
     )

@@ -7,88 +7,28 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.errors import BadInput
-from ridgeline.measure.client.load_client import MAX_REQUESTS
+from ridgeline.config.planning import SimulateOptions
 from ridgeline.measure.metrics.summary import summarise as summarise_run
 from ridgeline.measure.report.bench_page import bench_page
 from ridgeline.measure.report.chrome_trace import chrome_trace
-from ridgeline.measure.workload.synthetic import MAX_TOKENS
 from ridgeline.plan.simulate.fleet import FleetOutcome, simulate_fleet
 from ridgeline.plan.simulate.summary import FleetSummary, summarise, traces
 from ridgeline.plan.step_time.replica import Replica
-from ridgeline.records import RunTrace, Slo
+from ridgeline.records import RunTrace
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line, plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, is_text
-from ridgeline.workflows.planning.simulated_fleet import MAX_REPLICAS, fleet_plan, kinds_of
+from ridgeline.workflows.planning.simulated_fleet import fleet_plan, kinds_of
 from ridgeline.workflows.planning.simulated_load import requests_of
 
 MAX_TRACED_REQUESTS = 4000  # in a Chrome trace, which viewers load as a whole
-MAX_SECONDS = 1e9
-LIMITS: dict[str, tuple[float, float]] = {
-    "isl": (1, MAX_TOKENS),
-    "osl": (1, MAX_TOKENS),
-    "num_prompts": (1, MAX_REQUESTS),
-    "replicas": (1, MAX_REPLICAS),
-    "decode_replicas": (0, MAX_REPLICAS),
-    "autoscale": (1, MAX_REPLICAS),
-    "batch_share": (0.0, 1.0),
-    "target_in_flight": (1e-3, 1e6),
-    "startup_s": (0.0, MAX_SECONDS),
-    "mtbf_s": (1.0, MAX_SECONDS),
-    "repair_s": (0.0, MAX_SECONDS),
-}
-"""Smallest and largest value of an option."""
-
-
-class SimulationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet and its load."""
-
-    model: str
-    device: str | None = None
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    weight_dtype: str | None = None
-    kv_dtype: str | None = None
-    replicas: int = 1
-    decode_replicas: int = 0
-    router: str = "least-loaded"
-    workload: str | None = None
-    isl: int | None = None
-    osl: int | None = None
-    rate: float = 1.0
-    num_prompts: int = 1000
-    replay_speed: float | None = None
-    batch_share: float = 0.0
-    off_peak: str | None = None
-    num_speculative_tokens: int = 0
-    acceptance: float | None = None
-    slo: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    prefix_caching: bool = False
-    autoscale: int | None = None
-    target_in_flight: float = 16.0
-    startup_s: float = 120.0
-    mtbf_s: float | None = None
-    repair_s: float = 120.0
-    catalogue: Path | None = None
-    calibration: Path | None = None
-    seed: int = 0
-    num_seeds: int = 1
-    step_by_step: bool = False
-
-    @property
-    def parsed_slo(self) -> Slo | None:
-        return None if self.slo is None else Slo.parse(self.slo)
 
 
 class SimulationResult(Result, frozen=True, kw_only=True):
     """One simulated run of a fleet. `replicas`: the kinds of replica it was made of."""
 
-    options: SimulationRequest
+    options: SimulateOptions
     replicas: tuple[Replica, ...]
     outcome: FleetOutcome
     summary: FleetSummary
@@ -118,11 +58,13 @@ class SimulationResult(Result, frozen=True, kw_only=True):
 
     def _run(self, max_requests: int) -> RunTrace:
         options = self.options
-        lengths = f"synthetic:input={options.isl or ISL},output={options.osl or OSL}"
+        lengths = f"synthetic:input={options.input_len or ISL},output={options.output_len or OSL}"
         return RunTrace(
             target=f"{options.replicas} x {options.model} on {self.device_names} (simulated)",
             workload=options.workload or lengths,
-            arrivals=f"poisson:{options.rate:g}" if options.replay_speed is None else "recorded",
+            arrivals=f"poisson:{options.request_rate:g}"
+            if options.replay_speed is None
+            else "recorded",
             seed=options.seed,
             started_unix_s=0.0,
             duration_s=self.outcome.duration_s,
@@ -130,12 +72,11 @@ class SimulationResult(Result, frozen=True, kw_only=True):
         )
 
 
-def simulate(options: SimulationRequest) -> SimulationResult:
+def simulate(options: SimulateOptions) -> SimulationResult:
     """Simulate one run. The options, with their seed, determine every number.
 
     Raises UserError if the options contradict each other or the model does not fit.
     """
-    _check_ranges(options)
     requests = requests_of(options)
     kinds = kinds_of(options)
     longest = max(request.num_prompt + request.num_output for request in requests)
@@ -155,15 +96,7 @@ def simulate(options: SimulationRequest) -> SimulationResult:
     )
 
 
-def _check_ranges(options: SimulationRequest) -> None:
-    for name, (low, high) in LIMITS.items():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:
-            flag = f"--{name.replace('_', '-')}"
-            raise BadInput(f"{flag} is out of range", value=value, limit=f"{low:,} to {high:,}")
-
-
-def _notes(options: SimulationRequest, replicas: tuple[Replica, ...]) -> list[str]:
+def _notes(options: SimulateOptions, replicas: tuple[Replica, ...]) -> list[str]:
     """What a reader must know to judge the numbers."""
     worst = max(replicas, key=lambda replica: replica.efficiency.tpot_error)
     efficiency = worst.efficiency
@@ -185,6 +118,6 @@ def _notes(options: SimulationRequest, replicas: tuple[Replica, ...]) -> list[st
             "SLO, TTFT, TPOT and e2e are of interactive requests; batch requests count from when "
             "they may start"
         )
-    if not options.prefix_caching:
+    if not options.enable_prefix_caching:
         notes.append("prefix caching is off")
     return notes

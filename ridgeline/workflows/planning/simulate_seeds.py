@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from ridgeline.config.planning import SimulateOptions
 from ridgeline.errors import BadInput
 from ridgeline.plan.simulate.summary import FleetSummary, LatencySpread
 from ridgeline.records.progress import Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
 from ridgeline.stats import Interval
-from ridgeline.workflows.planning.simulate import SimulationRequest, simulate
+from ridgeline.workflows.planning.simulate import simulate
 
 LOW, HIGH = 5, 95  # percentiles over the seeds
 MIN_SEEDS, MAX_SEEDS = 5, 10_000
@@ -35,7 +36,7 @@ class SeedsResult(Result, frozen=True, kw_only=True):
     figures: dict[str, Interval]
 
 
-def simulate_seeds(options: SimulationRequest, observer: Observer = silent) -> SeedsResult:
+def simulate_seeds(options: SimulateOptions, observer: Observer = silent) -> SeedsResult:
     """Simulate with `options.num_seeds` consecutive seeds from `options.seed` on."""
     if not MIN_SEEDS <= options.num_seeds <= MAX_SEEDS:
         raise BadInput(

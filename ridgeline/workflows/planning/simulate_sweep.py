@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import multiprocessing
 import os
 from collections.abc import Sequence
@@ -11,13 +10,18 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import msgspec
 
+from ridgeline.config.option import options_of
+from ridgeline.config.planning import SimulateOptions
 from ridgeline.errors import BadInput, UserError
 from ridgeline.plan.simulate.summary import FleetSummary
 from ridgeline.records.progress import Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
-from ridgeline.workflows.planning.simulate import SimulationRequest, simulate
+from ridgeline.workflows.planning.simulate import simulate
 
-NOT_SWEPT = ("catalogue", "calibration", "step_by_step", "num_seeds")
+NOT_SWEPT = (
+    *("catalogue", "calibration", "step_by_step", "num_seeds"),
+    *("sweep", "num_workers", "html", "trace", "json"),
+)
 MAX_CASES = 2000
 
 
@@ -44,7 +48,7 @@ class SweepResult(Result, frozen=True, kw_only=True):
 
 
 def simulate_sweep(
-    options: SimulationRequest,
+    options: SimulateOptions,
     axes: Sequence[str],
     *,
     num_workers: int | None = None,
@@ -54,7 +58,7 @@ def simulate_sweep(
 
     Raises BadInput for a setting that cannot be swept or a value of the wrong type.
     """
-    combinations = combinations_of(options, axes)
+    combinations = combinations_of(axes)
     encoded = [
         msgspec.json.encode(msgspec.structs.replace(options, **changes)) for changes in combinations
     ]
@@ -74,9 +78,9 @@ def simulate_sweep(
     return SweepResult(cases=tuple(cases[i] for i in range(len(combinations))))
 
 
-def combinations_of(options: SimulationRequest, axes: Sequence[str]) -> list[dict[str, object]]:
+def combinations_of(axes: Sequence[str]) -> list[dict[str, object]]:
     """The product of the axes' values; the first axis varies slowest."""
-    parsed = [_axis(options, text) for text in axes]
+    parsed = [_axis(text) for text in axes]
     names = [name for name, _ in parsed]
     if len(set(names)) < len(names):
         raise BadInput("--sweep names a setting twice", value=", ".join(names))
@@ -91,28 +95,27 @@ def combinations_of(options: SimulationRequest, axes: Sequence[str]) -> list[dic
     return combinations
 
 
-def _axis(options: SimulationRequest, text: str) -> tuple[str, list[object]]:
-    fields = {f.name: f.type for f in msgspec.structs.fields(options) if f.name not in NOT_SWEPT}
+def _axis(text: str) -> tuple[str, list[object]]:
+    """The option that `replicas=1,2,4` names, by its name or an alias, and its values."""
+    options = {
+        flag[2:].replace("-", "_"): option
+        for option in options_of(SimulateOptions).values()
+        if option.has_flag and option.name not in NOT_SWEPT
+        for flag in option.flags
+    }
     name, _, values = text.partition("=")
-    name = name.strip().replace("-", "_")
-    if name not in fields or not values:
-        known = ", ".join(sorted(fields)).replace("_", "-")
+    option = options.get(name.strip().replace("-", "_"))
+    if option is None or not values:
+        known = ", ".join(sorted(option.flag[2:] for option in {*options.values()}))
         raise BadInput("--sweep needs a setting and values", value=text, limit=known)
-    try:
-        converted = [
-            msgspec.convert(value.strip(), fields[name], strict=False)
-            for value in values.split(",")
-        ]
-    except msgspec.ValidationError as error:
-        raise BadInput("--sweep: wrong type of value", value=text, fix=str(error)) from None
-    if any(isinstance(value, float) and not math.isfinite(value) for value in converted):
-        raise BadInput("--sweep takes finite numbers", value=text)
-    return name, converted
+    return option.name, [
+        option.read(value.strip(), f"{option.flag} in --sweep") for value in values.split(",")
+    ]
 
 
 def simulate_case(encoded: bytes) -> bytes:
     """In a worker process: simulate options given as JSON; the case, without its changes."""
-    options = msgspec.json.decode(encoded, type=SimulationRequest)
+    options = msgspec.json.decode(encoded, type=SimulateOptions)
     try:
         case = SweepCase(changes={}, found=simulate(options).summary)
     except UserError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ridgeline.config.planning import SimulateOptions
+from ridgeline.config.units import MAX_REPLICAS
 from ridgeline.engine.scheduler import (
     BlockPool,
     NoPrefixCache,
@@ -33,20 +34,16 @@ from ridgeline.workflows.planning.device_catalogue import (
     read_catalogue,
 )
 
-if TYPE_CHECKING:
-    from ridgeline.workflows.planning.simulate import SimulationRequest
-
-MAX_REPLICAS = 10_000
 Kind = tuple[Replica, int]
 """A kind of replica, and how many of it the fleet has."""
 
 
-def kinds_of(options: SimulationRequest) -> list[Kind]:
+def kinds_of(options: SimulateOptions) -> list[Kind]:
     """One kind of replica, or several: `--accelerator h100-sxm=2,l40s=4` names two."""
     catalogue = read_catalogue(options.catalogue, options.calibration)
-    device = default_device(options.device, catalogue)
+    device = default_device(options.accelerator, catalogue)
     if device is None:
-        raise BadInput("simulate needs a --device, or a --calibration", value=device)
+        raise BadInput("simulate needs --accelerator or --calibration", value=device)
     if "=" not in device:
         return [(_model_replica(options, find_accelerator(device, catalogue)), options.replicas)]
     if options.replicas != 1 or options.decode_replicas or options.autoscale is not None:
@@ -60,7 +57,7 @@ def kinds_of(options: SimulationRequest) -> list[Kind]:
 
 
 def fleet_plan(
-    options: SimulationRequest, kinds: Sequence[Kind], longest_request: int
+    options: SimulateOptions, kinds: Sequence[Kind], longest_request: int
 ) -> FleetConfig:
     """The fleet to simulate. `longest_request`: prompt and output tokens that must fit."""
     builds = [(_build(options, model, longest_request), count) for model, count in kinds]
@@ -81,19 +78,19 @@ def fleet_plan(
     )
 
 
-def _model_replica(options: SimulationRequest, device: Accelerator) -> Replica:
+def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
     return build_replica(
         load_planning_spec(options.model),
         device,
-        Layout(tp=options.tp, pp=options.pp, ep=options.ep),
+        Layout(tp=options.tensor_parallel_size, ep=options.expert_parallel_size),
         weight_dtype=None
-        if options.weight_dtype is None
-        else parse_weight_dtype(options.weight_dtype),
-        kv_dtype=None if options.kv_dtype is None else parse_kv_dtype(options.kv_dtype),
+        if options.quantization is None
+        else parse_weight_dtype(options.quantization),
+        kv_dtype=None if options.kv_cache_dtype is None else parse_kv_dtype(options.kv_cache_dtype),
     )
 
 
-def _build(options: SimulationRequest, model: Replica, longest_request: int) -> ReplicaConfig:
+def _build(options: SimulateOptions, model: Replica, longest_request: int) -> ReplicaConfig:
     if model.layout.pp > 1 or model.layout.num_attention > 1:
         raise BadInput(
             "replicas with pipeline stages or several attention groups cannot be simulated",
@@ -112,9 +109,9 @@ def _build(options: SimulationRequest, model: Replica, longest_request: int) -> 
     def make_scheduler() -> Scheduler:
         num_blocks = fits.kv_tokens // BLOCK_SIZE
         # Counting free blocks is faster, but only named blocks can be cached or preempted.
-        named = options.prefix_caching or options.batch_share
+        named = options.enable_prefix_caching or options.batch_share
         pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
-        cache = PrefixCache(pool) if options.prefix_caching else NoPrefixCache()
+        cache = PrefixCache(pool) if options.enable_prefix_caching else NoPrefixCache()
         return Scheduler(limits, make_policy("continuous"), pool, cache)
 
     pace: StepTimes = ModelledStepTimes(model, _speculation(options))
@@ -133,7 +130,7 @@ def _build(options: SimulationRequest, model: Replica, longest_request: int) -> 
     )
 
 
-def _speculation(options: SimulationRequest) -> SpeculationModel | None:
+def _speculation(options: SimulateOptions) -> SpeculationModel | None:
     if not options.num_speculative_tokens:
         return None
     if options.acceptance is None:
@@ -153,7 +150,7 @@ def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
     return lambda tokens: model.cost.kv_bytes(tokens) * model.kv_copies / rate
 
 
-def _scaling(options: SimulationRequest) -> Autoscaling | None:
+def _scaling(options: SimulateOptions) -> Autoscaling | None:
     if options.autoscale is None:
         return None
     return Autoscaling(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ridgeline.config.planning import SimulateOptions
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
@@ -14,14 +14,11 @@ from ridgeline.plan.simulate.fleet import SimulatedRequest
 from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
 
-if TYPE_CHECKING:
-    from ridgeline.workflows.planning.simulate import SimulationRequest
-
 Lengths = tuple[int, int, tuple[int, ...]]
 """Prompt tokens, output tokens, and the ids of the prompt's shared leading blocks."""
 
 
-def requests_of(options: SimulationRequest) -> list[SimulatedRequest]:
+def requests_of(options: SimulateOptions) -> list[SimulatedRequest]:
     """All requests in order of arrival. Raises BadInput if the options contradict each other."""
     if options.workload is not None:
         source = parse_workload(options.workload)
@@ -29,14 +26,14 @@ def requests_of(options: SimulationRequest) -> list[SimulatedRequest]:
             return _recorded_requests(options, source)
         lengths = workload_lengths(options.workload, options.num_prompts, options.seed)
     else:
-        lengths = [(options.isl or ISL, options.osl or OSL)] * options.num_prompts
+        lengths = [(options.input_len or ISL, options.output_len or OSL)] * options.num_prompts
     if options.replay_speed is not None:
         raise BadInput("--replay-speed needs recorded traffic", value=options.workload)
     arrivals_s = _poisson_arrivals_s(options, len(lengths))
     return _requests(options, [(*pair, ()) for pair in lengths], arrivals_s)
 
 
-def _recorded_requests(options: SimulationRequest, source: TraceWorkload) -> list[SimulatedRequest]:
+def _recorded_requests(options: SimulateOptions, source: TraceWorkload) -> list[SimulatedRequest]:
     """A recording, with its own arrival times if `replay_speed` is given."""
     rows = source.rows[: options.num_prompts]
     lengths = [(row.num_input, row.num_output, row.blocks) for row in rows]
@@ -48,15 +45,15 @@ def _recorded_requests(options: SimulationRequest, source: TraceWorkload) -> lis
     )
 
 
-def _poisson_arrivals_s(options: SimulationRequest, count: int) -> list[float]:
-    if not options.rate > 0:
-        raise BadInput("the request rate must be positive", value=options.rate)
-    gaps_s = np.random.default_rng(options.seed).exponential(1 / options.rate, count)
+def _poisson_arrivals_s(options: SimulateOptions, count: int) -> list[float]:
+    if not options.request_rate > 0:
+        raise BadInput("the request rate must be positive", value=options.request_rate)
+    gaps_s = np.random.default_rng(options.seed).exponential(1 / options.request_rate, count)
     return [float(arrival_s) for arrival_s in np.cumsum(gaps_s)]
 
 
 def _requests(
-    options: SimulationRequest, lengths: Sequence[Lengths], arrivals_s: Sequence[float]
+    options: SimulateOptions, lengths: Sequence[Lengths], arrivals_s: Sequence[float]
 ) -> list[SimulatedRequest]:
     """`batch_share` of the requests, chosen by the seed, run in the background.
 
