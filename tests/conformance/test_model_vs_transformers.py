@@ -38,7 +38,8 @@ def pair(request: Any, tmp_path_factory: Any) -> tuple[Any, Loaded, Path]:
 def reference_logits(model: Any, tokens: list[int]) -> Tensor:
     """transformers' logits_TV, one token at a time beyond 16: as a growing sequence sees them."""
     with torch.inference_mode():
-        if model.config.rope_parameters.get("rope_type") != "dynamic":
+        rope = model.config.get_text_config().rope_parameters
+        if rope.get("rope_type") != "dynamic":
             return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
         kept = {cache_argument(model): transformers.DynamicCache(config=model.config)}
         pieces = [tokens[:16], *([token] for token in tokens[16:])]

@@ -101,17 +101,60 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "qwen2-vl": ("qwen2_vl", _rope("default", mrope_section=[1, 1, 1])),
+    "qwen2.5-vl": ("qwen2_5_vl", _rope("default", mrope_section=[1, 1, 1])),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {"head_dim": 8, **_rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True)},
+    ),
+    "mistral3": ("mistral3", {"model_type": "mistral", "head_dim": 8, "sliding_window": None}),
 }
+VISION: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2},
+    "qwen2_5_vl": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 24,
+        "fullatt_block_indexes": [0],
+    },
+    "qwen3_vl": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 24,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    },
+    "mistral3": {
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+        "image_size": 28,
+    },
+}
+"""Encoders of images around a text model: model_type -> vision_config."""
 
 
 def make_model(name: str, directory: Path, **changes: Any) -> Any:
     """The transformers model of `FAMILIES[name]` with random parameters, saved in `directory`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     model_type, fields = FAMILIES[name]
-    config = AutoConfig.for_model(model_type, **{**BASE, **fields, **changes})
+    fields = {**BASE, **fields, **changes}
+    auto: Any = AutoModelForCausalLM
+    if model_type in VISION:
+        tied = fields["tie_word_embeddings"]
+        vision = VISION[model_type]
+        fields = {"text_config": fields, "vision_config": vision, "tie_word_embeddings": tied}
+        auto = AutoModelForImageTextToText
+    config = AutoConfig.for_model(model_type, **fields)
     torch.manual_seed(1234)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = auto.from_config(config, attn_implementation="eager").eval()
     randomise(model)
     model.save_pretrained(directory)
     return model

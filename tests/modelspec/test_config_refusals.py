@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
+from ridgeline.modelspec.families.wrappers import WRAPPERS
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -107,10 +108,13 @@ def test_llama_refusals(change: dict[str, Any], named: str) -> None:
         ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ("gemma3", {"text_config": None}, "text_config"),
         ("gemma3", {"text_config": {}, "auto_map": {}}, "auto_map"),
+        ("gemma3", {"text_config": {}, "audio_config": {}}, "audio_config"),
+        ("mistral3", {"text_config": {"model_type": "mamba"}}, "mamba"),
+        ("qwen3_vl", {"text_config": {"hidden_size": 8}, "hidden_size": 9}, "hidden_size"),
     ],
 )
 def test_family_refusals(family: str, change: dict[str, Any], named: str) -> None:
-    if family == "gemma3":
+    if family in WRAPPERS:
         with pytest.raises(BadModel, match=named):
             spec_from_config({"model_type": family, **change}, name="mymodel")
     else:

@@ -21,7 +21,7 @@ from ridgeline.compress.recipe import GROUPS, QuantizeRecipe
 from ridgeline.engine.checkpoints.codecs.awq import ORDER
 from ridgeline.engine.checkpoints.codecs.bit_packing import pack_words
 from ridgeline.engine.checkpoints.safetensors import INDEX, entries_of
-from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, Part, locate, parts, row_sizes
+from ridgeline.engine.checkpoints.tensor_names import Part, layouts_of, locate, parts, row_sizes
 from ridgeline.engine.checkpoints.write_packed import copy_config
 from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.quant.grid import Grid, stack_grids
@@ -300,10 +300,11 @@ def _names(job: WriteJob) -> dict[str, list[Part]]:
     """Tensor name → the parts stored in it, in order."""
     spec, entries = job.spec, entries_of(job.source)
     sizes = [row_sizes(layer) for layer in spec.layers]
-    layouts = [
-        layout for layout in LAYOUTS[spec.family] if not any(p.stacked for p in layout.values())
-    ]
-    layout = max(layouts, key=lambda each: each["embed"].template in entries)
+    layout = next(
+        layout
+        for layout in layouts_of(spec.family, entries)
+        if not any(place.stacked for place in layout.values())
+    )
     found: dict[str, list[Part]] = {}
     for part in parts(spec):
         at = locate(part, layout, sizes[part.layer] if part.layer is not None else {})

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.safetensors import TensorEntry, entries_of, open_tensors
 from ridgeline.engine.checkpoints.tensor_names import (
-    IGNORED,
-    LAYOUTS,
+    HARMLESS_TENSORS,
     Layout,
     LocatedTensor,
     Part,
+    layouts_of,
     locate,
     parts,
     row_sizes,
@@ -108,7 +108,7 @@ def match(spec: ModelSpec, entries: Mapping[str, TensorEntry]) -> dict[Part, Loc
         return {p: locate(p, layout, sizes[p.layer] if p.layer is not None else {}) for p in wanted}
 
     found = min(
-        (located(layout) for layout in LAYOUTS[spec.family]),
+        (located(layout) for layout in layouts_of(spec.family, entries)),
         key=lambda at: sum(1 for place in at.values() if place.name not in entries),
     )
     _check(spec, found, entries)
@@ -138,7 +138,7 @@ def _check(
     unexpected = sorted(
         name
         for name in entries
-        if name not in known | tied and not any(mark in name for mark in IGNORED)
+        if name not in known | tied and not any(mark in name for mark in HARMLESS_TENSORS)
     )
     if unexpected:
         raise BadModel(

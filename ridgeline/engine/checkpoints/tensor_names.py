@@ -8,7 +8,7 @@ the checkpoint shows which.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
@@ -89,12 +89,12 @@ def _singles(prefix: str, **names: str) -> dict[str, TensorLocation]:
     }
 
 
-def _llama(model: str = "model.", head: str = "lm_head") -> dict[str, TensorLocation]:
-    layer = model + "layers.{layer}."
+def _llama() -> dict[str, TensorLocation]:
+    layer = "model.layers.{layer}."
     return {
-        "embed": TensorLocation(f"{model}embed_tokens.weight"),
-        "norm": TensorLocation(f"{model}norm.weight"),
-        "lm_head": TensorLocation(f"{head}.weight"),
+        "embed": TensorLocation("model.embed_tokens.weight"),
+        "norm": TensorLocation("model.norm.weight"),
+        "lm_head": TensorLocation("lm_head.weight"),
         "attention_norm": TensorLocation(f"{layer}input_layernorm.weight"),
         "mlp_norm": TensorLocation(f"{layer}post_attention_layernorm.weight"),
         "q_norm": TensorLocation(f"{layer}self_attn.q_norm.weight"),
@@ -104,10 +104,10 @@ def _llama(model: str = "model.", head: str = "lm_head") -> dict[str, TensorLoca
     }
 
 
-def _sandwiched(model: str = "model.", head: str = "lm_head") -> dict[str, TensorLocation]:
-    layer = model + "layers.{layer}."
+def _sandwiched() -> dict[str, TensorLocation]:
+    layer = "model.layers.{layer}."
     return {
-        **_llama(model, head),
+        **_llama(),
         "after_attention_norm": TensorLocation(f"{layer}post_attention_layernorm.weight"),
         "mlp_norm": TensorLocation(f"{layer}pre_feedforward_layernorm.weight"),
         "after_mlp_norm": TensorLocation(f"{layer}post_feedforward_layernorm.weight"),
@@ -154,11 +154,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "qwen3": (_llama(),),
     "gemma": (_llama(),),
     "gemma2": (_sandwiched(),),
-    "gemma3_text": (
-        _sandwiched(),
-        _sandwiched("language_model.model.", "language_model.lm_head"),
-        _sandwiched("model.language_model."),
-    ),
+    "gemma3_text": (_sandwiched(),),
     "phi3": (_phi3(),),
     "mixtral": (
         _experts("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
@@ -171,13 +167,40 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     ),
 }
 
-IGNORED = (
-    # Old Llama checkpoints store the rotary frequencies, which follow from the config.
-    "rotary_emb.inv_freq",
-    # The image half of Gemma 3; this engine reads text.
-    "vision_tower.",
-    "multi_modal_projector.",
+_PREFIXES = (
+    ("model.", "lm_head."),
+    # base models, saved without their LM head's class
+    ("", "lm_head."),
+    # the text half of a multimodal model: as published first, and as transformers 5 writes it
+    ("language_model.model.", "language_model.lm_head."),
+    ("model.language_model.", "lm_head."),
 )
+
+HARMLESS_TENSORS: Mapping[str, str] = {
+    "rotary_emb.inv_freq": "old checkpoints store the rotary frequencies, which follow from config",
+    "vision_tower.": "encodes images; only text is read",
+    "multi_modal_projector.": "projects images into the text; only text is read",
+    "visual.": "encodes images and video; only text is read",
+}
+"""Parts of the names of tensors that may be left unread, each with the reason."""
+
+
+def layouts_of(family: str, names: Container[str]) -> list[Layout]:
+    """The layouts of a family, under the prefix that the tensors `names` of a checkpoint have."""
+    prefixes = [p for p in _PREFIXES if f"{p[0]}embed_tokens.weight" in names] or _PREFIXES[:1]
+    return [
+        {key: _under(prefix, place) for key, place in layout.items()}
+        for layout in LAYOUTS[family]
+        for prefix in prefixes
+    ]
+
+
+def _under(prefix: tuple[str, str], place: TensorLocation) -> TensorLocation:
+    template = place.template
+    for old, new in zip(_PREFIXES[0], prefix, strict=True):
+        if template.startswith(old):
+            return place._replace(template=new + template.removeprefix(old))
+    return place
 
 
 class LocatedTensor(NamedTuple):

@@ -16,6 +16,7 @@ from ridgeline.modelspec.families.build import build
 from ridgeline.modelspec.families.config_fields import ConfigFields, check_names
 from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
 from ridgeline.modelspec.families.unsupported import UNSUPPORTED
+from ridgeline.modelspec.families.wrappers import WRAPPERS, text_part
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -155,6 +156,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults=_QWEN_DENSE,
         layer_kinds=kinds.sliding_from_layer,
         biases="qkv",
+        rope=RopeFields(mrope=True),
     ),
     "qwen3": Family(
         architecture="Qwen3ForCausalLM",
@@ -162,6 +164,7 @@ FAMILIES: Mapping[str, Family] = {
         layer_kinds=kinds.sliding_from_layer,
         biases="attention_bias",
         qk_norm=True,
+        rope=RopeFields(mrope=True),
     ),
     "qwen3_moe": Family(
         architecture="Qwen3MoeForCausalLM",
@@ -293,29 +296,14 @@ def spec_from_config(config: Mapping[str, Any], *, name: str) -> ModelSpec:
 
 
 def _text_part(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The language model of the `gemma3` wrapper, which also describes an image encoder."""
-    if config.get("model_type") != "gemma3":
+    """The language model of a wrapper, which also describes an encoder of images; else `config`."""
+    model_type: Any = config.get("model_type")
+    wrapper = WRAPPERS.get(model_type) if isinstance(model_type, str) else None
+    if wrapper is None:
         return config
     _refuse_early(config, where)
-    _check_architecture(config, "Gemma3ForConditionalGeneration", "gemma3", where)
-    check_names(config, _WRAPPER_FIELDS, {}, where=where)
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise BadModel(f"{where}: a gemma3 config needs a text_config")
-    outer = {key: config[key] for key in _OUTER_WINS if config.get(key) is not None}
-    if outer.keys() & {"dtype", "torch_dtype"}:
-        text = {key: text[key] for key in text.keys() - {"dtype", "torch_dtype"}}
-    inner_type = text.get("model_type", "gemma3_text")
-    return {**text, **outer, "model_type": inner_type, "architectures": None}
-
-
-_OUTER_WINS = ("tie_word_embeddings", "torch_dtype", "dtype", "eos_token_id", "bos_token_id")
-_WRAPPER_FIELDS = frozenset(
-    """
-    text_config vision_config mm_tokens_per_image boi_token_index boi_token_id eoi_token_index
-    eoi_token_id image_token_index image_token_id eos_token_id bos_token_id
-    """.split()  # noqa: SIM905
-)
+    _check_architecture(config, wrapper.architecture, str(model_type), where)
+    return text_part(config, wrapper, where)
 
 
 def _refuse_early(config: Mapping[str, Any], where: str) -> None:

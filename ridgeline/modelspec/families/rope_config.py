@@ -27,6 +27,7 @@ TOP_LEVEL = (
 )
 _ALWAYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor"})
 _ALIASES = {"su": "longrope"}  # the first Phi-3 checkpoints
+_MROPE = frozenset({"mrope_section", "mrope_interleaved"})
 
 
 class _RopeKeys(msgspec.Struct, frozen=True):
@@ -55,12 +56,17 @@ KINDS: dict[str, _RopeKeys] = {
 
 
 class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a family's row says about its rotary fields."""
+    """What a family's row says about its rotary fields.
+
+    `mrope`: fields of a multi-dimensional rotary embedding are read as the plain one, to which it is
+    equal on text.
+    """
 
     default_theta: float = 10_000.0
     local_theta: float | None = None
     partial: bool = False
     yarn_means_longrope: bool = False
+    mrope: bool = False
 
 
 def rope_by_layer_kind(
@@ -116,6 +122,8 @@ def _rope(
     values: ConfigFields, fields: RopeFields, head_dim: int, given: Mapping[str, Any], theta: float
 ) -> RopeSpec:
     kind = _kind(values, fields, given)
+    if fields.mrope:
+        given = {key: value for key, value in given.items() if key not in _MROPE}
     _check_keys(values, kind, given)
     inner = ConfigFields(
         {key: value for key, value in given.items() if value is not None},
@@ -135,6 +143,8 @@ def _rope(
 def _kind(values: ConfigFields, fields: RopeFields, given: Mapping[str, Any]) -> RopeKind:
     name = given.get("rope_type", given.get("type", "default"))
     name = _ALIASES.get(name, name) if isinstance(name, str) else name
+    if name == "mrope" and fields.mrope:
+        name = "default"
     if name == "yarn" and fields.yarn_means_longrope:
         name = "longrope"
     if name not in KINDS:

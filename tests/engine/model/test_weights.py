@@ -109,6 +109,29 @@ def test_gemma3_inside_its_multimodal_wrapper(prefix: str, tmp_path: Path) -> No
     assert same_logits(tmp_path / "text", wrapped)
 
 
+def test_base_model_names_without_a_prefix(llama: Path, tmp_path: Path) -> None:
+    bare = rewritten(
+        llama, tmp_path, lambda t: {name.removeprefix("model."): x for name, x in t.items()}
+    )
+    assert "layers.0.mlp.up_proj.weight" in entries_of(bare)
+    assert same_logits(llama, bare)
+
+
+def test_qwen_vl_config_with_its_text_fields_at_the_top(tmp_path: Path) -> None:
+    """As Qwen published it; later versions of transformers nest the fields in text_config."""
+    make_model("qwen2.5-vl", tmp_path / "nested")
+    flat = rewritten(tmp_path / "nested", tmp_path / "flat", lambda tensors: tensors)
+    config = json.loads((flat / "config.json").read_text())
+    text = {k: v for k, v in config.pop("text_config").items() if k != "model_type"}
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": [1, 1, 1]}
+    text["rope_theta"] = text.pop("rope_parameters")["rope_theta"]
+    (flat / "config.json").write_text(json.dumps({**text, **config}))
+    assert same_logits(tmp_path / "nested", flat)
+    (flat / "config.json").write_text(json.dumps({**text, **config, "attention_sink": 4}))
+    with pytest.raises(BadModel, match="attention_sink"):
+        load_spec(str(flat))
+
+
 def test_tied_head_may_be_stored_and_rotary_buffers_too(tmp_path: Path) -> None:
     make_model("llama-tied-mha", tmp_path / "a")
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}

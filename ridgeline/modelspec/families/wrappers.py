@@ -1,0 +1,136 @@
+"""Multimodal configs that wrap a language model: which part of the file describes the text.
+
+A wrapper's config.json describes a language model and an encoder of images, video or sound. The
+engine runs the language model. Its positions in a text are the same on every axis of a
+multi-dimensional rotary embedding, so that mrope equals the plain rotary embedding there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.families.config_fields import HARMLESS, check_names
+
+_OUTER_WINS = ("tie_word_embeddings", "torch_dtype", "dtype", "eos_token_id", "bos_token_id")
+_COMMON_FIELDS = "text_config vision_config image_token_id image_token_index " + " ".join(
+    _OUTER_WINS
+)
+_QWEN_FIELDS = _COMMON_FIELDS + " video_token_id vision_start_token_id vision_end_token_id "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper:
+    """A row. `text_types` maps the model_type of `text_config` to a family; its first key is the
+    type of a text_config that names none.
+
+    `fields`: names beside text_config that describe the other modality. `flat`: files may write the
+    fields of the text beside vision_config, without a text_config. `defaults`: those of the text
+    model where they differ from its family's.
+    """
+
+    architecture: str
+    text_types: Mapping[str, str]
+    fields: frozenset[str]
+    flat: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_QWEN2_VL_TEXT = {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_window_layers": 80,
+    "rope_theta": 1_000_000.0,
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_645,
+}
+
+WRAPPERS: Mapping[str, Wrapper] = {
+    "gemma3": Wrapper(
+        architecture="Gemma3ForConditionalGeneration",
+        text_types={"gemma3_text": "gemma3_text"},
+        fields=frozenset(
+            (
+                _COMMON_FIELDS
+                + " mm_tokens_per_image boi_token_index boi_token_id eoi_token_index eoi_token_id"
+            ).split()
+        ),
+    ),
+    "mistral3": Wrapper(
+        architecture="Mistral3ForConditionalGeneration",
+        text_types={"mistral": "mistral"},
+        fields=frozenset(
+            (
+                _COMMON_FIELDS
+                + " projector_hidden_act vision_feature_layer multimodal_projector_bias"
+                + " spatial_merge_size"
+            ).split()
+        ),
+    ),
+    "qwen2_vl": Wrapper(
+        architecture="Qwen2VLForConditionalGeneration",
+        text_types={"qwen2_vl_text": "qwen2"},
+        fields=frozenset((_QWEN_FIELDS + " vision_token_id").split()),
+        flat=True,
+        defaults=_QWEN2_VL_TEXT,
+    ),
+    "qwen2_5_vl": Wrapper(
+        architecture="Qwen2_5_VLForConditionalGeneration",
+        text_types={"qwen2_5_vl_text": "qwen2"},
+        fields=frozenset((_QWEN_FIELDS + " vision_token_id").split()),
+        flat=True,
+        defaults=_QWEN2_VL_TEXT,
+    ),
+    "qwen3_vl": Wrapper(
+        architecture="Qwen3VLForConditionalGeneration",
+        text_types={"qwen3_vl_text": "qwen3"},
+        fields=frozenset(_QWEN_FIELDS.split()),
+        defaults={"max_position_embeddings": 128_000, "rope_theta": 500_000.0},
+    ),
+}
+
+
+def text_part(config: Mapping[str, Any], wrapper: Wrapper, where: str) -> dict[str, Any]:
+    """The config of the language model within `config`, under its family's model_type.
+
+    Raises BadModel where there is none, or where the two parts contradict each other.
+    """
+    own = {key: value for key, value in config.items() if key not in wrapper.fields}
+    text = config.get("text_config")
+    if text is None and wrapper.flat:
+        text = {**own, "model_type": next(iter(wrapper.text_types))}
+    if not isinstance(text, dict):
+        raise BadModel(f"{where}: a {config['model_type']} config needs a text_config")
+    _check_beside(own, text, where)
+    named = text.get("model_type", next(iter(wrapper.text_types)))
+    if named not in wrapper.text_types:
+        raise BadModel(
+            f"{where}: the text_config of a {config['model_type']} model has an unknown model_type",
+            value=named,
+            limit=f"supported: {', '.join(wrapper.text_types)}",
+        )
+    outer = {key: config[key] for key in _OUTER_WINS if config.get(key) is not None}
+    if outer.keys() & {"dtype", "torch_dtype"}:
+        text = {key: text[key] for key in text.keys() - {"dtype", "torch_dtype"}}
+    inner = {k: v for k, v in text.items() if k in _OUTER_WINS or k not in wrapper.fields}
+    merged = {**wrapper.defaults, **inner, **outer}
+    return {**merged, "model_type": wrapper.text_types[named], "architectures": None}
+
+
+def _check_beside(own: Mapping[str, Any], text: Mapping[str, Any], where: str) -> None:
+    """Some versions repeat fields of the text beside text_config; they must agree with it."""
+    check_names({k: v for k, v in own.items() if k not in text}, frozenset(), {}, where=where)
+    for key in own.keys() & text.keys() - HARMLESS:
+        if own[key] != text[key]:
+            raise BadModel(
+                f"{where}: {key} beside text_config contradicts the one in it",
+                value=own[key],
+                limit=text[key],
+            )
