@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
@@ -128,6 +128,29 @@ class Engine:
             for request_id in waiting:
                 self.abort(request_id)
         return [builder.build() for builder in builders.values()]
+
+    def iterate(self, prompt: Prompt, sampling: Sampling) -> Generator[Event, None, None]:
+        """The events of one request, to its end, for a thread that may block.
+
+        Closing the generator aborts the request. Raises BadInput, CannotRun, DoesNotFit or
+        EngineUnavailable when the first event is requested.
+        """
+        request = self._make_request(prompt, sampling)
+        if sampling.structured is not None:
+            self._masks.prepare(sampling.structured)
+        inbox, num_unfinished = BlockingInbox(), sampling.n
+        self._loop.submit(request, inbox)
+        try:
+            for event in inbox:
+                num_unfinished -= isinstance(event, Finished)
+                if isinstance(event, Failed):
+                    num_unfinished = 0
+                yield event
+                if not num_unfinished:
+                    return
+        finally:
+            if num_unfinished:
+                self.abort(request.id)
 
     async def stream(
         self, prompt: Prompt, sampling: Sampling, **terms: Any

@@ -1,0 +1,1 @@
+"""Text from an engine in this process: generations, streams and conversations."""
