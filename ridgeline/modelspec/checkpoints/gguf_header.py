@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.gguf_tokens import end_of_generation, special_id
 from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.layer_kinds import num_layers
 from ridgeline.modelspec.families.registry import spec_from_config
@@ -312,10 +313,10 @@ def gguf_config(file: Gguf) -> dict[str, Any]:
         config |= {"norm_topk_prob": True, "mlp_only_layers": plain}
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    for key in ("bos", "eos"):
-        token = told.get(f"tokenizer.ggml.{key}_token_id")
-        if token is not None:
-            config[f"{key}_token_id"] = token
+    bos = special_id(told, "bos")
+    if bos is not None:
+        config["bos_token_id"] = bos
+    config["eos_token_id"] = list(end_of_generation(told))
     return config
 
 

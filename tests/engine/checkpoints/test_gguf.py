@@ -190,10 +190,11 @@ def test_sentence_pieces_merge_by_score() -> None:
     inner = tokenizer_of(metadata)
     assert inner.encode("ab ab!").ids == [1, 6, 6, 7]
     assert inner.decode([6, 6, 7]) == "ab ab!"
-    with pytest.raises(BadModel, match="unknown kind"):
+    with pytest.raises(BadModel, match=r"kind that is not read.*bert"):
         tokenizer_of({**metadata, "tokenizer.ggml.model": "bert"})
-    with pytest.raises(BadModel, match="word pattern"):
-        tokenizer_of({**metadata, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "falcon"})
+    unknown = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "unheard-of"}
+    with pytest.raises(BadModel, match=r"word pattern.*unheard-of"):
+        tokenizer_of({**metadata, **unknown})
 
 
 @pytest.mark.parametrize("keep", [0, 3, 30, 5000, -100])
@@ -241,5 +242,5 @@ def test_a_broken_tokenizer_is_told(
     header = read_gguf(str(q4))
     damaged = msgspec.structs.replace(header, metadata=header.metadata | broken)
     monkeypatch.setattr("ridgeline.engine.tokenization.tokenizer.read_gguf", lambda _: damaged)
-    with pytest.raises(BadModel, match="tokenizer in the GGUF file"):
+    with pytest.raises(BadModel, match="the GGUF file"):
         load_tokenizer(str(q4))

@@ -1,0 +1,93 @@
+"""Special tokens of GGUF files by llama.cpp's rules: ends of an answer, BOS and EOS defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ridgeline.engine.tokenization.gguf import template_names, tokenizer_of
+from ridgeline.modelspec.checkpoints.gguf_tokens import end_of_generation, token_types
+
+BYTES = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
+
+
+def vocabulary(*special: str, pre: str = "gpt-2", kind: int = 3, **more: Any) -> dict[str, Any]:
+    """Single characters, then `special` tokens, which begin at id 96."""
+    assert len(BYTES) == 96
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*BYTES, *special],
+        "tokenizer.ggml.token_type": [1] * 96 + [kind] * len(special),
+        "tokenizer.ggml.merges": [],
+        **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("special", "named", "ends"),
+    [
+        (("<|endoftext|>", "<|im_end|>"), {"eos_token_id": 97}, (97, 96)),
+        (("<s>", "<|eot_id|>", "<|eom_id|>"), {"eos_token_id": 96}, (96, 97, 98)),
+        (("<a>", "<b>", "<c>"), {"eot_token_id": 97, "eom_token_id": 98}, (97, 98)),
+        (("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"), {}, (96, 97, 98)),
+        (("<|fim_pad|>", "<pad>"), {"fim_pad_token_id": 97}, (97,)),
+        (("<|end|>", "<|return|>", "<|call|>"), {}, (97, 98)),
+        (("<|end|>", "<|user|>"), {}, (96,)),
+        (("</s>", "<|tool_response>"), {}, (97,)),
+        (("<plain>",), {"eos_token_id": 1000}, ()),
+    ],
+)
+def test_tokens_that_end_an_answer(
+    special: tuple[str, ...], named: dict[str, int], ends: tuple[int, ...]
+) -> None:
+    assert end_of_generation(vocabulary(*special, **named)) == ends
+
+
+def test_end_of_turn_is_special_whatever_its_type() -> None:
+    metadata = vocabulary("<|im_end|>", "<|channel|>", kind=1)
+    assert token_types(metadata)[96:] == [3, 4]
+    inner = tokenizer_of(metadata)
+    assert inner.encode("a<|im_end|>").ids[-1] == 96
+    assert inner.decode([64, 96, 97]) == "a<|channel|>"
+
+
+@pytest.mark.parametrize(
+    ("pre", "more", "ids"),
+    [
+        ("llama-bpe", {}, [96, 64]),
+        ("tekken", {}, [96, 64]),
+        ("llama-bpe", {"add_bos_token": False}, [64]),
+        ("qwen2", {}, [64]),
+        ("qwen2", {"add_bos_token": True}, [96, 64]),
+        ("qwen2", {"add_eos_token": True}, [64, 97]),
+        ("llama-bpe", {"add_eos_token": True}, [96, 64, 97]),
+    ],
+)
+def test_beginning_and_end_of_text(pre: str, more: dict[str, Any], ids: list[int]) -> None:
+    metadata = vocabulary("<bos>", "<eos>", pre=pre, bos_token_id=96, eos_token_id=97, **more)
+    inner = tokenizer_of(metadata)
+    assert inner.encode("a").ids == ids
+    assert inner.encode("a", add_special_tokens=False).ids == [64]
+    assert template_names(metadata) == {"bos_token": "<bos>", "eos_token": "<eos>"}
+
+
+def test_missing_ids_default_to_control_tokens_only() -> None:
+    """llama.cpp takes ids 1 and 2 of a SentencePiece vocabulary, and 11 of a GPT-2 one."""
+    pieces = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "<end>", "▁"],
+        "tokenizer.ggml.scores": [0.0] * 4,
+        "tokenizer.ggml.token_type": [2, 3, 3, 1],
+    }
+    assert end_of_generation(pieces) == (2,)
+    assert tokenizer_of(pieces).encode(" ").ids[0] == 1
+    assert end_of_generation(vocabulary("<other>")) == ()  # 11 is a character here
+
+
+def test_phi_3_strips_spaces_after_its_special_tokens() -> None:
+    metadata = vocabulary("<|end|>", "<|endoftext|>") | {"general.name": "Phi-3 Mini"}
+    inner = tokenizer_of(metadata)
+    assert inner.encode("<|end|>  a").ids == [96, 64]
+    assert inner.encode("<|endoftext|> a").ids == [97, 94, 64]
