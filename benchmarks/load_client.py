@@ -20,7 +20,7 @@ from typing import Any
 
 from ridgeline.measure.client.http_target import HttpTarget
 from ridgeline.measure.client.load_client import LoadOptions, run_load
-from ridgeline.measure.mock.pace import Pace
+from ridgeline.measure.mock.pace import MockPace
 from ridgeline.measure.mock.server import MockServer
 from ridgeline.measure.workload import LoadRequest
 from ridgeline.measure.workload.arrivals import Closed, Renewal
@@ -38,7 +38,7 @@ class Load:
 
 def serve(ports: Any, core: int | None) -> None:
     async def main() -> None:
-        server = await MockServer(Pace(ttft_s=0, itl_s=0)).listen("127.0.0.1", 0)
+        server = await MockServer(MockPace(ttft_s=0, itl_s=0)).listen("127.0.0.1", 0)
         ports.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 

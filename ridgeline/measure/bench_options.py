@@ -1,4 +1,4 @@
-"""One bench run from its options: workload, arrivals, amount, and what is promised."""
+"""One bench run from its options: workload, arrivals, amount of load."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ridgeline.measure.workload.traces import TraceWorkload
 from ridgeline.records import RunTrace
 
 
-def check(options: BenchOptions) -> None:
-    """Raise what is wrong with the options, before anything is loaded."""
+def check_options(options: BenchOptions) -> None:
+    """Validate the options before a model is loaded. Raises BadInput."""
     _ = (options.metrics, options.percentiles)
     workload_of(options)
     arrivals_of(options)
-    load_of(options)
+    load_options(options)
 
 
 def workload_of(options: BenchOptions) -> Workload:
@@ -46,20 +46,22 @@ def workload_of(options: BenchOptions) -> Workload:
 
 
 def arrivals_of(options: BenchOptions) -> Arrivals:
-    """Of the flags; at most one of a rate, a ramp and a replay."""
+    """The arrival process: at most one of a rate, a ramp and a replay. Raises BadInput."""
     ramp = (options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps)
-    asked = [
+    chosen = [
         name
         for name, given in (
             ("--request-rate", not math.isinf(options.request_rate)),
-            ("--ramp-up-…", any(each is not None for each in ramp)),
+            ("--ramp-up-…", any(value is not None for value in ramp)),
             ("--replay-speed", options.replay_speed is not None),
         )
         if given
     ]
-    if len(asked) > 1:
-        raise BadInput(f"{asked[0]} and {asked[1]} exclude each other", fix=f"drop {asked[1]}")
-    if "--ramp-up-…" in asked:
+    if len(chosen) > 1:
+        raise BadInput(
+            f"{chosen[0]} cannot be combined with {chosen[1]}", fix=f"remove {chosen[1]}"
+        )
+    if "--ramp-up-…" in chosen:
         return _ramp(options)
     if options.replay_speed is not None:
         return _replay(options, options.replay_speed)
@@ -67,7 +69,7 @@ def arrivals_of(options: BenchOptions) -> Arrivals:
 
 
 def _ramp(options: BenchOptions) -> Ramp:
-    """vLLM's flags; the ramp takes the whole run."""
+    """A ramp over the whole run, from vLLM's flags."""
     strategy, low, high = (
         options.ramp_up_strategy,
         options.ramp_up_start_rps,
@@ -89,14 +91,14 @@ def _replay(options: BenchOptions, speed: float) -> RecordedArrivals:
     workload = workload_of(options)
     if not isinstance(workload, TraceWorkload):
         raise BadInput(
-            "--replay-speed needs a workload with instants",
+            "--replay-speed needs a workload with recorded arrival times",
             value=options.workload,
             limit="azure:FILE, burstgpt:FILE, mooncake:FILE",
         )
     return replay(workload.at_s, speed)
 
 
-def load_of(options: BenchOptions) -> LoadOptions:
+def load_options(options: BenchOptions) -> LoadOptions:
     return LoadOptions(
         num_requests=options.max_requests,
         duration_s=options.duration_s,
@@ -108,7 +110,7 @@ def load_of(options: BenchOptions) -> LoadOptions:
 
 
 def _closed(options: BenchOptions) -> bool:
-    """A concurrency without any schedule is a closed loop, and not a cap on an open one."""
+    """A concurrency without an arrival rate is a closed loop, not a limit on an open one."""
     return isinstance(arrivals_of(options), Closed)
 
 
@@ -119,7 +121,7 @@ async def run_bench(
     on_finish: OnFinish | None = None,
     on_start: OnStart | None = None,
 ) -> RunTrace:
-    """Measure `target` as the options say. The target stays open."""
+    """Measure `target` under the load of the options. The target stays open."""
     workload = workload_of(options)
     if not options.ignore_eos:
         workload = StopsEarly(workload)
@@ -129,7 +131,7 @@ async def run_bench(
         target,
         workload,
         arrivals_of(options),
-        load_of(options),
+        load_options(options),
         on_finish=on_finish,
         on_start=on_start,
     )

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ridgeline.measure.mock.pace import Pace
+from ridgeline.measure.mock.pace import MockPace
 from ridgeline.measure.mock.server import MockServer
 
 
@@ -17,7 +17,7 @@ def mock_server(**pace: float) -> Iterator[str]:
     up, stop, urls = threading.Event(), asyncio.Event(), []
 
     async def main() -> None:
-        listening = await MockServer(Pace(**pace)).listen("127.0.0.1", 0)
+        listening = await MockServer(MockPace(**pace)).listen("127.0.0.1", 0)
         urls.append(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
         up.set()
         await stop.wait()

@@ -13,7 +13,7 @@ from ridgeline.config.load import BenchOptions
 from ridgeline.diagnose.losses.observed_steps import seen_steps
 from ridgeline.errors import BadInput
 from ridgeline.measure.monitors.server_metrics import ServerReport
-from ridgeline.measure.results.event_log import Beside, write_run
+from ridgeline.measure.results.event_log import RunContext, write_run
 from ridgeline.roofline import phase_of
 from ridgeline.workflows.diagnose.diagnose import ReferenceDevice, diagnose
 from ridgeline.workflows.diagnose.roofline_points import prefill_start, run_roofline
@@ -34,7 +34,7 @@ def blind(record, **changes):
 
 
 def points(record, words=None, beside=None):
-    roof = run_roofline(record, beside or Beside(), words or {}, DEVICE)
+    roof = run_roofline(record, beside or RunContext(), words or {}, DEVICE)
     return {point.phase: point for point in roof.points}, roof.note
 
 
@@ -103,7 +103,7 @@ def test_several_tokens_per_chunk_give_one_point_or_none() -> None:
     report = ServerReport(
         server="vllm", num_readings=2, means={}, p95={}, counts={"num_steps": steps}, mean_s={}
     )
-    found, note = points(coarse, beside=Beside(server=report))
+    found, note = points(coarse, beside=RunContext(server=report))
     assert found["mixed"].name == "whole run" and f"{steps:,} steps" in note
     truth, _ = points(record)
     flops = sum(p.achieved_flops_s * p.time_s for p in truth.values())

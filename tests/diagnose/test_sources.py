@@ -20,7 +20,7 @@ from ridgeline.diagnose.losses.step_facts import batch_facts, missed_prefix
 from ridgeline.diagnose.rules.causes import findings
 from ridgeline.errors import BadInput
 from ridgeline.measure.monitors.server_metrics import ServerReport
-from ridgeline.measure.results.event_log import Beside, write_run
+from ridgeline.measure.results.event_log import RunContext, write_run
 from ridgeline.records.progress import silent
 from ridgeline.workflows.diagnose.diagnose import diagnose, read_recorded_run
 from ridgeline.workflows.diagnose.diagnose_run import diagnose_run
@@ -82,7 +82,7 @@ def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) ->
         counts={},
         mean_s={"queue_s": words["queue_s"]},
     )
-    found = diagnose_run(record, Beside(server=report), None).findings
+    found = diagnose_run(record, RunContext(server=report), None).findings
     assert found[0].cause == cause
 
 

@@ -16,9 +16,15 @@ from ridgeline.cli.render.bench import bench_tables
 from ridgeline.config.load import BenchOptions
 from ridgeline.config.sources import section_from
 from ridgeline.errors import BadInput, EngineUnavailable
-from ridgeline.measure.bench_options import arrivals_of, check, load_of, run_bench, workload_of
+from ridgeline.measure.bench_options import (
+    arrivals_of,
+    check_options,
+    load_options,
+    run_bench,
+    workload_of,
+)
 from ridgeline.measure.metrics.summary import summarise
-from ridgeline.measure.results.event_log import Beside, read_run
+from ridgeline.measure.results.event_log import RunContext, read_run
 from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.records import Slo
 from ridgeline.roofline import Peaks, Work
@@ -64,10 +70,10 @@ VLLM_KEYS = {
 def test_flags_become_workload_arrivals_and_load():
     options = BenchOptions(request_rate=4.0, burstiness=0.5, max_concurrency=8, num_prompts=7)
     assert arrivals_of(options).label == "gamma:4.0:0.5"
-    assert (load_of(options).max_concurrency, load_of(options).num_requests) == (8, 7)
+    assert (load_options(options).max_concurrency, load_options(options).num_requests) == (8, 7)
     closed = BenchOptions(max_concurrency=8)
     assert arrivals_of(closed).label == "closed:8"
-    assert load_of(closed).max_concurrency is None  # the process itself is the cap
+    assert load_options(closed).max_concurrency is None  # the process itself is the cap
     random = BenchOptions(input_len=64, output_len=16, prefix_len=8)
     assert workload_of(random).name == "synthetic:input=64,output=16,prefix=8"
     assert workload_of(BenchOptions(input_len=64)).name == "synthetic:input=64,output=128"
@@ -94,7 +100,7 @@ def test_flags_become_workload_arrivals_and_load():
 )
 def test_every_wrong_option_is_found_before_anything_is_loaded(wrong):
     with pytest.raises(BadInput):
-        check(section_from(BenchOptions, wrong))
+        check_options(section_from(BenchOptions, wrong))
 
 
 @pytest.fixture
@@ -159,8 +165,8 @@ def result_of(run, options, device=None):
         run=run,
         summary=summarise(run, options.slo),
         observed=Observed(),
-        context=Beside(),
-        diagnosis=bench_diagnosis(run, options, device, Beside()),
+        context=RunContext(),
+        diagnosis=bench_diagnosis(run, options, device, RunContext()),
         in_process=True,
     )
     return result if device is None else with_roofline(result, device)

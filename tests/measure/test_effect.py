@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ridgeline.cli.commands.measure.compare import effect_line
-from ridgeline.measure.results.comparison import judge
+from ridgeline.measure.results.comparison import compare_results
 from ridgeline.measure.results.result_file import LoadedResult
-from ridgeline.measure.results.settings_effect import ONE_RUN, Effect, effect_of
+from ridgeline.measure.results.settings_effect import ONE_RUN, SettingsEffect, settings_effect
 
 THRESHOLD = 0.05
 
@@ -24,8 +24,10 @@ def side(factor: float = 1.0, *, seed: int, noise: float, count: int = 200) -> L
     return LoadedResult(source=f"{seed}", tool="test", samples=samples)
 
 
-def effect(a: list[LoadedResult], b: list[LoadedResult], threshold: float = THRESHOLD) -> Effect:
-    return effect_of(judge(a, b, threshold=threshold), a, b, threshold)
+def effect(
+    a: list[LoadedResult], b: list[LoadedResult], threshold: float = THRESHOLD
+) -> SettingsEffect:
+    return settings_effect(compare_results(a, b, threshold=threshold), a, b, threshold)
 
 
 def test_quiet_equal_sides_had_no_effect() -> None:
@@ -66,7 +68,7 @@ def test_equal_sides_are_rarely_said_to_differ() -> None:
 def test_one_run_a_side_never_shows_an_effect() -> None:
     found = effect([side(seed=1, noise=0.05)], [side(1.3, seed=2, noise=0.05)])
     assert found.outcome == "inconclusive" and found.needed is None
-    assert "repeat both sides, in turns" in found.sentence and found.sentence.endswith(ONE_RUN)
+    assert "repeat both sides, interleaved" in found.sentence and found.sentence.endswith(ONE_RUN)
 
 
 @pytest.mark.parametrize("factor", [1.2, 1 / 1.2])
@@ -94,7 +96,7 @@ def test_runs_that_differ_by_themselves_hide_a_change() -> None:
 
 def test_the_line_names_the_change() -> None:
     said = {
-        outcome: effect_line(Effect(outcome=outcome, sentence="why"), ["x 1 → 2"])
+        outcome: effect_line(SettingsEffect(outcome=outcome, sentence="why"), ["x 1 → 2"])
         for outcome in ("unchanged", "regressed", "inconclusive")
     }
     assert said["unchanged"] == "this change had no effect: x 1 → 2 (why)"

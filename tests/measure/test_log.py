@@ -17,8 +17,8 @@ from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.results import event_log
 from ridgeline.measure.results.event_log import (
-    Beside,
-    beside_in_results,
+    RunContext,
+    context_from_results,
     find_log,
     read_log,
     read_run,
@@ -114,7 +114,7 @@ def test_any_record_reads_back(tmp_path_factory, made, duration_s, share):
 
 
 def test_every_field_of_a_run_is_kept():
-    told = set(event_log.Header.__struct_fields__) | {"requests", "steps"}
+    told = set(event_log.LogHeader.__struct_fields__) | {"requests", "steps"}
     assert set(RunTrace.__struct_fields__) <= told
 
 
@@ -154,10 +154,10 @@ def test_what_is_no_whole_log_is_refused(tmp_path, run):
     lines = path.read_bytes().split(b"\n")
     for kept, words in (
         (lines[:2], "truncated"),
-        (lines[1:], "no header"),
+        (lines[1:], "no header line"),
         ([lines[0], b"{half"], r"run\.jsonl:2"),
-        ([lines[0].replace(b'"version":1', b'"version":9')], "another version"),
-        ([], "no header"),
+        ([lines[0].replace(b'"version":2', b'"version":9')], "unsupported version"),
+        ([], "no header line"),
     ):
         path.write_bytes(b"\n".join(kept))
         with pytest.raises(BadInput, match=words):
@@ -194,7 +194,7 @@ def test_tables_that_are_no_log_are_refused(tmp_path, run):
 
     path = tmp_path / "run.parquet"
     parquet.write_table(pyarrow.table({"a": [1]}), path)
-    with pytest.raises(BadInput, match="no event log"):
+    with pytest.raises(BadInput, match="not an event log"):
         read_run(path)
     write_run(run, path)
     path.write_bytes(path.read_bytes()[:-9])
@@ -219,7 +219,9 @@ TOLD = ServerReport(
     server="vllm", num_readings=3, means={"running": 2.5}, p95={}, counts={"preemptions": 1.0},
     mean_s={"queue_s": 0.1},
 )  # fmt: skip
-BESIDE = Beside(server=TOLD, machine=MachineReport(notes=("elsewhere",)), shared_prompt_share=0.4)
+BESIDE = RunContext(
+    server=TOLD, machine=MachineReport(notes=("elsewhere",)), shared_prompt_share=0.4
+)
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.parquet"])
@@ -242,10 +244,12 @@ def test_the_log_is_found_in_its_folder(tmp_path, run):
 
 
 def test_an_older_log_is_told_by_the_result_beside_it(tmp_path):
-    assert beside_in_results(tmp_path) is None
+    assert context_from_results(tmp_path) is None
     (tmp_path / "other.json").write_text('{"ridgeline": 3}')
     told = msgspec.json.encode({"ridgeline": {"server": TOLD, "machine": {"notes": ["x"]}}})
     (tmp_path / "result.json").write_bytes(told)
-    assert beside_in_results(tmp_path) == Beside(server=TOLD, machine=MachineReport(notes=("x",)))
+    assert context_from_results(tmp_path) == RunContext(
+        server=TOLD, machine=MachineReport(notes=("x",))
+    )
     (tmp_path / "twin.json").write_bytes(told)
-    assert beside_in_results(tmp_path) is None
+    assert context_from_results(tmp_path) is None

@@ -13,7 +13,7 @@ from ridgeline.measure.goodput_search import is_saturated
 from ridgeline.measure.metrics.goodput import goodput, meets
 from ridgeline.measure.metrics.latency import e2e_s, itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.mock.cases import CASES
-from ridgeline.measure.mock.pace import Pace
+from ridgeline.measure.mock.pace import MockPace
 from ridgeline.measure.mock.server import MockServer
 from ridgeline.measure.workload import ChatPrompt, LoadRequest, PromptMessage
 from ridgeline.measure.workload.arrivals import Closed, burst, constant
@@ -160,7 +160,7 @@ def test_the_mock_lists_its_scripts_and_refuses_nonsense(in_virtual_time):
 
 
 def test_slots_make_a_queue_whose_capacity_is_known(in_virtual_time):
-    pace = Pace(ttft_s=0.1, itl_s=0.1, slots=2)  # 0.4 s each: five requests per second
+    pace = MockPace(ttft_s=0.1, itl_s=0.1, slots=2)  # 0.4 s each: five requests per second
 
     def at(rate):
         load = measure(MockServer(pace), "steady", Fixed(), constant(rate), 40, timeout_s=60)
@@ -172,7 +172,7 @@ def test_slots_make_a_queue_whose_capacity_is_known(in_virtual_time):
 
 async def test_over_tcp_the_clients_instants_are_the_servers(request):
     """The least of several delays, since a busy machine may hold up any single one."""
-    server = MockServer(Pace(ttft_s=0.02, itl_s=0.005))
+    server = MockServer(MockPace(ttft_s=0.02, itl_s=0.005))
     listening = await server.listen("127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     loop = asyncio.get_running_loop()

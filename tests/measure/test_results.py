@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.cli.commands.measure.compare import command, results
 from ridgeline.errors import BadInput
-from ridgeline.measure.results.comparison import differences, judge
+from ridgeline.measure.results.comparison import compare_results, load_differences
 from ridgeline.measure.results.event_log import write_run
 from ridgeline.measure.results.readers import read_result
 from ridgeline.measure.results.result_file import LoadedResult
@@ -197,7 +197,7 @@ def test_inference_perfs_requests_agree_with_its_summary():
     for metric in ("ttft", "e2e"):  # its latency goes on to the end of the stream
         mean = statistics.fmean(requests.samples[metric])
         assert mean == pytest.approx(whole.figures[f"{metric}_mean"], rel=0.2, abs=0.005)
-    assert differences([whole], [requests]) == ()
+    assert load_differences([whole], [requests]) == ()
 
 
 def test_a_failed_request_of_inference_perf_has_no_latency(tmp_path):
@@ -230,7 +230,7 @@ def test_what_is_no_result_is_refused(tmp_path, text):
     path.write_text(text)
     if text == "[]":
         return  # an llmperf run without requests
-    with pytest.raises(BadInput, match="not a result file"):
+    with pytest.raises(BadInput, match="not a known result file"):
         read_result(path)
 
 
@@ -248,7 +248,7 @@ def of(judgements, name):
 
 @pytest.mark.parametrize(("factor", "outcome"), [(0.7, "improved"), (1.4, "regressed")])
 def test_a_change_is_seen(factor, outcome):
-    found = of(judge([side(seed=1)], [side(factor, seed=2)]), "ttft_mean")
+    found = of(compare_results([side(seed=1)], [side(factor, seed=2)]), "ttft_mean")
     assert found.outcome == outcome and found.p_value < 0.05
     assert found.low < factor * 1.06 and found.high > factor * 0.94
     assert outcome in str(found) and "→" in str(found)
@@ -256,9 +256,9 @@ def test_a_change_is_seen(factor, outcome):
 
 def test_no_change_is_not_called_one_and_noise_is_named():
     quiet = [side(seed=s, noise=0.02) for s in (1, 2)]
-    assert of(judge(quiet[:1], quiet[1:]), "ttft_p50").outcome == "unchanged"
+    assert of(compare_results(quiet[:1], quiet[1:]), "ttft_p50").outcome == "unchanged"
     loud = [side(seed=s, noise=1.0) for s in (1, 2)]
-    found = of(judge(loud[:1], loud[1:]), "ttft_p99")
+    found = of(compare_results(loud[:1], loud[1:]), "ttft_p99")
     assert found.outcome == "inconclusive" and "noisy" in found.reason
 
 
@@ -266,7 +266,9 @@ def test_false_alarms_are_as_rare_as_promised():
     """Equal sides, 60 times: at 95 % some three are expected."""
     alarms = 0
     for seed in range(60):
-        pair = judge([side(seed=2 * seed, noise=0.1)], [side(seed=2 * seed + 1, noise=0.1)])
+        pair = compare_results(
+            [side(seed=2 * seed, noise=0.1)], [side(seed=2 * seed + 1, noise=0.1)]
+        )
         alarms += of(pair, "ttft_mean").outcome in ("improved", "regressed")
     assert alarms <= 8
 
@@ -275,15 +277,15 @@ def test_pairing_sees_what_hides_in_the_spread_of_requests():
     ids = tuple(map(str, range(200)))
     a = side(seed=1, noise=1.0, ids=ids)
     b = msgspec.structs.replace(a, samples={"ttft": tuple(1.05 * v for v in a.samples["ttft"])})
-    assert of(judge([a], [b]), "ttft_mean").outcome == "regressed"
+    assert of(compare_results([a], [b]), "ttft_mean").outcome == "regressed"
     loose = msgspec.structs.replace(b, ids=())
-    assert of(judge([a], [loose]), "ttft_mean").outcome == "inconclusive"
+    assert of(compare_results([a], [loose]), "ttft_mean").outcome == "inconclusive"
 
 
 def test_drift_inside_a_run_is_refused():
-    found = of(judge([side(seed=1)], [side(1.15, seed=2, walk=1.5)]), "ttft_mean")
+    found = of(compare_results([side(seed=1)], [side(1.15, seed=2, walk=1.5)]), "ttft_mean")
     assert found.outcome in ("inconclusive", "regressed")
-    drifting = judge([side(seed=1, walk=2.0)], [side(1.2, seed=2, walk=2.0)])
+    drifting = compare_results([side(seed=1, walk=2.0)], [side(1.2, seed=2, walk=2.0)])
     assert "drift" in of(drifting, "ttft_mean").reason
 
 
@@ -293,28 +295,28 @@ def test_runs_are_the_observations_where_there_are_several():
     factors = [rng.lognormvariate(0, 0.2) for _ in range(8)]
     a = [side(f, seed=i, noise=0.01) for i, f in enumerate(factors[:4])]
     b = [side(f, seed=9 + i, noise=0.01) for i, f in enumerate(factors[4:])]
-    found = of(judge(a, b), "ttft_mean")
+    found = of(compare_results(a, b), "ttft_mean")
     logs = [statistics.fmean(r.samples["ttft"]) for r in (*a, *b)]
     assert found.low < 1 < found.high and max(logs) / min(logs) > 1.2
     assert found.outcome != "improved"
-    uneven = of(judge(a, b[:3]), "ttft_mean")
+    uneven = of(compare_results(a, b[:3]), "ttft_mean")
     assert uneven.low < uneven.ratio < uneven.high
 
 
 def test_summaries_alone_conclude_nothing():
     a = LoadedResult(source="a", tool="vllm", figures={"ttft_p50": 0.1})
     b = LoadedResult(source="b", tool="vllm", figures={"ttft_p50": 0.05})
-    (found,) = judge([a], [b])
-    assert found.outcome == "inconclusive" and "one run without" in str(found)
+    (found,) = compare_results([a], [b])
+    assert found.outcome == "inconclusive" and "without samples per request" in str(found)
 
 
 def test_another_load_is_refused():
     a, b = side(load={"workload": "chat", "num_requests": 100}), side(load={"workload": "code"})
-    assert "workload chat and code" in differences([a], [b])[0]
+    assert "workload chat and code" in load_differences([a], [b])[0]
     near = side(load={"num_requests": 101})
-    assert differences([side(load={"num_requests": 100})], [near]) == ()
+    assert load_differences([side(load={"num_requests": 100})], [near]) == ()
     bad = LoadedResult(source="b", tool="t", invalid=("the client was slow",))
-    assert differences([a], [bad]) == ("b: the client was slow",)
+    assert load_differences([a], [bad]) == ("b: the client was slow",)
 
 
 def test_the_commands_exit_code(tmp_path, request_trace, run_trace, capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.measure.client.http_connection import HttpConnectionError, HttpConnectionPool, Origin
-from ridgeline.measure.mock.pace import Pace
+from ridgeline.measure.mock.pace import MockPace
 from ridgeline.measure.mock.server import MockServer
 from ridgeline.measure.monitors.server_metrics import (
     ServerMonitor,
@@ -99,7 +99,7 @@ def test_counters_are_differences_and_a_restart_makes_them_unknown():
 
 
 def test_a_run_is_watched(in_virtual_time):
-    server = MockServer(Pace(ttft_s=1.0, itl_s=1.0))
+    server = MockServer(MockPace(ttft_s=1.0, itl_s=1.0))
     body = b'{"model": "steady", "max_tokens": 5, "stream": true, "prompt": [1, 2, 3]}'
 
     async def main():

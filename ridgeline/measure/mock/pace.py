@@ -1,8 +1,7 @@
-"""Regular answers: a first token after `ttft_s`, then one chunk of `per_chunk` tokens every
-`itl_s` x `per_chunk`, as many tokens as the request asks for.
+"""Regular answers: a first token after `ttft_s`, then a chunk of `per_chunk` tokens at a time.
 
-With `slots` the server is a queue with a known answer: each request holds a slot for `ttft_s` +
-(tokens - 1) x `itl_s`, so the largest rate it can carry is slots over that.
+Each chunk follows `itl_s` × `per_chunk` after the previous one. With `slots`, the server is a queue
+of known capacity: each request holds a slot for `ttft_s` + (tokens - 1) × `itl_s` seconds.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Iterator
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.mock.script import ScriptedPart, tail
+from ridgeline.measure.mock.script import ScriptedPart, final_chunks
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; `slots` None: as many at once as come."""
+class MockPace(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds. `slots` None: unlimited concurrency."""
 
     ttft_s: float = 0.05
     itl_s: float = 0.01
@@ -28,9 +27,11 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
             if not getattr(self, name) >= 0:
                 raise BadInput(f"the pace's {name} must not be negative", value=getattr(self, name))
         if self.per_chunk < 1:
-            raise BadInput("a chunk holds a token at least", value=self.per_chunk, limit=">= 1")
+            raise BadInput(
+                "the number of tokens per chunk is too small", value=self.per_chunk, limit=">= 1"
+            )
         if self.slots is not None and self.slots < 1:
-            raise BadInput("a server needs a slot", value=self.slots, limit=">= 1")
+            raise BadInput("the number of slots is too small", value=self.slots, limit=">= 1")
 
     def parts(self, num_tokens: int) -> Iterator[ScriptedPart]:
         """The stream of one answer of `num_tokens`."""
@@ -39,5 +40,5 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
             count = min(self.per_chunk if sent else 1, num_tokens - sent)
             at_s += count * self.itl_s if sent else 0.0
             sent += count
-            yield ScriptedPart(at_s=at_s, kind="text", text="ab " * count, tokens=count)
-        yield from tail(at_s, num_tokens)
+            yield ScriptedPart(at_s=at_s, kind="text", text="ab " * count, num_tokens=count)
+        yield from final_chunks(at_s, num_tokens)

@@ -1,11 +1,11 @@
-"""What a scripted answer sends, when, and what that means.
+"""Scripted answers and the metrics that a client should measure on them.
 
-An answer is a list of *parts*, each with an instant (seconds after the request had arrived in
-full) and the number of output tokens that it carries. Parts say what they are, not how they are
-written, so that one script serves the chat endpoint and the completions endpoint alike.
+An answer is a list of *parts*, each with a time (seconds after the complete request has arrived)
+and its number of output tokens. Parts are independent of the endpoint, so that one script serves
+both chat and completions.
 
-`Truth` is written by hand for every case, from the definitions in docs/concepts/measurements.md and not from the
-code that is to be tested with it.
+`ExpectedMetrics` are worked out by hand for every case from the definitions in
+docs/concepts/measurements.md, not from the code under test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 Ending = Literal["whole", "cut", "hang"]
 Kind = Literal["role", "text", "reasoning", "tool", "finish", "usage", "done", "raw"]
-Outcome = Literal["ok", "failed", "timeout"]
+MockOutcome = Literal["ok", "failed", "timeout"]
 
 CREATED = 1_700_000_000
 
@@ -28,19 +28,19 @@ class ScriptedPart(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     kind: Kind
     text: str = ""
-    tokens: int = 0
+    num_tokens: int = 0
     finish: str | None = None
     running_usage: int | None = None
-    told: bool = False  # the chunk says how many tokens it holds (token ids)
+    has_token_ids: bool = False  # the chunk contains the ids of its tokens
     field: str = "reasoning_content"
     raw: bytes = b""
     pieces: int = 1
 
 
-class Truth(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client ought to measure; None: undefined. `meets`: the verdict on ttft:150 tpot:25."""
+class ExpectedMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client should measure; None: undefined. `meets`: under ttft:150 tpot:25."""
 
-    outcome: Outcome
+    outcome: MockOutcome
     ttft_s: float | None
     tpot_s: float | None
     itl_s: tuple[float, ...]
@@ -50,12 +50,12 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. `status` other than 200 refuses, with `body`. `prompt_tokens` is the usage's."""
+    """One answer. A `status` other than 200 is an error with `body`. `prompt_tokens`: of the usage."""
 
     name: str
     about: str
     parts: tuple[ScriptedPart, ...]
-    truth: Truth
+    truth: ExpectedMetrics
     ending: Ending = "whole"
     status: int = 200
     body: bytes = b""
@@ -67,7 +67,7 @@ Encode = Callable[[ScriptedPart], bytes]
 
 
 def encoder(path: str, model: str, prompt_tokens: int) -> Encode:
-    """How parts are written at this endpoint: `path` decides between chat and completions."""
+    """The encoder of parts for an endpoint, chat or completions by `path`."""
     chat = path.endswith("/chat/completions")
     head = {
         "id": "mock",
@@ -82,7 +82,7 @@ def encoder(path: str, model: str, prompt_tokens: int) -> Encode:
         if part.kind == "done":
             return b"data: [DONE]\n\n"
         if part.kind == "usage":
-            usage = _usage(prompt_tokens, part.tokens)
+            usage = _usage(prompt_tokens, part.num_tokens)
             return _event({**head, "choices": [], "usage": usage})
         if part.kind == "role" and not chat:
             return b""
@@ -112,8 +112,8 @@ def _choice(part: ScriptedPart, chat: bool) -> dict[str, object]:
         choice["delta"] = _delta(part)
     else:
         choice["text"] = part.text
-    if part.told:
-        choice["token_ids"] = list(range(100, 100 + part.tokens))
+    if part.has_token_ids:
+        choice["token_ids"] = list(range(100, 100 + part.num_tokens))
     return choice
 
 
@@ -125,23 +125,27 @@ def _delta(part: ScriptedPart) -> dict[str, object]:
             return {part.field: part.text}
         case "tool":
             return {"tool_calls": [{"index": 0, "function": {"arguments": part.text}}]}
-        case "finish" if not part.text and not part.tokens:
+        case "finish" if not part.text and not part.num_tokens:
             return {}
     return {"content": part.text}
 
 
-def tokens(instants: Sequence[float], text: str = "ab ", each: int = 1) -> tuple[ScriptedPart, ...]:
-    """One text chunk of `each` tokens per instant."""
+def token_chunks(
+    times_s: Sequence[float], text: str = "ab ", each: int = 1
+) -> tuple[ScriptedPart, ...]:
+    """A text chunk of `each` tokens at every time."""
     return tuple(
-        ScriptedPart(at_s=at, kind="text", text=text * each, tokens=each) for at in instants
+        ScriptedPart(at_s=at, kind="text", text=text * each, num_tokens=each) for at in times_s
     )
 
 
-def tail(at_s: float, num_tokens: int, usage_at_s: float | None = None) -> tuple[ScriptedPart, ...]:
+def final_chunks(
+    at_s: float, num_tokens: int, usage_at_s: float | None = None
+) -> tuple[ScriptedPart, ...]:
     """A finish chunk, the usage chunk and [DONE]."""
     later = at_s if usage_at_s is None else usage_at_s
     return (
         ScriptedPart(at_s=at_s, kind="finish", finish="length"),
-        ScriptedPart(at_s=later, kind="usage", tokens=num_tokens),
+        ScriptedPart(at_s=later, kind="usage", num_tokens=num_tokens),
         ScriptedPart(at_s=later, kind="done"),
     )

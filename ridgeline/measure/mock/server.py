@@ -1,11 +1,9 @@
-"""The scripted server: HTTP/1.1 over any asyncio transport, TCP or a pipe in memory.
+"""The scripted server: HTTP/1.1 over any asyncio transport, TCP or in memory.
 
-The model's name chooses the script: a case of cases.py, or `steady` (the server's own pace).
-Answers are written as they are due, and the instants at which they were written are kept: a test
-over a real socket compares the client's figures with these, and not with the intention. `/metrics`
-speaks vLLM's dialect.
-
-The server keeps to its script whatever the client does; it ignores sampling parameters.
+The model name selects the script: a case of cases.py, or `steady` (the pace of the server). The
+times at which answers were actually written are recorded, so that tests over a real socket can
+compare the client's figures with them. `/metrics` uses vLLM's names. Sampling parameters are
+ignored.
 """
 
 from __future__ import annotations
@@ -19,16 +17,16 @@ from typing import Any
 import msgspec
 
 from ridgeline.measure.mock.cases import CASES
-from ridgeline.measure.mock.pace import Pace
+from ridgeline.measure.mock.pace import MockPace
 from ridgeline.measure.mock.script import Encode, Ending, Script, ScriptedPart, encoder
 
 STEADY = "steady"
-MAX_SERVED = 100_000  # records kept
+MAX_SERVED = 100_000  # most recent records that are kept
 _PAGES = {"/health": b"{}", "/v1/health": b"{}"}
 
 
-class ServedCounts(msgspec.Struct, kw_only=True):
-    """One answer as it was given: loop instants of the request's arrival and of its tokens."""
+class ServedAnswer(msgspec.Struct, kw_only=True):
+    """An answer as it was sent: event-loop times of the request's arrival and of its tokens."""
 
     model: str
     path: str
@@ -37,7 +35,7 @@ class ServedCounts(msgspec.Struct, kw_only=True):
     token_counts: list[int] = []
 
 
-class _Body(msgspec.Struct):
+class _MockRequest(msgspec.Struct):
     model: str = STEADY
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -46,29 +44,29 @@ class _Body(msgspec.Struct):
     messages: Any = None
 
 
-_DECODER = msgspec.json.Decoder(_Body)
+_DECODER = msgspec.json.Decoder(_MockRequest)
 
 
 class MockServer:
-    """What all connections share: scripts, slots, and the record of what was served."""
+    """State shared by all connections: scripts, slots, and the record of served answers."""
 
-    def __init__(self, pace: Pace | None = None, cases: Mapping[str, Script] = CASES) -> None:
-        self.pace, self.cases = pace or Pace(), cases
-        self.served: deque[ServedCounts] = deque(maxlen=MAX_SERVED)
+    def __init__(self, pace: MockPace | None = None, cases: Mapping[str, Script] = CASES) -> None:
+        self.pace, self.cases = pace or MockPace(), cases
+        self.served: deque[ServedAnswer] = deque(maxlen=MAX_SERVED)
         self.num_running = 0
         self.prompt_tokens = self.output_tokens = 0
         self._waiting: deque[Callable[[], None]] = deque()
 
     def protocol(self) -> asyncio.Protocol:
-        """A new connection's protocol."""
-        return _Connection(self)
+        """The protocol of a new connection."""
+        return _MockConnection(self)
 
     async def listen(self, host: str, port: int) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         return await loop.create_server(self.protocol, host, port, backlog=4096)
 
-    def slot(self, begin: Callable[[], None]) -> None:
-        """Call `begin` now, or when a slot is free."""
+    def acquire_slot(self, begin: Callable[[], None]) -> None:
+        """Call `begin` as soon as a slot is free."""
         slots = self.pace.slots
         if slots is not None and self.num_running >= slots:
             self._waiting.append(begin)
@@ -76,14 +74,14 @@ class MockServer:
         self.num_running += 1
         begin()
 
-    def free(self) -> None:
+    def release_slot(self) -> None:
         self.num_running -= 1
         if self._waiting:
             self.num_running += 1
             self._waiting.popleft()()
 
     def page(self, path: str) -> bytes | None:
-        """The body of a GET, None where there is no such page."""
+        """The body of a GET request; None if there is no such page."""
         if path == "/v1/models":
             rows = [{"id": name, "object": "model"} for name in (STEADY, *self.cases)]
             return msgspec.json.encode({"object": "list", "data": rows})
@@ -101,7 +99,7 @@ class MockServer:
         return "".join(f'{name}{{model_name="{STEADY}"}} {value}\n' for name, value in rows.items())
 
 
-class _Connection(asyncio.Protocol):
+class _MockConnection(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def __init__(self, server: MockServer) -> None:
@@ -110,7 +108,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._seated = False
+        self._holds_slot = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -120,7 +118,7 @@ class _Connection(asyncio.Protocol):
         self._transport = None
         for timer in self._timers:
             timer.cancel()
-        self._leave()
+        self._release_slot()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -136,27 +134,27 @@ class _Connection(asyncio.Protocol):
         method, path = head.split(b" ", 2)[:2]
         if method == b"GET":
             page = self._server.page(path.decode("latin-1"))
-            self._whole(404 if page is None else 200, page or b"no such page")
+            self._send_response(404 if page is None else 200, page or b"no such page")
         else:
             self._answer(path.decode("latin-1"), body)
 
     def _answer(self, path: str, raw: bytes) -> None:
         try:
-            asked = _DECODER.decode(raw)
+            request = _DECODER.decode(raw)
         except msgspec.MsgspecError as error:
-            return self._whole(400, str(error).encode())
-        script = self._server.cases.get(asked.model)
+            return self._send_response(400, str(error).encode())
+        script = self._server.cases.get(request.model)
         if script is not None and script.status != 200:
-            return self._whole(script.status, script.body)
-        served = ServedCounts(model=asked.model, path=path, received_s=self._loop.time())
+            return self._send_response(script.status, script.body)
+        served = ServedAnswer(model=request.model, path=path, received_s=self._loop.time())
         self._server.served.append(served)
-        stream = _Stream(asked, script, self._server.pace)
-        if not asked.stream:
-            return self._whole(200, stream.unstreamed())
-        return self._server.slot(lambda: self._begin(stream, served, path))
+        stream = _ScriptedStream(request, script, self._server.pace)
+        if not request.stream:
+            return self._send_response(200, stream.to_response_body())
+        return self._server.acquire_slot(lambda: self._begin(stream, served, path))
 
-    def _begin(self, stream: _Stream, served: ServedCounts, path: str) -> None:
-        self._seated = True
+    def _begin(self, stream: _ScriptedStream, served: ServedAnswer, path: str) -> None:
+        self._holds_slot = True
         self._timers.clear()
         encode = encoder(path, stream.model, stream.prompt_tokens)
         self._server.prompt_tokens += stream.prompt_tokens
@@ -175,17 +173,17 @@ class _Connection(asyncio.Protocol):
                 self._timers.append(timer)
 
     def _emit(
-        self, parts: list[ScriptedPart], encode: Encode, served: ServedCounts, ending: Ending | None
+        self, parts: list[ScriptedPart], encode: Encode, served: ServedAnswer, ending: Ending | None
     ) -> None:
-        """Write what is due at one instant; `ending` comes with the last of it."""
+        """Write the parts that are due; `ending` is given with the last ones."""
         data, num_tokens = b"", 0
         for part in parts:
             written = encode(part)
             if part.pieces > 1:
-                self._in_pieces(written, part.pieces)
+                self._write_in_pieces(written, part.pieces)
                 written = b""
             data += written
-            num_tokens += part.tokens if part.kind != "usage" else 0
+            num_tokens += part.num_tokens if part.kind != "usage" else 0
         if num_tokens:
             served.token_s.append(self._loop.time())
             served.token_counts.append(num_tokens)
@@ -195,8 +193,8 @@ class _Connection(asyncio.Protocol):
         if ending is not None:
             self._end(ending)
 
-    def _in_pieces(self, data: bytes, num_pieces: int) -> None:
-        """As many writes at once, cut at odd places, each a chunk of the transfer coding."""
+    def _write_in_pieces(self, data: bytes, num_pieces: int) -> None:
+        """Split `data` at arbitrary places into several writes, each a chunk of the transfer coding."""
         size = -(-len(data) // num_pieces)
         for start in range(0, len(data), size):
             piece = data[start : start + size]
@@ -209,14 +207,14 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
         else:
             self._write(b"0\r\n\r\n")
-        self._leave()
+        self._release_slot()
 
-    def _leave(self) -> None:
-        if self._seated:
-            self._seated = False
-            self._server.free()
+    def _release_slot(self) -> None:
+        if self._holds_slot:
+            self._holds_slot = False
+            self._server.release_slot()
 
-    def _whole(self, status: int, body: bytes) -> None:
+    def _send_response(self, status: int, body: bytes) -> None:
         head = b"HTTP/1.1 %d .\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         self._write(head % (status, len(body)) + body)
 
@@ -230,17 +228,17 @@ _STREAM_HEAD = (
 )
 
 
-class _Stream:
-    """What one request is answered with."""
+class _ScriptedStream:
+    """The answer to one request."""
 
-    def __init__(self, asked: _Body, script: Script | None, pace: Pace) -> None:
-        self.model = asked.model
-        self.num_tokens = asked.max_tokens or asked.max_completion_tokens or 16
+    def __init__(self, request: _MockRequest, script: Script | None, pace: MockPace) -> None:
+        self.model = request.model
+        self.num_tokens = request.max_tokens or request.max_completion_tokens or 16
         self.parts: Iterable[ScriptedPart] = script.parts if script else pace.parts(self.num_tokens)
         self.ending: Ending = script.ending if script else "whole"
-        self.prompt_tokens = script.prompt_tokens if script else _prompt_tokens(asked)
+        self.prompt_tokens = script.prompt_tokens if script else _prompt_tokens(request)
 
-    def unstreamed(self) -> bytes:
+    def to_response_body(self) -> bytes:
         text = "".join(part.text for part in self.parts)
         usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.num_tokens}
         message = {"role": "assistant", "content": text}
@@ -248,13 +246,13 @@ class _Stream:
         return msgspec.json.encode({"model": self.model, "choices": [choice], "usage": usage})
 
 
-def _prompt_tokens(asked: _Body) -> int:
-    """Token ids are counted; of text, the words."""
-    if isinstance(asked.prompt, list):
-        return len(asked.prompt)
-    if isinstance(asked.prompt, str):
-        return len(asked.prompt.split())
-    return sum(len(str(turn.get("content", "")).split()) for turn in asked.messages or ())
+def _prompt_tokens(request: _MockRequest) -> int:
+    """Number of token ids, or of words in text."""
+    if isinstance(request.prompt, list):
+        return len(request.prompt)
+    if isinstance(request.prompt, str):
+        return len(request.prompt.split())
+    return sum(len(str(turn.get("content", "")).split()) for turn in request.messages or ())
 
 
 def _content_length(head: bytes) -> int:

@@ -1,8 +1,8 @@
-"""A run in the Chrome trace format, as chrome://tracing and ui.perfetto.dev read it.
+"""A run in the Chrome trace format, for chrome://tracing and ui.perfetto.dev.
 
-Two processes: the client, with one row per slot (requests that do not overlap share a row) and per
-request its wait, its prefill and its decoding; and the engine, with its steps, its planning, and
-counters of running, waiting and KV blocks. Times are microseconds since the run began.
+Two processes: the client, with the wait, prefill and decoding of every request (requests that do
+not overlap share a row), and the engine, with its steps, its planning, and counters of running and
+waiting sequences and KV blocks. Times are microseconds since the run began.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Event = dict[str, object]
 
 
 def chrome_trace(run: RunTrace) -> dict[str, object]:
-    """Ready for JSON."""
+    """The trace as plain values for JSON."""
     events = [_name(CLIENT, "requests"), *_requests(run.requests)]
     if run.steps:
         events += [_name(ENGINE, "engine"), *_steps(run.steps)]
@@ -29,8 +29,8 @@ def _name(process: int, name: str) -> Event:
 
 
 def _requests(requests: tuple[RequestTrace, ...]) -> Iterator[Event]:
-    rows: list[float] = []  # when each row is free again
-    for request in sorted(requests, key=lambda each: each.scheduled_s):
+    rows: list[float] = []  # the time from which each row is free
+    for request in sorted(requests, key=lambda request: request.scheduled_s):
         end_s = max(request.finished_s or request.sent_s, request.scheduled_s)
         row = next((i for i, free_s in enumerate(rows) if free_s <= request.scheduled_s), len(rows))
         rows[row : row + 1] = [end_s]
@@ -38,14 +38,14 @@ def _requests(requests: tuple[RequestTrace, ...]) -> Iterator[Event]:
 
 
 def _request(request: RequestTrace, row: int, end_s: float) -> Iterator[Event]:
-    told = {
+    args = {
         "outcome": outcome(request),
         "prompt_tokens": request.prompt_tokens,
         "cached_tokens": request.cached_tokens,
         "output_tokens": request.output_tokens,
         "error": request.error or "",
     }
-    yield _span(CLIENT, row, request.id, request.scheduled_s, end_s, told)
+    yield _span(CLIENT, row, request.id, request.scheduled_s, end_s, args)
     started_s = request.started_s if request.started_s is not None else request.sent_s
     first_s = request.token_s[0] if request.token_s else end_s
     for name, begin, end in (
@@ -61,9 +61,9 @@ def _request(request: RequestTrace, row: int, end_s: float) -> Iterator[Event]:
 def _steps(steps: tuple[StepStat, ...]) -> Iterator[Event]:
     for step in steps:
         begin_s = step.at_s + step.plan_s
-        told = {"tokens": step.num_tokens, "runs": len(step.shapes), "sampled": step.num_sampled}
+        args = {"tokens": step.num_tokens, "runs": len(step.shapes), "sampled": step.num_sampled}
         yield _span(ENGINE, 0, "plan", step.at_s, begin_s, {})
-        yield _span(ENGINE, 1, f"step {step.index}", begin_s, begin_s + step.run_s, told)
+        yield _span(ENGINE, 1, f"step {step.index}", begin_s, begin_s + step.run_s, args)
         values = {"running": step.num_running, "waiting": step.num_waiting}
         yield _counter("sequences", step.at_s, values)
         yield _counter("KV blocks", step.at_s, {"used": step.used_blocks})

@@ -1,6 +1,6 @@
-"""The console block of `vllm bench serve`: the layout that people paste, from the same keys.
+"""The console block of `vllm bench serve`, from the keys of its result file.
 
-Values are those of vllm_result.py, hence vLLM's definitions: latencies from the send, ITL by chunk.
+Definitions are vLLM's: latencies from the send, ITL between chunks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SECTIONS = {
 def vllm_block(
     result: Mapping[str, object], metrics: Sequence[str], percentiles: Sequence[float]
 ) -> str:
-    """The block for these metrics (`ttft`, `tpot`, `itl`, `e2e`) and percentiles (0..100)."""
+    """The block for these metrics (`ttft`, `tpot`, `itl`, `e2e`) and percentiles (0 to 100)."""
     return "\n".join(_lines(result, metrics, percentiles))
 
 

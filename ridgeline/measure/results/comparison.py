@@ -1,19 +1,18 @@
-"""Is B different from A, and could this have been seen at all? One judgement per metric.
+"""Comparison of two sides of results, one outcome per metric.
 
-Several runs a side: a run is one observation (requests of one run share its queue), and the
-interval is Student's on the logarithms of the runs' statistics: paired by position where there are
-as many of each, else Welch's.
+Several runs per side: a run is one observation, because its requests share a queue. The interval is
+Student's on the logarithms of the runs' statistics: paired by position if both sides have the same
+number of runs, else Welch's.
 
-One run a side: a block bootstrap. Requests that come after each other met the same queue, so blocks
-of sqrt(n) consecutive requests are drawn, not requests. Where both runs name the same requests the
-draw is paired: the same blocks of both. One run cannot show how runs differ from each other, so a
-run that changes by itself as much as A differs from B (its halves against each other) is called
-drift, and nothing is concluded.
+One run per side: a block bootstrap. Consecutive requests met the same queue, so that blocks of √n
+requests are drawn; if both runs have the same request ids, the same blocks of both. One run cannot
+show how runs differ from each other. If the halves of a run differ as much as A from B, the run
+drifted and the comparison is inconclusive.
 
-The minimum detectable effect is what 80 % of such comparisons would find: 2.8 standard errors.
+The minimum detectable effect is found by 80 % of such comparisons: 2.8 standard errors.
 
-Refused, with the reason: different load, invalid runs, drift, noise (an effect smaller than what
-could be detected, with an interval wider than the threshold).
+Inconclusive, with the reason: different load, invalid runs, drift, and noise (an effect below the
+detectable one, with an interval wider than the threshold).
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from ridgeline.stats import (
 
 POWER = 1.959963984540054 + 0.8416212335729143
 LOAD_TOLERANCE = 0.02
-LEAST_SAMPLES = 20
+MIN_SAMPLES = 20
 
 
-class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric. `ratio` is B over A with its 95 % interval; `reason` where inconclusive."""
+class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric. `ratio` is B/A with its 95 % interval; `reason` if inconclusive."""
 
     metric: str
     a: float
@@ -61,11 +60,11 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
         if self.p_value is None or self.detectable is None:
             return f"{shown}, {_percent(self.ratio)}: inconclusive: {self.reason}"
         sign = "<" if self.p_value < 0.05 else ">"
-        told = (
+        change = (
             f"{shown}, change [{_percent(self.low)} {_percent(self.ratio)} {_percent(self.high)}] "
             f"(p = {self.p_value:.3f} {sign} 0.05), detectable from {100 * self.detectable:.1f}%: "
         )
-        return told + (f"inconclusive: {self.reason}" if self.reason else self.outcome)
+        return change + (f"inconclusive: {self.reason}" if self.reason else self.outcome)
 
 
 def _percent(ratio: float) -> str:
@@ -78,36 +77,36 @@ def _value(metric: str, value: float) -> str:
     return f"{value:.4g}/s"
 
 
-def differences(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tuple[str, ...]:
-    """Why the two sides cannot be compared at all; () where they can."""
-    found = [f"{r.source}: {reason}" for r in (*a, *b) for reason in r.invalid]
+def load_differences(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tuple[str, ...]:
+    """Why the two sides cannot be compared; () if they can."""
+    reasons = [f"{r.source}: {reason}" for r in (*a, *b) for reason in r.invalid]
     first = a[0].load
     for other in (*a[1:], *b):
         for name in sorted(first.keys() & other.load.keys()):
-            if not _alike(first[name], other.load[name]):
-                found.append(f"another load: {name} {first[name]} and {other.load[name]}")
-    return tuple(dict.fromkeys(found))
+            if not _is_close(first[name], other.load[name]):
+                reasons.append(f"different load: {name} {first[name]} and {other.load[name]}")
+    return tuple(dict.fromkeys(reasons))
 
 
-def _alike(x: str | float, y: str | float) -> bool:
+def _is_close(x: str | float, y: str | float) -> bool:
     if isinstance(x, str) or isinstance(y, str):
         return str(x) == str(y)
     return math.isclose(x, y, rel_tol=LOAD_TOLERANCE)
 
 
-def judge(
+def compare_results(
     a: Sequence[LoadedResult], b: Sequence[LoadedResult], *, threshold: float = 0.02
-) -> tuple[Judgement, ...]:
-    """Every statistic that both sides have. `threshold`: the change that matters."""
+) -> tuple[MetricComparison, ...]:
+    """Compare every statistic that both sides have. `threshold`: the change that matters."""
     names = [f"{metric}_{stat}" for metric in LATENCIES for stat in ("mean", "p50", "p99")]
-    found = []
+    comparisons = []
     for name in (*names, *RATES):
         left, right = ([_figure(r, name) for r in side] for side in (a, b))
         values = [v for v in (*left, *right) if v is not None and v > 0]
         if len(values) == len(a) + len(b):
-            pair = _Pair(name, [v for v in left if v], [v for v in right if v])
-            found.append(_judge(pair, a, b, threshold))
-    return tuple(found)
+            pair = _MetricValues(name, [v for v in left if v], [v for v in right if v])
+            comparisons.append(_compare(pair, a, b, threshold))
+    return tuple(comparisons)
 
 
 def _figure(result: LoadedResult, name: str) -> float | None:
@@ -122,15 +121,15 @@ def _statistic(values: Sequence[float], stat: str) -> float:
     return statistics.fmean(values) if stat == "mean" else percentile(values, float(stat[1:]))
 
 
-class _Pair(msgspec.Struct, frozen=True):
+class _MetricValues(msgspec.Struct, frozen=True):
     name: str
     a: list[float]
     b: list[float]
 
 
-def _judge(
-    pair: _Pair, a: Sequence[LoadedResult], b: Sequence[LoadedResult], threshold: float
-) -> Judgement:
+def _compare(
+    pair: _MetricValues, a: Sequence[LoadedResult], b: Sequence[LoadedResult], threshold: float
+) -> MetricComparison:
     ratio = _geometric(pair.b) / _geometric(pair.a)
     base: dict[str, Any] = {
         "metric": pair.name,
@@ -143,17 +142,17 @@ def _judge(
     else:
         tested = _of_requests(pair, a, b)
     if tested is None:
-        nothing: dict[str, Any] = {
+        unknown: dict[str, Any] = {
             "low": 0.0,
             "high": math.inf,
             "p_value": None,
             "detectable": None,
         }
-        reason = "one run without its requests cannot tell noise from change"
-        return Judgement(**base, **nothing, outcome="inconclusive", reason=reason)
+        reason = "noise is unknown for a single run without samples per request"
+        return MetricComparison(**base, **unknown, outcome="inconclusive", reason=reason)
     spread, drift = tested
     outcome, reason = _outcome(pair.name, spread, drift, threshold)
-    return Judgement(
+    return MetricComparison(
         **base,
         low=math.exp(spread.low),
         high=math.exp(spread.high),
@@ -171,7 +170,7 @@ def _geometric(values: Sequence[float]) -> float:
 def _outcome(name: str, spread: LogRatio, drift: float, threshold: float) -> tuple[Outcome, str]:
     limit = math.log1p(threshold)
     if drift > max(abs(spread.mid), limit):
-        return "inconclusive", "a run drifted by as much as the two differ"
+        return "inconclusive", "a run drifted by as much as the sides differ"
     if (spread.low > 0 and spread.high > limit) or (spread.high < 0 and spread.low < -limit):
         grew = spread.mid > 0
         better = grew == (name in RATES)
@@ -179,24 +178,24 @@ def _outcome(name: str, spread: LogRatio, drift: float, threshold: float) -> tup
     if spread.low > -limit and spread.high < limit:
         return "unchanged", ""
     if POWER * spread.error > limit:
-        return "inconclusive", f"too noisy to see a change of {100 * threshold:g}%"
+        return "inconclusive", f"too noisy to detect a change of {100 * threshold:g}%"
     return "unchanged", ""
 
 
-def _of_runs(pair: _Pair) -> LogRatio:
+def _of_runs(pair: _MetricValues) -> LogRatio:
     test = compare_paired if len(pair.a) == len(pair.b) else compare_unpaired
     return test(pair.a, pair.b)
 
 
 def _of_requests(
-    pair: _Pair, a: Sequence[LoadedResult], b: Sequence[LoadedResult]
+    pair: _MetricValues, a: Sequence[LoadedResult], b: Sequence[LoadedResult]
 ) -> tuple[LogRatio, float] | None:
     """The test over the requests of one run a side, and by how much a run drifted."""
     metric, _, stat = pair.name.rpartition("_")
     if len(a) > 1 or len(b) > 1:
         return None
     left, right = a[0].samples.get(metric, ()), b[0].samples.get(metric, ())
-    if min(len(left), len(right)) < LEAST_SAMPLES:
+    if min(len(left), len(right)) < MIN_SAMPLES:
         return None
     paired = bool(a[0].ids) and a[0].ids == b[0].ids and len(left) == len(right)
     ratio = compare_series(left, right, row_statistic(stat), paired=paired)

@@ -1,9 +1,8 @@
-"""A RunTrace on disk: JSONL, one header line, one line per request, one per engine step.
+"""A RunTrace on disk as JSONL: a header, one line per request, one per engine step.
 
-The header says how many lines follow, so that a truncated file is noticed. Floats are written so
-that they read back exactly. A file is written whole beside its place and then renamed: a full
-disk or an interruption leaves what was there before, and nothing half-written. A file named
-.parquet holds the same as a table (log_parquet.py).
+The header contains the number of lines, so that a truncated file is detected. Floats are written
+so that they read back exactly. Files are replaced atomically. A file named .parquet holds the same
+data as a table.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ from ridgeline.measure.results import event_log_parquet
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.report.files import write_file
 
-VERSION = 1
+VERSION = 2
 
 
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run's own records do not tell: the server's words and its machine during the run, and
-    how much of the load repeats the head of an earlier prompt (prompts are not kept).
+class RunContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Context of a run: the server's metrics and its machine during the run.
+
+    `shared_prompt_share`: share of prompt tokens that a prefix cache can reuse (prompts are not
+    stored).
     """
 
     server: ServerReport | None = None
@@ -33,7 +34,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     shared_prompt_share: float = 0.0
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     version: int
     num_requests: int
     num_steps: int
@@ -46,7 +47,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     info: EngineInfo | None
     client_cpu_share: float | None
     send_lag_p99_s: float | None
-    beside: Beside | None = None
+    context: RunContext | None = None
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
@@ -57,39 +58,39 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     step: StepStat
 
 
-Line = Header | RequestLine | StepLine
+LogLine = LogHeader | RequestLine | StepLine
 
-_SHARED = [name for name in Header.__struct_fields__ if name in RunTrace.__struct_fields__]
-_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+_SHARED = [name for name in LogHeader.__struct_fields__ if name in RunTrace.__struct_fields__]
+_DECODER: msgspec.json.Decoder[LogLine] = msgspec.json.Decoder(LogLine)
 
 
-def write_run(run: RunTrace, path: Path, beside: Beside | None = None) -> None:
-    """Write the whole run, or nothing; BadInput names the file where the disk refuses, CannotRun
-    what a .parquet lacks here.
-    """
-    if event_log_parquet.wanted(path):
-        header = msgspec.json.encode(_header(run, beside))
+def write_run(run: RunTrace, path: Path, context: RunContext | None = None) -> None:
+    """Write the run. Raises BadInput if the disk refuses, CannotRun for .parquet without pyarrow."""
+    if event_log_parquet.is_parquet(path):
+        header = msgspec.json.encode(_header(run, context))
         write_file(path, [event_log_parquet.encode(run, header, path)])
         return
-    write_file(path, (msgspec.json.encode(line) + b"\n" for line in _lines(run, beside)))
+    write_file(path, (msgspec.json.encode(line) + b"\n" for line in _lines(run, context)))
 
 
 def read_run(path: Path) -> RunTrace:
-    """The run that `write_run` wrote, field for field."""
+    """The run of an event log. Raises BadInput."""
     return read_log(path)[0]
 
 
-def read_log(path: Path) -> tuple[RunTrace, Beside | None]:
-    """The run, and what was seen beside it; None where the log was written without."""
+def read_log(path: Path) -> tuple[RunTrace, RunContext | None]:
+    """The run and its context; None if the log has none. Raises BadInput."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise BadInput("cannot read the event log", value=str(path), fix=str(error)) from None
     header, requests, steps = _table(path, data) if _is_table(data) else _rows(path, data)
-    if not isinstance(header, Header):
-        raise BadInput("not an event log: no header line", value=str(path))
+    if not isinstance(header, LogHeader):
+        raise BadInput("the file is not an event log: it has no header line", value=str(path))
     if header.version != VERSION:
-        raise BadInput("event log of another version", value=header.version, limit=VERSION)
+        raise BadInput(
+            "the event log has an unsupported version", value=header.version, limit=VERSION
+        )
     if (len(requests), len(steps)) != (header.num_requests, header.num_steps):
         raise BadInput(
             "the event log is truncated",
@@ -97,91 +98,91 @@ def read_log(path: Path) -> tuple[RunTrace, Beside | None]:
             limit=f"{header.num_requests} requests, {header.num_steps} steps",
         )
     shared = {name: getattr(header, name) for name in _SHARED}
-    return RunTrace(requests=requests, steps=steps, **shared), header.beside
+    return RunTrace(requests=requests, steps=steps, **shared), header.context
 
 
 def is_event_log(data: bytes) -> bool:
-    """Whether a file that begins so may be one of `write_run`'s."""
+    """Whether a file that starts with `data` may be an event log."""
     return _is_table(data) or data.startswith(b'{"type":"run"')
 
 
 def find_log(path: Path) -> Path:
-    """The event log itself, or the only one in a run's folder. BadInput where it is not alone."""
+    """The event log, or the only one in a folder. Raises BadInput if there is not exactly one."""
     if not path.is_dir():
         return path
-    found = [each for each in sorted(path.iterdir()) if each.is_file() and _begins_as_log(each)]
-    if len(found) != 1:
+    logs = [file for file in sorted(path.iterdir()) if file.is_file() and _starts_as_log(file)]
+    if len(logs) != 1:
         raise BadInput(
-            "no event log in this folder" if not found else "several event logs in this folder",
-            value=str(path) if not found else ", ".join(each.name for each in found),
-            fix="write one with bench --log" if not found else "name the file",
+            "no event log in this folder" if not logs else "several event logs in this folder",
+            value=str(path) if not logs else ", ".join(file.name for file in logs),
+            fix="write one with bench --log" if not logs else "name one of the files",
         )
-    return found[0]
+    return logs[0]
 
 
-class _Told(msgspec.Struct):
-    """What `bench --json` keeps of it."""
+class _SavedContext(msgspec.Struct):
+    """The context in a result of `bench --json`."""
 
     server: ServerReport | None = None
     machine: MachineReport = MachineReport()
 
 
-class _ResultFile(msgspec.Struct):
-    ridgeline: _Told
+class _SavedResult(msgspec.Struct):
+    ridgeline: _SavedContext
 
 
-def beside_in_results(folder: Path) -> Beside | None:
-    """What the one result file of `bench --json` in a folder tells of server and machine."""
-    found = []
+def context_from_results(folder: Path) -> RunContext | None:
+    """The context in the only result of `bench --json` in a folder; None if there is not one."""
+    saved = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=_ResultFile).ridgeline)
+            saved.append(msgspec.json.decode(path.read_bytes(), type=_SavedResult).ridgeline)
         except (OSError, msgspec.DecodeError):
             continue
-    return Beside(server=found[0].server, machine=found[0].machine) if len(found) == 1 else None
+    return RunContext(server=saved[0].server, machine=saved[0].machine) if len(saved) == 1 else None
 
 
-def _begins_as_log(path: Path) -> bool:
+def _starts_as_log(path: Path) -> bool:
     with path.open("rb") as file:
         return is_event_log(file.read(64))
 
 
-Read = tuple[Line | None, tuple[RequestTrace, ...], tuple[StepStat, ...]]
+LogContent = tuple[LogLine | None, tuple[RequestTrace, ...], tuple[StepStat, ...]]
 
 
 def _is_table(data: bytes) -> bool:
     return data.startswith(event_log_parquet.MAGIC)
 
 
-def _table(path: Path, data: bytes) -> Read:
+def _table(path: Path, data: bytes) -> LogContent:
     header, requests, steps = event_log_parquet.decode(data, path)
     return _decode(path, 1, header), requests, steps
 
 
-def _rows(path: Path, data: bytes) -> Read:
+def _rows(path: Path, data: bytes) -> LogContent:
     rows = [_decode(path, i, line) for i, line in enumerate(data.split(b"\n"), 1) if line]
     requests = tuple(row.request for row in rows if isinstance(row, RequestLine))
     steps = tuple(row.step for row in rows if isinstance(row, StepLine))
     return rows[0] if rows else None, requests, steps
 
 
-def _header(run: RunTrace, beside: Beside | None) -> Header:
-    return Header(
+def _header(run: RunTrace, context: RunContext | None) -> LogHeader:
+    return LogHeader(
         version=VERSION,
-        beside=beside,
+        context=context,
         num_requests=len(run.requests),
         num_steps=len(run.steps),
         **{name: getattr(run, name) for name in _SHARED},
     )
 
 
-def _lines(run: RunTrace, beside: Beside | None) -> Iterable[Line]:
-    yield _header(run, beside)
+def _lines(run: RunTrace, context: RunContext | None) -> Iterable[LogLine]:
+    yield _header(run, context)
     yield from (RequestLine(request=request) for request in run.requests)
     yield from (StepLine(step=step) for step in run.steps)
 
 
-def _decode(path: Path, number: int, line: bytes) -> Line:
+def _decode(path: Path, number: int, line: bytes) -> LogLine:
     try:
         return _DECODER.decode(line)
     except msgspec.MsgspecError as error:

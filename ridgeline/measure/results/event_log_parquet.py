@@ -1,16 +1,15 @@
-"""A RunTrace as one Parquet table, for whoever asks it questions with SQL or a data frame.
+"""A RunTrace as one Parquet table, for SQL and data frames.
 
-    type                "request" or "step": whose columns the row fills; the others are null
-    id … first_computed_s   RequestTrace, field for field, under the same names
-    index … hit_tokens      StepStat likewise; `shapes` is a list of [new, cached]
+    type                "request" or "step": its columns are filled, the others are null
+    id … first_computed_s   fields of RequestTrace
+    index … hit_tokens      fields of StepStat; `shapes` is a list of [new, cached]
 
-The header of the event log is in the file's own metadata, as JSON under `ridgeline`. The columns
-follow from the records, so that a new field of theirs is a new column here. Same truth as the JSONL
-log (log.py), and read back by the same `read_run`; it pays from some ten thousand requests, and
-loses where nobody has a reader: `grep` finds nothing in it.
+The header of the event log is stored as JSON in the file's metadata, under `ridgeline`. Columns
+follow from the records, so that a new field becomes a new column. The content is that of the JSONL
+log, and `read_run` reads both. Worthwhile above some ten thousand requests.
 
-pyarrow writes it: the reference implementation, and what data frames have at hand already. It is
-170 MB on disk, hence an extra that is imported here alone.
+Written by pyarrow, the reference implementation, which data frames already use. It takes 170 MB on
+disk and is therefore an extra that only this module imports.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _ROWS: dict[str, type[msgspec.Struct]] = {"request": RequestTrace, "step": StepS
 T = TypeVar("T")
 
 
-def wanted(path: Path) -> bool:
-    """Whether a file of this name is to be a table."""
+def is_parquet(path: Path) -> bool:
+    """Whether a file of this name is written as Parquet."""
     return path.suffix == SUFFIX
 
 
-def require(path: Path) -> tuple[Any, Any]:
-    """pyarrow and its Parquet part. Raises CannotRun where it is not installed."""
+def load_pyarrow(path: Path) -> tuple[Any, Any]:
+    """The modules pyarrow and pyarrow.parquet. Raises CannotRun if they are not installed."""
     try:
         import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore]
         import pyarrow.parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -52,8 +51,8 @@ def require(path: Path) -> tuple[Any, Any]:
 
 
 def encode(run: RunTrace, header: bytes, path: Path) -> bytes:
-    """The whole file. `header` is the event log's, as JSON; `path` is for the error's words."""
-    arrow, parquet = require(path)
+    """The content of the file. `header` is JSON; `path` is only for errors."""
+    arrow, parquet = load_pyarrow(path)
     columns = {"type": arrow.string()}
     for record in _ROWS.values():
         columns |= {name: _column(arrow, kind) for name, kind in get_type_hints(record).items()}
@@ -67,14 +66,14 @@ def encode(run: RunTrace, header: bytes, path: Path) -> bytes:
 
 def decode(data: bytes, path: Path) -> tuple[bytes, tuple[RequestTrace, ...], tuple[StepStat, ...]]:
     """The header, the requests and the steps of a file that `encode` wrote. Raises BadInput."""
-    arrow, parquet = require(path)
+    arrow, parquet = load_pyarrow(path)
     try:
         table = parquet.read_table(io.BytesIO(data))
     except (arrow.ArrowException, OSError) as error:
         raise BadInput("not a Parquet file", value=str(path), fix=str(error)) from None
     header = (table.schema.metadata or {}).get(_METADATA)
     if header is None:
-        raise BadInput("a Parquet file, but no event log of `bench --log`", value=str(path))
+        raise BadInput("the Parquet file is not an event log of `bench --log`", value=str(path))
     rows = table.to_pylist()
     requests = tuple(_record(row, RequestTrace) for row in rows if row["type"] == "request")
     steps = tuple(_record(row, StepStat) for row in rows if row["type"] == "step")
@@ -86,7 +85,7 @@ def _record(row: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def _column(arrow: Any, kind: Any) -> Any:
-    """The column of a record's field; TypeError for a kind that no field had so far."""
+    """The column type of a field. Raises TypeError for an unsupported type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _column(arrow, next(part for part in parts if part is not NoneType))

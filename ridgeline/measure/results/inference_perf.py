@@ -1,10 +1,10 @@
-"""inference-perf's result files, in seconds.
+"""Result files of inference-perf (in seconds).
 
     summary_lifecycle_metrics.json, stage_N_…   successes.latency.NAME.{mean,median,p99}
     per_request_lifecycle_metrics.json          a list: start, chunks, the server's usage, error
 
-Its summary divides by tokens that it counts itself in the answer's text, with the tokenizer that it
-was given; the requests carry the server's own count, which is taken here.
+Its summary uses token counts of its own tokenizer; requests contain the server's count, which is
+used here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from ridgeline.measure.results.result_file import (
     LoadedResult,
     NotThisFormat,
-    present,
-    present_numbers,
-    summary_of,
+    known_facts,
+    known_numbers,
+    parse_summary,
 )
 
 TOOL = "inference-perf"
@@ -30,15 +30,15 @@ LATENCIES = (
 
 
 def read(source: str, data: Any) -> LoadedResult:
-    """Either kind. Raises NotThisFormat, or what a missing key raises."""
+    """Read either kind. Raises NotThisFormat, or KeyError or TypeError for missing keys."""
     if isinstance(data, list):
         return _requests(source, data)
     latency = data["successes"]["latency"]
     figures: dict[str, float] = {}
     for theirs, ours in LATENCIES:
-        figures |= summary_of(ours, latency.get(theirs) or {}, 1.0)
+        figures |= parse_summary(ours, latency.get(theirs) or {}, 1.0)
     rates = data["successes"].get("throughput") or {}
-    figures |= present_numbers(
+    figures |= known_numbers(
         output_tok_s=rates.get("output_tokens_per_sec"), request_rate=rates.get("requests_per_sec")
     )
     load = data.get("load_summary") or {}
@@ -46,17 +46,17 @@ def read(source: str, data: Any) -> LoadedResult:
         source=source,
         tool=TOOL,
         figures=figures,
-        load=present(
+        load=known_facts(
             num_requests=load.get("count"), request_rate=load.get("requested_rate") or None
         ),
     )
 
 
 def _requests(source: str, rows: Sequence[Mapping[str, Any]]) -> LoadedResult:
-    """Latencies of the requests that ended well, in the order of their sends."""
+    """Latencies of successful requests, in the order of their sends."""
     if not rows or "info" not in rows[0]:
         raise NotThisFormat
-    told = [
+    answers = [
         (row["start_time"], response["chunk_times"], _num_tokens(response))
         for row in sorted(rows, key=lambda row: row["start_time"])
         for response in [row["info"]["response_metrics"]]
@@ -66,11 +66,11 @@ def _requests(source: str, rows: Sequence[Mapping[str, Any]]) -> LoadedResult:
         source=source,
         tool=TOOL,
         samples={
-            "ttft": tuple(times[0] - sent for sent, times, _ in told),
-            "e2e": tuple(times[-1] - sent for sent, times, _ in told),
+            "ttft": tuple(times[0] - sent for sent, times, _ in answers),
+            "e2e": tuple(times[-1] - sent for sent, times, _ in answers),
             "tpot": tuple(
                 (times[-1] - times[0]) / (num - 1)
-                for _, times, num in told
+                for _, times, num in answers
                 if num > 1 and len(times) > 1
             ),
         },

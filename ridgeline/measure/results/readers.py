@@ -1,4 +1,4 @@
-"""Readers of result files. Which one applies is seen from the file's own keys.
+"""Readers of result files; the format is recognised by the keys of the file.
 
     ridgeline        event log (`bench --log`, JSONL or Parquet): every request
     vllm             `vllm bench serve --save-result [--save-detailed]`; `ridgeline bench --json`
@@ -7,13 +7,12 @@
     inference-perf   *_lifecycle_metrics.json (inference_perf.py)
     llmperf          *_summary.json: results_NAME_quantiles_p99; *_individual_responses.json
 
-What the names mean differs by tool (docs/concepts/measurements.md): llmperf's inter-token latency includes the
-first token, GuideLLM's TPOT does too. Such figures have their own names (`tpot_incl_first`): they
-are never compared with ours.
+Definitions differ by tool (docs/concepts/measurements.md): llmperf's inter-token latency and
+GuideLLM's TPOT include the first token. Such figures have separate names (`tpot_incl_first`) and are
+never compared with Ridgeline's.
 
-Read from files of running releases: vLLM 0.32, GuideLLM 0.8.1, AIPerf 0.13.0, inference-perf 0.7.0
-(samples of them are in tests/measure/other_tools). llmperf's, which is in no package registry, from
-its source and the result files that its repository publishes.
+Written from files of these releases: vLLM 0.32, GuideLLM 0.8.1, AIPerf 0.13.0, inference-perf 0.7.0
+(samples are in tests/measure/other_tools); llmperf from its source and published result files.
 """
 
 from __future__ import annotations
@@ -32,35 +31,35 @@ from ridgeline.measure.results.result_file import (
     MS,
     LoadedResult,
     NotThisFormat,
-    present,
-    present_numbers,
-    run_of,
-    summary_of,
-    unreadable,
+    known_facts,
+    known_numbers,
+    parse_summary,
+    run_key,
+    unreadable_error,
 )
-from ridgeline.measure.results.vllm_result import date_of
+from ridgeline.measure.results.vllm_result import start_date
 
 Json = dict[str, Any]
 
 
 def read_result(path: Path) -> LoadedResult:
-    """The result in a file, whatever tool wrote it. Raises BadInput."""
+    """Read the result file of any supported tool. Raises BadInput."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise unreadable(path, error.strerror or str(error)) from None
+        raise unreadable_error(path, error.strerror or str(error)) from None
     if is_event_log(data):
         return _event_log(path)
     try:
-        whole = msgspec.json.decode(data)
+        document = msgspec.json.decode(data)
     except msgspec.DecodeError:
         return _lines(path, data)
     for reader in _READERS:
         try:
-            return reader(str(path), whole)
+            return reader(str(path), document)
         except (NotThisFormat, KeyError, TypeError, IndexError, AttributeError):
             continue
-    raise unreadable(path, "none of their keys is there")
+    raise unreadable_error(path, "it has the keys of none of these tools")
 
 
 def _event_log(path: Path) -> LoadedResult:
@@ -91,7 +90,7 @@ def _event_log(path: Path) -> LoadedResult:
         },
         config=_config(run.info.settings if run.info else {}),
         invalid=validity_of(run).reasons,
-        run=run_of(date_of(run), run.seed),
+        run=run_key(start_date(run), run.seed),
     )
 
 
@@ -123,7 +122,7 @@ def _vllm(source: str, data: Json) -> LoadedResult:
         samples=_vllm_samples(data),
         ids=tuple(ours.get("request_ids") or ()) if whole else (),
         figures=figures,
-        load=present(
+        load=known_facts(
             num_requests=data.get("num_prompts"),
             request_rate=data.get("request_rate"),
             max_concurrency=data.get("max_concurrency"),
@@ -133,12 +132,12 @@ def _vllm(source: str, data: Json) -> LoadedResult:
         ),
         config=_config(ours.get("settings") or {}),
         invalid=tuple(ours.get("invalid") or ()),
-        run=run_of(str(data.get("date")), ours["seed"]) if "seed" in ours else "",
+        run=run_key(str(data.get("date")), ours["seed"]) if "seed" in ours else "",
     )
 
 
 def _vllm_samples(data: Json) -> dict[str, tuple[float, ...]]:
-    """Of --save-detailed; failed requests have an error and no place here."""
+    """Samples of --save-detailed, without failed requests."""
     ttfts, itls = data.get("ttfts"), data.get("itls")
     if not ttfts or not itls:
         return {}
@@ -153,13 +152,13 @@ def _vllm_samples(data: Json) -> dict[str, tuple[float, ...]]:
 
 def _stats(data: Json, names: Mapping[str, str]) -> dict[str, float]:
     """`mean_ttft_ms`, `median_ttft_ms`, `p99_ttft_ms` in seconds under our names."""
-    found = {}
+    figures = {}
     for theirs, ours in names.items():
         for key, value in data.items():
             statistic, _, rest = key.partition("_")
             if rest == f"{theirs}_ms" and statistic != "std" and isinstance(value, int | float):
-                found[f"{ours}_{'p50' if statistic == 'median' else statistic}"] = value * MS
-    return found
+                figures[f"{ours}_{'p50' if statistic == 'median' else statistic}"] = value * MS
+    return figures
 
 
 def _guidellm(source: str, data: Json) -> LoadedResult:
@@ -173,7 +172,7 @@ def _guidellm(source: str, data: Json) -> LoadedResult:
         ("request_latency", "e2e", 1.0),
     ):
         row = (metrics.get(theirs) or {}).get("successful") or {}
-        figures |= summary_of(ours, _true_names(row), unit)
+        figures |= parse_summary(ours, _percentile_names(row), unit)
     for theirs, ours in (
         ("output_tokens_per_second", "output_tok_s"),
         ("requests_per_second", "request_rate"),
@@ -187,22 +186,22 @@ def _guidellm(source: str, data: Json) -> LoadedResult:
         tool="guidellm",
         samples=_guidellm_samples(bench.get("requests") or {}),
         figures=figures,
-        load=present(num_requests=totals.get("total")),
+        load=known_facts(num_requests=totals.get("total")),
     )
 
 
 _GUIDELLM_PERCENTILES = {"p001": "p0.1", "p01": "p1", "p05": "p5", "p999": "p99.9"}
 
 
-def _true_names(row: Mapping[str, Any]) -> dict[str, Any]:
-    """GuideLLM leaves the points out of its percentiles' names: its p001 is the 0.1th."""
+def _percentile_names(row: Mapping[str, Any]) -> dict[str, Any]:
+    """GuideLLM omits the decimal point in the names of percentiles: its p001 is the 0.1th."""
     percentiles = row.get("percentiles") or {}
     named = {_GUIDELLM_PERCENTILES.get(name, name): v for name, v in percentiles.items()}
     return {**row, "percentiles": named}
 
 
 def _guidellm_samples(requests: Json) -> dict[str, tuple[float, ...]]:
-    """From each request's own instants, in the order of their sends; () in older releases."""
+    """From the times of each request, in the order of sends; () in older releases."""
     rows = [
         (times["request_start"], times["first_token_iteration"], times["last_token_iteration"], num)
         for row in requests.get("successful") or ()
@@ -245,7 +244,7 @@ def _llmperf(source: str, data: Any) -> LoadedResult:
             if value is not None:
                 figures[f"{ours}_{statistic.removeprefix('quantiles_')}"] = float(value)
     per_minute = data.get("results_num_completed_requests_per_min")
-    figures |= present_numbers(
+    figures |= known_numbers(
         output_tok_s=data.get("results_mean_output_throughput_token_per_s"),
         request_rate=None if per_minute is None else per_minute / 60,
     )
@@ -253,7 +252,7 @@ def _llmperf(source: str, data: Any) -> LoadedResult:
         source=source,
         tool="llmperf",
         figures=figures,
-        load=present(
+        load=known_facts(
             num_requests=data.get("results_num_requests_started"),
             mean_input_tokens=data.get("mean_input_tokens"),
             mean_output_tokens=data.get("mean_output_tokens"),
@@ -272,12 +271,12 @@ _READERS: tuple[Callable[[str, Any], LoadedResult], ...] = (
 
 
 def _lines(path: Path, data: bytes) -> LoadedResult:
-    """What is no JSON document: AIPerf's requests, one per line, or its table."""
+    """Files that are not JSON documents: AIPerf's requests, one per line, or its CSV table."""
     try:
         text = data.decode("utf-8")
         return aiperf.table(str(path), text) if "," in text.partition("{")[0] else _rows(path, data)
     except (ValueError, KeyError, TypeError, AttributeError, NotThisFormat):
-        raise unreadable(path, "it is neither JSON nor lines of it, nor AIPerf's table") from None
+        raise unreadable_error(path, "it is neither JSON, JSONL nor AIPerf's CSV table") from None
 
 
 def _rows(path: Path, data: bytes) -> LoadedResult:

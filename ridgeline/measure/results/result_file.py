@@ -1,11 +1,4 @@
-"""One result file in one form. Units: seconds, tokens, requests per second.
-
-`samples` hold one value per request (in the order in which requests were sent) where the file has
-them, by request id in `ids` where it names them. `figures` hold what the file only sums up, as
-`metric_statistic`. `load` is what has to be equal for two results to be comparable; a fact that a
-tool does not write down is absent, and is then not compared. `config` is how the server was set up.
-`run` names one run of ours ("": unknown): its log and its result file are not two runs.
-"""
+"""The content of a result file of any tool in one form: seconds, tokens, requests per second."""
 
 from __future__ import annotations
 
@@ -22,7 +15,14 @@ RATES = ("output_tok_s", "request_rate", "goodput")
 
 
 class LoadedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file tells; see the module's head."""
+    """One result file.
+
+    `samples`: one value per request, in the order of sends, by metric; `ids`: their request ids, if
+    known. `figures`: summary values, by `metric_statistic`. `load`: facts that must be equal for two
+    results to be comparable; facts that a tool does not record are absent and not compared.
+    `config`: the configuration of the server. `run`: identifies a run of Ridgeline, whose log and
+    result file are the same run ("": unknown).
+    """
 
     source: str
     tool: str
@@ -35,39 +35,41 @@ class LoadedResult(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
 
 
-def run_of(date: str, seed: object) -> str:
-    """What a log and a result of one run have in common: the second it began in, and its seed."""
+def run_key(date: str, seed: object) -> str:
+    """Identifies a run in its log and in its result file: the second of its start, and its seed."""
     return f"{date} seed {seed}"
 
 
 class NotThisFormat(Exception):
-    """The file is another tool's."""
+    """The file has the format of another tool."""
 
 
-def unreadable(path: object, why: str) -> BadInput:
+def unreadable_error(path: object, why: str) -> BadInput:
     return BadInput(
-        "not a result file that can be read",
+        "the file is not a known result file",
         value=str(path),
         limit="Ridgeline event log or JSON, vLLM, GuideLLM, AIPerf, inference-perf, llmperf",
         fix=why,
     )
 
 
-def summary_of(name: str, row: Mapping[str, Any], unit: float) -> dict[str, float]:
-    """mean, median and percentiles, flat or under `percentiles`, as `name_statistic`."""
+def parse_summary(name: str, row: Mapping[str, Any], unit: float) -> dict[str, float]:
+    """Mean, median and percentiles of a row, flat or under `percentiles`, by `name_statistic`."""
     flat = {**row, **(row.get("percentiles") or {})}
-    found = {}
+    figures = {}
     for key, value in flat.items():
         label = {"median": "p50", "avg": "mean"}.get(key, key)
-        wanted = label == "mean" or (label[:1] == "p" and label[1:].replace(".", "").isdigit())
-        if wanted and isinstance(value, int | float):
-            found[f"{name}_{label}"] = value * unit
-    return found
+        is_statistic = label == "mean" or (
+            label[:1] == "p" and label[1:].replace(".", "").isdigit()
+        )
+        if is_statistic and isinstance(value, int | float):
+            figures[f"{name}_{label}"] = value * unit
+    return figures
 
 
-def present(**facts: Any) -> dict[str, str | float]:
+def known_facts(**facts: Any) -> dict[str, str | float]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def present_numbers(**facts: Any) -> dict[str, float]:
+def known_numbers(**facts: Any) -> dict[str, float]:
     return {name: float(value) for name, value in facts.items() if value is not None}

@@ -1,20 +1,20 @@
-"""Did a change of the server's settings change anything? Said only where the figures can say it.
+"""Whether a change of the server's settings had an effect, as far as the figures can show it.
 
-A metric that did not come out significantly different proves nothing: noise hides changes as well
-as it makes them up. So there are three answers:
+A metric without a significant difference proves nothing: noise hides changes as well as it
+simulates them. The outcomes are:
 
-- *unchanged*: of every headline figure (the means, and the rates) the whole interval lies within ± the
-  threshold. Each must pass its own test, so that no correction for their number is due (Berger,
+- *unchanged*: the whole interval of every headline figure (means and rates) is within ± the
+  threshold. Each must pass a separate test, so that no correction for their number is due (Berger,
   "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982).
 - *improved*, or *regressed* if any figure did: at least one of them differs by Holm's step-down
   test at 5 %, which allows for their
   number, and by an interval that reaches beyond the threshold: a dozen metrics at 5 % each would
   find a difference in every other pair of equal runs. Never from one run a side: two runs of one
   server on a shared machine have differed by a quarter, one way and then the other.
-- *inconclusive*: anything else, with how many requests (or runs) a side would show in four of five
-  tries that there is none, if there is none: every figure's standard error has to be small enough
-  for its interval to fit, Bonferroni's share of the misses each, and it shrinks with the root of
-  their number.
+- *inconclusive*: otherwise; with the number of requests (or runs) per side that would show the
+  absence of an effect in four of five attempts. The standard error of every figure, which shrinks
+  with the root of that number, must be small enough for its interval to fit (with Bonferroni's
+  share of the misses for each).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.measure.results.comparison import POWER, Judgement
+from ridgeline.measure.results.comparison import POWER, MetricComparison
 from ridgeline.measure.results.result_file import RATES, LoadedResult
 from ridgeline.stats import NUM_DRAWS, Outcome
 
 LEVEL = 0.05
 MISSED, NORMAL = 0.2, statistics.NormalDist()
-ONE_RUN = "one run a side: what differs from run to run is not in it"
+ONE_RUN = "with one run per side, run-to-run variance is unknown"
 
 
-class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """`needed`: requests (`unit` "requests") or runs a side that would show that there is none.
+class SettingsEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """`needed`: requests or runs (`unit`) per side that would show the absence of an effect.
 
-    None where something else is in the way, or nothing.
+    None if the outcome is decided, or if more data would not help.
     """
 
     outcome: Outcome
@@ -46,13 +46,13 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
 
 
-def effect_of(
-    found: Sequence[Judgement],
+def settings_effect(
+    found: Sequence[MetricComparison],
     a: Sequence[LoadedResult],
     b: Sequence[LoadedResult],
     threshold: float,
-) -> Effect:
-    """Of the judgements of two sides that differ in their settings alone."""
+) -> SettingsEffect:
+    """The effect, from the comparisons of two sides that only differ in their settings."""
     effect = _effect(found, a, b, threshold)
     if len(a) > 1 and len(b) > 1:
         return effect
@@ -60,55 +60,63 @@ def effect_of(
 
 
 def _effect(
-    found: Sequence[Judgement],
+    found: Sequence[MetricComparison],
     a: Sequence[LoadedResult],
     b: Sequence[LoadedResult],
     threshold: float,
-) -> Effect:
+) -> SettingsEffect:
     headline = [each for each in found if _is_headline(each.metric)]
     known = [each for each in headline if each.detectable is not None]
     if not known:
-        return Effect(outcome="inconclusive", sentence="no figure has an interval: repeat the runs")
+        return SettingsEffect(
+            outcome="inconclusive", sentence="no figure has an interval; repeat the runs"
+        )
     changed = [each for each in _significant(known) if _beyond(each, threshold)]
     if changed and min(len(a), len(b)) > 1:
         worse = any(each.outcome == "regressed" for each in changed)
         outcome: Outcome = "regressed" if worse else "improved"
-        return Effect(outcome=outcome, sentence=f"it changed {_told(changed)}")
+        return SettingsEffect(outcome=outcome, sentence=f"it changed {_intervals(changed)}")
     if changed:
-        seen = f"these runs differ by {_told(changed)}, and nothing says that the change did it"
-        return Effect(outcome="inconclusive", sentence=f"{seen}: repeat both sides, in turns")
+        seen = f"these runs differ by {_intervals(changed)}, which the change need not have caused"
+        return SettingsEffect(
+            outcome="inconclusive", sentence=f"{seen}; repeat both sides, interleaved"
+        )
     limit = f"±{100 * threshold:g}%"
     wide = [each for each in known if not _within(each, threshold)]
     drifted = [each for each in wide if "drift" in each.reason]
     if drifted:
-        return Effect(outcome="inconclusive", sentence=f"{drifted[0].metric}: {drifted[0].reason}")
+        return SettingsEffect(
+            outcome="inconclusive", sentence=f"{drifted[0].metric}: {drifted[0].reason}"
+        )
     if not wide:
-        return Effect(outcome="unchanged", sentence=f"within {limit}: {_told(known)}")
+        return SettingsEffect(outcome="unchanged", sentence=f"within {limit}: {_intervals(known)}")
     count, unit = _observations(a, b)
     needed = max(_needed(each, count, threshold, len(known)) for each in wide)
-    said = f"{limit} is narrower than what was seen: {_told(wide)}"
-    more = f"about {needed:,} {unit} a side would show it if there is none"
-    return Effect(outcome="inconclusive", sentence=f"{said}; {more}", needed=needed, unit=unit)
+    observed = f"{limit} is narrower than the intervals: {_intervals(wide)}"
+    more = f"about {needed:,} {unit} per side would show the absence of an effect"
+    return SettingsEffect(
+        outcome="inconclusive", sentence=f"{observed}; {more}", needed=needed, unit=unit
+    )
 
 
 def _is_headline(metric: str) -> bool:
     return metric in RATES or metric.endswith("_mean")
 
 
-def _beyond(each: Judgement, threshold: float) -> bool:
+def _beyond(each: MetricComparison, threshold: float) -> bool:
     return each.high > 1 + threshold or each.low < 1 / (1 + threshold)
 
 
-def _within(each: Judgement, threshold: float) -> bool:
+def _within(each: MetricComparison, threshold: float) -> bool:
     return not _beyond(each, threshold)
 
 
-def _significant(known: Sequence[Judgement]) -> list[Judgement]:
+def _significant(known: Sequence[MetricComparison]) -> list[MetricComparison]:
     """Holm: the smallest p-value against 5 % / n, the next against 5 % / (n - 1), until one fails.
 
-    A bootstrap's zero is as small as its draws can tell.
+    A bootstrap p-value of 0 counts as one draw.
     """
-    passed: list[Judgement] = []
+    passed: list[MetricComparison] = []
     for each in sorted(known, key=lambda each: each.p_value or 0.0):
         p_value = max(each.p_value or 0.0, 1 / NUM_DRAWS)
         if "drift" in each.reason or p_value > LEVEL / (len(known) - len(passed)):
@@ -124,13 +132,13 @@ def _observations(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tuple
     return min(sizes), "requests"
 
 
-def _needed(each: Judgement, count: int, threshold: float, num_figures: int) -> int:
+def _needed(each: MetricComparison, count: int, threshold: float, num_figures: int) -> int:
     error = math.log1p(each.detectable or 0.0) / POWER
     room = NORMAL.inv_cdf(1 - LEVEL / 2) + NORMAL.inv_cdf(1 - MISSED / 2 / num_figures)
     return max(count + 1, math.ceil(count * (room * error / math.log1p(threshold)) ** 2))
 
 
-def _told(found: Sequence[Judgement]) -> str:
+def _intervals(found: Sequence[MetricComparison]) -> str:
     return ", ".join(
         f"{each.metric} [{100 * (each.low - 1):+.1f}%, {100 * (each.high - 1):+.1f}%]"
         for each in found

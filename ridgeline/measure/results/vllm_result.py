@@ -1,9 +1,7 @@
-"""A run's result under the keys of `vllm bench serve --save-result`, so that existing scripts
-read it.
+"""A run's result in the keys of `vllm bench serve --save-result`, which existing scripts read.
 
-The values follow vLLM's definitions where they differ from ours: latencies count from the *send*,
-`itls` are gaps between chunks, percentiles are over successful requests. Ours are added under
-`ridgeline`.
+Values follow vLLM's definitions: latencies count from the *send*, `itls` are gaps between chunks,
+percentiles are over successful requests. Ridgeline's own figures are under `ridgeline`.
 """
 
 from __future__ import annotations
@@ -32,12 +30,10 @@ from ridgeline.records import RequestTrace, RunTrace
 def vllm_result(
     run: RunTrace, summary: Summary, *, percentiles: Sequence[float] = (99.0,)
 ) -> dict[str, object]:
-    """Plain values, ready for JSON (which has no infinity: an unlimited rate is the string
-    "inf").
-    """
+    """Plain values for JSON; an unlimited rate is the string "inf"."""
     done = successful_requests(run.requests)
     result: dict[str, object] = {
-        "date": date_of(run),
+        "date": start_date(run),
         "endpoint_type": run.target,
         "backend": run.target,
         "label": None,
@@ -54,7 +50,7 @@ def vllm_result(
         "request_goodput": summary.goodput.goodput_req_s if summary.goodput else None,
         "output_throughput": summary.output_tok_s,
         "total_token_throughput": summary.input_tok_s + summary.output_tok_s,
-        "max_output_tokens_per_s": _most_tokens_in_a_second(done),
+        "max_output_tokens_per_s": _peak_tokens_per_second(done),
         "max_concurrent_requests": summary.peak_concurrency,
     }
     for name, values in _distributions(done).items():
@@ -62,8 +58,8 @@ def vllm_result(
     return result | _details(run.requests) | {"ridgeline": _ours(run, summary)}
 
 
-def date_of(run: RunTrace) -> str:
-    """When the run began, as vLLM writes it; UTC."""
+def start_date(run: RunTrace) -> str:
+    """Start of the run in UTC, in vLLM's format."""
     return datetime.fromtimestamp(run.started_unix_s, UTC).strftime("%Y%m%d-%H%M%S")
 
 
@@ -72,16 +68,16 @@ def _load(run: RunTrace) -> dict[str, object]:
     process = None if label.startswith("replay") else parse_arrivals(label)
     rate = math.inf if process is None or process.rate is None else process.rate
     burstiness = process.burstiness if isinstance(process, Renewal) else 1.0
-    most = process.concurrency if isinstance(process, Closed) else int(cap) if cap else None
+    limit = process.concurrency if isinstance(process, Closed) else int(cap) if cap else None
     return {
         "request_rate": rate if math.isfinite(rate) else "inf",
         "burstiness": burstiness if math.isfinite(burstiness) else "inf",
-        "max_concurrency": most,
+        "max_concurrency": limit,
     }
 
 
-def _most_tokens_in_a_second(done: Sequence[RequestTrace]) -> float:
-    """Of the whole seconds since the first send, the one with most tokens: how many."""
+def _peak_tokens_per_second(done: Sequence[RequestTrace]) -> float:
+    """The largest number of tokens in a whole second since the first send."""
     begin_s = min((request.sent_s for request in done), default=0.0)
     seconds: Counter[int] = Counter()
     for request in done:
@@ -102,15 +98,15 @@ def _distributions(done: Sequence[RequestTrace]) -> dict[str, Distribution | Non
 def _statistics(
     name: str, values: Distribution | None, percentiles: Sequence[float]
 ) -> dict[str, object]:
-    """Milliseconds; zeros where nothing was observed, as vLLM writes them."""
-    found: dict[str, float] = {
+    """Milliseconds; zeros if nothing was observed, as vLLM writes them."""
+    statistics: dict[str, float] = {
         f"mean_{name}_ms": values.mean if values else 0.0,
         f"median_{name}_ms": values.p(50) if values else 0.0,
         f"std_{name}_ms": values.std if values else 0.0,
     }
     for q in percentiles:
-        found[f"p{q:g}_{name}_ms"] = values.p(q) if values else 0.0
-    return {key: 1000 * value for key, value in found.items()}
+        statistics[f"p{q:g}_{name}_ms"] = values.p(q) if values else 0.0
+    return {key: 1000 * value for key, value in statistics.items()}
 
 
 def _details(requests: Sequence[RequestTrace]) -> dict[str, object]:

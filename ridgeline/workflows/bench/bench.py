@@ -10,7 +10,7 @@ import msgspec
 from ridgeline.config.load import BenchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose import facts_of, time_shares, verdict
-from ridgeline.measure.bench_options import check
+from ridgeline.measure.bench_options import check_options
 from ridgeline.measure.metrics.latency import outcome
 from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation
 from ridgeline.measure.metrics.run_cost import RunCost, cost_of_run
@@ -25,7 +25,7 @@ from ridgeline.measure.metrics.summary import Summary, summarise
 from ridgeline.measure.metrics.window import window_of
 from ridgeline.measure.report.bench_page import MonitorTable, bench_page
 from ridgeline.measure.report.chrome_trace import chrome_trace
-from ridgeline.measure.results.event_log import Beside, write_run
+from ridgeline.measure.results.event_log import RunContext, write_run
 from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.records import RunTrace
 from ridgeline.records.progress import Observer, silent
@@ -57,7 +57,7 @@ class BenchResult(Result, frozen=True, kw_only=True):
     run: RunTrace
     summary: Summary
     observed: Observed
-    context: Beside
+    context: RunContext
     diagnosis: str
     in_process: bool
     bounds: LatencyBounds = NO_BOUNDS
@@ -117,7 +117,7 @@ def bench(
     `dollars_per_hour`: what the machine costs, to add the cost of tokens and requests. Raises
     UserError before anything is measured if an option is wrong.
     """
-    check(options)
+    check_options(options)
     with load_session(options, target, observer) as session:
         run, observed = run_async(session.run(options))
         device = session.device(run)
@@ -152,7 +152,7 @@ def with_roofline(result: BenchResult, device: ModelOnDevice) -> BenchResult:
 
 
 def bench_diagnosis(
-    run: RunTrace, options: BenchOptions, device: ModelOnDevice | None, context: Beside
+    run: RunTrace, options: BenchOptions, device: ModelOnDevice | None, context: RunContext
 ) -> str:
     """One sentence: what bounds the run; for a server without step records, its main loss."""
     if not any(outcome(request) == "ok" for request in run.requests):

@@ -15,7 +15,7 @@ import msgspec
 from ridgeline.config.load import BenchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import check
+from ridgeline.measure.bench_options import check_options
 from ridgeline.measure.goodput_search import find_goodput, is_saturated, min_requests_per_run
 from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation
 from ridgeline.measure.metrics.run_cost import RunCost, cost_of_run
@@ -24,7 +24,7 @@ from ridgeline.measure.metrics.window import window_of
 from ridgeline.measure.report.bench_page import RunSeries, bench_page
 from ridgeline.measure.report.charts import SweepPoint
 from ridgeline.measure.report.chrome_trace import chrome_trace
-from ridgeline.measure.results.event_log import Beside, write_run
+from ridgeline.measure.results.event_log import RunContext, write_run
 from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.records import RunTrace
 from ridgeline.records.progress import Observer, StageFinished, StageStarted, silent
@@ -63,7 +63,7 @@ class SeriesRun(msgspec.Struct, frozen=True, kw_only=True):
     run: RunTrace
     summary: Summary
     observed: Observed
-    context: Beside
+    context: RunContext
     use: RemoteUtilisation | None = None
     lost_to: tuple[str, float] | None = None
     log: Path | None = None
@@ -151,7 +151,7 @@ def bench_series(
     observer: Observer = silent,
 ) -> BenchSeries:
     """Run the series. `log`: run.jsonl is written as run-1.jsonl, run-2.jsonl, … as runs end."""
-    check(options)
+    check_options(options)
     if plan.search is not None:
         _check_search(options)
     with load_session(options, target, observer) as session:

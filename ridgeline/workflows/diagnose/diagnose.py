@@ -9,11 +9,11 @@ import msgspec
 from ridgeline.config.load import BenchOptions
 from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench_options import check
+from ridgeline.measure.bench_options import check_options
 from ridgeline.measure.monitors.server_config import ELSEWHERE
 from ridgeline.measure.results.event_log import (
-    Beside,
-    beside_in_results,
+    RunContext,
+    context_from_results,
     find_log,
     read_log,
     read_run,
@@ -58,7 +58,7 @@ def diagnose(
     if isinstance(source, Path):
         run, context = read_recorded_run(source)
     else:
-        check(options)
+        check_options(options)
         if reference is not None and reference.model is not None:
             _device(reference, None)  # an unknown name must not cost the run
         with load_session(options, source, observer) as session:
@@ -80,15 +80,15 @@ def diagnose(
     return msgspec.structs.replace(diagnosis, roof=roof)
 
 
-def read_recorded_run(path: Path) -> tuple[RunTrace, Beside]:
+def read_recorded_run(path: Path) -> tuple[RunTrace, RunContext]:
     """A run and its context from a log, or from the only log in a folder.
 
     A log without the server's metrics takes those of the result file of `bench` next to it.
     """
     run, context = read_log(find_log(path))
     if context is None and path.is_dir():
-        context = beside_in_results(path)
-    return run, context or Beside()
+        context = context_from_results(path)
+    return run, context or RunContext()
 
 
 def _device(reference: ReferenceDevice, run: RunTrace | None) -> ModelOnDevice:

@@ -23,7 +23,7 @@ from ridgeline.diagnose.losses.latency_losses import Expected
 from ridgeline.diagnose.losses.observed_steps import seen_steps
 from ridgeline.diagnose.rules.causes import Server
 from ridgeline.measure.monitors.server_config import ELSEWHERE
-from ridgeline.measure.results.event_log import Beside
+from ridgeline.measure.results.event_log import RunContext
 from ridgeline.records import RunTrace, Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.diagnose.diagnosis_page import diagnosis_page
@@ -51,7 +51,7 @@ class Diagnosis(Result, frozen=True, kw_only=True):
 
 
 def diagnose_run(
-    run: RunTrace, context: Beside, slo: Slo | None, expected: Expected | None = None
+    run: RunTrace, context: RunContext, slo: Slo | None, expected: Expected | None = None
 ) -> Diagnosis:
     """Diagnose a run that was just measured, or one read from its log.
 

@@ -13,7 +13,8 @@ from ridgeline.config.load import BenchOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.roofline.operators import Profile, judge
 from ridgeline.errors import BadInput, UserError
-from ridgeline.measure.bench_options import check, workload_of
+from ridgeline.measure.bench_options import check_options as check_bench_options
+from ridgeline.measure.bench_options import workload_of
 from ridgeline.measure.workload import ChatPrompt, LoadRequest, plain_chat
 from ridgeline.records.progress import Observer, silent, stage
 from ridgeline.report.json_line import plain
@@ -60,7 +61,7 @@ def profile_operators(
     from ridgeline.engine.tokenization import load_tokenizer
     from ridgeline.hardware.ceilings import measure_ceilings
 
-    check(options)
+    check_bench_options(options)
     with stage(observer, f"loading {settings.model}"):
         resolved = resolve(settings)
         lengths = _lengths(options, load_tokenizer(resolved.model), resolved.max_num_seqs)

@@ -16,7 +16,7 @@ from ridgeline.diagnose import roofline_points
 from ridgeline.diagnose.losses.gpu_losses import in_flight_share
 from ridgeline.diagnose.losses.observed_steps import Began, one_by_one, seen_steps
 from ridgeline.diagnose.roofline.text_chart import WHOLE_RUN
-from ridgeline.measure.results.event_log import Beside
+from ridgeline.measure.results.event_log import RunContext
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.roofline import Peaks, PriceStep, RooflinePoint
 from ridgeline.workflows.load.server_utilisation import (
@@ -41,7 +41,7 @@ class RunRoofline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_roofline(
-    run: RunTrace, context: Beside, metrics: Mapping[str, float], device: ModelOnDevice
+    run: RunTrace, context: RunContext, metrics: Mapping[str, float], device: ModelOnDevice
 ) -> RunRoofline:
     """Roofline of a run. `metrics`: what the server reported, by name (`server_metrics`)."""
     if run.steps:
@@ -92,7 +92,7 @@ def prefill_start(metrics: Mapping[str, float]) -> Began:
     return start_s
 
 
-def _whole_run(run: RunTrace, context: Beside, device: ModelOnDevice) -> RunRoofline:
+def _whole_run(run: RunTrace, context: RunContext, device: ModelOnDevice) -> RunRoofline:
     """One point for all steps, from the tokens and the server's count of its steps."""
     use = server_utilisation(run, context.server, device)
     why = "tokens arrived several at a time, so that steps cannot be inferred from outside"

@@ -14,7 +14,7 @@ from ridgeline.measure.client.http_target import HttpTarget, connection_pool, fi
 from ridgeline.measure.client.load_client import OnStart
 from ridgeline.measure.client.target import LoadTarget
 from ridgeline.measure.monitors.server_config import fetch_engine_info
-from ridgeline.measure.results.event_log import Beside
+from ridgeline.measure.results.event_log import RunContext
 from ridgeline.measure.workload import ChatPrompt, plain_chat
 from ridgeline.measure.workload.sharing import shared_share
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
@@ -177,10 +177,10 @@ def chat_renderer(engine: Engine) -> tuple[RenderChat, str]:
     return template, ""
 
 
-def run_context(options: BenchOptions, observed: Observed) -> Beside:
+def run_context(options: BenchOptions, observed: Observed) -> RunContext:
     """What a log keeps besides the run, so that it can be diagnosed later as it is now."""
     requests = list(workload_of(options).sample(NUM_SAMPLES, options.seed))
-    return Beside(
+    return RunContext(
         server=observed.server,
         machine=observed.machine,
         shared_prompt_share=shared_share(requests),

@@ -50,8 +50,8 @@ class BenchOutputs(msgspec.Struct, frozen=True, kw_only=True):
         for flag, path in files.items():
             if path is not None:
                 check_file(path, flag)
-        if self.log is not None and event_log_parquet.wanted(self.log):
-            event_log_parquet.require(self.log)
+        if self.log is not None and event_log_parquet.is_parquet(self.log):
+            event_log_parquet.load_pyarrow(self.log)
 
     def write(self, result: BenchResult | BenchSeries) -> None:
         """Write the result, the page and the trace."""

@@ -14,10 +14,10 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.tools import CompareOptions
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.aiperf import REQUESTS_FILE
-from ridgeline.measure.results.comparison import Judgement, differences, judge
+from ridgeline.measure.results.comparison import MetricComparison, compare_results, load_differences
 from ridgeline.measure.results.readers import read_result
 from ridgeline.measure.results.result_file import LoadedResult
-from ridgeline.measure.results.settings_effect import Effect, effect_of
+from ridgeline.measure.results.settings_effect import SettingsEffect, settings_effect
 from ridgeline.report.json_line import json_line
 
 REGRESSED, INCONCLUSIVE = 1, 3
@@ -35,11 +35,11 @@ def command(
 ) -> int:
     """Print the judgements; the exit code. Raises BadInput for what cannot be read."""
     sides = results(a), results(b)
-    refused = differences(*sides)
-    found = () if refused else judge(*sides, threshold=threshold)
+    refused = load_differences(*sides)
+    found = () if refused else compare_results(*sides, threshold=threshold)
     code = _code(found, refused)
     changed = changes(*sides)
-    effect = effect_of(found, *sides, threshold) if found and changed else None
+    effect = settings_effect(found, *sides, threshold) if found and changed else None
     if as_json:
         body = {"refused": refused, "judgements": found, "exit_code": code}
         if effect is not None:
@@ -58,7 +58,7 @@ def command(
     return code
 
 
-def effect_line(effect: Effect, changed: Sequence[str]) -> str:
+def effect_line(effect: SettingsEffect, changed: Sequence[str]) -> str:
     """What a change of settings did, where that can be said."""
     what = "; ".join(changed)
     if effect.outcome == "unchanged":
@@ -105,7 +105,7 @@ def changes(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> list[str]:
     ]
 
 
-def _code(found: Sequence[Judgement], refused: Sequence[str]) -> int:
+def _code(found: Sequence[MetricComparison], refused: Sequence[str]) -> int:
     outcomes = {each.outcome for each in found}
     if refused or not found:
         return INCONCLUSIVE

@@ -13,7 +13,7 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.tools import MockServerOptions
 from ridgeline.errors import CannotRun
 from ridgeline.measure.mock.cases import CASES
-from ridgeline.measure.mock.pace import Pace
+from ridgeline.measure.mock.pace import MockPace
 from ridgeline.measure.mock.server import MockServer
 from ridgeline.report.files import write_file
 
@@ -23,7 +23,7 @@ def mock_server(call: Invocation) -> int:
     options = call.read(MockServerOptions)
     if options.list_scripts:
         return describe()
-    pace = Pace(
+    pace = MockPace(
         ttft_s=options.ttft_ms / 1000,
         itl_s=options.itl_ms / 1000,
         per_chunk=options.tokens_per_chunk,
@@ -32,7 +32,7 @@ def mock_server(call: Invocation) -> int:
     return command(options.host, options.port, pace, options.log)
 
 
-def command(host: str, port: int, pace: Pace, log: Path | None) -> int:
+def command(host: str, port: int, pace: MockPace, log: Path | None) -> int:
     """Serve until interrupted; then write what was served. The exit code."""
     server = MockServer(pace)
     asyncio.run(_serve(server, host, port))
