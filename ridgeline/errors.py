@@ -5,7 +5,8 @@
     │   ├── BadInput       an option, request, SLO or workload is malformed or out of range
     │   ├── BadModel       a model directory is missing, inconsistent, unsafe or unsupported
     │   ├── CannotRun      this model or machine cannot run the requested technique
-    │   └── DoesNotFit     weights or KV cache exceed the memory budget
+    │   ├── DoesNotFit     weights or KV cache exceed the memory budget
+    │   └── DownloadFailed a model is not here and could not be downloaded
     └── EngineUnavailable  the engine is stopped or dead; the request itself was valid
         └── EngineFull     the queue is full; says when to retry
 
@@ -58,6 +59,10 @@ class CannotRun(UserError):
 
 class DoesNotFit(UserError):
     """Weights or KV cache exceed the memory budget."""
+
+
+class DownloadFailed(UserError):
+    """A model is not here and could not be downloaded: the network, the hub or the file failed."""
 
 
 class EngineUnavailable(RidgelineError):

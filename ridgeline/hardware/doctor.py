@@ -20,7 +20,8 @@ from ridgeline.errors import CannotRun
 from ridgeline.hardware import system
 from ridgeline.hardware.machine import FULL_SHARE, Machine
 from ridgeline.hardware.measure import enough_threads, native
-from ridgeline.hardware.probe import default_cache_dir, probe
+from ridgeline.hardware.probe import probe
+from ridgeline.paths import default_cache_dir
 
 _GB = 1e9
 _LOW_MEMORY_BYTES = 4 * _GB

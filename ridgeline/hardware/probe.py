@@ -23,6 +23,7 @@ import msgspec
 import ridgeline
 from ridgeline.hardware import measure, system
 from ridgeline.hardware.machine import Machine
+from ridgeline.paths import default_cache_dir
 
 MAX_AGE_S = 24 * 3600.0
 DISTURBED_MAX_AGE_S = 600.0
@@ -59,13 +60,6 @@ def cached_machine(
     """This machine as it was measured before; None where `probe` would have to measure."""
     found = _load((cache_dir or default_cache_dir()) / "machine.json")
     return found if found is not None and _fresh(found, max_age_s, clock()) else None
-
-
-def default_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/ridgeline, or ~/.cache/ridgeline."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-    return base / "ridgeline"
 
 
 def measure_machine(clock: Callable[[], float] = time.time) -> Machine:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-
 import msgspec
 
 from ridgeline.config.server import ServerOptions
+from ridgeline.hub.names import served_name
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,5 +50,5 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def model_name(model: str) -> str:
-    """The name of a model in the API: `demo` and `dummy:SHAPE` as they are, a directory's last part."""
-    return PurePath(model).name or model
+    """The name of a model in the API: that of its repository or directory, `demo` as it is."""
+    return served_name(model)

@@ -16,7 +16,8 @@ from ridgeline import _native
 from ridgeline.hardware import measure
 from ridgeline.hardware import probe as probe_module
 from ridgeline.hardware.machine import CpuCache, Machine
-from ridgeline.hardware.probe import default_cache_dir, probe
+from ridgeline.hardware.probe import probe
+from ridgeline.paths import default_cache_dir
 
 MIB = 1024**2
 
@@ -182,6 +183,8 @@ def test_the_cache_follows_xdg(monkeypatch: Any, tmp_path: Path) -> None:
     assert default_cache_dir() == tmp_path / "ridgeline"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard says: ignore
     assert default_cache_dir() == Path.home() / ".cache" / "ridgeline"
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "elsewhere"))
+    assert default_cache_dir() == tmp_path / "elsewhere"
 
 
 class FakeEvent:

@@ -8,7 +8,10 @@ import pytest
 
 from tests.house.code import ROOT, files, imports, module_of, name_of
 
-FLOOR = {"errors", "records", "config", "modelspec", "hardware", "roofline", "stats", "report"}
+FLOOR = {
+    *("errors", "paths", "records", "config", "hub", "modelspec"),
+    *("hardware", "roofline", "stats", "report"),
+}
 PARTS = {
     "engine.scheduler",
     "engine",
@@ -23,8 +26,10 @@ LAW: dict[str, set[str]] = {
     "errors": set(),
     "records": {"errors"},
     "config": {"errors", "records"},
-    "modelspec": {"errors", "records"},
-    "hardware": {"errors", "records", "roofline", "_native"},
+    "paths": set(),
+    "hub": {"errors", "paths", "records"},
+    "modelspec": {"errors", "records", "hub"},
+    "hardware": {"errors", "paths", "records", "roofline", "_native"},
     "roofline": {"errors", "records"},
     "stats": {"errors"},
     "report": {"errors", "records", "roofline"},
@@ -45,6 +50,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "errors": {"torch", "numpy"},
     "records": {"torch", "numpy"},
     "config": {"torch", "numpy"},
+    "hub": {"torch", "numpy", "transformers"},
     "modelspec": {"torch", "transformers"},
     "engine.scheduler": {
         "torch",

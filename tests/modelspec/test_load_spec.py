@@ -72,7 +72,7 @@ def test_an_end_token_that_no_logit_stands_for_is_none(tmp_path: Path) -> None:
     ("name", "words"),
     [
         ("missing", "no such model directory"),
-        ("some-org/some-model", "hf download"),
+        ("some-org/some-model", "ridgeline pull some-org/some-model"),
         ("empty", "no config.json"),
         ("lora", "LoRA"),
         ("ggufs", "name the .gguf file itself"),

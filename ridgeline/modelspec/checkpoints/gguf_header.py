@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_tokens import end_of_generation, special_id
+from ridgeline.modelspec.checkpoints.locate import is_dummy, local_path
 from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.layer_kinds import num_layers
 from ridgeline.modelspec.families.registry import spec_from_config
@@ -66,13 +67,13 @@ class Gguf(msgspec.Struct, frozen=True):
 
 
 def is_gguf(name: str) -> bool:
-    """Is a model named by a GGUF file?"""
-    return name.endswith(".gguf")
+    """Whether the model is a GGUF file, by its path or in the cache of downloads."""
+    return not is_dummy(name) and local_path(name).suffix == ".gguf"
 
 
 def read_gguf(name: str) -> Gguf:
     """The header of a file. Raises BadModel."""
-    path = Path(name).expanduser()
+    path = local_path(name)
     if not path.is_file():
         raise BadModel("there is no such GGUF file", value=name)
     with path.open("rb") as stream:

@@ -1,14 +1,16 @@
-"""Where a model lives: a built-in one by name, `dummy:NAME`, or a Hugging Face model directory."""
+"""Where a model's files are: built in, in a directory, in a GGUF file, or in the cache of downloads."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ridgeline.errors import BadModel
+from ridgeline.hub.cache import find_cached
+from ridgeline.hub.names import parse_remote
 
 BUILT_IN = ("demo", "demo-draft")
 _DUMMY = "dummy:"
-_FIX = "name a Hugging Face model directory, 'demo', or 'dummy:SHAPE' (random weights)"
+_FIX = "name a model directory, a GGUF file, OWNER/REPO of the Hugging Face Hub, or 'demo'"
 _UNSAFE = "pickled weights can run code when loaded; convert them to safetensors"
 _FOREIGN = {
     ".gguf": "name the .gguf file itself",
@@ -40,12 +42,32 @@ def dummy_shape(name: str) -> str:
     return name.removeprefix(_DUMMY)
 
 
+def local_path(name: str) -> Path:
+    """Where the files of a model are, or would be: a directory or a GGUF file.
+
+    Of a model that is published under this name, that is its place in the cache. Raises BadModel where it
+    is not downloaded. Never uses the network.
+    """
+    if name in BUILT_IN:
+        return Path(__file__).parents[2] / "assets" / name
+    remote = parse_remote(name)
+    if remote is None:
+        return Path(name).expanduser()
+    cached = find_cached(remote)
+    if cached is None:
+        raise BadModel(
+            "the model is not downloaded, or only in part",
+            value=name,
+            fix=f"run ridgeline pull {name}, or name a model directory",
+        )
+    return cached
+
+
 def model_path(name: str) -> Path:
     """The directory that holds config.json; BadModel says what is there instead, and what to do."""
     if is_dummy(name):
         raise BadModel("a dummy model has no directory", value=name, fix="load it by its shape")
-    path = Path(__file__).parents[2] / "assets" / name if name in BUILT_IN else Path(name)
-    path = path.expanduser()
+    path = local_path(name)
     if not path.exists():
         raise BadModel("there is no such model directory", value=name, fix=_missing_fix(name))
     if not path.is_dir():
@@ -62,8 +84,6 @@ def model_path(name: str) -> Path:
 def _missing_fix(name: str) -> str:
     if name in BUILT_IN:
         return "this installation lacks its built-in models; install Ridgeline again"
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return f"Ridgeline downloads nothing: run hf download {name}, then name its folder"
     return _FIX
 
 

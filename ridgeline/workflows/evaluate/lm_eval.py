@@ -24,6 +24,7 @@ import msgspec
 
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.optimize.quality.thresholds import check_min
 from ridgeline.stats import mean_interval
@@ -65,7 +66,7 @@ def find_program(options: LmEvalOptions) -> str:
 def tokenizer_folder(models: Sequence[str]) -> str:
     """Folder of the first model with a tokenizer.json, which lm-eval reads. Raises CannotRun."""
     for model in models:
-        folder = Path() if is_dummy(model) or model.endswith(".gguf") else model_path(model)
+        folder = Path() if is_dummy(model) or is_gguf(model) else model_path(model)
         if (folder / "tokenizer.json").is_file():
             return str(folder)
     raise CannotRun(

@@ -24,8 +24,8 @@ from ridgeline.compress.recipe import METHODS, QuantizeRecipe, check
 from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.hardware.probe import default_cache_dir
 from ridgeline.optimize.environment import MakeWeights
+from ridgeline.paths import default_cache_dir
 from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
 
 HELDOUT_WORKLOADS = ("chat", "code", "chat-and-code")

@@ -1,0 +1,137 @@
+"""Which files of a Hugging Face repository make up a model, and where its snapshot is cached."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from ridgeline.errors import BadModel
+from ridgeline.hub.names import HubModel
+
+INDEX = "model.safetensors.index.json"
+_PLAIN = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+_TEMPLATES = "additional_chat_templates/"
+_NOT_A_MODEL = re.compile(r"(^|[._-])(mmproj|imatrix)([._-]|$)", re.IGNORECASE)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MAX_LISTED = 12
+
+
+def select_files(names: Iterable[str], model: HubModel) -> list[str]:
+    """The files to download, the small ones first and the weights last.
+
+    A repository of safetensors needs its top-level weights, JSON and tokenizer files; one of GGUF
+    files needs the one whose name holds the quantisation, or all parts of it. Raises BadModel where
+    nothing fits, or several files do.
+    """
+    listed = sorted(names)
+    if model.quantization is not None:
+        return select_gguf(listed, model)
+    top = [name for name in listed if "/" not in name or name.startswith(_TEMPLATES)]
+    weights = [name for name in top if name.endswith(".safetensors")]
+    if any(
+        name.startswith("model") for name in weights
+    ):  # else Mistral's own layout, a second copy
+        weights = [name for name in weights if not name.startswith("consolidated")]
+    if not weights:
+        if any(name.endswith(".gguf") for name in listed):
+            return select_gguf(listed, model)
+        raise _no_weights(listed, model)
+    return [*(name for name in top if name.endswith(_PLAIN)), *weights]
+
+
+def select_gguf(names: Sequence[str], model: HubModel) -> list[str]:
+    """The GGUF file of the quantisation, or the parts of a split one, in order."""
+    models: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        if name.endswith(".gguf") and not _NOT_A_MODEL.search(PurePosixPath(name).name):
+            models[_PART.sub(".gguf", name)].append(name)
+    wanted = [name for name in models if _has_quantization(name, model.quantization)]
+    if len(wanted) == 1:
+        return models[wanted[0]]
+    problem = "holds several GGUF files" if wanted else "holds no GGUF file of this quantisation"
+    shown = wanted or list(models)
+    raise BadModel(
+        f"the repository {model.repo} {problem}",
+        value=model.quantization,
+        limit=_short_list([PurePosixPath(name).name for name in shown]) or "it holds no GGUF file",
+        fix=f"add a part of the file's name, as {model.repo}:Q4_K_M",
+    )
+
+
+def _has_quantization(name: str, quantization: str | None) -> bool:
+    if quantization is None:
+        return True
+    stem = PurePosixPath(name).name.removesuffix(".gguf")
+    pattern = rf"(^|[._-]){re.escape(quantization)}([._-]|$)"
+    return re.search(pattern, stem, re.IGNORECASE) is not None
+
+
+def _no_weights(names: Collection[str], model: HubModel) -> BadModel:
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    if pickled:
+        return BadModel(
+            f"the repository {model.repo} holds only pickled weights, which can run code when loaded",
+            value=pickled[0],
+            limit="weights in safetensors or GGUF",
+            fix="choose a repository, or a revision (@refs/pr/N), with safetensors",
+        )
+    return BadModel(
+        f"the repository {model.repo} holds no weights of a language model",
+        value=_short_list(sorted(names)) or "no file",
+        limit="weights in safetensors or GGUF",
+        fix="check the name: a data set, an adapter or a pipeline is not a model",
+    )
+
+
+def _short_list(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f", … {more} more" if more > 0 else "")
+
+
+def repository_folder(repo: str) -> Path:
+    """The folder of a repository in the cache of the Hugging Face Hub ($HF_HOME, $HF_HUB_CACHE)."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+
+def cached_commit(model: HubModel) -> str | None:
+    """The commit that the model's revision was when it was last downloaded; None if never."""
+    revision = model.revision or "main"
+    if _COMMIT.fullmatch(revision):
+        return revision
+    try:
+        return (repository_folder(model.repo) / "refs" / revision).read_text("utf-8").strip()
+    except OSError:
+        return None
+
+
+def find_snapshot(model: HubModel) -> Path | None:
+    """The cached directory of a model, or its GGUF file; None where a part of it is missing."""
+    commit = cached_commit(model)
+    if commit is None:
+        return None
+    folder = repository_folder(model.repo) / "snapshots" / commit
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    try:
+        selected = select_files(names, model)
+    except BadModel:
+        return None
+    if not _is_complete(folder, selected):
+        return None
+    return folder / selected[0] if selected[0].endswith(".gguf") else folder
+
+
+def _is_complete(folder: Path, selected: Sequence[str]) -> bool:
+    """Whether every part of a split model is there. The weights are downloaded last."""
+    part = _PART.search(selected[0])
+    if part is not None:
+        return len(selected) == int(part[2])
+    if INDEX not in selected:
+        return True
+    index = json.loads((folder / INDEX).read_text("utf-8"))
+    return set(index["weight_map"].values()) <= set(selected)
