@@ -127,7 +127,7 @@ def steps(
         events = scheduler.commit(plan, result, bench.now_s)
         at.append(at[-1] + now() - committed)
         told = now()
-        bench.texts.put(events)
+        bench.texts.add_texts(events)
         at.append(at[-1] + now() - told)
         for name, begun, ended in zip(("plan", "run", "commit", "texts"), at, at[1:], strict=False):
             spent[name].append(ended - begun)

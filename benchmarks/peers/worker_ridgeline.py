@@ -16,7 +16,7 @@ import torch
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
-from ridgeline.engine.tokenization.events import EventTexts
+from ridgeline.engine.tokenization.event_texts import EventTexts
 from ridgeline.records import Request, Sampling
 
 FOREVER = None
@@ -44,7 +44,7 @@ class Ridgeline:
         self.now_s += 1.0
         plan = self.parts.scheduler.plan(self.now_s)
         result = self.parts.runner.run(plan)
-        self.texts.put(self.parts.scheduler.commit(plan, result, self.now_s))
+        self.texts.add_texts(self.parts.scheduler.commit(plan, result, self.now_s))
         return plan
 
     def prepare(self, work: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from ridgeline.engine.scheduler.admission.limits import check_request
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
 from ridgeline.engine.scheduler.plan import Run, Runner, RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
-from ridgeline.engine.tokenization.events import EventTexts
+from ridgeline.engine.tokenization.event_texts import EventTexts
 from ridgeline.engine.tokenization.tokenizer import Tokenizer
 from ridgeline.engine.validate import id_in_use
 from ridgeline.errors import EngineUnavailable, RidgelineError, UserError
@@ -213,7 +213,7 @@ class EngineLoop:
         """Add the texts and pass the events on, with one `deliver` call per subscriber."""
         by_subscriber: dict[Subscriber, list[Event]] = {}
         subscriptions = self._subscriptions
-        events = self._texts.put([e for e in events if e.request_id in subscriptions])
+        events = self._texts.add_texts([e for e in events if e.request_id in subscriptions])
         for event in events:
             subscriber = subscriptions[event.request_id].subscriber
             by_subscriber.setdefault(subscriber, []).append(event)

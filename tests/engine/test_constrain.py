@@ -182,7 +182,7 @@ def test_grammar_that_cannot_be_compiled_rejects_only_its_request(
 def test_one_of_is_exact_or_rejected(engine: Engine) -> None:
     """Branches that share a value cannot be distinguished while the answer is written."""
     shared = [{"type": "integer"}, {"type": "number"}]
-    with pytest.raises(BadInput, match="write anyOf"):
+    with pytest.raises(BadInput, match="use anyOf"):
         engine._masks.prepare(OutputGrammar("json", json.dumps({"oneOf": shared})))
     apart = OutputGrammar("json", json.dumps({"oneOf": [{"type": "integer"}, {"type": "boolean"}]}))
     assert accepts(engine, apart, "12") and accepts(engine, apart, "true")
@@ -323,9 +323,9 @@ def test_similar_prompts_have_separate_matchers(engine: Engine) -> None:
     sampling = Sampling(structured=DATE, seed=7)
     prompts = [tuple(range(i, 200 + i)) + (9,) * 40 for i in range(3)]
     spots = [SamplePoint(sampling, 7, 0, len(prompt), prompt) for prompt in prompts]
-    before = set(masks._walks)
+    before = set(masks._states)
     masks.apply(torch.zeros(3, engine.resolved.spec.vocab_size), spots)
-    assert len(set(masks._walks) - before) == 3
+    assert len(set(masks._states) - before) == 3
 
 
 @pytest.mark.parametrize("num", [1000, 2048])

@@ -19,7 +19,7 @@ from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.profiling.operator_timer import Clock, Stopwatch, operators_timed
 from ridgeline.engine.profiling.step_stats import shapes_of
 from ridgeline.engine.scheduler.plan import StepPlan
-from ridgeline.engine.tokenization.events import EventTexts
+from ridgeline.engine.tokenization.event_texts import EventTexts
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.records import (
     OperatorTime,
@@ -95,7 +95,7 @@ class StepDriver:
         scheduler = self.parts.scheduler
         plan = scheduler.plan(self.now_s)
         result = self.parts.runner.run(plan)
-        self.texts.put(scheduler.commit(plan, result, self.now_s))
+        self.texts.add_texts(scheduler.commit(plan, result, self.now_s))
         return plan
 
     def start_decoding(self, batch: int, context: int) -> list[str]:

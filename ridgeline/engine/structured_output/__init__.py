@@ -1,5 +1,6 @@
-"""Tokens that may not come out: structured output and lists of allowed tokens. The registry imports
-nothing until a model is assembled, and no grammar library until a request needs one.
+"""Token masks for structured output and lists of allowed tokens.
+
+Nothing is imported until a model is assembled, and no grammar library until a request needs one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ MASKS = {
 def make_masks(
     tokenizer_json: Callable[[], str] | None, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> TokenMasks:
-    """The masks of a model; `tokenizer_json` gives the text of its tokenizer.json.
+    """The masks of a model; `tokenizer_json` returns the text of its tokenizer.json.
 
-    Without a tokenizer or an end-of-sequence token only lists of ids work.
+    Without a tokenizer or an end-of-sequence token, only lists of token ids are supported.
     """
     if tokenizer_json is None or not eos_token_ids:
-        why = "the model has no tokenizer" if tokenizer_json is None else "it has no end token"
+        why = (
+            "the model has no tokenizer"
+            if tokenizer_json is None
+            else "it has no end-of-sequence token"
+        )
         return cast("TokenMasks", _load("none")(why))
     return cast("TokenMasks", _load("llguidance")(tokenizer_json, vocab_size, eos_token_ids))
 

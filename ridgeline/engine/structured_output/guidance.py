@@ -1,27 +1,27 @@
-"""Structured output by llguidance: a derivative-based lexer under an Earley parser, over a trie of
-the vocabulary.
+"""Structured output with llguidance: a derivative-based lexer and an Earley parser over a token trie.
 
-What: JSON schemas, regular expressions, choices and Lark grammars are compiled once; before each
-draw the parser walks the trie of all tokens and keeps those that some continuation can complete.
-Source: Moskal et al., llguidance (2024), https://github.com/guidance-ai/llguidance; the lexer's
+What. JSON schemas, regular expressions, choices and Lark grammars are compiled once. Before each
+draw, the parser walks the trie of all tokens and keeps those that some continuation can complete.
+Source. Moskal et al., llguidance (2024), https://github.com/guidance-ai/llguidance; the lexer's
 derivatives are those of Owens, Reppy and Turon (JFP 2009).
 
-Work is bounded by fuel, not by a clock: the compiler and every step stop after a fixed number of
-operations and the request fails alone (`_LIMITS`; about 0.1 s of compiling, 10 ms of a step).
+Work is bounded by operation counts, not by time: the compiler and every step stop after a fixed
+number of operations, and only that request fails (`_LIMITS`; about 0.1 s of compilation, 10 ms per
+step).
 
-Copies of a matcher share its lexer, whose limits (states, expressions) they use up together. An
-answer that comes to their end begins again with a lexer of its own, so that whether it fails is
-its own affair and not that of who asked for the same grammar before.
+Copies of a matcher share its lexer, and so use up its limits (states, expressions) together. An
+answer that reaches them starts again with a separate lexer, so its failure does not depend on earlier
+requests with the same grammar.
 
-Matchers are kept by (grammar, seed, length and a sample of the prompt): each remembers which output
-it has consumed. An output that is not a continuation of it (another request with the same seed; a
-draft that was rejected) starts a fresh copy and consumes it all. So a matcher is never wrong, at
-worst slow. (All of 32,000 tokens took 0.2 ms to hash, for each row and step.)
+Matchers are cached by (grammar, seed, length and a sample of the prompt), each with the output it
+has consumed. An output that does not continue it (another request with the same seed, a rejected
+draft) starts from a fresh copy, which consumes the whole output. So a matcher is never wrong, at
+worst slow. (Hashing all of 32,000 prompt tokens took 0.2 ms for each row and step.)
 
-When it loses: a mask costs tens of microseconds per row and step (more on large vocabularies), on
-the engine thread. Forced tokens are sampled like any other; nothing is skipped ahead.
+When it loses. A mask costs tens of microseconds per row and step (more for large vocabularies) on the
+engine thread. Forced tokens are sampled like any other; none are skipped.
 
-Shapes: S rows that sample, V vocabulary.
+Shapes: S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 MAX_COMPILED = 128
 MAX_MATCHERS = 1024
 MAX_CHOICES = 2048
-PROMPT_SAMPLE = 64  # so many tokens, spread evenly, tell prompts of one length apart
-MAX_TEXT = 256 << 10  # characters of one grammar; the server's own cap is lower
+PROMPT_SAMPLE = 64  # evenly spread tokens that distinguish prompts of equal length
+MAX_TEXT = 256 << 10  # characters of one grammar; the server's limit is lower
 
 _LIMITS = {
     "max_items_in_row": 1000,
@@ -59,19 +59,22 @@ _LIMITS = {
     "verbose_errors": False,
 }
 
-# White space between JSON's signs, as models write it: nothing (`{"a":1}`), a blank or two (as
-# Python's json.dumps, and so most chat templates), or a new line and an indentation, 32 levels of
-# two blanks deep. Anything freer is room for a model to write blanks instead of an answer.
+# Whitespace in JSON as models write it: none (`{"a":1}`), one or two spaces (like Python's json.dumps
+# and so most chat templates), or a newline and an indentation of up to 32 levels of two spaces.
+# Anything more permissive lets a model write whitespace instead of an answer.
 _JSON = {"whitespace_pattern": r"[\x20\x09]{0,2}(\r?\n[\x20\x09]{0,64})?"}
-# Of a call nobody sees the layout: a weak model would spend its tokens on indentation.
+# The layout of a call is never shown, and a weak model would spend its tokens on indentation.
 _CALL = {"whitespace_pattern": r"\x20?"}
 
 _Key = tuple[OutputGrammar, int, int]
 
 
-class _Walk:
-    """A matcher and the output that it has consumed. The end of an answer, which a draft may hold
-    before its last token, is none of the grammar's tokens: behind it only `ends` may come."""
+class _MatcherState:
+    """A matcher and the output it has consumed.
+
+    End-of-sequence tokens, which a draft may contain before its last token, are not part of the
+    grammar: after one, only the tokens in `ends` may follow.
+    """
 
     def __init__(
         self,
@@ -79,41 +82,43 @@ class _Walk:
         matcher: llguidance.LLMatcher,
         ends: Sequence[int],
         *,
-        is_alone: bool = False,
+        has_own_lexer: bool = False,
     ) -> None:
         self._structured, self.matcher, self._ends = structured, matcher, ends
-        self.is_alone = is_alone  # no other walk has used up any of its lexer's limits
+        self.has_own_lexer = has_own_lexer  # no other state has used up any of its limits
         self.consumed: list[int] = []
         self.has_ended = False
 
-    def follows(self, output: Sequence[int]) -> bool:
+    def is_prefix_of(self, output: Sequence[int]) -> bool:
         return list(output[: len(self.consumed)]) == self.consumed
 
-    def forbidden_behind(self, output: Sequence[int], width: int) -> Tensor:
-        """Whether each of `width` tokens may not come behind `output`. bool_V. BadInput where the
-        grammar is past a limit there."""
+    def forbidden_after(self, output: Sequence[int], width: int) -> Tensor:
+        """bool_V: which of `width` tokens may not follow `output`.
+
+        Raises BadInput if the grammar exceeds a limit there.
+        """
         self._catch_up(output)
         return self._forbidden(width)
 
     def _catch_up(self, output: Sequence[int]) -> None:
         rest = list(output[len(self.consumed) :])
         first_end = next((i for i, token in enumerate(rest) if token in self._ends), len(rest))
-        num_said = 0 if self.has_ended else first_end
-        self._consume(rest[:num_said])  # in one call: a fresh walk has all of an answer before it
-        for token in rest[num_said:]:
+        num_inside = 0 if self.has_ended else first_end
+        self._consume(rest[:num_inside])  # in one call: a fresh state has a whole answer to consume
+        for token in rest[num_inside:]:
             self.has_ended |= token in self._ends and self.matcher.is_accepting()
             if not self.has_ended:
                 self._consume([token])
             elif token not in self._ends:
-                raise ArithmeticError(f"the grammar has ended; token {token} came behind it")
+                raise ArithmeticError(f"the grammar is complete, but token {token} follows")
         self.consumed += rest
 
     def _consume(self, tokens: list[int]) -> None:
         if tokens and not self.matcher.consume_tokens(tokens):
             why = self.matcher.get_error()
-            if "satisfy the grammar" in why:  # no mask would have let that token come
-                raise ArithmeticError(f"the grammar stopped: {why[:200]}")
-            raise _refused(self._structured, why)
+            if "satisfy the grammar" in why:  # a token that no mask would have allowed
+                raise ArithmeticError(f"the grammar rejects the output: {why[:200]}")
+            raise _unusable(self._structured, why)
 
     def _forbidden(self, width: int) -> Tensor:
         if self.has_ended:
@@ -122,12 +127,12 @@ class _Walk:
             return forbidden_V
         allowed = self.matcher.compute_logit_bias()  # a byte per token, 0 where forbidden
         if self.matcher.is_error():
-            raise _refused(self._structured, self.matcher.get_error())
+            raise _unusable(self._structured, self.matcher.get_error())
         return torch.frombuffer(bytearray(allowed), dtype=torch.uint8)[:width] == 0
 
 
 class GuidanceMasks:
-    """See `ridgeline.engine.structured_output.base.TokenMasks`. `prepare` may run on any thread."""
+    """Compiles grammars with llguidance and masks logits. `prepare` may run on any thread."""
 
     def __init__(
         self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]
@@ -137,74 +142,74 @@ class GuidanceMasks:
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[OutputGrammar, llguidance.LLMatcher] = OrderedDict()
-        self._walks: OrderedDict[_Key, _Walk] = OrderedDict()
+        self._states: OrderedDict[_Key, _MatcherState] = OrderedDict()
 
     def prepare(self, structured: OutputGrammar) -> None:
         self._matcher_of(structured)
 
-    def apply(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
-        if not needs_mask(at):
+    def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
+        if not needs_mask(points):
             return logits_SV
         logits_SV = logits_SV.clone()
-        restrict_to(logits_SV, at)
+        restrict_to(logits_SV, points)
         unreachable = False
-        for row, spot in enumerate(at):
-            if spot.sampling.structured is not None:
-                drafted = row > 0 and follows_draft(at[row - 1], spot)
+        for row, point in enumerate(points):
+            if point.sampling.structured is not None:
+                drafted = row > 0 and follows_draft(points[row - 1], point)
                 unreachable = drafted and (
-                    unreachable or bool(logits_SV[row - 1, spot.history[-1]] == -torch.inf)
+                    unreachable or bool(logits_SV[row - 1, point.history[-1]] == -torch.inf)
                 )
                 if unreachable:
                     continue
-                forbidden_V = self._forbidden(spot, spot.sampling.structured, logits_SV.shape[1])
+                forbidden_V = self._forbidden(point, point.sampling.structured, logits_SV.shape[1])
                 logits_SV[row].masked_fill_(forbidden_V.to(logits_SV.device), -torch.inf)
         return logits_SV
 
-    def _forbidden(self, at: SamplePoint, structured: OutputGrammar, width: int) -> Tensor:
-        sample = at.history[: at.num_prompt : at.num_prompt // PROMPT_SAMPLE + 1]
-        key = (structured, at.seed, hash((at.num_prompt, sample)))
-        output = at.history[at.num_prompt :]
-        walk = self._walk(key, output)
+    def _forbidden(self, point: SamplePoint, structured: OutputGrammar, width: int) -> Tensor:
+        sample = point.history[: point.num_prompt : point.num_prompt // PROMPT_SAMPLE + 1]
+        key = (structured, point.seed, hash((point.num_prompt, sample)))
+        output = point.history[point.num_prompt :]
+        state = self._state_for(key, output)
         try:
-            return walk.forbidden_behind(output, width)
+            return state.forbidden_after(output, width)
         except (ArithmeticError, BadInput):
             self._forget(key)
-            if walk.is_alone:
+            if state.has_own_lexer:
                 raise
-        walk = _Walk(structured, self._compile(structured), self._eos, is_alone=True)
-        found = walk.forbidden_behind(output, width)
-        self._walks[key] = walk
-        return found
+        state = _MatcherState(structured, self._compile(structured), self._eos, has_own_lexer=True)
+        forbidden_V = state.forbidden_after(output, width)
+        self._states[key] = state
+        return forbidden_V
 
     def _forget(self, key: _Key) -> None:
-        """A matcher that has failed does not recover, and neither do others with its lexer."""
-        del self._walks[key]
+        """Drop a failed matcher: it does not recover, and neither do others that share its lexer."""
+        del self._states[key]
         with self._lock:
             self._compiled.pop(key[0], None)
 
-    def _walk(self, key: _Key, output: Sequence[int]) -> _Walk:
-        walk = self._walks.get(key)
-        if walk is None or not walk.follows(output):
+    def _state_for(self, key: _Key, output: Sequence[int]) -> _MatcherState:
+        state = self._states.get(key)
+        if state is None or not state.is_prefix_of(output):
             fresh = self._matcher_of(key[0]).deep_copy()
-            walk = self._walks[key] = _Walk(key[0], fresh, self._eos)
-        self._walks.move_to_end(key)
-        while len(self._walks) > MAX_MATCHERS:
-            self._walks.popitem(last=False)
-        return walk
+            state = self._states[key] = _MatcherState(key[0], fresh, self._eos)
+        self._states.move_to_end(key)
+        while len(self._states) > MAX_MATCHERS:
+            self._states.popitem(last=False)
+        return state
 
     def _matcher_of(self, structured: OutputGrammar) -> llguidance.LLMatcher:
-        """Compiling holds up no lookup: the engine thread never waits for a grammar it has."""
+        """The compiled grammar. Compilation does not block lookups, so the engine thread never waits."""
         with self._lock:
-            found = self._compiled.get(structured)
-        if found is None:
+            matcher = self._compiled.get(structured)
+        if matcher is None:
             with self._compiling:
-                found = self._compile(structured)
+                matcher = self._compile(structured)
         with self._lock:
-            self._compiled[structured] = found
+            self._compiled[structured] = matcher
             self._compiled.move_to_end(structured)
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        return found
+        return matcher
 
     def _compile(self, structured: OutputGrammar) -> llguidance.LLMatcher:
         if len(structured.text) > MAX_TEXT:
@@ -227,14 +232,16 @@ class GuidanceMasks:
 
 
 def _check_first_step(structured: OutputGrammar, matcher: llguidance.LLMatcher) -> None:
-    """By the very call that steps make. A language without words shows only here, and a lexer that
-    is past its limits, which all copies share, only to the copy behind the one that took it there.
+    """Compute a first mask, with the same call that steps make.
+
+    An empty language is only detected here. Limits of the lexer are shared by all copies and only
+    reported to the copy after the one that exceeded them, hence two copies.
     """
     for copy in (matcher.deep_copy(), matcher.deep_copy()):
         if not matcher.is_error():
             copy.compute_logit_bias()
         if copy.is_error():
-            raise _refused(structured, copy.get_error())
+            raise _unusable(structured, copy.get_error())
 
 
 def _library() -> Any:
@@ -248,7 +255,7 @@ def _library() -> Any:
 
 
 def _grammar(library: Any, structured: OutputGrammar) -> str:
-    """llguidance's own form. Only what is sure to be a ValueError of the library is caught."""
+    """The grammar in llguidance's format."""
     matcher, text = library.LLMatcher, structured.text
     try:
         if structured.kind in ("json", "call"):
@@ -260,24 +267,27 @@ def _grammar(library: Any, structured: OutputGrammar) -> str:
             return str(matcher.grammar_from_lark(_choices(text)))
         return str(matcher.grammar_from_lark(text))
     except (ValueError, RecursionError) as error:
-        raise _refused(structured, str(error)) from None
+        raise _unusable(structured, str(error)) from None
 
 
 def _choices(text: str) -> str:
-    """A Lark grammar of alternatives, which are one terminal: as rules each would be an item of
-    the parser's. A JSON string is a Lark string too, but for the one sign that JSON lets stand."""
+    """A Lark grammar of alternatives in a single terminal; as rules, each would be a parser item.
+
+    JSON strings are Lark strings, except for U+007F, which Lark wants escaped.
+    """
     options = dict.fromkeys(json.loads(text))
     if not options or len(options) > MAX_CHOICES:
-        raise ValueError(f"{len(options)} choices, where 1 to {MAX_CHOICES} are allowed")
+        raise ValueError(f"{len(options)} choices; 1 to {MAX_CHOICES} are allowed")
     written = (json.dumps(option, ensure_ascii=False) for option in options)
     return "start: CHOICE\nCHOICE: " + " | ".join(written).replace("\x7f", r"\u007f")
 
 
-def _refused(structured: OutputGrammar, why: str) -> BadInput:
+def _unusable(structured: OutputGrammar, why: str) -> BadInput:
     first = why.strip().splitlines()[0] if why.strip() else "it cannot be compiled"
-    fix = "mend it, or make it smaller"
-    if "coerce_one_of" in first:  # a switch of the library's that nobody has here
-        first, fix = "oneOf is supported where no value fits two of its branches", "write anyOf"
+    fix = "correct it, or make it smaller"
+    if "coerce_one_of" in first:  # names an option of the library that requests do not have
+        first = "oneOf is only supported if no value matches two of its branches"
+        fix = "use anyOf"
     return BadInput(
-        f"the {structured.kind} for structured output is not usable", limit=first[:300], fix=fix
+        f"the {structured.kind} for structured output cannot be used", limit=first[:300], fix=fix
     )

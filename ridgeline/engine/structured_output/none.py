@@ -1,4 +1,4 @@
-"""For a model without a tokenizer or an end: lists of allowed tokens work, grammars cannot."""
+"""Masks of models without a tokenizer or end-of-sequence token: token lists only, no grammars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NoGrammars:
-    """See `ridgeline.engine.structured_output.base.TokenMasks`."""
+    """Applies lists of allowed tokens and rejects grammars with the reason `why`."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -27,9 +27,9 @@ class NoGrammars:
             fix="serve a model with a tokenizer and an end-of-sequence token",
         )
 
-    def apply(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
-        if not needs_mask(at):
+    def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
+        if not needs_mask(points):
             return logits_SV
         logits_SV = logits_SV.clone()
-        restrict_to(logits_SV, at)
+        restrict_to(logits_SV, points)
         return logits_SV

@@ -1,4 +1,4 @@
-"""Text in and out: tokenizer, chat template, incremental detokenising, stop strings. No torch."""
+"""Tokenizers, chat templates, incremental detokenisation and stop strings. No torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Chat templates: Jinja text from the model's directory, rendered in a sandbox.
+"""Chat templates: Jinja text from the model directory, rendered in a sandbox.
 
-A template is code that someone else wrote. It runs in jinja2's ImmutableSandboxedEnvironment: no
-attribute that begins with an underscore, no change to what it is given, nothing imported. The names
-it may use are those that Hugging Face's templates expect.
+A template is untrusted code. It runs in jinja2's ImmutableSandboxedEnvironment: no attributes that
+begin with an underscore, no changes to its arguments, no imports. It may use the names that Hugging
+Face's templates expect.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ _GLOBALS = frozenset(
 
 
 class ChatTemplate(Protocol):
-    """A conversation as the text that the model was trained on."""
+    """Formats conversations for a model."""
 
-    def render(self, chat: Chat) -> str: ...
+    def render(self, chat: Chat) -> str:
+        """The conversation as prompt text. Raises BadInput if the template rejects it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a template is rendered with.
+    """The conversation and the options a template is rendered with.
 
-    `variables` are the caller's own (`enable_thinking`): they cannot take the place of a name that
-    the renderer sets. `continue_final_message`: end within the last message instead of after it.
+    `variables` are additional template variables of the caller (for example `enable_thinking`); they
+    cannot override names that the renderer sets. With `continue_final_message` the text ends at the
+    end of the last message's content, so that the model continues it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -51,14 +54,17 @@ class Chat:
 
 
 class NoChatTemplate:
-    """The model directory has none."""
+    """For models without a chat template."""
 
     def render(self, chat: Chat) -> str:
         raise BadInput("the model has no chat template", fix="use text completion instead of chat")
 
 
 class JinjaTemplate:
-    """`source` is compiled on first use: a broken one does not keep text completion away."""
+    """A Jinja chat template; `names` are the special tokens it may use.
+
+    `source` is compiled on first use, so a broken template does not prevent text completion.
+    """
 
     def __init__(self, source: str, names: Mapping[str, str]) -> None:
         self._source, self._names = source, dict(names)
@@ -68,53 +74,53 @@ class JinjaTemplate:
         from jinja2.exceptions import TemplateError
 
         self._compiled = self._compiled or _compile(self._source)
-        set_here = {
+        own_variables = {
             **self._names,
             "messages": list(chat.messages),
             "tools": None if chat.tools is None else list(chat.tools),
             "documents": None,
             "add_generation_prompt": chat.add_generation_prompt,
         }
-        _check_variables(chat.variables, set_here)
+        _check_variables(chat.variables, own_variables)
         try:
-            text = self._compiled.render({**chat.variables, **set_here})
+            text = self._compiled.render({**chat.variables, **own_variables})
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
-            raise _refused(str(error) or type(error).__name__) from None
+            raise _rejected(str(error) or type(error).__name__) from None
         except (RecursionError, MemoryError, AttributeError) as error:
-            raise _refused(type(error).__name__) from None
-        return _cut(text, chat.messages[-1]) if chat.continue_final_message else text
+            raise _rejected(type(error).__name__) from None
+        return _truncate(text, chat.messages[-1]) if chat.continue_final_message else text
 
 
-def _check_variables(variables: Mapping[str, Any], set_here: Mapping[str, Any]) -> None:
-    """Plain new names only: nothing that the renderer or the sandbox has set."""
+def _check_variables(variables: Mapping[str, Any], own_variables: Mapping[str, Any]) -> None:
+    """Reject variables that would override names of the renderer or the sandbox."""
     for name in variables:
-        if name in set_here or name in _GLOBALS or not name.isidentifier() or len(name) > 64:
+        if name in own_variables or name in _GLOBALS or not name.isidentifier() or len(name) > 64:
             raise BadInput(
-                "chat_template_kwargs holds a name that is not the caller's to set",
+                "chat_template_kwargs contains a reserved or invalid name",
                 value=name[:64],
                 fix="leave it out",
             )
 
 
-def _cut(text: str, last: Mapping[str, Any]) -> str:
+def _truncate(text: str, last: Mapping[str, Any]) -> str:
     """The text up to the end of the last message's content."""
     content = str(last.get("content") or "").strip()
     at = text.rfind(content) if content else -1
     if at < 0:
-        raise _refused("the last message is not found in it again, and cannot be continued")
+        raise _rejected("its output does not contain the last message, so that cannot be continued")
     return text[: at + len(content)]
 
 
-def _refused(why: str) -> BadInput:
+def _rejected(why: str) -> BadInput:
     return BadInput(
-        "the model's chat template does not take this conversation",
+        "the model's chat template rejects this conversation",
         limit=why[:500],
-        fix="check the roles, their order and the contents of the messages",
+        fix="check the roles, the order and the contents of the messages",
     )
 
 
 def load_chat_template(path: Path) -> ChatTemplate:
-    """From `chat_template.jinja`, else tokenizer_config.json ("default" where it has several)."""
+    """Load `chat_template.jinja`, or else the template in tokenizer_config.json ("default" of several)."""
     config = _config(path)
     source = _source(path, config)
     if source is None:
@@ -136,31 +142,31 @@ def _source(path: Path, config: Mapping[str, Any]) -> str | None:
         try:
             return file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise BadModel("the chat template is no UTF-8", value=str(error)) from None
+            raise BadModel("the chat template is not valid UTF-8", value=str(error)) from None
     try:
         return msgspec.convert(config, _Templates).default()
     except msgspec.ValidationError as error:
         raise BadModel(f"tokenizer_config.json of {path}: {error}") from None
 
 
-class _Named(msgspec.Struct):
+class _NamedTemplate(msgspec.Struct):
     name: str
     template: str
 
 
 class _Templates(msgspec.Struct):
-    """What tokenizer_config.json says of templates: one, or several with names."""
+    """The templates in tokenizer_config.json: one, or several with names."""
 
-    chat_template: str | list[_Named] | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
 
     def default(self) -> str | None:
         if not isinstance(self.chat_template, list):
             return self.chat_template
-        return next((each.template for each in self.chat_template if each.name == "default"), None)
+        return next((t.template for t in self.chat_template if t.name == "default"), None)
 
 
 def _content(token: object) -> str | None:
-    """A special token is a string, or an object with its content."""
+    """The text of a special token, which is a string or an object with a content."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -174,7 +180,7 @@ def _compile(source: str) -> jinja2.Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what to train on; for inference it is its body."""
+        """`{% generation %}` marks text to train on; for inference it is replaced by its body."""
 
         tags = {"generation"}
 
@@ -194,7 +200,7 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _to_json(value: object, indent: int | None = None) -> str:
-    """Without jinja's escaping for HTML."""
+    """JSON without jinja's HTML escaping."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

@@ -1,20 +1,18 @@
-"""Text from tokens, one token at a time, such that the pieces join to the text of the whole.
+"""Incremental detokenisation: text from tokens, one token at a time.
 
-A token is not a piece of text: a character may span several tokens (an emoji is up to four bytes),
-and the first token of a window may lose its space. Two ways:
+A token is not a piece of text: a character may span several tokens (an emoji has up to four bytes),
+and the first token of a window may lose its space. There are two methods:
 
-    ByteDetokenizer    for byte-level vocabularies (GPT-2, Llama 3, Qwen, the demo model): every
-    token
-                       *is* some bytes, so an incremental UTF-8 decoder gives exactly what decoding
-                       the whole gives, whatever the tokens are, at one lookup per token.
-    PrefixDetokenizer  for all others (SentencePiece: Llama 2, Mistral, Gemma): decode a short
-    window
-                       with and without the new token and emit the difference once it no longer
-                       ends in half a character (the prefix-offset method of vLLM and TGI).
+    ByteDetokenizer    For byte-level vocabularies (GPT-2, Llama 3, Qwen, the demo model). Every
+                       token *is* a sequence of bytes, so an incremental UTF-8 decoder yields exactly
+                       the text of decoding everything at once, with one lookup per token.
+    PrefixDetokenizer  For all others (SentencePiece: Llama 2, Mistral, Gemma). Decodes a short
+                       window with and without the new token and emits the difference once it does
+                       not end in half a character (the prefix-offset method of vLLM and TGI).
 
-Invariants: a piece never ends in half a character; the pieces and `flush` join to the full decode
-(the prefix method: for outputs that are valid UTF-8; a run of bytes that never becomes a character
-is let go after `_MAX_PENDING` tokens as replacement characters, lest the window grow for ever).
+Invariants. A piece never ends in half a character. The pieces and `flush` concatenate to the full
+decode; for the prefix method, if the output is valid UTF-8. (Bytes that never form a character are
+emitted as replacement characters after `_MAX_PENDING` tokens, so that the window stays bounded.)
 """
 
 from __future__ import annotations
@@ -28,15 +26,19 @@ if TYPE_CHECKING:
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_PENDING = 8  # a character has at most four bytes, and a token at least one
-_TAILS = (6, 7, 8, 9)  # how many prompt tokens to try as context: one of four begins a character
+_TAILS = (6, 7, 8, 9)  # numbers of prompt tokens to try as context: one of them starts a character
 
 
 class Detokenizer(Protocol):
-    """`push` each token; `flush` at the end gives what is still held back."""
+    """Decodes one output token by token."""
 
-    def push(self, token: int) -> str: ...
+    def push(self, token: int) -> str:
+        """The text that the token completes."""
+        ...
 
-    def flush(self) -> str: ...
+    def flush(self) -> str:
+        """The text still held back at the end."""
+        ...
 
 
 class NoText:
@@ -50,32 +52,33 @@ class NoText:
 
 
 class ByteTable:
-    """Bytes of each token of a byte-level vocabulary, looked up once each.
+    """The bytes of each token of a byte-level vocabulary, each looked up once.
 
-    GPT-2's vocabularies write each byte as one printable character; a token with any other
-    character (some added tokens) stands for itself. Ids that the vocabulary lacks (padding of the
-    embedding) are empty.
+    GPT-2's vocabularies write each byte as one printable character. A token with any other character
+    (some added tokens) stands for itself. Ids that the vocabulary lacks (padding of the embedding)
+    are empty.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         self._byte_of = _bytes_by_character()
-        self._known: dict[int, bytes] = {}
-        self._whole: tuple[dict[int, str], dict[int, str]] = {}, {}
+        self._bytes: dict[int, bytes] = {}
+        self._texts: tuple[dict[int, str], dict[int, str]] = {}, {}
         added = inner.get_added_tokens_decoder()
         self._special = frozenset(token for token, entry in added.items() if entry.special)
 
-    def whole(self, *, skip_special_tokens: bool) -> dict[int, str]:
-        """Text of tokens that are whole characters, as far as somebody has noted it here."""
-        return self._whole[skip_special_tokens]
+    def text_cache(self, *, skip_special_tokens: bool) -> dict[int, str]:
+        """A cache, shared by all detokenisers, of the texts of tokens that are whole characters."""
+        return self._texts[skip_special_tokens]
 
-    def of(self, token: int, *, skip_special_tokens: bool) -> bytes:
+    def bytes_of(self, token: int, *, skip_special_tokens: bool) -> bytes:
+        """The bytes of a token; empty for special tokens if they are skipped."""
         if skip_special_tokens and token in self._special:
             return b""
-        found = self._known.get(token)
-        if found is None:
-            found = self._known[token] = self._look_up(token)
-        return found
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._look_up(token)
+        return known
 
     def _look_up(self, token: int) -> bytes:
         text = self._inner.id_to_token(token)
@@ -99,26 +102,23 @@ def _bytes_by_character() -> dict[str, int]:
 class ByteDetokenizer:
     """Exact for any sequence of tokens; holds back at most three bytes.
 
-    Most tokens are whole characters: between characters such a token always reads the same, so that
-    its text is decoded once and then looked up.
+    Most tokens consist of whole characters. After a complete character, such a token always has the
+    same text, which is decoded once and then looked up.
     """
 
     def __init__(self, table: ByteTable, *, skip_special_tokens: bool) -> None:
         self._table, self._skip = table, skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._whole = table.whole(skip_special_tokens=skip_special_tokens)
-        self._is_between = True  # no half character is held back
+        self._texts = table.text_cache(skip_special_tokens=skip_special_tokens)
+        self._at_boundary = True  # no incomplete character is held back
 
     def push(self, token: int) -> str:
-        if self._is_between and (known := self._whole.get(token)) is not None:
+        if self._at_boundary and (known := self._texts.get(token)) is not None:
             return known
-        return self._decode(token)
-
-    def _decode(self, token: int) -> str:
-        text = self._decoder.decode(self._table.of(token, skip_special_tokens=self._skip))
-        was_between, self._is_between = self._is_between, not self._decoder.getstate()[0]
-        if was_between and self._is_between:
-            self._whole[token] = text
+        text = self._decoder.decode(self._table.bytes_of(token, skip_special_tokens=self._skip))
+        was_at_boundary, self._at_boundary = self._at_boundary, not self._decoder.getstate()[0]
+        if was_at_boundary and self._at_boundary:
+            self._texts[token] = text
         return text
 
     def flush(self) -> str:
@@ -126,7 +126,7 @@ class ByteDetokenizer:
 
 
 class PrefixDetokenizer:
-    """Emits the difference of two decodes of a short window.
+    """Emits the difference between two decodes of a short window.
 
     tokens   … | prefix ………… | read ………… |
                  text is known  not yet emitted
@@ -154,11 +154,11 @@ class PrefixDetokenizer:
 
 
 def _tail(prompt: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """The end of the prompt: it decides whether the output's first space is kept.
+    """The end of the prompt, which determines whether the output's first space is kept.
 
-    It must not begin within a character: every byte of the run would then count as invalid. So of
-    four starts in a row the one that reads with the fewest replacement characters is taken (the
-    prompt may hold some of its own).
+    It must not begin within a character, because then every byte of it would count as invalid. So of
+    four consecutive starts, the one that decodes with the fewest replacement characters is used (the
+    prompt itself may contain some).
     """
     tails = [prompt[-length:] for length in _TAILS]
     best = min(tails, key=lambda tail: decode(tail).count(_REPLACEMENT))

@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.engine.tokenization.detokenize import Detokenizer
-from ridgeline.engine.tokenization.stop import NoStops, Stops, make_stops
+from ridgeline.engine.tokenization.stop import NoStops, StopMatcher, make_stops
 from ridgeline.engine.tokenization.tokenizer import Tokenizer
 from ridgeline.records import Sampling
 
 
 class OutputText:
-    """Tokens in, certain text out. Stop strings count from the token after `min_tokens` on."""
+    """Turns tokens into text that can be delivered.
 
-    def __init__(self, detokenizer: Detokenizer, stops: Stops, *, min_tokens: int = 0) -> None:
+    Stop strings are matched from the token after `min_tokens` on.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: StopMatcher, *, min_tokens: int = 0
+    ) -> None:
         self._detokenizer, self._stops = detokenizer, stops
-        self._unchecked = min_tokens
-        self.is_free = isinstance(stops, NoStops)  # it can end at no string
-        self.grow = detokenizer.push  # `push` where it is free
+        self._num_unmatched = min_tokens
+        self.has_no_stops = isinstance(stops, NoStops)
+        self.push_token = detokenizer.push  # a faster `push` for outputs without stop strings
 
     @staticmethod
     def begin(tokenizer: Tokenizer, prompt: Sequence[int], sampling: Sampling) -> OutputText:
-        """For one choice of a request."""
+        """The output of one choice of a request."""
         return OutputText(
             tokenizer.detokenizer(prompt, skip_special_tokens=sampling.skip_special_tokens),
             make_stops(sampling.stop, include=sampling.include_stop_str_in_output),
@@ -29,14 +34,14 @@ class OutputText:
         )
 
     def push(self, token: int) -> tuple[str, str | None]:
-        """The text that became certain, and the stop string if it ended with this token."""
+        """The text that can now be delivered, and the stop string that ends it, if any."""
         text = self._detokenizer.push(token)
-        if self._unchecked > 0:
-            self._unchecked -= 1
+        if self._num_unmatched > 0:
+            self._num_unmatched -= 1
             return text, None
         return self._stops.push(text)
 
     def flush(self) -> tuple[str, str | None]:
-        """What was held back: the end of the answer, or a stop string that only now is complete."""
+        """The text held back until the end, and the stop string that is only now complete, if any."""
         text, stop = self._stops.push(self._detokenizer.flush())
         return (text, stop) if stop else (text + self._stops.flush(), None)

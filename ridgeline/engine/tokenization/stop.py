@@ -1,11 +1,11 @@
 """Stop strings in text that arrives in pieces.
 
-What: text that may be the beginning of a stop string is held back until it is one, or can no longer
-be. Only as much is held as really matches the head of some stop string, so that streams stay
-smooth.
+What. Text that may be the beginning of a stop string is held back until the string is complete or
+can no longer match. Only what really matches the beginning of a stop string is held back, so streams
+stay smooth.
 
-Invariant: the result does not depend on where the pieces end: it is that of text arriving one
-character at a time. Of several matches the one that ends first wins, and among those the longest.
+Invariant. The result does not depend on the boundaries of the pieces: it is that of text arriving
+one character at a time. Of several matches the one that ends first wins, and among those the longest.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Stops(Protocol):
-    """`push` text; get what may be shown, and the stop string once it is found."""
+class StopMatcher(Protocol):
+    """Finds stop strings in text that arrives in pieces."""
 
-    def push(self, text: str) -> tuple[str, str | None]: ...
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that can be delivered, and the stop string once one is found."""
+        ...
 
     def flush(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """The text held back for a stop string that did not complete."""
         ...
 
 
 class NoStops:
-    """Nobody waits for a string."""
+    """Passes all text through."""
 
     def push(self, text: str) -> tuple[str, str | None]:
         return text, None
@@ -35,7 +37,7 @@ class NoStops:
 
 
 class StopStrings:
-    """Waits for any of `stops`; `include` leaves the one that was found in the text."""
+    """Finds any of `stops`; with `include` the string found stays in the text."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops, self._include = tuple(stops), include
@@ -44,9 +46,11 @@ class StopStrings:
 
     def push(self, text: str) -> tuple[str, str | None]:
         self._held += text
-        found = self._first_match()
-        if found is not None:
-            end, start, stop = found
+        starts = ((self._held.find(stop), stop) for stop in self._stops)
+        matches = ((start + len(stop), start, stop) for start, stop in starts if start >= 0)
+        first = min(matches, default=None)
+        if first is not None:
+            end, start, stop = first
             shown, self._held = self._held[: end if self._include else start], ""
             return shown, stop
         cut = len(self._held) - self._num_undecided()
@@ -57,19 +61,15 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self) -> tuple[int, int, str] | None:
-        starts = ((self._held.find(stop), stop) for stop in self._stops)
-        return min(((at + len(stop), at, stop) for at, stop in starts if at >= 0), default=None)
-
     def _num_undecided(self) -> int:
-        """Length of the longest tail that is the head of a stop string."""
+        """Length of the longest suffix that is the beginning of a stop string."""
         for length in range(min(len(self._held), self._longest - 1), 0, -1):
-            tail = self._held[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
+            suffix = self._held[-length:]
+            if any(stop.startswith(suffix) for stop in self._stops):
                 return length
         return 0
 
 
-def make_stops(stops: Sequence[str], *, include: bool) -> Stops:
-    """Stop strings, or the object for none."""
+def make_stops(stops: Sequence[str], *, include: bool) -> StopMatcher:
+    """A matcher for `stops`, which may be empty."""
     return StopStrings(stops, include=include) if stops else NoStops()

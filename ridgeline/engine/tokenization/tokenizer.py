@@ -1,8 +1,7 @@
-"""The tokenizer of a model directory: `tokenizer.json`, read by the `tokenizers` library.
+"""Tokenizers: `tokenizer.json` of a model directory, or the tokenizer inside a GGUF file.
 
-No code of the model's directory is ever run: its chat template is rendered in a sandbox
-(`chat.py`). A model without a tokenizer (random weights) takes and gives token ids only;
-`NoTokenizer` says so.
+No code from the model directory is ever executed: the chat template is rendered in a sandbox. A
+model without a tokenizer (random weights) accepts and yields token ids only (`NoTokenizer`).
 """
 
 from __future__ import annotations
@@ -36,16 +35,18 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back."""
+    """Converts text to token ids and back."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. BadInput where there is no tokenizer or the text is not Unicode."""
+        """Token ids of `text`. Raises BadInput without a tokenizer or if the text is not valid Unicode."""
         ...
 
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `tokens`."""
+        ...
 
     def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
-        """What one token adds to a text, which may be a part of a character."""
+        """The bytes that one token adds to a text, possibly only a part of a character."""
         ...
 
     def apply_chat_template(
@@ -57,35 +58,36 @@ class Tokenizer(Protocol):
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation. BadInput where the model has no template or it objects.
+        """Token ids of a conversation.
 
-        `variables` are the caller's own names for the template; see `ridgeline.engine.tokenization.chat`.
+        `variables` are additional variables for the template. Raises BadInput if the model has no
+        chat template or the template rejects the conversation.
         """
         ...
 
     def detokenizer(
         self, prompt: Sequence[int], *, skip_special_tokens: bool = True
     ) -> Detokenizer:
-        """Decode an answer to `prompt` token by token."""
+        """A detokeniser for an answer to `prompt`."""
         ...
 
 
-_BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, for bytes of characters it has not
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's tokens for single bytes
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """The tokenizer of a model directory or of "demo"; NoTokenizer where there is none."""
+    """The tokenizer of a model directory, a GGUF file or "demo"; NoTokenizer if there is none."""
     if is_dummy(model):
         return NoTokenizer(model)
     if is_gguf(model):
-        return _of_gguf(model)
+        return _from_gguf(model)
     path = model_path(model)
     if not (path / "tokenizer.json").is_file():
         return NoTokenizer(model)
     return HfTokenizer(_read(path / "tokenizer.json"), load_chat_template(path))
 
 
-def _of_gguf(model: str) -> Tokenizer:
+def _from_gguf(model: str) -> Tokenizer:
     from ridgeline.engine.tokenization.gguf import template_names, tokenizer_of
 
     metadata = read_gguf(model).metadata
@@ -96,7 +98,7 @@ def _of_gguf(model: str) -> Tokenizer:
         inner, names = tokenizer_of(metadata), template_names(metadata)
     except BadModel:
         raise
-    except Exception as error:  # the library raises bare Exception; metadata may hold anything
+    except Exception as error:  # the library raises bare Exception, and metadata may be anything
         what = f"{type(error).__name__}: {error}"
         raise BadModel("the tokenizer in the GGUF file cannot be read", value=what) from None
     return HfTokenizer(inner, NoChatTemplate() if source is None else JinjaTemplate(source, names))
@@ -105,7 +107,7 @@ def _of_gguf(model: str) -> Tokenizer:
 def _read(file: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
-    read_json(file)  # missing, oversized and malformed files have their own errors
+    read_json(file)  # raises specific errors for missing, oversized and malformed files
     try:
         inner = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
@@ -116,7 +118,7 @@ def _read(file: Path) -> tokenizers.Tokenizer:
 
 
 class HfTokenizer:
-    """See `Tokenizer`. `inner` is the library's object."""
+    """A tokenizer of the `tokenizers` library, `inner`, with a chat template."""
 
     def __init__(self, inner: tokenizers.Tokenizer, template: ChatTemplate) -> None:
         self.inner, self._template = inner, template
@@ -136,15 +138,15 @@ class HfTokenizer:
 
     def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
         if self._table is not None:
-            return self._table.of(token, skip_special_tokens=skip_special_tokens)
+            return self._table.bytes_of(token, skip_special_tokens=skip_special_tokens)
         piece = self.inner.id_to_token(token) or ""
         byte = _BYTE.fullmatch(piece)
         if byte is not None:
             return bytes([int(byte[1], 16)])
         text = self.decode([token], skip_special_tokens=skip_special_tokens)
-        num_blanks = len(piece) - len(piece.lstrip("▁"))
-        if num_blanks and not text.startswith("▁"):  # alone it is the first, which loses a blank
-            text = " " * num_blanks + text.lstrip(" ")
+        num_spaces = len(piece) - len(piece.lstrip("▁"))
+        if num_spaces and not text.startswith("▁"):  # as the first token it loses a space
+            text = " " * num_spaces + text.lstrip(" ")
         return text.encode("utf-8")
 
     def apply_chat_template(
@@ -159,7 +161,9 @@ class HfTokenizer:
         chat = Chat(
             messages, add_generation_prompt, tools, dict(variables or {}), continue_final_message
         )
-        return self.encode(self._template.render(chat), add_special_tokens=False)  # it has its own
+        return self.encode(
+            self._template.render(chat), add_special_tokens=False
+        )  # the template has them
 
     def detokenizer(
         self, prompt: Sequence[int], *, skip_special_tokens: bool = True
@@ -178,7 +182,7 @@ def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
 
 
 class NoTokenizer:
-    """A model that speaks token ids only."""
+    """For models that accept and yield token ids only."""
 
     def __init__(self, model: str) -> None:
         self._model = model

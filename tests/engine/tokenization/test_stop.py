@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.engine.tokenization.output import OutputText
-from ridgeline.engine.tokenization.stop import NoStops, Stops, StopStrings, make_stops
+from ridgeline.engine.tokenization.stop import NoStops, StopMatcher, StopStrings, make_stops
 from ridgeline.records import Sampling
 
 LETTERS = st.text("ab", max_size=14)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-def feed(stops: Stops, texts: list[str]) -> tuple[str, str | None]:
+def feed(stops: StopMatcher, texts: list[str]) -> tuple[str, str | None]:
     shown = ""
     for text in texts:
         more, stop = stops.push(text)
