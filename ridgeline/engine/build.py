@@ -1,6 +1,4 @@
-"""From resolved settings to the parts of an engine. The only place that knows how they fit
-together.
-"""
+"""Builds the parts of an engine from resolved settings: the only place that connects them."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from ridgeline.engine.tokenization import HfTokenizer, Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """A working engine, in pieces. `weight_bytes` is what the decoder really keeps."""
+    """The parts of a working engine; `weight_bytes` is the memory that all weights occupy."""
 
     tokenizer: Tokenizer
     scheduler: Scheduler
@@ -46,9 +44,9 @@ class EngineParts:
 def assemble(
     resolved: ResolvedSettings, clock: Callable[[], float] = time.perf_counter
 ) -> EngineParts:
-    """Load weights and tokenizer and build the parts. Raises BadModel, BadInput, CannotRun.
+    """Load weights and tokenizer and build the parts. Raises BadModel, BadInput or CannotRun.
 
-    What can be refused cheaply comes before the weights.
+    Cheap checks come before the weights are loaded.
     """
     tokenizer = load_tokenizer(resolved.model)
     target = cache(lambda: _target(resolved))
@@ -66,7 +64,7 @@ def assemble(
 
 
 def _target(resolved: ResolvedSettings) -> TargetModel:
-    """Weights and cache of the model that answers."""
+    """The target model: weights and KV cache."""
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     decoder = load_decoder(
         resolved.model,
@@ -94,7 +92,7 @@ def _masks(tokenizer: Tokenizer, resolved: ResolvedSettings) -> TokenMasks:
 
 
 def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = None) -> Scheduler:
-    """The scheduler with its policy, pool and prefix cache; it speculates where `drafts` do."""
+    """The scheduler with its batching policy, block pool and prefix cache; `drafts` proposes drafts."""
     pool = BlockPool(resolved.num_blocks, resolved.block_size)
     limits = SchedulerLimits(
         max_num_seqs=resolved.max_num_seqs,

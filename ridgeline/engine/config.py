@@ -1,11 +1,8 @@
-"""From settings as asked to settings as used: every default made explicit, each with its
-derivation.
+"""Resolves settings: every default made explicit, each value with its derivation.
 
-    Settings (asked: little) ──resolve──▶ Resolved (every value, why) ──assemble──▶ parts (plain
-    values)
+    Settings (few values) ──resolve──▶ ResolvedSettings (all values, why) ──assemble──▶ EngineParts
 
-`ridgeline explain` prints what is here. Nothing is loaded: the weights' bytes are those of the
-spec.
+`ridgeline explain` prints the result. Nothing is loaded: the size of the weights comes from the spec.
 """
 
 from __future__ import annotations
@@ -53,10 +50,10 @@ MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
 
 class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
-    """Settings as used: the plain ones as given, the others with every default derived.
+    """The settings in use: plain ones as given, the others with every default derived.
 
-    Names and units are those of `Settings`; `dtype` is the one computed in. `spec` has every
-    technique applied. `derivations` gives the source of each setting's value.
+    Names and units are those of `Settings`; `dtype` is the compute dtype. `spec` has every technique
+    applied. `derivations` names the source of each value.
     """
 
     dtype: str
@@ -77,7 +74,7 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     derivations: dict[str, str]
 
     def values(self) -> dict[str, Any]:
-        """The settings alone, for EngineInfo and `explain`."""
+        """The values of the settings, without the spec and the derivations."""
         skipped = ("spec", "derivations")
         names = (field.name for field in msgspec.structs.fields(self))
         values = {name: getattr(self, name) for name in names if name not in skipped}
@@ -89,7 +86,7 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
 
 
 class Models(msgspec.Struct, frozen=True):
-    """What the model, and one that drafts for it, keep in memory together."""
+    """Memory of the model and its draft model together."""
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -105,7 +102,7 @@ class Models(msgspec.Struct, frozen=True):
 
 
 def resolve(settings: Settings) -> ResolvedSettings:
-    """Derive every value. Raises BadModel, BadInput, CannotRun, DoesNotFit."""
+    """Derive every value. Raises BadModel, BadInput, CannotRun or DoesNotFit."""
     why: dict[str, str] = {}
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
@@ -142,24 +139,22 @@ def resolve(settings: Settings) -> ResolvedSettings:
 
 
 def _background(settings: Settings, why: dict[str, str]) -> None:
-    """Why so many tokens of batch lines go beside people's: what that does to them."""
+    """Derive the background tokens of a step, and state their effect."""
     tokens = settings.background_tokens
     if tokens is None:
-        promised, alone = (
-            f"{TPOT_SLO_SHARE:g} of the promised tpot",
-            f"{SLOWDOWN_WITHOUT_SLO:g} times their own",
-        )
-        limit = f"a step of people takes at most {promised} (without one: {alone})"
-        why["background_tokens"] = f"derived while serving, from what steps take: {limit}"
+        with_slo = f"{TPOT_SLO_SHARE:g} of the TPOT SLO"
+        without = f"{SLOWDOWN_WITHOUT_SLO:g} times its length without background tokens"
+        limit = f"a mixed step takes at most {with_slo} (without an SLO: {without})"
+        why["background_tokens"] = f"derived while serving, from measured step times: {limit}"
         return
-    effect = f"a step that serves people computes {tokens} tokens of batch lines at most"
+    effect = f"a step with interactive requests computes at most {tokens} background tokens"
     if tokens == 0:
-        effect = "batch lines stand still while people are served"
+        effect = "background requests pause while interactive requests are served"
     why["background_tokens"] = f"as requested: {effect}"
 
 
 def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:
-    """Derivations of the settings that need none: the user's choice, or the documented default."""
+    """Derivations of plain settings: "as requested" or "default"."""
     default = Settings()
     return {
         name: "default" if getattr(settings, name) == getattr(default, name) else "as requested"
@@ -177,7 +172,9 @@ def _asked_or(settings: Settings, name: str, default: int, why: dict[str, str]) 
 def _device(asked: str, why: dict[str, str]) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if asked == "auto":
-        why["device"] = "auto: a CUDA device is there" if has_cuda else "auto: no CUDA device here"
+        why["device"] = (
+            "auto: a CUDA device is available" if has_cuda else "auto: no CUDA device is available"
+        )
         return torch.device("cuda" if has_cuda else "cpu")
     why["device"] = "as requested"
     try:
@@ -200,7 +197,7 @@ def _visible() -> str:
 def _spec(
     settings: Settings, device: torch.device, why: dict[str, str]
 ) -> tuple[ModelSpec, torch.dtype]:
-    """The spec as it will run, and the dtype to compute in."""
+    """The spec as it will run, and the compute dtype."""
     stored = load_spec(settings.model)
     stored = stored if device.type == "cpu" else with_blocks_decoded(stored)
     dtype, why["dtype"] = resolve_dtype(settings.dtype, stored.stored_dtype, device)
@@ -231,7 +228,7 @@ def _formats(
     dtype: torch.dtype,
     why: dict[str, str],
 ) -> ModelSpec:
-    """The spec computed in `dtype`, its linears in the formats asked for."""
+    """The spec with compute dtype `dtype` and its linears in the requested formats."""
     spec = with_dtype(spec, str(dtype).removeprefix("torch."))
     if settings.quantization is not None:
         spec = apply_quantization(spec, settings.quantization)
@@ -241,7 +238,7 @@ def _formats(
         return spec
     if device.type != "cpu":
         raise CannotRun(
-            "activations of more than 8 bits are multiplied on the CPU only",
+            "activations of more than 8 bits are only supported on the CPU",
             value=f"--activations {settings.activations} on {device}",
             fix="use --device cpu, or leave it out",
         )
@@ -249,8 +246,10 @@ def _formats(
 
 
 def _kept_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) -> ModelSpec:
-    """A large bfloat16 model stays so in memory, whatever it is computed in: half the bytes to
-    read, and the same bits (quant/bf16.py)."""
+    """Keep the weights of a large bfloat16 model in bfloat16, whatever the compute dtype.
+
+    They have the same values in half the bytes.
+    """
     dense = all(linear.format.kind == "dense" for linear in linears(spec).values())
     widened = (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu")
     if not dense or not widened or num_params(spec) < LARGE_PARAMS:
@@ -259,7 +258,7 @@ def _kept_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) 
     if not _runs_native(kept, device):
         return spec
     why["quantization"] = (
-        "none as requested: weights in memory in bfloat16, as they are stored; nothing lost"
+        "not requested: weights stay in memory in bfloat16, as stored, without loss"
         " (--dtype float32 widens them)"
     )
     return kept
@@ -274,7 +273,7 @@ def _runs_native(spec: ModelSpec, device: torch.device) -> bool:
 
 
 def _lm_head(settings: Settings, spec: ModelSpec, device: torch.device) -> tuple[ModelSpec, str]:
-    """The head in the format asked for; beside quantised layers, in the checkpoint's own bits."""
+    """The LM head in the requested format; by default, with quantised layers, as stored."""
     asked, dense = settings.lm_head_quantization, spec.lm_head.format.kind == "dense"
     if asked is not None:
         spec = apply_lm_head(spec, asked)
@@ -282,12 +281,12 @@ def _lm_head(settings: Settings, spec: ModelSpec, device: torch.device) -> tuple
     if not dense or _is_dense(spec):
         return spec, "as it is stored" if dense else _kernel(spec.lm_head, device)
     if (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu"):
-        return apply_lm_head(spec, "bf16"), "bfloat16 as the checkpoint stores it: nothing lost"
+        return apply_lm_head(spec, "bf16"), "bfloat16 as stored in the checkpoint, without loss"
     return spec, "as it is stored"
 
 
 def _kernel(linear: LinearSpec, device: torch.device) -> str:
-    """How a linear of this kind will be computed, where its kind has a choice. Raises CannotRun."""
+    """The kernel for a linear of this format. Raises CannotRun if none can run."""
     describe = getattr(linear_kind(linear.format.kind), "describe", None)
     return linear.format.kind if describe is None else str(describe(linear, device))
 
@@ -307,11 +306,11 @@ def _layer_backend(
 def _max_model_len(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> int:
     asked = settings.max_model_len
     if asked is None:
-        why["max_model_len"] = "the model's own limit"
+        why["max_model_len"] = "the model's context"
         return spec.max_positions
     if asked > spec.max_positions:
         raise BadInput(
-            "--max-model-len exceeds what the model was trained for",
+            "--max-model-len exceeds the model's context",
             value=asked,
             limit=spec.max_positions,
             fix=f"use --max-model-len {spec.max_positions} or less",
@@ -325,7 +324,7 @@ def _max_num_batched_tokens(settings: Settings, device: torch.device, why: dict[
     tokens = _asked_or(settings, "max_num_batched_tokens", default, why)
     if settings.max_num_batched_tokens is None:
         why["max_num_batched_tokens"] = (
-            f"default on {device.type}: a prefill chunk delays running answers by one such step"
+            f"default on {device.type}: a prefill chunk delays decodes by one step of this size"
         )
     return tokens
 
@@ -361,7 +360,7 @@ def _kv_budget(
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """(bytes in all, bytes available now) where weights and cache will live."""
+    """(total, available) bytes of the memory that will hold weights and cache."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total, free

@@ -1,16 +1,16 @@
-"""The engine: one model, one thread that computes, and three ways to ask.
+"""The public engine: one model, one computing thread, and three ways to submit requests.
 
     with Engine.open("demo") as engine:
         engine.generate(["def add(a, b):"], Sampling(max_tokens=32))      a batch, blocking
         async for event in engine.stream("import os", Sampling()): ...    one request, token by token
-    ridgeline.generate("demo", "def add(a, b):")                          one line
+    ridgeline.generate("demo", "def add(a, b):")                          one function call
 
 Instants are seconds on the engine's clock (`clock`, by default `time.perf_counter`).
 """
 
 from __future__ import annotations
 
-import ridgeline.engine.import_torch  # noqa: F401  # before all that imports torch
+import ridgeline.engine.import_torch  # noqa: F401  # before any import of torch
 
 # isort: split
 import asyncio
@@ -49,13 +49,13 @@ from ridgeline.records import (
 )
 
 STALL_S = 120.0
-"""Work that has been due for so long without one step done: the engine hangs."""
+"""Seconds for which work may be due without a finished step before the engine is unhealthy."""
 
 Prompt = str | Sequence[int]
 
 
 class Engine:
-    """See the head of this file. Close it, or use it as a context manager."""
+    """Serves requests to one model. Close it, or use it as a context manager."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class Engine:
         self.resolved, self.tokenizer, self.load_s = resolved, parts.tokenizer, load_s
         self._info = _info(resolved, parts, load_s)
         self._runner, self._masks, self._clock = parts.runner, parts.masks, clock
-        # no id that a caller makes up is one of these, whichever of both comes first
-        self._ids = map(f"ask-{uuid.uuid4().hex}-{{}}".format, itertools.count())
+        # Unique, so that they never collide with ids chosen by callers.
+        self._ids = map(f"req-{uuid.uuid4().hex}-{{}}".format, itertools.count())
         self._inboxes: dict[asyncio.AbstractEventLoop, AsyncInboxes] = {}
         self._loop = EngineLoop(
             parts.scheduler,
@@ -97,19 +97,20 @@ class Engine:
         parts = assemble(resolved, clock)
         return Engine(resolved, parts, clock=clock, load_s=clock() - began_s)
 
-    # -- asking
+    # -- requests
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
     ) -> list[Completion]:
-        """Answer every prompt, batched as the engine sees fit; blocks. One sampling, or one each.
+        """Complete all prompts in one batch; blocks until they are done.
 
-        Raises before anything runs where one prompt is bad; EngineUnavailable where one fails.
+        `sampling` applies to all prompts, or gives one entry per prompt. Raises before anything runs
+        if one prompt is invalid, and EngineUnavailable if one fails.
         """
-        each = (
+        samplings = (
             sampling if isinstance(sampling, Sequence) else [sampling or Sampling()] * len(prompts)
         )
-        requests = [self._make_request(p, s) for p, s in zip(prompts, each, strict=True)]
+        requests = [self._make_request(p, s) for p, s in zip(prompts, samplings, strict=True)]
         builders = {request.id: CompletionBuilder(request) for request in requests}
         inbox, waiting = BlockingInbox(), set(builders)
         for structured in {request.sampling.structured for request in requests}:
@@ -153,14 +154,15 @@ class Engine:
                 self.abort(request.id)
 
     async def stream(
-        self, prompt: Prompt, sampling: Sampling, **terms: Any
+        self, prompt: Prompt, sampling: Sampling, **options: Any
     ) -> AsyncGenerator[Event, None]:
-        """The events of one request, to its end; terms and errors as `listen` has them.
+        """Yield the events of one request until it ends.
 
-        Closing the generator aborts the request.
+        Takes the options of `listen` and raises the same errors. Closing the generator aborts the
+        request.
         """
         queue: asyncio.Queue[Sequence[Event]] = asyncio.Queue()
-        leave = await self.listen(prompt, sampling, queue.put_nowait, **terms)
+        leave = await self.listen(prompt, sampling, queue.put_nowait, **options)
         num_unfinished = sampling.n
         try:
             while num_unfinished:
@@ -179,21 +181,23 @@ class Engine:
         sink: Sink,
         *,
         timeout_s: float | None = None,
-        **terms: Any,
+        **options: Any,
     ) -> Callable[[], None]:
-        """Ask; from then on `sink` gets the request's events, on this asyncio loop, a step's at once.
+        """Submit a request; `sink` is called on this event loop with the events of each step.
 
-        Returns how to leave: nothing more is heard, and what has not ended is aborted.
-        `timeout_s`: from now, after which the answer is of no use. `terms`: `request_id` (any that none
-        being served has; the engine makes one that nobody else has if it is left out), `priority`,
-        `tenant`, `slo` (what the caller was promised), `background` (yields its seat and its blocks
-        to any other request, `core/lanes.py`).
+        Returns a function that unregisters the sink and aborts the request if it has not ended.
+
+        `timeout_s`: seconds from now after which the request fails. Further options: `request_id`
+        (unique among the requests being served; generated by default), `priority` (lower goes
+        first), `tenant` (separates the prefix caches), `slo` (latency targets) and `background`
+        (yields its slot and blocks to interactive requests).
+
         Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable.
         """
         if sampling.structured is not None:
             await asyncio.to_thread(self._masks.prepare, sampling.structured)
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
-        request = self._make_request(prompt, sampling, deadline_s=deadline_s, **terms)
+        request = self._make_request(prompt, sampling, deadline_s=deadline_s, **options)
         inboxes = self._inboxes_here()
         inbox = inboxes.open(request.id, sink, sampling.n)
         leave = partial(self._leave, inboxes, request.id, inbox)
@@ -205,14 +209,14 @@ class Engine:
         return leave
 
     def abort(self, request_id: str) -> None:
-        """End a request; nothing happens if it is unknown or has ended. From any thread."""
+        """End a request, from any thread; does nothing if it is unknown or has ended."""
         self._loop.abort(request_id)
 
     def logprobs_of(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Log-softmax [T, V] after each of T tokens: what the model thinks comes next.
+        """Log-probabilities, float32 [T, V], of the next token after each of T tokens.
 
-        Runs on the engine thread between two steps, without the KV cache, by the same weights; keep
-        T to about a thousand.
+        Runs on the engine thread between two steps, without the KV cache. Keep T to about a thousand:
+        memory grows with T·V.
         """
         check_tokens(tokens, self.resolved.spec.vocab_size)
         return self._loop.call(partial(_logprobs, self._runner, tuple(tokens))).result()
@@ -220,37 +224,38 @@ class Engine:
     def embed(
         self, tokens: Sequence[int], pooling: Literal["mean", "last"]
     ) -> Future[Sequence[float]]:
-        """The last layer's states of T tokens, pooled to one vector of hidden_size numbers.
+        """The last layer's states of T tokens, pooled into one vector of hidden_size numbers.
 
-        As `logprobs_of`: between two steps, without the KV cache. BadInput for a bad token id.
+        Runs on the engine thread between two steps, without the KV cache. Raises BadInput for an
+        invalid token id.
         """
         check_tokens(tokens, self.resolved.spec.vocab_size)
         return self._loop.call(partial(_pooled, self._runner, tuple(tokens), pooling))
 
-    # -- watching
+    # -- monitoring
 
     @property
     def info(self) -> EngineInfo:
-        """What this engine is; what it derives while it serves, as of now."""
+        """Settings and derivations of this engine, including those that change while it serves."""
         now = {"background_tokens": self._loop.scheduler.background_budget.policy.describe()}
         return msgspec.structs.replace(self._info, derivations={**self._info.derivations, **now})
 
     def drain_steps(self) -> list[StepStat]:
-        """The steps since the last call (at most the latest 100,000), oldest first."""
+        """Remove and return the steps since the last call, oldest first; at most the last 100,000."""
         return self._loop.steps.drain()
 
     def counters(self) -> Mapping[str, float]:
-        """Running totals and present levels, under vLLM's names where it has one."""
+        """Totals and current levels, under vLLM's names where it has them."""
         scheduler = self._loop.scheduler
-        view, totals = scheduler.stats(), scheduler.totals
+        stats, totals = scheduler.stats(), scheduler.totals
         running, waiting = scheduler.num_background()
         return (
             {
-                "num_requests_running": float(view.num_running),
-                "num_requests_waiting": float(view.num_waiting),
+                "num_requests_running": float(stats.num_running),
+                "num_requests_waiting": float(stats.num_waiting),
                 "num_background_running": float(running),
                 "num_background_waiting": float(waiting),
-                "kv_cache_usage_perc": view.used_blocks / view.num_blocks,
+                "kv_cache_usage_perc": stats.used_blocks / stats.num_blocks,
                 "prefix_cache_queries": float(scheduler.cache.queried_tokens),
                 "prefix_cache_hits": float(scheduler.cache.hit_tokens),
                 "num_preemptions": float(totals.num_preempted),
@@ -264,13 +269,13 @@ class Engine:
         )
 
     def is_healthy(self, stall_s: float = STALL_S) -> bool:
-        """Whether the engine makes progress: not merely that it exists."""
+        """True if the engine thread is alive and makes progress with due work."""
         return self._loop.is_healthy(stall_s)
 
-    # -- ending
+    # -- closing
 
     def close(self) -> None:
-        """Stop; unfinished requests end as aborted. Closing twice does nothing."""
+        """Stop the engine; unfinished requests end as aborted. Closing twice does nothing."""
         self._loop.close()
 
     def __enter__(self) -> Engine:
@@ -279,7 +284,7 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- inside
+    # -- internals
 
     def _make_request(
         self,
@@ -320,7 +325,7 @@ class Engine:
 
 
 def generate(model: str, prompt: str, *, max_tokens: int = 128, **settings: Any) -> str:
-    """The greedy completion of one prompt: opens an engine, answers, closes it."""
+    """The greedy completion of one prompt, with an engine opened for this call."""
     with Engine.open(model, **settings) as engine:
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
         return engine.generate([prompt], sampling)[0].text
@@ -354,12 +359,12 @@ def _pooled(runner: Any, tokens: Sequence[int], pooling: str) -> Sequence[float]
     x_TC = runner.states(tokens).float()
     x_C = x_TC[-1] if pooling == "last" else x_TC.mean(0)
     if not bool(x_C.isfinite().all()):
-        raise ArithmeticError("the states of this text are not finite")
+        raise ArithmeticError("the hidden states of this text are not finite")
     return [float(value) for value in x_C.tolist()]
 
 
 @torch.inference_mode()
 def _logprobs(runner: Any, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
     logits_TV = runner.logits(tokens)
-    found: npt.NDArray[np.float32] = torch.log_softmax(logits_TV.float(), 1).cpu().numpy()
-    return found
+    logprobs_TV: npt.NDArray[np.float32] = torch.log_softmax(logits_TV.float(), 1).cpu().numpy()
+    return logprobs_TV

@@ -107,7 +107,7 @@ async def test_generated_ids_never_collide_with_given_ones(engine: Engine) -> No
     """Whatever ids callers choose, before or after the engine generated its own."""
     endless = Sampling(max_tokens=100, ignore_eos=True)
     made = engine.stream("a", endless)
-    chosen = [engine.stream("a", endless, request_id=f"ask-{i}") for i in range(40)]
+    chosen = [engine.stream("a", endless, request_id=f"req-{i}") for i in range(40)]
     more = [engine.stream("b", GREEDY) for _ in range(45)]
     ids = [(await anext(stream)).request_id for stream in (made, *chosen, *more)]
     assert len(set(ids)) == len(ids) == 86

@@ -76,7 +76,7 @@ def test_activation_precision_follows_the_setting() -> None:
     assert resolved.layer_backend == "native" and resolved.values()["activations"] == "int16"
     with pytest.raises(CannotRun, match="no weight is in whole numbers"):
         resolve(Settings(activations="float32"))
-    with pytest.raises(CannotRun, match="on the CPU only"):
+    with pytest.raises(CannotRun, match="only supported on the CPU"):
         cuda, why = torch.device("cuda"), dict[str, str]()
         _formats(Settings(activations="int16"), load_spec("demo"), cuda, torch.float32, why)
 
