@@ -25,12 +25,8 @@ from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
-from ridgeline.plan.simulate.fleet import (
-    FleetConfig,
-    ReplicaConfig,
-    SimulatedRequest,
-    simulate_fleet,
-)
+from ridgeline.plan.simulate.fleet import simulate_fleet
+from ridgeline.plan.simulate.records import FleetConfig, ReplicaConfig, SimulatedRequest
 from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
 
@@ -56,10 +52,12 @@ def load(count: int, rate: float, seed: int) -> list[SimulatedRequest]:
     ]
 
 
-def cost_us(requests: list[SimulatedRequest], replicas: int, leaps: bool) -> float:
+def cost_us(requests: list[SimulatedRequest], replicas: int, fast_forward: bool) -> float:
     machine = build_replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
-    build = ReplicaConfig(name="h100", scheduler=make_scheduler, pace=ModelledStepTimes(machine))
-    plan = FleetConfig(builds=(build,) * replicas, leaps=leaps)
+    build = ReplicaConfig(
+        name="h100", scheduler=make_scheduler, step_times=ModelledStepTimes(machine)
+    )
+    plan = FleetConfig(replicas=(build,) * replicas, fast_forward=fast_forward)
     began_s = time.process_time()
     simulate_fleet(requests, plan)
     return (time.process_time() - began_s) / len(requests) * 1e6

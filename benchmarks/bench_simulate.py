@@ -37,8 +37,7 @@ from raw_runs import NOT_DONE, append, flags, read, say
 from server import serving
 
 from ridgeline.config.settings import Settings, settings_from
-from ridgeline.engine.build import make_scheduler
-from ridgeline.engine.config import resolve
+from ridgeline.engine.config import make_scheduler, resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.measure.client.http_target import HttpTarget, first_model
@@ -50,12 +49,12 @@ from ridgeline.measure.workload.arrivals import Closed
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.plan.calibration.calibration import Calibration, load_calibration
 from ridgeline.plan.calibration.interference import InterferenceSampler, LoadedStep, has_prompt
-from ridgeline.plan.simulate.fleet import (
+from ridgeline.plan.simulate.fleet import simulate_fleet
+from ridgeline.plan.simulate.records import (
     FleetConfig,
     FleetOutcome,
     ReplicaConfig,
     SimulatedRequest,
-    simulate_fleet,
 )
 from ridgeline.plan.simulate.summary import meets_slo, tpot_of
 from ridgeline.plan.step_time.replica import Replica
@@ -239,15 +238,15 @@ def simulated(
     """`place`: the seed of where the weather begins."""
     settings = bench.settings
     machine = calibrated_replica(calibration, settings.model, settings.quantization)
-    over, weather = calibration.overheads, calibration.weather
+    over, weather = calibration.overheads, calibration.interference
     build = ReplicaConfig(
         name=settings.model,
         scheduler=partial(make_scheduler, resolve(settings)),
-        pace=ModelledStepTimes(machine),
-        asking_s=over.reader_first_s or over.first_s,
-        sky=None if weather is None else partial(InterferenceSampler, weather, place),
+        step_times=ModelledStepTimes(machine),
+        overhead_s=over.reader_first_s or over.first_s,
+        interference=None if weather is None else partial(InterferenceSampler, weather, place),
     )
-    plan = FleetConfig(builds=(build,))
+    plan = FleetConfig(replicas=(build,))
     outcome = simulate_fleet(requests, plan, end_s=bench.window_s + bench.grace_s)
     return told(outcome, bench)
 
@@ -255,7 +254,7 @@ def simulated(
 def told(outcome: FleetOutcome, bench: Bench) -> dict[str, float]:
     """As `numbers`, of those that were served."""
     slos = {slo: Slo.parse(slo) for slo in bench.slos}
-    served = [life for life in outcome.lives if life.finished_s == life.finished_s]
+    served = [life for life in outcome.requests if life.finished_s == life.finished_s]
     ttfts = [1e3 * (life.first_s - life.request.at_s) for life in served]
     tpots = [1e3 * tpot_of(life) for life in served]
     return {
@@ -288,7 +287,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures(real: Real, calibration: Calibration) -> Iterator[Figure]:
     requests = requests_of(real)
-    places = PLACES if calibration.weather is not None else 1
+    places = PLACES if calibration.interference is not None else 1
     bench = BENCHES[real.model]
     each = [simulated(bench, requests, calibration, place) for place in range(places)]
     for name, value in real.numbers.items():
@@ -384,7 +383,7 @@ def main() -> int:
     found = load_calibration(given.calibration)
     reals = [real for real in read(given.raw, Real) if real.model == given.model]
     if given.fair:
-        found = msgspec.structs.replace(found, weather=None)
+        found = msgspec.structs.replace(found, interference=None)
     return say((steps_table if given.what == "steps" else table)(reals, found))
 
 

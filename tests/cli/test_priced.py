@@ -50,7 +50,7 @@ def calibration() -> Calibration:
         found.overheads, step_s=1e-4, run_s=1e-5, run_layer_s=0.0, logit_s=0.0
     )
     free = msgspec.structs.replace(
-        found.attention, decode_flop_s=0.0, decode_byte_s=0.0, fresh_flop_s=0.0
+        found.attention, decode_flop_s=0.0, decode_byte_s=0.0, prompt_flop_s=0.0
     )
     return msgspec.structs.replace(
         found,

@@ -1,4 +1,4 @@
-"""A pace for tests against queueing theory."""
+"""A step_times for tests against queueing theory."""
 
 from __future__ import annotations
 

@@ -15,12 +15,8 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import Candidate, SearchSpace, search
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
-from ridgeline.plan.simulate.fleet import (
-    FleetConfig,
-    ReplicaConfig,
-    SimulatedRequest,
-    simulate_fleet,
-)
+from ridgeline.plan.simulate.fleet import simulate_fleet
+from ridgeline.plan.simulate.records import FleetConfig, ReplicaConfig, SimulatedRequest
 from ridgeline.plan.simulate.summary import summarise
 from ridgeline.plan.step_time.memory import BLOCK_SIZE
 from ridgeline.plan.step_time.parallel_layout import Layout
@@ -66,8 +62,8 @@ def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> f
     requests = [
         SimulatedRequest(at_s=float(at), num_prompt=isl, num_output=osl) for at in np.cumsum(gaps)
     ]
-    build = ReplicaConfig(name=DEVICE, scheduler=scheduler, pace=ModelledStepTimes(machine))
-    found = summarise(simulate_fleet(requests, FleetConfig(builds=(build,))), slo)
+    build = ReplicaConfig(name=DEVICE, scheduler=scheduler, step_times=ModelledStepTimes(machine))
+    found = summarise(simulate_fleet(requests, FleetConfig(replicas=(build,))), slo)
     assert found.attainment is not None
     return found.attainment
 

@@ -101,7 +101,7 @@ def made_up() -> Calibration:
         begun_s=4e-4,
     )
     attention = msgspec.structs.replace(
-        empty.attention, decode_flop_s=2e-11, decode_byte_s=9e-11, fresh_flop_s=1e-11
+        empty.attention, decode_flop_s=2e-11, decode_byte_s=9e-11, prompt_flop_s=1e-11
     )
     return msgspec.structs.replace(
         empty, linears=linears, overheads=overheads, attention=attention, overlap=4.0
@@ -277,7 +277,7 @@ def test_the_kv_cache_is_what_the_engine_resolves_to() -> None:
 def test_calm_steps_follow_a_line() -> None:
     here = machine(made_up(), "qwen2.5-0.5b", "int8")
     computed = [100, 900, 40]
-    glide = ModelledStepTimes(here).glide(computed, 5)
+    glide = ModelledStepTimes(here).linear_steps(computed, 5)
     assert glide is not None
     for j in range(5):
         step_s = here.price([(1, done + j) for done in computed], 3).seconds
@@ -320,8 +320,8 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
         {"bandwidth_bytes_s": {}},
         {"overlap": 0},
         {"linears": curves},
-        {"weather": {"bin_s": 0.1, "decode": [1.0], "prompt": [1.0], "moods": [-0.5]}},
-        {"weather": {"bin_s": 0.1, "decode": [], "prompt": [1.0]}},
+        {"interference": {"bin_s": 0.1, "decode": [1.0], "prompt": [1.0], "pass_ratios": [-0.5]}},
+        {"interference": {"bin_s": 0.1, "decode": [], "prompt": [1.0]}},
         {"overheads": None},
     ):
         path.write_text(json.dumps(good | damage))
@@ -334,13 +334,15 @@ def test_a_single_simulation_is_the_best_guess_and_seeds_draw_moods(
 ) -> None:
     def tpot_s(weather: InterferenceTrace | None, *words: str) -> dict[str, dict[str, float]]:
         path = tmp_path / "calibration.json"
-        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, weather=weather)))
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, interference=weather)))
         load = ["--rate", "2", "--num-prompts", "30", "--isl", "50", "--osl", "20"]
         asked = ["simulate", "demo", "--calibration", str(path), "--json", *load, *words]
         assert main(asked) == 0
         return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
-    calm = InterferenceTrace(bin_s=0.05, decode=(1.0,) * 40, prompt=(1.0,) * 40, moods=(0.25, 4.0))
+    calm = InterferenceTrace(
+        bin_s=0.05, decode=(1.0,) * 40, prompt=(1.0,) * 40, pass_ratios=(0.25, 4.0)
+    )
     plain = tpot_s(None)["tpot"]["p50"]
     assert tpot_s(calm)["tpot"]["p50"] == pytest.approx(plain)
     drawn = tpot_s(calm, "--num-seeds", "12")["figures"]["tpot_p50_s"]
@@ -409,6 +411,6 @@ def test_simulations_count_readers_and_the_model_of_the_engine_does_not() -> Non
     assert one.price(shapes, 8) == other.price(shapes, 8)
     told_s = [ModelledStepTimes(each).step_s(shapes, 8) for each in (one, other)]
     assert told_s[1] - told_s[0] == pytest.approx(8 * 5e-5)
-    glides = [ModelledStepTimes(each).glide([100] * 8, 4) for each in (one, other)]
+    glides = [ModelledStepTimes(each).linear_steps([100] * 8, 4) for each in (one, other)]
     assert glides[0] is not None and glides[1] is not None
     assert glides[1].first_s - glides[0].first_s == pytest.approx(8 * 5e-5)

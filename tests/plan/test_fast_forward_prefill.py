@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from ridgeline.engine.scheduler.scheduler import Scheduler
-from ridgeline.plan.simulate.fleet import SimulatedRequest, simulate_fleet
+from ridgeline.plan.simulate.fleet import simulate_fleet
+from ridgeline.plan.simulate.records import SimulatedRequest
 from ridgeline.plan.simulate.replica import SimulatedReplica
 from ridgeline.records import Request, Sampling
 from tests.plan.steady import Steady
@@ -18,8 +19,8 @@ from tests.plan.test_fleet import fleet, instants, make, told
 def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
     """Requests that join beside decodes: tables, idle blocks and totals as after plan and commit."""
 
-    def after(leaps: bool) -> Scheduler:
-        station = SimulatedReplica(make(blocks=60)(), Steady(1.0), leaps=leaps)
+    def after(fast_forward: bool) -> Scheduler:
+        station = SimulatedReplica(make(blocks=60)(), Steady(1.0), fast_forward=fast_forward)
         for i, at_s in enumerate((0.0, 2.5, 6.5, 6.6, 11.5)):
             while station.wake_s < at_s:
                 station.advance(station.wake_s)
@@ -53,8 +54,10 @@ def test_entries_at_the_edge_of_room_agree() -> None:
             for at, p, n in zip(at_s, rng.integers(4, 20, 8), rng.integers(1, 30, 8), strict=True)
         ]
         fast, slow = (
-            simulate_fleet(asked, fleet(scheduler, Steady(math.pi / 1000), leaps=leaps))
-            for leaps in (True, False)
+            simulate_fleet(
+                asked, fleet(scheduler, Steady(math.pi / 1000), fast_forward=fast_forward)
+            )
+            for fast_forward in (True, False)
         )
         assert told(fast) == told(slow)
         assert np.allclose(instants(fast), instants(slow), rtol=1e-9, atol=1e-12)
@@ -63,7 +66,7 @@ def test_entries_at_the_edge_of_room_agree() -> None:
 def test_asking_delays_what_the_client_sees_and_nothing_else() -> None:
     asked = [SimulatedRequest(at_s=0.1 * i, num_prompt=8, num_output=5) for i in range(6)]
     plain = fleet(make(), Steady(0.01))
-    build = msgspec.structs.replace(plain.builds[0], asking_s=0.002)
-    late = msgspec.structs.replace(plain, builds=(build,))
+    build = msgspec.structs.replace(plain.replicas[0], overhead_s=0.002)
+    late = msgspec.structs.replace(plain, replicas=(build,))
     one, other = (instants(simulate_fleet(asked, each)) for each in (plain, late))
     assert np.allclose(other[:, 1:], one[:, 1:] + 0.002) and np.allclose(other[:, 0], one[:, 0])

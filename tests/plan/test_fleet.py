@@ -1,4 +1,4 @@
-"""The fleet: leaps against steps, queueing theory, conservation, routing, faults, scaling."""
+"""The fleet: fast_forward against steps, queueing theory, conservation, routing, faults, scaling."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
-from ridgeline.plan.simulate.fleet import (
+from ridgeline.plan.simulate.fleet import simulate_fleet
+from ridgeline.plan.simulate.records import (
     Autoscaling,
     FaultModel,
     FleetConfig,
     FleetOutcome,
     ReplicaConfig,
     SimulatedRequest,
-    simulate_fleet,
 )
 from ridgeline.plan.simulate.replica import SimulatedReplica
 from ridgeline.plan.simulate.routing import make_router
@@ -64,10 +64,10 @@ def make(
 
 
 def fleet(
-    scheduler: Callable[[], Scheduler], pace: StepTimes, count: int = 1, **more: object
+    scheduler: Callable[[], Scheduler], step_times: StepTimes, count: int = 1, **more: object
 ) -> FleetConfig:
-    builds = (ReplicaConfig(name="test", scheduler=scheduler, pace=pace),) * count
-    return FleetConfig(**{"builds": builds, "check": conserved, **more})  # type: ignore[arg-type]
+    replicas = (ReplicaConfig(name="test", scheduler=scheduler, step_times=step_times),) * count
+    return FleetConfig(**{"replicas": replicas, "check": conserved, **more})  # type: ignore[arg-type]
 
 
 def conserved(scheduler: Scheduler) -> None:
@@ -84,12 +84,12 @@ def conserved(scheduler: Scheduler) -> None:
 def told(outcome: FleetOutcome) -> list[tuple[object, ...]]:
     return [
         (life.replica, life.cached, life.num_preempted, life.num_restarts, life.error)
-        for life in outcome.lives
+        for life in outcome.requests
     ]
 
 
 def instants(outcome: FleetOutcome) -> np.ndarray:
-    return np.array([(x.started_s, x.first_s, x.finished_s) for x in outcome.lives])
+    return np.array([(x.started_s, x.first_s, x.finished_s) for x in outcome.requests])
 
 
 requests_of = st.lists(
@@ -148,22 +148,24 @@ def test_leaps_and_steps_agree(
     ]
     scheduler = make(seats, blocks, budget=budget, cache=cache, policy=policy)
     # An arrival just at the end of a step is a tie, decided by rounding: here there are none.
-    pace: StepTimes = Steady(math.pi / 1000) if steady else MODEL
+    step_times: StepTimes = Steady(math.pi / 1000) if steady else MODEL
     fast, slow = (
-        simulate_fleet(requests, fleet(scheduler, pace, count, leaps=leaps))
-        for leaps in (True, False)
+        simulate_fleet(requests, fleet(scheduler, step_times, count, fast_forward=fast_forward))
+        for fast_forward in (True, False)
     )
     assert told(fast) == told(slow)
     assert np.allclose(instants(fast), instants(slow), rtol=1e-9, atol=1e-12)
     assert fast.num_steps == slow.num_steps and fast.num_events <= slow.num_events
-    assert all(not life.error for life in fast.lives)  # nobody starves
+    assert all(not life.error for life in fast.requests)  # nobody starves
 
 
 def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
     """Not only what is told: tables, cache entries and the order of idle blocks too."""
 
-    def after(leaps: bool) -> Scheduler:
-        station = SimulatedReplica(make(cache=True, blocks=60)(), Steady(1.0), leaps=leaps)
+    def after(fast_forward: bool) -> Scheduler:
+        station = SimulatedReplica(
+            make(cache=True, blocks=60)(), Steady(1.0), fast_forward=fast_forward
+        )
         for i in range(3):
             sampling = Sampling(temperature=0.0, max_tokens=30 + i, ignore_eos=True)
             prompt = (7,) * (5 + 3 * i)
@@ -194,7 +196,7 @@ def test_a_glide_adds_up(first_s: float, more_s: float, steps: int, off: float) 
 
 def test_the_model_glides_as_it_steps() -> None:
     computed = [100, 5000, 37]
-    glide = MODEL.glide(computed, 50)
+    glide = MODEL.linear_steps(computed, 50)
     assert glide is not None
     one_by_one = [MODEL.step_s([(1, c + j) for c in computed], 3) for j in range(50)]
     assert glide.seconds(50) == pytest.approx(sum(one_by_one), rel=1e-9)
@@ -218,7 +220,7 @@ def test_one_seat_and_one_token_are_an_m_d_1(rho: float) -> None:
         [SimulatedRequest(at_s=float(t), num_prompt=4, num_output=1) for t in at_s],
         fleet(make(seats=1), Steady(service_s)),
     )
-    waits = np.array([life.started_s - life.request.at_s for life in found.lives])
+    waits = np.array([life.started_s - life.request.at_s for life in found.requests])
     assert np.allclose(waits, lindley(at_s, service_s), atol=1e-9)
     long_run = lindley(poisson(rho / service_s, 4_000_000, 2), service_s).mean()
     theory = rho * service_s / (2 * (1 - rho))
@@ -261,7 +263,7 @@ def test_seats_that_share_their_steps_are_an_m_m_c() -> None:
         ],
         fleet(build, Steady(step_s)),
     )
-    waits = np.array([life.started_s - life.request.at_s for life in found.lives])
+    waits = np.array([life.started_s - life.request.at_s for life in found.requests])
     ideal = kiefer_wolfowitz(at_s.tolist(), (tokens * step_s).tolist(), seats)
     assert waits.mean() == pytest.approx(ideal.mean(), abs=1.5 * step_s)
     many = 400_000
@@ -287,7 +289,7 @@ def load(count: int, rate: float = 50.0, seed: int = 0, **more: object) -> list[
 
 def test_littles_law() -> None:
     found = simulate_fleet(load(2000), fleet(make(), Steady(0.005), 3))
-    spent_s = sum(life.finished_s - life.request.at_s for life in found.lives)
+    spent_s = sum(life.finished_s - life.request.at_s for life in found.requests)
     assert found.area == pytest.approx(spent_s, rel=1e-9)
 
 
@@ -300,7 +302,7 @@ def test_every_router_serves_everybody_and_a_seed_decides_all(router: str) -> No
     first, again = simulate_fleet(requests, plan), simulate_fleet(requests, plan)
     assert told(first) == told(again)
     assert np.array_equal(instants(first), instants(again))
-    assert all(not life.error for life in first.lives)
+    assert all(not life.error for life in first.requests)
 
 
 def test_routers_do_what_their_names_say() -> None:
@@ -338,15 +340,15 @@ def test_prefix_aware_routing_hits_more() -> None:
     hits = {}
     for router in ("round-robin", "prefix-aware"):
         plan = fleet(make(cache=True, blocks=60), Steady(0.002), 4, router=router)
-        hits[router] = sum(life.cached for life in simulate_fleet(requests, plan).lives)
+        hits[router] = sum(life.cached for life in simulate_fleet(requests, plan).requests)
     assert hits["prefix-aware"] > 1.3 * hits["round-robin"]
 
 
 def test_what_a_failed_replica_had_begins_again_elsewhere() -> None:
     plan = fleet(make(), Steady(0.005), 3, faults=FaultModel(mtbf_s=2.0, repair_s=0.5), seed=4)
     found = simulate_fleet(load(500), plan)
-    assert sum(life.num_restarts for life in found.lives) > 5
-    assert all(not life.error for life in found.lives)
+    assert sum(life.num_restarts for life in found.requests) > 5
+    assert all(not life.error for life in found.requests)
     calm = simulate_fleet(load(500), fleet(make(), Steady(0.005), 3))
     assert found.area > calm.area
 
@@ -362,24 +364,24 @@ def test_the_fleet_grows_with_the_load_and_shrinks_after_it() -> None:
     found = simulate_fleet([*load(600, rate=60), *quiet], plan)
     sizes = [count for _, count in found.num_replicas]
     assert max(sizes) == 5 and found.num_replicas[-1][1] == 1
-    assert all(not life.error for life in found.lives)
+    assert all(not life.error for life in found.requests)
     first_new = next(at for at, count in found.num_replicas if count == 2)
     assert first_new >= 1.5  # an interval and the start-up
 
 
 def test_disaggregated_pools_hand_the_cache_over() -> None:
-    build = ReplicaConfig(name="test", scheduler=make(cache=True), pace=Steady(0.005))
+    build = ReplicaConfig(name="test", scheduler=make(cache=True), step_times=Steady(0.005))
     plan = FleetConfig(
-        builds=(build,) * 2,
+        replicas=(build,) * 2,
         decode=(build,) * 2,
         transfer_s=lambda tokens: 1e-4 * tokens,
         check=conserved,
     )
     found = simulate_fleet(load(200, rate=20), plan)
-    assert all(not life.error for life in found.lives)
-    decode_steps = sum(m.num_steps for m in found.members if m.pool == 1)
+    assert all(not life.error for life in found.requests)
+    decode_steps = sum(m.num_steps for m in found.replicas if m.pool == 1)
     assert decode_steps > 0
-    one = simulate_fleet([SimulatedRequest(at_s=0, num_prompt=41, num_output=3)], plan).lives[0]
+    one = simulate_fleet([SimulatedRequest(at_s=0, num_prompt=41, num_output=3)], plan).requests[0]
     assert one.first_s == pytest.approx(0.005)
     assert one.finished_s == pytest.approx(0.005 + 41e-4 + 2 * 0.005)  # the prompt was not computed
 
@@ -394,7 +396,9 @@ def test_lines_of_batches_wait_for_the_others() -> None:
     ]
     found = simulate_fleet(both, fleet(make(seats=4), Steady(0.002)))
     waits = {
-        p: np.mean([x.started_s - x.request.at_s for x in found.lives if x.request.background == p])
+        p: np.mean(
+            [x.started_s - x.request.at_s for x in found.requests if x.request.background == p]
+        )
         for p in (False, True)
     }
     assert waits[False] < waits[True]
@@ -402,7 +406,7 @@ def test_lines_of_batches_wait_for_the_others() -> None:
 
 def test_a_fleet_without_replicas_and_a_request_too_long() -> None:
     with pytest.raises(BadInput):
-        simulate_fleet([], FleetConfig(builds=()))
+        simulate_fleet([], FleetConfig(replicas=()))
     with pytest.raises(BadInput, match="too long"):
         simulate_fleet(
             [SimulatedRequest(at_s=0, num_prompt=500, num_output=1)], fleet(make(), Steady(0.01))
@@ -412,5 +416,5 @@ def test_a_fleet_without_replicas_and_a_request_too_long() -> None:
 def test_the_end_of_the_clock() -> None:
     found = simulate_fleet(load(200), fleet(make(seats=1), Steady(0.05)), end_s=2.0)
     assert found.duration_s <= 2.0
-    assert any(life.error for life in found.lives)
-    assert all(life.request.at_s < 2.0 for life in found.lives)
+    assert any(life.error for life in found.requests)
+    assert all(life.request.at_s < 2.0 for life in found.requests)

@@ -19,12 +19,12 @@ from ridgeline.plan.calibration.interference import (
     record_interference,
 )
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
-from ridgeline.plan.simulate.fleet import (
+from ridgeline.plan.simulate.fleet import simulate_fleet
+from ridgeline.plan.simulate.records import (
     FleetConfig,
     FleetOutcome,
     ReplicaConfig,
     SimulatedRequest,
-    simulate_fleet,
 )
 from ridgeline.plan.step_time.simulated import LinearSteps
 
@@ -37,7 +37,7 @@ def fitted_s(shapes: Shapes, _num_sampled: int) -> float:
 
 
 class Line:
-    """A pace by `fitted_s`."""
+    """A step_times by `fitted_s`."""
 
     def step_s(self, shapes: Shapes, num_sampled: int) -> float:
         return fitted_s(shapes, num_sampled)
@@ -92,9 +92,11 @@ WEATHER = InterferenceTrace(
 def test_a_sky_plays_the_whole_recording_from_some_place() -> None:
     at_s = np.arange(40) * BIN_S + 0.01
     for seed in range(5):
-        sky = InterferenceSampler(WEATHER, seed, 0, 1.0)
-        assert sorted(sky.slowness([(1, 9)], t) for t in at_s) == sorted(WEATHER.decode)
-        assert sky.slowness([(1, 9), (5, 0)], 0.3) == sky.slowness([(5, 0)], 0.3 + 40 * BIN_S)
+        interference = InterferenceSampler(WEATHER, seed, 0, 1.0)
+        assert sorted(interference.slowness([(1, 9)], t) for t in at_s) == sorted(WEATHER.decode)
+        assert interference.slowness([(1, 9), (5, 0)], 0.3) == interference.slowness(
+            [(5, 0)], 0.3 + 40 * BIN_S
+        )
     starts = {
         tuple(InterferenceSampler(WEATHER, 1, i, 1.0).slowness([(1, 9)], t) for t in at_s)
         for i in range(20)
@@ -119,13 +121,13 @@ def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
         bin_s=BIN_S,
         decode=(1.0,) * 40,
         prompt=(1.0,) * 40,
-        moods=(0.5, 2.0),
-        decode_misfits=(1.0, 3.0),
-        prompt_misfits=(5.0,),
+        pass_ratios=(0.5, 2.0),
+        decode_errors=(1.0, 3.0),
+        prompt_errors=(5.0,),
     )
 
-    def slow(sky: InterferenceSampler) -> tuple[float, float]:
-        return sky.slowness([(1, 1)], 0.0), sky.slowness([(5, 0)], 0.0)
+    def slow(interference: InterferenceSampler) -> tuple[float, float]:
+        return interference.slowness([(1, 1)], 0.0), interference.slowness([(5, 0)], 0.0)
 
     assert slow(InterferenceSampler(weather, 3, 0, MIDDLE)) == (1.0, 1.0)
     drawn = {slow(InterferenceSampler(weather, seed, 0)) for seed in range(50)}
@@ -135,7 +137,7 @@ def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
     assert len({decode / prompt for decode, prompt in replicas}) == 1, "all have the same fit"
 
 
-def served(sky: partial[InterferenceSampler] | None) -> FleetOutcome:
+def served(interference: partial[InterferenceSampler] | None) -> FleetOutcome:
     requests = [SimulatedRequest(at_s=0.04 * i, num_prompt=40, num_output=20) for i in range(60)]
     limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512)
 
@@ -143,8 +145,10 @@ def served(sky: partial[InterferenceSampler] | None) -> FleetOutcome:
         pool = CountingBlockPool(400, 16)
         return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
 
-    build = ReplicaConfig(name="x", scheduler=scheduler, pace=Line(), sky=sky)
-    return simulate_fleet(requests, FleetConfig(builds=(build,)))
+    build = ReplicaConfig(
+        name="x", scheduler=scheduler, step_times=Line(), interference=interference
+    )
+    return simulate_fleet(requests, FleetConfig(replicas=(build,)))
 
 
 def test_a_fleet_under_a_sky() -> None:
@@ -152,14 +156,14 @@ def test_a_fleet_under_a_sky() -> None:
     calm = served(None)
     even = InterferenceTrace(bin_s=BIN_S, decode=(1.0,) * 40, prompt=(1.0,) * 40)
     same = served(partial(InterferenceSampler, even, 0))
-    assert [life.finished_s for life in same.lives] == pytest.approx(
-        [life.finished_s for life in calm.lives]
+    assert [life.finished_s for life in same.requests] == pytest.approx(
+        [life.finished_s for life in calm.requests]
     )
     twice = InterferenceTrace(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(2.0,) * 40)
     slow = served(partial(InterferenceSampler, twice, 0, level=1.0))
-    assert slow.members[0].num_busy_s > 1.5 * calm.members[0].num_busy_s
+    assert slow.replicas[0].num_busy_s > 1.5 * calm.replicas[0].num_busy_s
     ends = [
-        [life.finished_s for life in served(partial(InterferenceSampler, WEATHER, n)).lives]
+        [life.finished_s for life in served(partial(InterferenceSampler, WEATHER, n)).requests]
         for n in (3, 3, 4)
     ]
     assert ends[0] == ends[1] != ends[2]

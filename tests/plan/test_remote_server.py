@@ -1,5 +1,5 @@
 """Calibrations of servers: made-up laws are found again, what they do not tell is refused, and a
-server of known pace is measured over HTTP."""
+server of known step_times is measured over HTTP."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.measure.metrics.goodput import meets
-from ridgeline.plan.simulate.fleet import FleetOutcome, RequestOutcome, SimulatedRequest
+from ridgeline.plan.simulate.records import FleetOutcome, RequestOutcome, SimulatedRequest
 from ridgeline.plan.simulate.summary import summarise, traces
 from ridgeline.records import Slo
 
@@ -118,8 +118,8 @@ def test_the_summary_by_hand() -> None:
     good = RequestOutcome(asked, started_s=1.5, first_s=2.0, finished_s=4.0)
     lost = RequestOutcome(asked, error="lost")
     outcome = FleetOutcome(
-        lives=(good, lost),
-        members=(),
+        requests=(good, lost),
+        replicas=(),
         duration_s=8.0,
         area=12.0,
         num_steps=3,
@@ -142,8 +142,8 @@ def test_a_request_is_judged_as_a_measured_one_is(num_output: int, promise: str)
         asked, started_s=1.5, first_s=2.0, finished_s=2.0 if num_output == 1 else 2.1
     )
     outcome = FleetOutcome(
-        lives=(life,),
-        members=(),
+        requests=(life,),
+        replicas=(),
         duration_s=8.0,
         area=1.0,
         num_steps=1,

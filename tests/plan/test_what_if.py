@@ -22,13 +22,9 @@ from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import demand_of
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
-from ridgeline.plan.simulate.fleet import (
-    FleetConfig,
-    ReplicaConfig,
-    SimulatedRequest,
-    simulate_fleet,
-)
+from ridgeline.plan.simulate.fleet import simulate_fleet
 from ridgeline.plan.simulate.off_peak import OffPeak
+from ridgeline.plan.simulate.records import FleetConfig, ReplicaConfig, SimulatedRequest
 from ridgeline.plan.step_time.predict import OperatingPoint, predict_on
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
@@ -56,8 +52,8 @@ def test_counted_blocks_change_nothing(seed: int) -> None:
         def make() -> Scheduler:
             return Scheduler(limits, make_policy("continuous"), pool(90, 16), NoPrefixCache())
 
-        build = ReplicaConfig(name="x", scheduler=make, pace=Steady(0.01))
-        lives = simulate_fleet(requests, FleetConfig(builds=(build,))).lives
+        build = ReplicaConfig(name="x", scheduler=make, step_times=Steady(0.01))
+        lives = simulate_fleet(requests, FleetConfig(replicas=(build,))).requests
         return [(life.first_s, life.finished_s, life.num_preempted) for life in lives]
 
     found = served(CountingBlockPool)
@@ -90,7 +86,7 @@ def test_batch_requests_wait_for_their_window(capsys: pytest.CaptureFixture[str]
     later = json.loads(capsys.readouterr().out)
     assert soon["num_served"] == later["num_served"] == 40
     assert soon["duration_s"] < 1000 and later["duration_s"] > 3600
-    assert soon["batch"]["num_lines"] == later["batch"]["num_served"] > 10
+    assert soon["batch"]["num_requests"] == later["batch"]["num_served"] > 10
     assert later["batch"]["took"]["p99"] < 100  # from when its window opened
     assert main([*WORDS, "--off-peak", "01:00-02:00"]) == 2
 
@@ -109,7 +105,7 @@ def test_lines_of_batches_are_promised_nothing_and_stand_in_nobody_s_way(
 
     alone, mixed, all_online = ran("20"), ran("40", "--batch-share", "0.5"), ran("40")
     assert alone["batch"] is None and all_online["batch"] is None
-    assert mixed["batch"]["num_lines"] == pytest.approx(300, rel=0.15)
+    assert mixed["batch"]["num_requests"] == pytest.approx(300, rel=0.15)
     assert mixed["ttft"]["p50"] < 1.35 * alone["ttft"]["p50"]
     assert mixed["attainment"] > all_online["attainment"] + 0.05
     assert mixed["batch"]["took"]["p50"] > mixed["e2e"]["p50"]
@@ -175,11 +171,13 @@ def test_speculation_pays_for_few_and_costs_many() -> None:
 
 def test_drafts_in_a_simulation_are_those_of_the_prediction() -> None:
     drafts = SpeculationModel(num_tokens=3, acceptance=0.6)
-    pace, here = ModelledStepTimes(machine(), drafts), machine()
+    step_times, here = ModelledStepTimes(machine(), drafts), machine()
     computed = [700, 900, 800]
-    glide = pace.glide(computed, 10)
+    glide = step_times.linear_steps(computed, 10)
     assert glide is not None
     expected_s = drafts.decode_s(here, 3, 800)
     assert glide.first_s == pytest.approx(expected_s, rel=1e-3)
-    assert pace.step_s([(1, n) for n in computed], 3) == pytest.approx(expected_s, rel=1e-3)
-    assert math.isclose(pace.step_s([(512, 0)], 1), ModelledStepTimes(here).step_s([(512, 0)], 1))
+    assert step_times.step_s([(1, n) for n in computed], 3) == pytest.approx(expected_s, rel=1e-3)
+    assert math.isclose(
+        step_times.step_s([(512, 0)], 1), ModelledStepTimes(here).step_s([(512, 0)], 1)
+    )

@@ -27,7 +27,7 @@ def engine_calibration_table(result: EngineCalibration, output: Path) -> Table:
     attention = calibration.attention
     table.add_row(
         "attention",
-        f"{1e-9 / max(attention.fresh_flop_s, 1e-18):.0f} GFLOP/s in prompts",
+        f"{1e-9 / max(attention.prompt_flop_s, 1e-18):.0f} GFLOP/s in prompts",
         f"{1e-9 / max(attention.decode_byte_s, 1e-18):.0f} GB/s and "
         f"{1e-9 / max(attention.decode_flop_s, 1e-18):.0f} GFLOP/s in decodes",
     )
@@ -42,8 +42,8 @@ def engine_calibration_table(result: EngineCalibration, output: Path) -> Table:
         f"{1e6 * overheads.reader_s:.0f} us a token",
         f"{1e3 * overheads.reader_first_s:.2f} ms a request (simulate includes both)",
     )
-    if calibration.weather is not None:
-        table.add_row("interference", *_interference(calibration.weather))
+    if calibration.interference is not None:
+        table.add_row("interference", *_interference(calibration.interference))
     tpot = f"TPOT {calibration.tpot_error:.0%} to expect"
     table.add_row("median error", tpot, f"TTFT {calibration.ttft_error:.0%}")
     table.add_row("written to", str(output), "use it with --calibration")
@@ -87,7 +87,9 @@ def _interference(weather: InterferenceTrace) -> tuple[str, str]:
         return f"{middle:.2f} ({low:.2f} .. {high:.2f})"
 
     passes = (
-        f"; passes {min(weather.moods):.2f} .. {max(weather.moods):.2f}" if weather.moods else ""
+        f"; passes {min(weather.pass_ratios):.2f} .. {max(weather.pass_ratios):.2f}"
+        if weather.pass_ratios
+        else ""
     )
     decode, prompt = spread(weather.decode), spread(weather.prompt)
     return (

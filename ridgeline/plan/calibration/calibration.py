@@ -108,7 +108,7 @@ class AttentionTimes(msgspec.Struct, frozen=True):
 
     decode_flop_s: Seconds
     decode_byte_s: Seconds
-    fresh_flop_s: Seconds
+    prompt_flop_s: Seconds
 
 
 class Overheads(msgspec.Struct, frozen=True):
@@ -179,7 +179,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     ttft_error: float
     dense_dtype: str
     residuals: tuple[Residual, ...] = ()
-    weather: InterferenceTrace | None = None
+    interference: InterferenceTrace | None = None
 
     def bandwidth(self, set_bytes: float) -> float:
         """Bytes/s for a working set read over and over."""
@@ -219,7 +219,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         read_s = attend.decode_byte_s * work.decode_kv_bytes
         multiplied_s = attend.decode_flop_s * work.decode_flops
         decode_s = overlapped(read_s, multiplied_s, self.overlap)
-        fresh_s = attend.fresh_flop_s * work.prompt_flops
+        fresh_s = attend.prompt_flop_s * work.prompt_flops
         layers = self.linears[work.layer_format]
         overhead_s = over.step_s + over.logit_s * work.num_logits
         overhead_s += (over.run_s + over.run_layer_s * work.num_layers) * work.num_runs

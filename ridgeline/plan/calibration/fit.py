@@ -47,7 +47,7 @@ _TERMS = {
     "begun_s": (1e-4, 0.02),
     "decode_flop_s": (1e-11, 0.05),
     "decode_byte_s": (5e-11, 0.05),
-    "fresh_flop_s": (2e-11, 0.02),
+    "prompt_flop_s": (2e-11, 0.02),
     "layer_s plain": (1e-4, 0.02),
     "layer_s packed": (1e-5, 0.02),
     "output_s plain": (3e-10, 0.05),

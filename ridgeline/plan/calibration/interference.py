@@ -54,16 +54,16 @@ Slowness = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
 class InterferenceTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Slowness (1: as fitted) by bins of `bin_s`: of steps that only decode, and of others.
 
-    `moods`: of passes over the same steps, seconds over those of the mean one. `misfits`: of
+    `pass_ratios`: of passes over the same steps, seconds over those of the mean one. `misfits`: of
     kinds of steps, measured seconds over fitted ones, of decodes and of prompts.
     """
 
     bin_s: Positive
     decode: Slowness
     prompt: Slowness
-    moods: tuple[Positive, ...] = ()
-    decode_misfits: tuple[Positive, ...] = ()
-    prompt_misfits: tuple[Positive, ...] = ()
+    pass_ratios: tuple[Positive, ...] = ()
+    decode_errors: tuple[Positive, ...] = ()
+    prompt_errors: tuple[Positive, ...] = ()
 
     @property
     def span_s(self) -> float:
@@ -88,9 +88,9 @@ class InterferenceSampler:
         decode = prompt = 1.0
         if level is None:
             level = _spread(seed, 0, replica)
-            mood = _pick(weather.moods, _spread(seed, 1, replica))
-            decode = mood * _pick(weather.decode_misfits, _spread(seed, 2))
-            prompt = mood * _pick(weather.prompt_misfits, _spread(seed, 3))
+            mood = _pick(weather.pass_ratios, _spread(seed, 1, replica))
+            decode = mood * _pick(weather.decode_errors, _spread(seed, 2))
+            prompt = mood * _pick(weather.prompt_errors, _spread(seed, 3))
         self._decode = [float(decode * each**level) for each in weather.decode]
         self._prompt = [float(prompt * each**level) for each in weather.prompt]
 

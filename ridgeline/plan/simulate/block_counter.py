@@ -1,9 +1,4 @@
-"""Blocks as a count: for simulations without a prefix cache, where nobody asks which ones they are.
-
-The same answers as `BlockPool` gives about how many blocks there are; every block is number 0. It
-cannot publish or share a block, and says so; nor is it for requests in the background lane, whose
-blocks are looked at one by one.
-"""
+"""A block pool that only counts, for simulations without a prefix cache."""
 
 from __future__ import annotations
 
@@ -14,7 +9,11 @@ from ridgeline.errors import CannotRun
 
 
 class CountingBlockPool(BlockPool):
-    """See the head of this file."""
+    """A `BlockPool` in which every block is number 0; it answers the same about block counts.
+
+    It cannot publish or share blocks, and does not support background requests, whose blocks the
+    scheduler looks at one by one.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(1, block_size)
@@ -24,12 +23,12 @@ class CountingBlockPool(BlockPool):
         return True
 
     def allocate(self) -> int:
-        assert self._num_idle, "alloc from an exhausted pool: reserve first"
+        assert self._num_idle, "allocate from an exhausted pool: reserve first"
         self._num_idle -= 1
         return 0
 
     def allocate_many(self, count: int) -> list[int]:
-        assert count <= self._num_idle, "alloc from an exhausted pool: reserve first"
+        assert count <= self._num_idle, "allocate from an exhausted pool: reserve first"
         self._num_idle -= count
         return [0] * count
 
@@ -43,7 +42,7 @@ class CountingBlockPool(BlockPool):
         return 1
 
     def retain(self, block: int) -> None:
-        raise CannotRun("blocks that are only counted cannot be shared")
+        raise CannotRun("a CountingBlockPool cannot share blocks")
 
     def publish(self, block: int) -> None:
-        raise CannotRun("blocks that are only counted cannot be published")
+        raise CannotRun("a CountingBlockPool cannot publish blocks")

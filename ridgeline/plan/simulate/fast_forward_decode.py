@@ -43,7 +43,7 @@ def remaining_tokens(seq: Sequence, max_model_len: int) -> int:
     """Tokens until the sequence ends.
 
     0 where that cannot be known, where the sequence has more than one token to compute, or where
-    its next token is the first one, which has an event of its own.
+    its next token is the first one, which needs its own event.
     """
     known, num_prompt = len(seq.tokens), seq.num_prompt
     if known - seq.num_computed != 1 or known == num_prompt or not ends_at_length(seq):

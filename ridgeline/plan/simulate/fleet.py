@@ -1,16 +1,16 @@
-"""A fleet on a virtual clock: arrivals, a router, replicas with the engine's own scheduler.
+"""A fleet on a virtual clock: arrivals, a router, and replicas with the engine's own scheduler.
 
-    requests ─▶ router ─▶ station (scheduler, blocks, prefix cache; steps from a model) ─▶ lives
+    requests ─▶ router ─▶ replica (scheduler, blocks, prefix cache; modelled step times) ─▶ outcomes
                   ▲            │
-                  └── autoscaler, failures (what was in flight begins again elsewhere)
+                  └── autoscaler, failures (requests in flight restart on another replica)
 
-Everything that happens is an instant in one heap, ties broken by order of entry, so that a seed
-determines every number. Between two instants nothing is looked at: a replica whose sequences only
-decode costs nothing until one of them ends or a request comes (`ridgeline.plan.simulate.replica`).
+All events are in one heap, ties broken by order of insertion, so a seed determines every number.
+Nothing is examined between two events: a replica whose sequences only decode costs nothing until
+one of them finishes or a request arrives.
 
-With a `decode` pool the fleet is disaggregated: a prompt is computed in the first pool, its KV
-travels, and the answer is decoded in the second, whose prefix cache receives the whole blocks; the
-last, partial block of the prompt is computed again there.
+With a `decode` pool the fleet is disaggregated: a prompt is computed in the first pool, its KV is
+transferred, and the second pool decodes. The second pool's prefix cache receives the full blocks;
+the last, partial block of the prompt is computed again there.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.errors import BadInput
 from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
 from ridgeline.plan.simulate.records import (
-    Autoscaling,
-    FaultModel,
     FleetConfig,
     FleetOutcome,
     FleetReplica,
@@ -39,149 +37,141 @@ from ridgeline.plan.simulate.replica import FILLER, SimulatedReplica
 from ridgeline.plan.simulate.routing import Router, make_router
 from ridgeline.records import Event, Finished, Preempted, Request, Sampling, Started, Token
 
-__all__ = [
-    "Autoscaling",
-    "FaultModel",
-    "FleetConfig",
-    "FleetOutcome",
-    "ReplicaConfig",
-    "RequestOutcome",
-    "SimulatedRequest",
-    "simulate_fleet",
-]
-
 
 def simulate_fleet(
-    requests: Iterable[SimulatedRequest], plan: FleetConfig, *, end_s: float = math.inf
+    requests: Iterable[SimulatedRequest], config: FleetConfig, *, end_s: float = math.inf
 ) -> FleetOutcome:
-    """Serve `requests` (ascending in time) until all have ended or `end_s` comes.
+    """Serve `requests`, ascending in time, until all have finished or `end_s` is reached.
 
-    Raises BadInput for an empty fleet and what `Scheduler.add` raises for a request that could
+    Raises BadInput for an empty fleet, and what `Scheduler.add` raises for a request that could
     never be served.
     """
-    if not plan.builds:
+    if not config.replicas:
         raise BadInput("a fleet needs at least one replica", value=0, limit=">= 1")
-    world = _FleetSimulation(requests, plan)
-    world.run(end_s)
-    return world.outcome()
+    simulation = _FleetSimulation(requests, config)
+    simulation.run(end_s)
+    return simulation.outcome()
 
 
 class _FleetSimulation:
-    """The clock, the heap, and who is where."""
+    """The clock, the event heap, and the state of every request and replica."""
 
-    def __init__(self, requests: Iterable[SimulatedRequest], plan: FleetConfig) -> None:
-        self.plan, self.now_s = plan, 0.0
-        self.lives = [RequestOutcome(request) for request in requests]
-        self.rng = np.random.default_rng(plan.seed)
+    def __init__(self, requests: Iterable[SimulatedRequest], config: FleetConfig) -> None:
+        self.config, self.now_s = config, 0.0
+        self.outcomes = [RequestOutcome(request) for request in requests]
+        self.rng = np.random.default_rng(config.seed)
         self.routers: tuple[Router, Router] = (
-            make_router(plan.router, plan.seed),
-            make_router("least-loaded", plan.seed),
+            make_router(config.router, config.seed),
+            make_router("least-loaded", config.seed),
         )
         self.heap: list[tuple[float, int, Callable[[], None] | None, FleetReplica | None]] = []
-        self.members: list[FleetReplica] = []
+        self.replicas: list[FleetReplica] = []
         self.load: list[int] = []
         self.active: tuple[list[int], list[int]] = ([], [])
-        self.parked: tuple[list[int], list[int]] = ([], [])  # requests that found no replica up
+        self.held: tuple[list[int], list[int]] = ([], [])  # while no replica is in service
         self.num_open = self.num_events = self.serial = 0
-        self.area = self.seen_s = 0.0
-        self.sizes: list[tuple[float, int]] = []
+        self.area = self.area_until_s = 0.0
+        self.num_replicas: list[tuple[float, int]] = []
         self.samplings: dict[int, Sampling] = {}
         self.reads_prompts = any(
-            not isinstance(build.scheduler().cache, NoPrefixCache)
-            for build in dict.fromkeys((*plan.builds, *plan.decode))
+            not isinstance(replica.scheduler().cache, NoPrefixCache)
+            for replica in dict.fromkeys((*config.replicas, *config.decode))
         )
-        for pool, builds in enumerate((plan.builds, plan.decode)):
-            for build in builds:
-                self._hire(build, pool, 0.0)
-        if plan.scaling is not None:
-            self._at(plan.scaling.interval_s, self._scale)
+        for pool, replicas in enumerate((config.replicas, config.decode)):
+            for replica in replicas:
+                self._add_replica(replica, pool, 0.0)
+        if config.scaling is not None:
+            self._schedule(config.scaling.interval_s, self._scale)
 
     # -- the loop
 
     def run(self, end_s: float) -> None:
-        """Arrivals and the heap's instants in order; at a tie, arrivals first."""
-        heap, lives, next_up = self.heap, self.lives, 0
+        """Process arrivals and heap events in order of time; at a tie, arrivals first."""
+        heap, outcomes, next_arrival = self.heap, self.outcomes, 0
         while True:
-            arrives_s = lives[next_up].request.at_s if next_up < len(lives) else math.inf
+            pending = next_arrival < len(outcomes)
+            arrives_s = outcomes[next_arrival].request.at_s if pending else math.inf
             wakes_s = heap[0][0] if heap else math.inf
             at_s = min(arrives_s, wakes_s)
             if at_s >= end_s or at_s == math.inf:
                 break
-            if next_up == len(lives) and not self.num_open:
+            if not pending and not self.num_open:
                 break
-            self._clock(at_s)
+            self._advance_clock(at_s)
             if arrives_s <= wakes_s:
                 self.num_open += 1
-                self._arrive(next_up)
-                next_up += 1
+                self._arrive(next_arrival)
+                next_arrival += 1
             else:
-                self._wake(*heapq.heappop(heap))
-        self._clock(min(end_s, self.now_s) if end_s < math.inf else self.now_s)
-        self._close(next_up)
+                self._run_event(*heapq.heappop(heap))
+        self._advance_clock(min(end_s, self.now_s) if end_s < math.inf else self.now_s)
+        self._close(next_arrival)
 
-    def _clock(self, now_s: float) -> None:
-        self.area += self.num_open * (now_s - self.seen_s)
-        self.now_s = self.seen_s = now_s
+    def _advance_clock(self, now_s: float) -> None:
+        self.area += self.num_open * (now_s - self.area_until_s)
+        self.now_s = self.area_until_s = now_s
 
-    def _at(self, at_s: float, action: Callable[[], None]) -> None:
+    def _schedule(self, at_s: float, action: Callable[[], None]) -> None:
         self.serial += 1
         heapq.heappush(self.heap, (at_s, self.serial, action, None))
 
-    def _watch(self, member: FleetReplica) -> None:
-        """Enter the member's next instant; an entry that has been overtaken is ignored later."""
-        if member.station.wake_s < math.inf:
+    def _schedule_replica(self, replica: FleetReplica) -> None:
+        """Insert the replica's next event; an entry that is out of date by then is ignored."""
+        if replica.simulated.wake_s < math.inf:
             self.serial += 1
-            heapq.heappush(self.heap, (member.station.wake_s, self.serial, None, member))
+            heapq.heappush(self.heap, (replica.simulated.wake_s, self.serial, None, replica))
 
-    def _wake(
+    def _run_event(
         self,
         at_s: float,
         _serial: int,
         action: Callable[[], None] | None,
-        member: FleetReplica | None,
+        replica: FleetReplica | None,
     ) -> None:
         self.num_events += 1
         if action is not None:
             action()
-        elif member is not None and member.station.wake_s == at_s and member.up:
-            for event in member.station.advance(at_s):
-                self._note(member, event)
-            self._watch(member)
+        elif replica is not None and replica.simulated.wake_s == at_s and replica.up:
+            for event in replica.simulated.advance(at_s):
+                self._handle_event(replica, event)
+            self._schedule_replica(replica)
 
     # -- requests
 
     def _arrive(self, index: int) -> None:
-        """To a replica at once, or when the request may be served."""
-        opens_s = self.lives[index].request.not_before_s
-        if opens_s > self.now_s:
-            self._at(opens_s, partial(self._route, index, 0))
+        not_before_s = self.outcomes[index].request.not_before_s
+        if not_before_s > self.now_s:
+            self._schedule(not_before_s, partial(self._route, index, 0))
         else:
             self._route(index, 0)
 
     def _route(self, index: int, pool: int) -> None:
-        """Send request `index` to a replica of the pool, or park it until one is up."""
+        """Send request `index` to a replica of the pool, or hold it until one is in service."""
         active = self.active[pool]
         if not active:
-            self.parked[pool].append(index)
+            self.held[pool].append(index)
             return
-        request = self.lives[index].request
-        member = self.members[self.routers[pool].choose(request, active, self.load)]
+        request = self.outcomes[index].request
+        replica = self.replicas[self.routers[pool].choose(request, active, self.load)]
         name = str(index)
         engine_request = self._make_request(name, request, pool)
+        simulated = replica.simulated
         if pool:
             insert_transferred_kv(
-                member.station.scheduler, engine_request.prompt, engine_request.tenant, self.now_s
+                simulated.scheduler, engine_request.prompt, engine_request.tenant, self.now_s
             )
-        member.station.add(engine_request, self.now_s)
-        member.in_flight[name] = index
-        self.load[member.id] += 1
-        self.lives[index].replica = member.id
-        self._watch(member)
+        simulated.add(engine_request, self.now_s)
+        replica.in_flight[name] = index
+        self.load[replica.id] += 1
+        self.outcomes[index].replica = replica.id
+        self._schedule_replica(replica)
 
     def _make_request(self, name: str, request: SimulatedRequest, pool: int) -> Request:
-        prompt = _prompt(name, request) if self.reads_prompts else _anything(request.num_prompt)
+        prompt = (
+            _prompt(name, request) if self.reads_prompts else _filler_prompt(request.num_prompt)
+        )
         num_output = request.num_output
-        if self.plan.decode:
+        if self.config.decode:
             prompt, num_output = (prompt, 1) if pool == 0 else ((*prompt, FILLER), num_output - 1)
         sampling = self.samplings.get(num_output)
         if sampling is None:
@@ -195,159 +185,159 @@ class _FleetSimulation:
             background=request.background,
         )
 
-    def _note(self, member: FleetReplica, event: Event) -> None:
-        index = member.in_flight.get(event.request_id)
+    def _handle_event(self, replica: FleetReplica, event: Event) -> None:
+        index = replica.in_flight.get(event.request_id)
         if index is None:
             return
-        life = self.lives[index]
+        outcome = self.outcomes[index]
         if isinstance(event, Token):
-            if life.first_s != life.first_s:
-                life.first_s = event.at_s + member.build.asking_s
+            if math.isnan(outcome.first_s):
+                outcome.first_s = event.at_s + replica.config.overhead_s
         elif isinstance(event, Started):
-            if life.started_s != life.started_s:
-                life.started_s, life.cached = event.at_s, event.cached_tokens
+            if math.isnan(outcome.started_s):
+                outcome.started_s, outcome.cached = event.at_s, event.cached_tokens
         elif isinstance(event, Preempted):
-            life.num_preempted += 1
+            outcome.num_preempted += 1
         elif isinstance(event, Finished):
-            self._leave(member, event.request_id)
-            self._ended(index, member, event.at_s)
+            del replica.in_flight[event.request_id]
+            self.load[replica.id] -= 1
+            if replica.draining and not replica.in_flight:
+                self._terminate(replica)
+            self._finish_stage(index, replica, event.at_s)
 
-    def _ended(self, index: int, member: FleetReplica, at_s: float) -> None:
-        life = self.lives[index]
-        if self.plan.decode and member.pool == 0 and life.request.num_output > 1:
-            travel = self.plan.transfer_s
-            delay_s = 0.0 if travel is None else travel(life.request.num_prompt)
-            self._at(at_s + delay_s, lambda: self._route(index, 1))
+    def _finish_stage(self, index: int, replica: FleetReplica, at_s: float) -> None:
+        """The request is finished, or its KV goes on to the decode pool."""
+        outcome = self.outcomes[index]
+        if self.config.decode and replica.pool == 0 and outcome.request.num_output > 1:
+            transfer_s = self.config.transfer_s
+            delay_s = 0.0 if transfer_s is None else transfer_s(outcome.request.num_prompt)
+            self._schedule(at_s + delay_s, lambda: self._route(index, 1))
             return
-        life.finished_s = at_s + member.build.asking_s
+        outcome.finished_s = at_s + replica.config.overhead_s
         self.num_open -= 1
 
-    def _leave(self, member: FleetReplica, name: str) -> None:
-        del member.in_flight[name]
-        self.load[member.id] -= 1
-        if member.draining and not member.in_flight:
-            self._dismiss(member)
-
-    def _close(self, num_come: int) -> None:
-        """What is still open at the end has not been served."""
-        for life in self.lives[:num_come]:
-            if life.finished_s != life.finished_s and not life.error:
-                life.error = "unfinished when the simulation ended"
-        del self.lives[num_come:]
+    def _close(self, num_arrived: int) -> None:
+        """Mark requests that are unfinished at the end; drop those that have not arrived."""
+        for outcome in self.outcomes[:num_arrived]:
+            if math.isnan(outcome.finished_s) and not outcome.error:
+                outcome.error = "unfinished when the simulation ended"
+        del self.outcomes[num_arrived:]
 
     # -- replicas
 
-    def _hire(self, build: ReplicaConfig, pool: int, startup_s: float) -> None:
-        station = self._station(build, len(self.members))
-        if self.plan.check is not None:
-            station.check = self.plan.check
-        member = FleetReplica(len(self.members), build, station, pool, self.now_s)
-        self.members.append(member)
+    def _add_replica(self, config: ReplicaConfig, pool: int, startup_s: float) -> None:
+        simulated = self._simulate_replica(config, len(self.replicas))
+        if self.config.check is not None:
+            simulated.check = self.config.check
+        replica = FleetReplica(len(self.replicas), config, simulated, pool, self.now_s)
+        self.replicas.append(replica)
         self.load.append(0)
         if startup_s > 0:
-            self._at(self.now_s + startup_s, lambda: self._open(member))
+            self._schedule(self.now_s + startup_s, lambda: self._enter_service(replica))
         else:
-            self._open(member)
+            self._enter_service(replica)
 
-    def _station(self, build: ReplicaConfig, number: int) -> SimulatedReplica:
-        sky = None if build.sky is None else build.sky(number)
-        return SimulatedReplica(build.scheduler(), build.pace, leaps=self.plan.leaps, sky=sky)
+    def _simulate_replica(self, config: ReplicaConfig, number: int) -> SimulatedReplica:
+        return SimulatedReplica(
+            config.scheduler(),
+            config.step_times,
+            fast_forward=self.config.fast_forward,
+            interference=None if config.interference is None else config.interference(number),
+        )
 
-    def _open(self, member: FleetReplica) -> None:
-        """In service from now on."""
-        if member.until_s < math.inf:
+    def _enter_service(self, replica: FleetReplica) -> None:
+        if replica.until_s < math.inf:
             return
-        member.up = True
-        if not member.draining:
-            self.active[member.pool].append(member.id)
-        self._sized()
-        if self.plan.faults is not None:
-            wait_s = float(self.rng.exponential(self.plan.faults.mtbf_s))
-            self._at(self.now_s + wait_s, lambda: self._fail(member))
-        waiting = list(self.parked[member.pool])
-        self.parked[member.pool].clear()
-        for index in waiting:
-            self._route(index, member.pool)
+        replica.up = True
+        if not replica.draining:
+            self.active[replica.pool].append(replica.id)
+        self._record_size()
+        if self.config.faults is not None:
+            wait_s = float(self.rng.exponential(self.config.faults.mtbf_s))
+            self._schedule(self.now_s + wait_s, lambda: self._fail(replica))
+        held = list(self.held[replica.pool])
+        self.held[replica.pool].clear()
+        for index in held:
+            self._route(index, replica.pool)
 
-    def _fail(self, member: FleetReplica) -> None:
-        """What was in flight begins again elsewhere; the replica comes back empty."""
-        if not member.up or member.until_s < math.inf or self.plan.faults is None:
+    def _fail(self, replica: FleetReplica) -> None:
+        """Restart its requests elsewhere; the replica returns empty after its repair."""
+        if not replica.up or replica.until_s < math.inf or self.config.faults is None:
             return
-        self._retire(member)
-        lost, member.in_flight = list(member.in_flight.values()), {}
-        self.load[member.id] = 0
-        member.num_busy_s += member.station.busy_s
-        member.num_steps += member.station.num_steps
-        member.station.drop(self.now_s)
-        station = self._station(member.build, member.id)
-        station.check = member.station.check
-        member.station = station
-        if member.draining:
-            self._dismiss(member)
+        replica.up = False
+        self._deactivate(replica)
+        self._record_size()
+        lost, replica.in_flight = list(replica.in_flight.values()), {}
+        self.load[replica.id] = 0
+        failed = replica.simulated
+        replica.num_busy_s += failed.busy_s
+        replica.num_steps += failed.num_steps
+        failed.stop(self.now_s)
+        replica.simulated = self._simulate_replica(replica.config, replica.id)
+        replica.simulated.check = failed.check
+        if replica.draining:
+            self._terminate(replica)
         else:
-            self._at(self.now_s + self.plan.faults.repair_s, lambda: self._open(member))
+            back_s = self.now_s + self.config.faults.repair_s
+            self._schedule(back_s, lambda: self._enter_service(replica))
         for index in lost:
-            self.lives[index].num_restarts += 1
+            self.outcomes[index].num_restarts += 1
             self._route(index, 0)
 
-    def _retire(self, member: FleetReplica) -> None:
-        member.up = False
-        if member.id in self.active[member.pool]:
-            self.active[member.pool].remove(member.id)
-        self._sized()
+    def _deactivate(self, replica: FleetReplica) -> None:
+        """Route no more requests to the replica."""
+        active = self.active[replica.pool]
+        if replica.id in active:
+            active.remove(replica.id)
 
-    def _dismiss(self, member: FleetReplica) -> None:
-        """Not paid for any longer."""
-        member.until_s, member.up = self.now_s, False
-        self._sized()
+    def _terminate(self, replica: FleetReplica) -> None:
+        """Stop paying for the replica."""
+        replica.until_s, replica.up = self.now_s, False
+        self._record_size()
 
-    def _sized(self) -> None:
-        self.sizes.append((self.now_s, sum(member.up for member in self.members)))
+    def _record_size(self) -> None:
+        self.num_replicas.append((self.now_s, sum(replica.up for replica in self.replicas)))
 
     def _scale(self) -> None:
-        """Replicas of the first pool after the requests in flight."""
-        scaling = self.plan.scaling
+        """Adjust the number of replicas of the first pool to the requests in flight."""
+        scaling = self.config.scaling
         assert scaling is not None
-        here = [m for m in self.members if m.pool == 0 and m.until_s == math.inf]
-        staying = [m for m in here if not m.draining]
-        in_flight = sum(self.load[m.id] for m in here) + len(self.parked[0])
-        wanted = min(scaling.most, max(scaling.least, math.ceil(in_flight / scaling.target)))
-        for _ in range(wanted - len(staying)):
-            self._hire(self.plan.builds[0], 0, scaling.startup_s)
-        emptiest = sorted(staying, key=lambda m: (self.load[m.id], -m.id))
-        for member in emptiest[: max(0, len(staying) - wanted)]:
-            self._drain(member)
-        self._at(self.now_s + scaling.interval_s, self._scale)
-
-    def _drain(self, member: FleetReplica) -> None:
-        member.draining = True
-        if member.id in self.active[0]:
-            self.active[0].remove(member.id)
-        if not member.in_flight:
-            self._dismiss(member)
+        paid = [r for r in self.replicas if r.pool == 0 and r.until_s == math.inf]
+        serving = [r for r in paid if not r.draining]
+        in_flight = sum(self.load[r.id] for r in paid) + len(self.held[0])
+        target = min(scaling.most, max(scaling.least, math.ceil(in_flight / scaling.target)))
+        for _ in range(target - len(serving)):
+            self._add_replica(self.config.replicas[0], 0, scaling.startup_s)
+        emptiest = sorted(serving, key=lambda r: (self.load[r.id], -r.id))
+        for replica in emptiest[: max(0, len(serving) - target)]:
+            replica.draining = True
+            self._deactivate(replica)
+            if not replica.in_flight:
+                self._terminate(replica)
+        self._schedule(self.now_s + scaling.interval_s, self._scale)
 
     def outcome(self) -> FleetOutcome:
-        for member in self.members:
-            member.num_busy_s += member.station.busy_s
-            member.num_steps += member.station.num_steps
+        for replica in self.replicas:
+            replica.num_busy_s += replica.simulated.busy_s
+            replica.num_steps += replica.simulated.num_steps
         return FleetOutcome(
-            lives=tuple(self.lives),
-            members=tuple(self.members),
+            requests=tuple(self.outcomes),
+            replicas=tuple(self.replicas),
             duration_s=self.now_s,
             area=self.area,
-            num_steps=sum(member.num_steps for member in self.members),
+            num_steps=sum(replica.num_steps for replica in self.replicas),
             num_events=self.num_events,
-            num_replicas=tuple(self.sizes),
+            num_replicas=tuple(self.num_replicas),
         )
 
 
 @lru_cache(maxsize=4096)
-def _anything(num_tokens: int) -> tuple[int, ...]:
+def _filler_prompt(num_tokens: int) -> tuple[int, ...]:
     return (FILLER,) * num_tokens
 
 
 def _prompt(name: str, request: SimulatedRequest) -> tuple[int, ...]:
-    """Token ids that are equal where blocks are, and the request's own beyond them."""
+    """Token ids that are equal where prefix blocks are equal, and unique after them."""
     tokens: tuple[int, ...] = ()
     for block in request.prefix:
         tokens += (block + 1,) * request.prefix_block

@@ -1,4 +1,4 @@
-"""What a simulated fleet is made of, what it is asked, and what became of it."""
+"""Records of a simulated fleet: its requests, its configuration, and the outcome."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from ridgeline.plan.step_time.simulated import StepTimes
 
 
 class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One arrival. `prefix`: ids of the prompt's leading blocks of `prefix_block` tokens; equal ids
-    are equal tokens. What is beyond them is the request's own. `background`: a line of a batch, in
-    the engine's lane for those. `not_before_s`: held back until then."""
+    """One request of the load.
+
+    `prefix` holds ids of the prompt's leading blocks of `prefix_block` tokens: equal ids stand for
+    equal tokens, and tokens after them are unique to the request. `background`: a batch request.
+    `not_before_s`: when it may be served at the earliest.
+    """
 
     at_s: float
     num_prompt: int
@@ -31,21 +34,26 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How to make one kind of replica: a fresh scheduler, and what its steps cost. `asking_s`: what
-    a request takes on its way in and out besides its steps. `sky`: of its replica of that
-    number, where the weather of the machine is known."""
+    """How to make one kind of replica: its scheduler, and how long its steps take.
+
+    `overhead_s` is the time of a request outside of steps. `interference` makes the sampler of the
+    replica with that number; None where no interference was measured.
+    """
 
     name: str
     scheduler: Callable[[], Scheduler]
-    pace: StepTimes
+    step_times: StepTimes
     num_devices: int = 1
-    asking_s: float = 0.0
-    sky: Callable[[int], InterferenceSampler] | None = None
+    overhead_s: float = 0.0
+    interference: Callable[[int], InterferenceSampler] | None = None
 
 
 class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Every `interval_s`: as many replicas as keep `target` requests in flight on each; a new one
-    serves after `startup_s`, one too many takes no more requests and goes when it is empty."""
+    """Every `interval_s`, scale to the number of replicas that keeps `target` requests in flight on
+    each.
+
+    A new replica serves after `startup_s`; a surplus one drains and then stops.
+    """
 
     target: float
     most: int
@@ -55,9 +63,9 @@ class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas fail at random, on average every `mtbf_s` of service, and are back after `repair_s`.
+    """Replicas fail at random, every `mtbf_s` of service on average, and return after `repair_s`.
 
-    A spot instance that is taken away is the same thing with another name.
+    Also models spot instances that are reclaimed.
     """
 
     mtbf_s: float
@@ -65,25 +73,27 @@ class FaultModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated. `builds`: one entry per replica at the start (they may differ).
+    """What to simulate. `replicas` has one entry per replica at the start; they may differ.
 
-    `decode`: replicas of a second pool; `transfer_s(prompt tokens)`: seconds of the KV's way there.
+    With `decode` the fleet is disaggregated: those replicas decode, and `transfer_s` gives the
+    seconds that the KV of a prompt of that many tokens travels. `check` is called after every
+    commit, for tests of invariants.
     """
 
-    builds: tuple[ReplicaConfig, ...]
+    replicas: tuple[ReplicaConfig, ...]
     router: str = "least-loaded"
     decode: tuple[ReplicaConfig, ...] = ()
     transfer_s: Callable[[int], float] | None = None
     scaling: Autoscaling | None = None
     faults: FaultModel | None = None
     seed: int = 0
-    leaps: bool = True
+    fast_forward: bool = True
     check: Callable[[Scheduler], None] | None = None
 
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """What became of one request; instants on the virtual clock (nan: never)."""
+    """What happened to one request; times on the virtual clock (nan: never)."""
 
     request: SimulatedRequest
     started_s: float = math.nan
@@ -98,11 +108,11 @@ class RequestOutcome:
 
 @dataclass(slots=True, eq=False)
 class FleetReplica:
-    """One replica of the fleet, for as long as it is paid for."""
+    """One replica of the fleet, from the time it is paid for until it stops."""
 
     id: int
-    build: ReplicaConfig
-    station: SimulatedReplica
+    config: ReplicaConfig
+    simulated: SimulatedReplica
     pool: int
     from_s: float
     until_s: float = math.inf
@@ -114,13 +124,14 @@ class FleetReplica:
 
 
 class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that happened. `area`: integral of the requests in flight over time (request·s).
+    """The result of a simulation.
 
-    `num_replicas`: (instant, replicas in service) at each change.
+    `area` is the integral of requests in flight over time (request·s). `num_replicas` lists (time,
+    replicas in service) at each change.
     """
 
-    lives: tuple[RequestOutcome, ...]
-    members: tuple[FleetReplica, ...]
+    requests: tuple[RequestOutcome, ...]
+    replicas: tuple[FleetReplica, ...]
     duration_s: float
     area: float
     num_steps: int

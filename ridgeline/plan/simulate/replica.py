@@ -1,13 +1,13 @@
-"""One replica of a simulated fleet: the engine's own scheduler between two instants.
+"""One replica of a simulated fleet: the engine's own scheduler, driven on a virtual clock.
 
-    idle ──request──▶ busy ──commit──▶ calm ──▶ busy …          a step is planned, then committed
-                                     │
-                                     └─request─▶ calm until the step under way ends, then busy
+    idle ──request──▶ stepping ──commit──▶ decoding ──▶ stepping …
+                                              │
+                                              └─request─▶ decoding until the step under way ends
 
-A busy station has a step under way: what it computes was planned, and is committed when its time
-has passed; a step in which requests join and nothing else happens is foreseen instead, with the same
-outcome (`engine.core.entering`). A calm one is somewhere within steps of which nothing happens but
-decoding (`engine.core.leap`); they are done at once, when something is about to happen.
+While stepping, one step is under way: it has been planned, and is committed when its time has
+passed. A step that only admits requests is not planned but applied with the same outcome
+(`fast_forward_prefill`). While decoding, the replica is somewhere within steps that only decode
+(`fast_forward_decode`); they are applied together just before something else happens.
 """
 
 from __future__ import annotations
@@ -28,86 +28,86 @@ from ridgeline.plan.simulate.fast_forward_prefill import (
 from ridgeline.plan.step_time.simulated import LinearSteps, StepTimes
 from ridgeline.records import Event, Request
 
-FILLER = 0
-_ONE = RunOutput((FILLER,))
-_NONE = RunOutput()
-StepSeconds = Callable[[Shapes, int, float], float]
+FILLER = 0  # every sampled token
+_SAMPLED = RunOutput((FILLER,))
+_NOT_SAMPLED = RunOutput()
 
 
 class SimulatedReplica:
-    """`wake_s` is when something happens here by itself (inf: never); call `advance` then.
+    """Advances when `advance` is called at `wake_s`, the time of its next event (inf: never).
 
-    `leaps` False goes step by step: the slow twin of the fast way, and the only one under a `sky`,
-    where no two steps are on one line.
+    With `fast_forward` False every step is planned and committed, which is slow and gives the same
+    outcome. Interference implies it, since no two steps then lie on one line.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        pace: StepTimes,
+        step_times: StepTimes,
         *,
-        leaps: bool = True,
-        sky: InterferenceSampler | None = None,
+        fast_forward: bool = True,
+        interference: InterferenceSampler | None = None,
     ) -> None:
-        self.scheduler, self._pace, self._leaps = scheduler, pace, leaps and sky is None
-        self._step_s = _fitted(pace) if sky is None else _under(pace, sky)
+        self.scheduler, self._step_times, self._interference = scheduler, step_times, interference
+        self._fast_forward = fast_forward and interference is None
         self.wake_s = math.inf
         self.num_steps = 0
         self.busy_s = 0.0
         self.check: Callable[[Scheduler], None] = _no_check
         self._free_s = 0.0  # when the step under way ends
         self._under_way: StepPlan | AdmissionStep | None = None
-        self._calm: tuple[float, int, LinearSteps] | None = None
+        self._decoding: tuple[float, int, LinearSteps] | None = None  # since, steps, their times
 
     def add(self, request: Request, now_s: float) -> None:
         """Take a request at `now_s`. Raises what `Scheduler.add` raises."""
-        if self._calm is not None:
-            from_s, most, glide = self._calm
-            steps = glide.steps_until(now_s - from_s)
-            if steps < most:
-                self._land(steps, all_steps=False)
+        if self._decoding is not None:
+            from_s, num_steps, times = self._decoding
+            steps_so_far = times.steps_until(now_s - from_s)
+            if steps_so_far < num_steps:
+                self._apply_decoding(steps_so_far, all_steps=False)
         self.scheduler.add(request)
-        if self._under_way is None and self._calm is None:
+        if self._under_way is None and self._decoding is None:
             self.wake_s = max(now_s, self._free_s)
 
-    def drop(self, now_s: float) -> None:
-        """The replica is gone: whatever was under way is lost."""
-        self._under_way = self._calm = None
+    def stop(self, now_s: float) -> None:
+        """The replica failed: the step under way is lost."""
+        self._under_way = self._decoding = None
         self.wake_s, self._free_s = math.inf, now_s
 
     def advance(self, now_s: float) -> list[Event]:
-        """What happens at `wake_s`, which has come: a commit's events, or none and a plan."""
+        """Commit the step that ends now and return its events, or plan the next step."""
         if self._under_way is not None:
             return self._commit(now_s)
-        if self._calm is not None:
-            events = self._land(self._calm[1])
+        if self._decoding is not None:
+            events = self._apply_decoding(self._decoding[1])
             self.check(self.scheduler)
-            self._settle(now_s)
+            self._start_decoding(now_s)
             return events
-        self._begin(now_s)
+        self._plan(now_s)
         return []
 
-    def _begin(self, now_s: float) -> None:
-        """Plan the next step, or find out when to try again."""
+    def _plan(self, now_s: float) -> None:
         wake_s = self.scheduler.next_wake_s(now_s)
         if wake_s is None or wake_s > now_s:
             self.wake_s = math.inf if wake_s is None else wake_s
             return
-        entry = begin_admission_step(self.scheduler, now_s) if self._leaps else None
-        if entry is not None:
-            self._under_way = entry
-            self._takes(now_s, entry.shapes, len(entry.shapes))
+        admission = begin_admission_step(self.scheduler, now_s) if self._fast_forward else None
+        if admission is not None:
+            self._under_way = admission
+            self._start_step(now_s, admission.shapes, len(admission.shapes))
             return
         plan = self._under_way = self.scheduler.plan(now_s)
         shapes = [(len(run.tokens), run.start) for run in plan.runs]
-        self._takes(now_s, shapes, sum([run.sample is not None for run in plan.runs]))
+        self._start_step(now_s, shapes, sum([run.sample is not None for run in plan.runs]))
 
-    def _takes(self, now_s: float, shapes: Shapes, num_sampled: int) -> None:
-        """The step that begins now ends when its time has passed; one without runs at once."""
-        took_s = self._step_s(shapes, num_sampled, now_s) if shapes else 0.0
+    def _start_step(self, now_s: float, shapes: Shapes, num_sampled: int) -> None:
+        """Set when the step that begins now will end: at once if it has no runs."""
+        step_s = self._step_times.step_s(shapes, num_sampled) if shapes else 0.0
+        if shapes and self._interference is not None:
+            step_s *= self._interference.slowness(shapes, now_s)
         self.num_steps += bool(shapes)
-        self.busy_s += took_s
-        self.wake_s = now_s + took_s
+        self.busy_s += step_s
+        self.wake_s = now_s + step_s
 
     def _commit(self, now_s: float) -> list[Event]:
         step, self._under_way = self._under_way, None
@@ -115,31 +115,31 @@ class SimulatedReplica:
         if isinstance(step, AdmissionStep):
             events = commit_admission_step(self.scheduler, step, now_s, FILLER)
         else:
-            sampled = tuple([_NONE if run.sample is None else _ONE for run in step.runs])
-            events = self.scheduler.commit(step, StepResult(sampled), now_s)
+            outputs = tuple([_NOT_SAMPLED if run.sample is None else _SAMPLED for run in step.runs])
+            events = self.scheduler.commit(step, StepResult(outputs), now_s)
         self.check(self.scheduler)
-        self._settle(now_s)
+        self._start_decoding(now_s)
         return events
 
-    def _settle(self, now_s: float) -> None:
-        """After a commit: glide through the calm steps, if there are any."""
-        steps = count_steady_steps(self.scheduler) if self._leaps else 0
-        glide = None
+    def _start_decoding(self, now_s: float) -> None:
+        """After a commit: if the next steps only decode, wake at the end of the last of them."""
+        steps = count_steady_steps(self.scheduler) if self._fast_forward else 0
+        times = None
         if steps > 0:
             computed = [seq.num_computed for seq in self.scheduler.running]
-            glide = self._pace.glide(computed, steps)
-        if glide is None:
+            times = self._step_times.linear_steps(computed, steps)
+        if times is None:
             self.wake_s = now_s if self.scheduler.has_work else math.inf
             return
-        self.scheduler.background_budget.begin_step(now_s)  # as the plan of the first of them would
-        self._calm = (now_s, steps, glide)
-        self.wake_s = now_s + glide.seconds(steps)
+        self.scheduler.background_budget.begin_step(now_s)  # as the first plan would
+        self._decoding = (now_s, steps, times)
+        self.wake_s = now_s + times.seconds(steps)
 
-    def _land(self, steps: int, *, all_steps: bool = True) -> list[Event]:
-        """Do `steps` of the calm ones; the next plan is when the last of them ends."""
-        assert self._calm is not None
-        (from_s, _, glide), self._calm = self._calm, None
-        took_s = glide.seconds(steps)
+    def _apply_decoding(self, steps: int, *, all_steps: bool = True) -> list[Event]:
+        """Apply the first `steps` decode steps; the next plan follows when the last of them ends."""
+        assert self._decoding is not None
+        (from_s, _, times), self._decoding = self._decoding, None
+        took_s = times.seconds(steps)
         self.num_steps += steps
         self.busy_s += took_s
         self.wake_s = self._free_s = from_s + took_s
@@ -148,15 +148,5 @@ class SimulatedReplica:
         return apply_steady_steps(self.scheduler, steps, self._free_s, FILLER, all_steps=all_steps)
 
 
-def _fitted(pace: StepTimes) -> StepSeconds:
-    return lambda shapes, num_sampled, _now_s: pace.step_s(shapes, num_sampled)
-
-
-def _under(pace: StepTimes, sky: InterferenceSampler) -> StepSeconds:
-    return lambda shapes, num_sampled, now_s: (
-        pace.step_s(shapes, num_sampled) * sky.slowness(shapes, now_s)
-    )
-
-
 def _no_check(_scheduler: Scheduler) -> None:
-    """Invariants are checked only where it was asked for."""
+    """Invariants are checked in tests only."""

@@ -1,16 +1,16 @@
-"""Which replica gets the next request: policies as small objects over a snapshot.
+"""Routing policies: which replica gets the next request.
 
-    round-robin     in turn
-    least-loaded    the one with the fewest requests in flight
-    power-of-two    the lesser of two drawn at random (Mitzenmacher 2001)
-    prefix-aware    the one that has seen the longest beginning of the prompt, unless it is much
-                    busier than the least loaded (thresholds of the SGLang gateway: by more than 64
-                    requests, and by half); where nobody has seen any of it, the least loaded,
-                    and of several the one that has seen least
+    round-robin     each replica in turn
+    least-loaded    the replica with the fewest requests in flight
+    power-of-two    the less loaded of two random replicas (Mitzenmacher 2001)
+    prefix-aware    the replica that has seen the longest prefix of the prompt, unless it has over
+                    64 requests and 1.5 times more in flight than the least loaded one (thresholds
+                    of the SGLang gateway); for an unseen prefix the least loaded, and among equals
+                    the one that has seen the fewest prefixes
     session         the same replica for the same session (rendezvous hashing: when a replica comes
                     or goes, only its own sessions move)
 
-The snapshot is exact and current: real routers see it late. Prefix-aware assumes no eviction.
+Loads are exact and current, whereas real routers see them late. Prefix-aware assumes no eviction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BALANCE_ABS, BALANCE_REL = 64, 1.5
 
 
 class RoutedRequest(Protocol):
-    """What a policy may look at."""
+    """What a policy may read of a request."""
 
     @property
     def prefix(self) -> tuple[int, ...]: ...
@@ -39,7 +39,7 @@ class RoutedRequest(Protocol):
 
 
 class Router(Protocol):
-    """`active`: ids of the replicas that take requests; `load`: requests in flight by id."""
+    """Chooses a replica id from `active`; `load` holds the requests in flight by id."""
 
     def choose(self, request: RoutedRequest, active: Sequence[int], load: Sequence[int]) -> int: ...
 
@@ -81,24 +81,24 @@ class PrefixAware:
 
     def choose(self, request: RoutedRequest, active: Sequence[int], load: Sequence[int]) -> int:
         least = min(active, key=lambda replica: (load[replica], self._num_seen[replica]))
-        found = self._longest(request.prefix, set(active))
-        chosen = least if found is None or _much_busier(load[found], load[least]) else found
-        for place in _places(request.prefix):
-            homes = self._seen.setdefault(place, {})
-            self._num_seen[chosen] += chosen not in homes
-            homes[chosen] = None
+        seen = self._longest(request.prefix, set(active))
+        chosen = least if seen is None or _much_busier(load[seen], load[least]) else seen
+        for block in _prefix_blocks(request.prefix):
+            holders = self._seen.setdefault(block, {})
+            self._num_seen[chosen] += chosen not in holders
+            holders[chosen] = None
         return chosen
 
     def _longest(self, prefix: tuple[int, ...], active: set[int]) -> int | None:
-        for place in reversed(list(_places(prefix))):
-            for replica in reversed(self._seen.get(place, {})):
+        for block in reversed(list(_prefix_blocks(prefix))):
+            for replica in reversed(self._seen.get(block, {})):
                 if replica in active:
                     return replica
         return None
 
 
-def _places(prefix: tuple[int, ...]) -> list[tuple[int, int]]:
-    """A block id counts at its depth: equal ids stand for equal beginnings."""
+def _prefix_blocks(prefix: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Blocks with their depth: equal ids at one depth stand for equal prefixes."""
     return list(enumerate(prefix))
 
 
@@ -129,7 +129,7 @@ ROUTERS: Mapping[str, Callable[[int], Router]] = MappingProxyType(
 
 
 def make_router(name: str, seed: int = 0) -> Router:
-    """The policy called `name`; BadInput lists them."""
+    """The policy called `name`. Raises BadInput that lists them for an unknown one."""
     if name not in ROUTERS:
         raise BadInput("unknown routing policy", value=name, limit=", ".join(ROUTERS))
     return ROUTERS[name](seed)

@@ -1,13 +1,13 @@
-"""The engine's own scheduler on a virtual clock: what would this configuration do under this load?
+"""One engine on a virtual clock: what would this configuration do under this load?
 
-    arrivals ─add─▶ Scheduler ─plan─▶ priced, the clock moves on ─commit─▶ events ─▶ RequestTrace
+    arrivals ─add─▶ Scheduler ─plan─▶ priced, clock advances ─commit─▶ events ─▶ RequestTrace
 
-The scheduler, the block pool, the prefix cache and the batching policies are the very classes that
-serve; only the runner is a model (`step_time`). So batching, chunking, caching, preemption and
-admission cannot drift from what the engine does. Answers have the length that was asked for.
+Scheduler, block pool, prefix cache and batching policies are the classes that the engine runs; only
+the runner is replaced by a model of step times. Batching, chunking, caching, preemption and
+admission therefore cannot differ from the engine's. Every request gets the output length it names.
 
-Two kinds of load: open (a request is sent when it is due, whatever the engine is doing) and closed
-(`concurrency` clients, each of which sends its next request when it has the answer to its last).
+The load is open (a request is sent when it is due) or closed (`concurrency` clients, each of which
+sends its next request when its last one has finished).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ridgeline.records import (
 
 Shapes = Sequence[tuple[int, int]]
 StepSeconds = Callable[[Shapes, int], float]
-"""(shapes of the runs, how many of them sample) -> seconds the step takes."""
+"""(shapes of the runs, number of sampled positions) -> seconds of the step."""
 
-FILLER = 0  # every simulated output token: answers share nothing that a prefix cache could reuse
+FILLER = 0  # every sampled token
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of the load: when it is due, its prompt's tokens, how many tokens it gets."""
+    """One request of the load: when it is due, its prompt, and the number of output tokens."""
 
     at_s: float
     prompt: tuple[int, ...]
@@ -49,14 +49,14 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen; instants on the virtual clock, which begins at 0."""
+    """Traces of a simulation; times on the virtual clock, which starts at 0."""
 
     requests: tuple[RequestTrace, ...]
     steps: tuple[StepStat, ...]
     duration_s: float
 
 
-class _Life:
+class _InFlight:
     """One simulated request in flight."""
 
     def __init__(self, arrival: Arrival) -> None:
@@ -67,7 +67,7 @@ class _Life:
         self.token_s: list[float] = []
         self.finished_s: float | None = None
 
-    def note(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         match event:
             case Started():
                 self.started_s, self.cached_tokens = event.at_s, event.cached_tokens
@@ -104,22 +104,22 @@ def simulate(
     end_s: float,
     concurrency: int | None = None,
 ) -> SimulationTrace:
-    """Run `arrivals` (ascending) through a fresh scheduler until all are served or `end_s` comes.
+    """Serve `arrivals`, ascending in time, until all have finished or `end_s` is reached.
 
-    With a `concurrency` the loop is closed: that many requests are in flight at most, and the next
-    one is sent when one ends, not before its own `at_s`. Raises what `Scheduler.add` raises for a
-    request that could never be served, and BadInput for a concurrency below one.
+    With a `concurrency` the loop is closed: at most that many requests are in flight, and the next
+    one is sent when one finishes, but not before its `at_s`. Raises BadInput for a concurrency
+    below 1, and what `Scheduler.add` raises for a request that could never be served.
     """
     if concurrency is not None and concurrency < 1:
         raise BadInput("the concurrency must be positive", value=concurrency, limit=">= 1")
-    world = _ReplicaSimulation(scheduler, arrivals, seconds, concurrency)
-    while world.now_s < end_s and world.advance():
+    simulation = _ReplicaSimulation(scheduler, arrivals, seconds, concurrency)
+    while simulation.now_s < end_s and simulation.advance():
         pass
-    return world.result()
+    return simulation.result()
 
 
 class _ReplicaSimulation:
-    """The virtual clock and everything that moves on it."""
+    """The virtual clock, the requests, and the steps so far."""
 
     def __init__(
         self,
@@ -130,12 +130,12 @@ class _ReplicaSimulation:
     ) -> None:
         self.scheduler, self.seconds, self.now_s = scheduler, seconds, 0.0
         self.closed, self.num_free = concurrency is not None, concurrency or math.inf
-        self.lives = {str(i): _Life(arrival) for i, arrival in enumerate(arrivals)}
+        self.lives = {str(i): _InFlight(arrival) for i, arrival in enumerate(arrivals)}
         self.due = list(reversed(self.lives.items()))
         self.steps: list[StepStat] = []
 
     def advance(self) -> bool:
-        """One step, or a leap to the next instant at which there is one; False at the end."""
+        """Run one step, or move the clock to the next one; False at the end."""
         while self._next_due_s <= self.now_s:
             self._add(*self.due.pop())
         wakes = [self._next_due_s] if self._next_due_s < math.inf else []
@@ -152,21 +152,21 @@ class _ReplicaSimulation:
 
     @property
     def _next_due_s(self) -> float:
-        """When the next request may be sent; never, while every client awaits an answer."""
+        """When the next request may be sent; inf while every client waits for an answer."""
         return self.due[-1][1].arrival.at_s if self.due and self.num_free else math.inf
 
-    def _add(self, name: str, life: _Life) -> None:
-        arrival = life.arrival
+    def _add(self, name: str, request: _InFlight) -> None:
+        arrival = request.arrival
         self.num_free -= 1
         if self.closed:
-            life.sent_s = self.now_s
+            request.sent_s = self.now_s
         sampling = Sampling(temperature=0.0, max_tokens=arrival.num_output, ignore_eos=True)
         self.scheduler.add(
             Request(
                 id=name,
                 prompt=arrival.prompt,
                 sampling=sampling,
-                arrival_s=life.sent_s,
+                arrival_s=request.sent_s,
                 tenant=arrival.tenant,
             )
         )
@@ -180,7 +180,7 @@ class _ReplicaSimulation:
         took_s = self.seconds(shapes, num_sampled) if shapes else 0.0
         self.now_s += took_s
         for event in self.scheduler.commit(plan, _filled(plan), self.now_s):
-            self.lives[event.request_id].note(event)
+            self.lives[event.request_id].handle(event)
             self.num_free += isinstance(event, Finished)
         if shapes:
             self.steps.append(
@@ -198,11 +198,11 @@ class _ReplicaSimulation:
     def result(self) -> SimulationTrace:
         waiting = {name for name, _ in self.due} if self.closed else set()
         seen = [
-            (name, life)
-            for name, life in self.lives.items()
-            if life.arrival.at_s <= self.now_s and name not in waiting
+            (name, request)
+            for name, request in self.lives.items()
+            if request.arrival.at_s <= self.now_s and name not in waiting
         ]
-        traces = tuple(life.trace(name, self.now_s) for name, life in seen)
+        traces = tuple(request.trace(name, self.now_s) for name, request in seen)
         return SimulationTrace(requests=traces, steps=tuple(self.steps), duration_s=self.now_s)
 
 

@@ -1,4 +1,4 @@
-"""How long steps take in a simulation, one by one and many calm ones at once."""
+"""Step times for simulations: of single steps, and of many decode steps in a row."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ridgeline.modelspec.cost import Shape
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
 
-_NEAR = 1024  # tokens of context between which a line is drawn
+_NEAR = 1024  # tokens of context per sequence at the first point of a line
 
 
 class LinearSteps(msgspec.Struct, frozen=True):
-    """Calm steps in a row: step j (from 0) takes first_s + j · more_s seconds."""
+    """Consecutive steps of linearly growing length: step j (from 0) takes first_s + j · more_s."""
 
     first_s: float
     more_s: float
 
     def seconds(self, num_steps: int) -> float:
-        """Of the first `num_steps` of them."""
+        """Seconds of the first `num_steps` steps together."""
         return num_steps * (self.first_s + self.more_s * (num_steps - 1) / 2)
 
     def steps_until(self, span_s: float) -> int:
-        """The fewest steps that last `span_s` or longer."""
+        """The smallest number of steps that take at least `span_s`."""
         if span_s <= 0:
             return 0
         b = self.first_s - self.more_s / 2
         root = math.sqrt(b * b + 2 * self.more_s * span_s)
-        # Of the two ways to write the solution the one that adds numbers of one sign: where more_s
-        # is next to nothing, root - b is what rounding leaves.
+        # Use the form of the root that adds numbers of equal sign: where more_s is almost 0,
+        # root - b would be rounding error.
         guess = 2 * span_s / (root + b) if b > 0 else (root - b) / self.more_s
         steps = max(1, math.ceil(guess) - 1)
         while self.seconds(steps) < span_s:
@@ -41,73 +41,77 @@ class LinearSteps(msgspec.Struct, frozen=True):
 
 
 class StepTimes(Protocol):
-    """Seconds of a step; and of calm steps, where they follow a line (None: go step by step)."""
+    """How long steps take."""
 
-    def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float: ...
+    def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float:
+        """Seconds of one step."""
 
-    def glide(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
-        """`computed`: tokens in the cache of each running sequence before the first step."""
+    def linear_steps(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
+        """The next `num_steps` steps if all of them only decode; None where they are not linear.
+
+        `computed`: cached tokens of each running sequence before the first of them.
+        """
 
 
-def reader_s(machine: Replica, num_sampled: int) -> float:
-    """What readers in the engine's process add to a step that gives so many tokens."""
-    calibration = machine.calibration
+def reader_s(replica: Replica, num_sampled: int) -> float:
+    """What reading `num_sampled` tokens in the engine's process adds to their step."""
+    calibration = replica.calibration
     return 0.0 if calibration is None else calibration.overheads.reader_s * num_sampled
 
 
 class ModelledStepTimes:
-    """The step-time model of a replica; pipelines are paced by their micro-batches.
+    """The step-time model of a replica; a pipeline is timed by its micro-batches.
 
-    Without windows a calm step's bytes and FLOPs grow by the same amount each time. So do its
-    seconds, while the same one of the two stays ahead; where they change places, and with windows,
-    there is no line and `glide` is None.
+    Without windows, bytes and FLOPs of a decode step grow linearly with each step, and so does its
+    time while the same one of the two is the bottleneck. Where the bottleneck changes, and with
+    windows, `linear_steps` is None.
     """
 
-    def __init__(self, machine: Replica, drafts: SpeculationModel | None = None) -> None:
-        self._machine, self._drafts = machine, drafts
-        self._linear = all(group.window is None for group in machine.cost.windows)
+    def __init__(self, replica: Replica, speculation: SpeculationModel | None = None) -> None:
+        self._replica, self._speculation = replica, speculation
+        self._has_windows = any(group.window is not None for group in replica.cost.windows)
         self._lines: dict[int, _DecodeLine] = {}
 
     def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float:
-        took_s = self._machine.price(shapes, num_sampled).seconds
-        took_s += reader_s(self._machine, num_sampled)
-        return took_s if self._drafts is None else took_s + self._saved_s(shapes)
+        took_s = self._replica.price(shapes, num_sampled).seconds
+        took_s += reader_s(self._replica, num_sampled)
+        return took_s if self._speculation is None else took_s + self._speculation_s(shapes)
 
-    def _saved_s(self, shapes: Sequence[Shape]) -> float:
-        """What drafts change of a step, per token that it gives each decode: below 0 if they pay.
+    def _speculation_s(self, shapes: Sequence[Shape]) -> float:
+        """What drafts add to a step per token of each decode; negative where they pay off.
 
-        The scheduler that is driven gives one token per step and sequence, so that a step with
-        drafts takes its share of the seconds: the mean of many, not the jumps of each.
+        The simulated scheduler yields one token per step and sequence, so a step with drafts takes
+        its share of their time: the mean over many steps, without the variance.
         """
-        assert self._drafts is not None
-        decoding = [done for new, done in shapes if new == 1]
-        if not decoding:
+        assert self._speculation is not None
+        decodes = [done for new, done in shapes if new == 1]
+        if not decodes:
             return 0.0
-        batch, done = len(decoding), sum(decoding) // len(decoding)
-        plain_s = self._machine.uniform(batch, 1, done, sampled=batch).seconds
-        return self._drafts.decode_s(self._machine, batch, done) - plain_s
+        batch, done = len(decodes), sum(decodes) // len(decodes)
+        plain_s = self._replica.uniform(batch, 1, done, sampled=batch).seconds
+        return self._speculation.decode_s(self._replica, batch, done) - plain_s
 
-    def glide(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
-        if not self._linear:
+    def linear_steps(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
+        if self._has_windows:
             return None
         batch, total = len(computed), sum(computed)
-        lines = self._lines.get(batch)
-        if lines is None:
-            lines = self._lines[batch] = _decode_line(self._machine, batch, self._drafts)
-        memory_s = lines.memory_s + lines.memory_more_s * total
-        compute_s = lines.compute_s + lines.compute_more_s * total
+        line = self._lines.get(batch)
+        if line is None:
+            line = self._lines[batch] = _decode_line(self._replica, batch, self._speculation)
+        memory_s = line.memory_s + line.memory_more_s * total
+        compute_s = line.compute_s + line.compute_more_s * total
         grown = batch * (num_steps - 1)
-        by_memory = memory_s >= compute_s
-        ahead_s = memory_s - compute_s + (lines.memory_more_s - lines.compute_more_s) * grown
-        if (ahead_s >= 0) != by_memory:
+        memory_bound = memory_s >= compute_s
+        ahead_s = memory_s - compute_s + (line.memory_more_s - line.compute_more_s) * grown
+        if (ahead_s >= 0) != memory_bound:
             return None
-        if by_memory:
-            return LinearSteps(memory_s + lines.other_s, lines.memory_more_s * batch)
-        return LinearSteps(compute_s + lines.other_s, lines.compute_more_s * batch)
+        if memory_bound:
+            return LinearSteps(memory_s + line.other_s, line.memory_more_s * batch)
+        return LinearSteps(compute_s + line.other_s, line.compute_more_s * batch)
 
 
 class _DecodeLine(msgspec.Struct, frozen=True):
-    """A decode step of one batch size over the tokens that its sequences hold together."""
+    """Seconds of a decode step of one batch size: constants, and growth per token in the cache."""
 
     memory_s: float
     memory_more_s: float
@@ -116,25 +120,25 @@ class _DecodeLine(msgspec.Struct, frozen=True):
     other_s: float
 
 
-def _decode_line(machine: Replica, batch: int, drafts: SpeculationModel | None) -> _DecodeLine:
-    """From two points: both are straight without windows."""
+def _decode_line(replica: Replica, batch: int, speculation: SpeculationModel | None) -> _DecodeLine:
+    """The line through two points; exact without windows and speculation."""
     far = 1 << 20
-    if drafts is not None:  # one line through seconds as they are: near enough to straight
+    if speculation is not None:  # through total seconds, which are close to linear
         near_s, far_s = (
-            drafts.decode_s(machine, batch, n) + reader_s(machine, batch)
+            speculation.decode_s(replica, batch, n) + reader_s(replica, batch)
             for n in (_NEAR, 2 * _NEAR)
         )
         more_s = (far_s - near_s) / (_NEAR * batch)
         return _DecodeLine(near_s - more_s * _NEAR * batch, more_s, 0.0, 0.0, 0.0)
-    none, some = machine.decode_sum(batch, 0), machine.decode_sum(batch, far)
-    if machine.calibration is not None:  # memory and compute overlap: their sum is straight
-        more_s = (some.busy_s - none.busy_s) / far
-        other_s = none.overhead_s + none.communication_s + reader_s(machine, batch)
-        return _DecodeLine(none.busy_s, more_s, 0.0, 0.0, other_s)
+    empty, full = replica.decode_sum(batch, 0), replica.decode_sum(batch, far)
+    if replica.calibration is not None:  # memory and compute overlap: their sum is linear
+        more_s = (full.busy_s - empty.busy_s) / far
+        other_s = empty.overhead_s + empty.communication_s + reader_s(replica, batch)
+        return _DecodeLine(empty.busy_s, more_s, 0.0, 0.0, other_s)
     return _DecodeLine(
-        none.memory_s,
-        (some.memory_s - none.memory_s) / far,
-        none.compute_s,
-        (some.compute_s - none.compute_s) / far,
-        none.overhead_s + none.communication_s,
+        empty.memory_s,
+        (full.memory_s - empty.memory_s) / far,
+        empty.compute_s,
+        (full.compute_s - empty.compute_s) / far,
+        empty.overhead_s + empty.communication_s,
     )

@@ -263,11 +263,11 @@ def fit_calibration(
     if interference is not None:
         interference = msgspec.structs.replace(
             interference,
-            moods=pass_slowness(measurements),
-            decode_misfits=_model_errors(calibration, samples, prompt=False),
-            prompt_misfits=_model_errors(calibration, samples, prompt=True),
+            pass_ratios=pass_slowness(measurements),
+            decode_errors=_model_errors(calibration, samples, prompt=False),
+            prompt_errors=_model_errors(calibration, samples, prompt=True),
         )
-    return msgspec.structs.replace(calibration, weather=interference)
+    return msgspec.structs.replace(calibration, interference=interference)
 
 
 def _model_errors(

@@ -11,7 +11,8 @@ from ridgeline.config.planning import SimulateOptions
 from ridgeline.measure.metrics.summary import summarise as summarise_run
 from ridgeline.measure.report.bench_page import bench_page
 from ridgeline.measure.report.chrome_trace import chrome_trace
-from ridgeline.plan.simulate.fleet import FleetOutcome, simulate_fleet
+from ridgeline.plan.simulate.fleet import simulate_fleet
+from ridgeline.plan.simulate.records import FleetOutcome
 from ridgeline.plan.simulate.summary import FleetSummary, summarise, traces
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import RunTrace
@@ -44,7 +45,7 @@ class SimulationResult(Result, frozen=True, kw_only=True):
 
     def to_html(self) -> str:
         """The page of a measured run, over all simulated requests."""
-        run = self._run(len(self.outcome.lives))
+        run = self._run(len(self.outcome.requests))
         slo = self.options.parsed_slo
         # The simulator keeps no times between the first and the last token: gaps are unknown.
         summary = msgspec.structs.replace(summarise_run(run, slo), itl=None, itl_chunk=None)
@@ -107,9 +108,9 @@ def _notes(options: SimulateOptions, replicas: tuple[Replica, ...]) -> list[str]
     if options.workload is not None and is_text(options.workload):
         notes.append("the workload is text: lengths are estimated at four bytes per token")
     calibration = worst.calibration
-    if calibration is not None and calibration.weather is not None:
+    if calibration is not None and calibration.interference is not None:
         notes.append(
-            f"interference on the machine is replayed from {calibration.weather.span_s:.0f} s "
+            f"interference on the machine is replayed from {calibration.interference.span_s:.0f} s "
             "recorded at calibration, from a point that the seed chooses and at its median level; "
             "--num-seeds 40 samples the level, the run-to-run variance and the model error"
         )

@@ -21,7 +21,7 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.interference import MIDDLE, InterferenceSampler
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
-from ridgeline.plan.simulate.fleet import Autoscaling, FaultModel, FleetConfig, ReplicaConfig
+from ridgeline.plan.simulate.records import Autoscaling, FaultModel, FleetConfig, ReplicaConfig
 from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryLimits, memory_budget, require_fit
 from ridgeline.plan.step_time.parallel_layout import NETWORK_BYTES_S, Layout
 from ridgeline.plan.step_time.predict import resolve_limits
@@ -60,21 +60,21 @@ def fleet_plan(
     options: SimulateOptions, kinds: Sequence[Kind], longest_request: int
 ) -> FleetConfig:
     """The fleet to simulate. `longest_request`: prompt and output tokens that must fit."""
-    builds = [(_build(options, model, longest_request), count) for model, count in kinds]
+    replicas = [(_build(options, model, longest_request), count) for model, count in kinds]
     if sum(count for _, count in kinds) > MAX_REPLICAS:
         raise BadInput("--accelerator names too many replicas", limit=f"{MAX_REPLICAS:,}")
     faults = None
     if options.mtbf_s is not None:
         faults = FaultModel(mtbf_s=options.mtbf_s, repair_s=options.repair_s)
     return FleetConfig(
-        builds=tuple(build for build, count in builds for _ in range(count)),
-        decode=(builds[0][0],) * options.decode_replicas,
+        replicas=tuple(build for build, count in replicas for _ in range(count)),
+        decode=(replicas[0][0],) * options.decode_replicas,
         transfer_s=_kv_transfer_s(kinds[0][0]) if options.decode_replicas else None,
         router=options.router,
         scaling=_scaling(options),
         faults=faults,
         seed=options.seed,
-        leaps=not options.step_by_step,
+        fast_forward=not options.step_by_step,
     )
 
 
@@ -114,17 +114,17 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         cache = PrefixCache(pool) if options.enable_prefix_caching else NoPrefixCache()
         return Scheduler(limits, make_policy("continuous"), pool, cache)
 
-    pace: StepTimes = ModelledStepTimes(model, _speculation(options))
+    step_times: StepTimes = ModelledStepTimes(model, _speculation(options))
     calibration = model.calibration
-    weather = None if calibration is None else calibration.weather
+    weather = None if calibration is None else calibration.interference
     level = MIDDLE if options.num_seeds == 1 else None
     return ReplicaConfig(
         name=model.device.name,
         scheduler=make_scheduler,
-        pace=pace,
+        step_times=step_times,
         num_devices=model.layout.num_devices,
-        asking_s=0.0 if calibration is None else calibration.overheads.reader_first_s,
-        sky=None
+        overhead_s=0.0 if calibration is None else calibration.overheads.reader_first_s,
+        interference=None
         if weather is None
         else partial(InterferenceSampler, weather, options.seed, level=level),
     )

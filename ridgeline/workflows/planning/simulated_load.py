@@ -10,8 +10,8 @@ from ridgeline.config.planning import SimulateOptions
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
-from ridgeline.plan.simulate.fleet import SimulatedRequest
 from ridgeline.plan.simulate.off_peak import OffPeak
+from ridgeline.plan.simulate.records import SimulatedRequest
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
 
 Lengths = tuple[int, int, tuple[int, ...]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from ridgeline.plan.simulate.summary import FleetSummary, LatencySpread, by_build
+from ridgeline.plan.simulate.summary import FleetSummary, LatencySpread, by_config
 from ridgeline.workflows.planning.simulate import SimulationResult
 from ridgeline.workflows.planning.simulate_seeds import HIGH, LOW, SeedsResult
 from ridgeline.workflows.planning.simulate_sweep import SweepCase, SweepResult
@@ -13,7 +13,7 @@ from ridgeline.workflows.planning.simulate_sweep import SweepCase, SweepResult
 def simulation_table(result: SimulationResult) -> Table:
     """Latencies and counts; with several kinds of devices, what each of them served."""
     outcome, summary, kinds = result.outcome, result.summary, result.replicas
-    size = len(outcome.members) if len(kinds) > 1 else result.options.replicas
+    size = len(outcome.replicas) if len(kinds) > 1 else result.options.replicas
     title = (
         f"{size} x {kinds[0].spec.name} on {result.device_names} {kinds[0].layout}, "
         f"{summary.num_requests:,} requests in {summary.duration_s:,.1f} virtual seconds"
@@ -29,11 +29,11 @@ def simulation_table(result: SimulationResult) -> Table:
     ):
         table.add_row(name, *_spread_cells(spread))
     if summary.batch is not None:
-        table.add_row("batch, s", *_spread_cells(summary.batch.took, 1))
+        table.add_row("batch, s", *_spread_cells(summary.batch.e2e, 1))
     for name, value in _counts(summary):
         table.add_row(name, value)
     if len(kinds) > 1:
-        for name, served, busy in by_build(outcome):
+        for name, served, busy in by_config(outcome):
             table.add_row(f"  {name}", f"{served:,} served", f"{busy:.0%} busy")
     return table
 
@@ -63,7 +63,7 @@ def _counts(summary: FleetSummary) -> list[tuple[str, str]]:
     ]
     if summary.batch is not None:
         batch = summary.batch
-        rows.append(("batch requests", f"{batch.num_served:,} of {batch.num_lines:,}"))
+        rows.append(("batch requests", f"{batch.num_served:,} of {batch.num_requests:,}"))
     unusual = (
         ("prefix hits", f"{summary.hit_share:.1%}", summary.hit_share),
         ("restarts", f"{summary.num_restarts:,}", summary.num_restarts),
