@@ -37,7 +37,8 @@ from raw_runs import NOT_DONE, append, flags, read, say
 from server import serving
 
 from ridgeline.config.settings import Settings, settings_from
-from ridgeline.engine.config import make_scheduler, resolve
+from ridgeline.engine.build import make_scheduler
+from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.measure.client.http_target import HttpTarget, first_model

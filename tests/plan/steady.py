@@ -17,5 +17,5 @@ class Steady:
     def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float:
         return self._seconds
 
-    def glide(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
+    def linear_steps(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
         return LinearSteps(self._seconds, 0.0)

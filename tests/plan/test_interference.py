@@ -42,7 +42,7 @@ class Line:
     def step_s(self, shapes: Shapes, num_sampled: int) -> float:
         return fitted_s(shapes, num_sampled)
 
-    def glide(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
+    def linear_steps(self, computed: Sequence[int], num_steps: int) -> LinearSteps | None:
         return LinearSteps(fitted_s([(1, 0)] * len(computed), 0), 0.0)
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from ridgeline.config.settings import Settings
-from ridgeline.engine.config import EngineParts, assemble, resolve
+from ridgeline.engine.build import EngineParts, assemble
+from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.target import Recorder
