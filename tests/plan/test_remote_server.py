@@ -126,7 +126,7 @@ def test_the_file_answers_predict_and_nothing_else(
     assert (
         main([*given, "--tp", "2"]) == 2 and "predicts only that server" in capsys.readouterr().err
     )
-    with pytest.raises(CannotRun, match="calibration of a server"):
+    with pytest.raises(CannotRun, match="a server calibration covers"):
         load_calibration(path)
     assert main(["calibrate", "--url", "http://x", "--engine", "demo"]) == 2
 

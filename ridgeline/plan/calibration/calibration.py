@@ -30,10 +30,8 @@ from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.hardware.machine import rate_at
 from ridgeline.plan.calibration.interference import InterferenceTrace, Positive
 
-FORMAT = 1  # of the file
-SERVER = (
-    "server"  # kind of the file of `calibrate --url` (`ridgeline.plan.calibration.remote_server`)
-)
+FORMAT = 2  # version of the calibration file that `calibrate --engine` writes
+SERVER = "server"  # `kind` in the calibration files that `calibrate --url` writes
 
 
 class ProductWork(msgspec.Struct, frozen=True):
@@ -277,32 +275,39 @@ def is_server_calibration(path: Path) -> bool:
 
 class _FileKind(msgspec.Struct):
     kind: str = "engine"
+    version: int = 0
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read a file that `ridgeline calibrate --engine` wrote. BadInput says what is wrong with it,
-    CannotRun that it is one of a server."""
+    """Read a file written by `ridgeline calibrate --engine`.
+
+    Raises BadInput if it cannot be read or is malformed, CannotRun if it describes a remote server.
+    """
     try:
         data = path.read_bytes()
-        if msgspec.json.decode(data, type=_FileKind).kind == SERVER:
-            raise CannotRun(
-                "a calibration of a server tells its own times, not those of steps or other models",
-                value=str(path),
-                limit="ridgeline predict",
-                fix="calibrate --engine for what asks about shapes, fleets and mixed steps",
-            )
-        found = msgspec.json.decode(data, type=Calibration)
+        file = msgspec.json.decode(data, type=_FileKind)
     except (OSError, msgspec.MsgspecError) as error:
         raise BadInput("cannot read the calibration", value=str(path), fix=str(error)) from None
-    if found.version != FORMAT:
+    if file.kind == SERVER:
+        raise CannotRun(
+            "a server calibration covers one server's latencies, not step times or other models",
+            value=str(path),
+            limit="ridgeline predict",
+            fix="use a file written by `ridgeline calibrate --engine`",
+        )
+    if file.version != FORMAT:
         raise BadInput(
-            "the calibration is of another version",
-            value=found.version,
+            "the calibration file has an unsupported version",
+            value=file.version,
             limit=FORMAT,
             fix="run `ridgeline calibrate` again",
         )
-    _check(found, path)
-    return found
+    try:
+        calibration = msgspec.json.decode(data, type=Calibration)
+    except msgspec.MsgspecError as error:
+        raise BadInput("cannot read the calibration", value=str(path), fix=str(error)) from None
+    _check(calibration, path)
+    return calibration
 
 
 def _check(found: Calibration, path: Path) -> None:

@@ -28,9 +28,10 @@ import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.plan.calibration.calibration import FORMAT, SERVER, Residual
+from ridgeline.plan.calibration.calibration import SERVER, Residual
 from ridgeline.plan.calibration.published_efficiency import interval
 
+SERVER_FORMAT = 1  # version of the file that `calibrate --url` writes
 BEYOND = 1.25  # questions may go so far beyond what was measured
 LEAST_LENGTHS, LEAST_BATCHES = 3, 2
 LEAST_ERROR = 0.05  # one afternoon's misfit is not evidence of being closer than this
@@ -123,7 +124,7 @@ def fit_server_times(
     by_context_s = _fit_context(decodes, unknown)
     batches, seconds = _curve_of(decodes, by_context_s)
     found = ServerTimes(
-        version=FORMAT,
+        version=SERVER_FORMAT,
         **msgspec.structs.asdict(about),
         base_s=base_s,
         by_token_s=by_token_s,
