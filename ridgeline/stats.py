@@ -52,7 +52,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 def student_t(level: float, num_samples: int) -> float:
     """Half-width of a two-sided Student interval in standard errors; infinite below two samples."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped, unused-ignore]
+    from scipy.special import stdtrit
 
     return math.inf if num_samples < 2 else float(stdtrit(num_samples - 1, (1 + level) / 2))
 
@@ -148,7 +148,7 @@ def ratio_of_sums_interval(parts: Sequence[float], totals: Sequence[float]) -> I
     mid = math.fsum(parts) / math.fsum(totals)
     if len(parts) < 2:
         return Interval(low=mid, mid=mid, high=mid)
-    from scipy.stats import bootstrap  # type: ignore[import-untyped, unused-ignore]
+    from scipy.stats import bootstrap
 
     result = bootstrap(
         (parts, totals),
@@ -177,7 +177,7 @@ class LogRatio(msgspec.Struct, frozen=True):
 
 def compare_paired(a: Sequence[float], b: Sequence[float]) -> LogRatio:
     """Paired t-test of the logarithms of B and A. Both have the same length, at least 2."""
-    from scipy import stats  # type: ignore[import-untyped, unused-ignore]
+    from scipy import stats
 
     before, after = [math.log(x) for x in a], [math.log(x) for x in b]
     differences = [y - x for x, y in zip(before, after, strict=True)]

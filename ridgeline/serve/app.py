@@ -55,7 +55,7 @@ def create_app(
         page.router,
     ):
         include_protected(app, router)
-    app.openapi = partial(  # type: ignore[method-assign]
+    app.openapi = partial(  # type: ignore[method-assign]  # FastAPI's way to extend the document
         build_document, app, (CompletionChunk, ChatCompletionChunk, ResponseEvent, MessageEvent)
     )
     return app
@@ -70,7 +70,7 @@ def create_admin_app(service: Service) -> FastAPI:
     app.include_router(operations.probes)
     for router in (operations.router, operations.admin_router):
         include_protected(app, router)
-    app.openapi = partial(build_document, app)  # type: ignore[method-assign]
+    app.openapi = partial(build_document, app)  # type: ignore[method-assign]  # as above
     return app
 
 

@@ -178,7 +178,7 @@ def _steps(
         loss, _ = student.losses(teacher(rest_NL[picked]), sharp)
         if not math.isfinite(loss.item()):
             raise CannotRun("training diverged", value=f"loss {loss.item()}", fix="lower --rate")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         state.update(rate_at(recipe, state.step))
         looks = state.step % look_every == 0
         told = tuple(acceptance(teacher, student, held_NL)) if looks else ()

@@ -105,7 +105,7 @@ class LatentWeight:
     def end(self) -> None:
         """Pass the windows' gradients on to the learnt tensors."""
         assert self.now_OI.grad is not None
-        self._made_OI.backward(self.now_OI.grad)  # type: ignore[no-untyped-call]
+        self._made_OI.backward(self.now_OI.grad)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.now_OI, self.bias_O)
@@ -296,7 +296,7 @@ class QatTraining:
             with torch.no_grad():
                 truth_TV = teacher(tokens)
             loss = F.kl_div(student(tokens), truth_TV, reduction="batchmean", log_target=True)
-            (loss / len(windows)).backward()  # type: ignore[no-untyped-call]
+            (loss / len(windows)).backward()
             total += float(loss.detach())
         for latent in self._latents:
             latent.end()

@@ -56,7 +56,7 @@ def learn(steps: Sequence[StepStat]) -> Expected | None:
 
 def _fitted(used: Sequence[StepStat]) -> _Terms:
     import numpy as np
-    from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
+    from scipy.optimize import nnls
 
     rows = np.array([_terms(step) for step in used])
     taken_s = np.array([step.run_s for step in used])

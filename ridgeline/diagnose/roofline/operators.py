@@ -14,8 +14,9 @@ each, still adds up to the step.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Literal
 
@@ -273,10 +274,10 @@ ADVICE = {
 
 
 def _bound_sentence(found: PhaseTable) -> str:
-    by_limit: Counter[str] = Counter()
+    by_limit: defaultdict[str, float] = defaultdict(float)
     for row in found.rows:
-        by_limit[row.limit] += row.bound_s  # type: ignore[assignment]
-    limit, bound_s = by_limit.most_common(1)[0]
+        by_limit[row.limit] += row.bound_s
+    limit, bound_s = max(by_limit.items(), key=itemgetter(1))
     return (
         f"{found.phase} of {found.what}: {found.bound_s / found.pass_s:.0%} of its bound, "
         f"{bound_s / found.bound_s:.0%} of which is {limit}: {ADVICE[limit]}"

@@ -19,7 +19,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -163,11 +163,11 @@ class PackedWeights:
         return OutlierPacked(packed, Packed(kind, spec.num_out, count, 0, lines), columns_W)
 
     def _packed(self, name: str, spec: LinearSpec) -> Packed:
-        kind = spec.format.kind
+        kind = cast(Kind, spec.format.kind)  # only packed kinds are written
         panels, group = -(-spec.num_out // PANEL), spec.format.group_size or 0
         table = (panels, -(-spec.num_in // group), PANEL) if group else ()
         return Packed(
-            kind,  # type: ignore[arg-type]
+            kind,
             spec.num_out,
             spec.num_in,
             group,

@@ -183,10 +183,11 @@ def _native_calls(forward: NativeForward) -> Counter[str]:
 def _time_layers(runner: TorchRunner, watch: Stopwatch, put: Put) -> None:
     """Replace torch layers by timed copies that share their weights."""
     decoder, forward = runner.decoder, runner.decoder.forward
-    body = forward.body  # type: ignore[attr-defined]
-    blocks = tuple(watch.timed("residual", _timed_block(block, watch)) for block in body.blocks)
-    norm = watch.timed("norm", body.norm)
-    put(forward, "body", dataclasses.replace(body, blocks=blocks, norm=norm))
+    assert isinstance(forward, TorchForward)  # by _check_can_time
+    body = forward.body
+    blocks = [watch.timed("residual", _timed_block(block, watch)) for block in body.blocks]
+    timed: dict[str, Any] = {"blocks": tuple(blocks), "norm": watch.timed("norm", body.norm)}
+    put(forward, "body", dataclasses.replace(body, **timed))
     put(decoder, "forward", watch.timed("embed", forward))
     put(runner, "attention", _TimedAttention(watch, runner.attention))
 

@@ -52,8 +52,13 @@ class Blocks:
 
     def rows(self, reorder: Callable[[Tensor], Tensor]) -> Blocks:
         """Every table with its rows (outputs) reordered."""
-        tables = (self.q_OI, self.scale_OS, self.step_OG, self.min_OS, self.min_step_OG)
-        return Blocks(self.format, *(None if t is None else reorder(t) for t in tables))  # type: ignore[arg-type]
+        optional = (self.step_OG, self.min_OS, self.min_step_OG)
+        return Blocks(
+            self.format,
+            reorder(self.q_OI),
+            reorder(self.scale_OS),
+            *(None if table is None else reorder(table) for table in optional),
+        )
 
     def dense(self) -> Tensor:
         """The weights, float32 [O, I]: the slow reference of the kernels' numbers."""
@@ -109,12 +114,18 @@ def merge_blocks(pieces: Sequence[Blocks]) -> Blocks:
     format = blocks_of_all([piece.format for piece in pieces])
     alike = [piece.within(format) for piece in pieces]
 
-    def all_of(name: str) -> Tensor | None:
-        kept = [each for piece in alike if (each := getattr(piece, name)) is not None]
-        return torch.cat(kept) if kept else None
+    def stacked(tables: Sequence[Tensor | None]) -> Tensor | None:
+        present = [table for table in tables if table is not None]
+        return torch.cat(present) if present else None
 
-    names = ("q_OI", "scale_OS", "step_OG", "min_OS", "min_step_OG")
-    return Blocks(format, *(all_of(name) for name in names))  # type: ignore[arg-type]
+    return Blocks(
+        format,
+        torch.cat([piece.q_OI for piece in alike]),
+        torch.cat([piece.scale_OS for piece in alike]),
+        stacked([piece.step_OG for piece in alike]),
+        stacked([piece.min_OS for piece in alike]),
+        stacked([piece.min_step_OG for piece in alike]),
+    )
 
 
 def pack(weight: Blocks) -> Packed:

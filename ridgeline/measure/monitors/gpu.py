@@ -139,7 +139,7 @@ class NvmlGpus:
 def open_gpus() -> Gpus:
     """The GPUs of this machine, or `NoGpus` with the reason."""
     try:
-        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        import pynvml
     except ImportError:
         return NoGpus(
             "NVML is not installed: pip install 'ridgeline[nvml]' on machines with an NVIDIA GPU"

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-import psutil  # type: ignore[import-untyped, unused-ignore]
+import psutil
 
 
 class ProcessReading(msgspec.Struct, frozen=True):

@@ -39,8 +39,8 @@ def is_parquet(path: Path) -> bool:
 def load_pyarrow(path: Path) -> tuple[Any, Any]:
     """The modules pyarrow and pyarrow.parquet. Raises CannotRun if they are not installed."""
     try:
-        import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        import pyarrow.parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError:
         raise CannotRun(
             "Parquet needs pyarrow, which is not installed",

@@ -51,7 +51,7 @@ def _burst(counts: Sequence[int]) -> float:
 
 def _count_interval(expected: float, level: float) -> tuple[int, int]:
     """Counts between which a Poisson variable of this mean stays with probability `level`."""
-    from scipy.special import pdtr  # type: ignore[import-untyped]
+    from scipy.special import pdtr
 
     tail = (1 - level) / 2
     few = 0

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from scipy.optimize import least_squares  # type: ignore[import-untyped, unused-ignore]
+from scipy.optimize import least_squares
 
 from ridgeline.errors import BadInput
 from ridgeline.plan.calibration.calibration import (

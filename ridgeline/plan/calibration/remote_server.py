@@ -25,7 +25,7 @@ from statistics import median
 
 import msgspec
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
+from scipy.optimize import nnls
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.plan.calibration.calibration import SERVER, Residual

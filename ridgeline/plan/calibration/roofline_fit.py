@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
+from scipy.optimize import nnls
 
 LEAST_STEPS = 8  # under which a fit says nothing
 

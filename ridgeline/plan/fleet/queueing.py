@@ -19,7 +19,7 @@ Little's law gives the mean number in flight.
 from __future__ import annotations
 
 import msgspec
-from scipy.special import gammaincinv  # type: ignore[import-untyped, unused-ignore]
+from scipy.special import gammaincinv
 
 from ridgeline.plan.fleet.demand import wait_mean, wait_quantile
 from ridgeline.plan.step_time.mixed_steps import MixedSteps

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import pdtrc  # type: ignore[import-untyped, unused-ignore]
+from scipy.special import pdtrc
 
 from ridgeline.plan.step_time.replica import Replica
 

@@ -130,7 +130,7 @@ def _with_fault(resolved: ResolvedSettings) -> LogprobsOf:
     )
     block = decoder.blocks[len(decoder.blocks) // 2]
     mlp = block.mlp
-    block.mlp = lambda x_TC: mlp(x_TC) * FAULT_GAIN  # type: ignore[assignment,unused-ignore]
+    block.mlp = lambda x_TC: mlp(x_TC) * FAULT_GAIN
     runner = TorchRunner(decoder, None, None)
 
     def logprobs_of(tokens: Sequence[int]) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
@@ -69,7 +70,7 @@ def static_facts(
     resolved = costs.resolved(settings)
     facts = {**resolved_facts(resolved), **base_facts(machine, costs, settings, sample)}
     prompt, output = (
-        max(1, round(float(facts[name])))  # type: ignore[arg-type]  # both are costs
+        max(1, round(float(cast(float, facts[name]))))
         for name in ("mean_prompt_tokens", "mean_output_tokens")
     )
     facts |= {"mean_prompt_tokens": prompt, "mean_output_tokens": output}

@@ -196,7 +196,7 @@ def decode_blocks(kind: str, blocks: Bytes) -> Floats:
             value="not installed",
             fix="pip install gguf",
         )
-    from gguf import GGMLQuantizationType, quants  # type: ignore[import-not-found,unused-ignore]
+    from gguf import GGMLQuantizationType, quants
 
     found: Floats = quants.dequantize(blocks, GGMLQuantizationType[kind])
     return found

@@ -28,7 +28,7 @@ class OnednnGemm:
     def refusal(device: torch.device, num_out: int, num_in: int) -> str | None:
         if device.type != "cpu":
             return "needs a CPU"
-        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        if not torch.backends.mkldnn.is_available():
             return "this PyTorch was built without oneDNN"
         if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
             return "this PyTorch lacks onednn::qlinear_pointwise"
