@@ -1,7 +1,7 @@
-"""How the numbers of one tensor are stored: a format knows its own bytes.
+"""Storage formats of weight tensors, and the bytes that they occupy.
 
-A technique is a rewrite of formats in the spec (`ridgeline.modelspec.rewrite`), so that the prediction
-and the run move together.
+A quantisation is a rewrite of formats in the spec (`ridgeline.modelspec.rewrite`), so predictions
+and runs always describe the same storage.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from msgspec.structs import replace
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
 
 KV_SCALE_BYTES = {"int8": 4}
-"""Beside each token's key, and each value, of one head in a quantised KV cache."""
+"""Extra bytes per key vector, and per value vector, of one head in a quantised KV cache."""
 
 
 WHOLE_KINDS = ("int4", "int8", "blocks")
-"""Kinds whose weights are whole numbers times scales, and so are the rows that they multiply."""
+"""Formats with integer weights times scales; the activations that they multiply are quantised too."""
 
 DIGITS: Mapping[str, int] = MappingProxyType({"int8": 1, "int16": 2, "float32": 3})
-"""How exactly rows meet such weights, and as how many rows of 8 bits (native/linear/linear.h, DIGITS)."""
+"""Precision of the activations that integer weights multiply → number of 8-bit rows that represent
+one row of activations (native/linear/linear.h, DIGITS)."""
 
 WIDE_BLOCK = 32
-"""Inputs of 16 or 32 bits are stored in blocks of so many (native/linear/linear.h)."""
+"""Wide inputs (16 or 32 bits) are stored in blocks of this many (native/linear/linear.h)."""
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +35,13 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     `kind` is the key of the linear registry (`ridgeline.engine.quant`): "dense", "int8", … `bits`
     per weight; `group_size` weights along the input axis share one scale (None: one scale per
     output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `mins`: each
-    group has a minimum as well, stored as its scale is. `span` inputs share a scale where each
-    group multiplies it by a step of 8 bits (0: they do not); so their minima. `activations`
-    is the dtype in which the product is computed. `ordered`: each row of inputs is first
-    gathered in the order of the weights' groups (GPTQ's act-order). `wide` inputs are kept apart
-    in `wide_bits`, beside the rest (LLM.int8's outliers, chosen when the model was made); inputs of
-    a row that reach `threshold` in magnitude are multiplied as floats (0: none; LLM.int8's
-    outliers, found as they come). `digits`: a row meets whole numbers as so many rows of 8 bits
-    (`DIGITS`).
+    group also has a minimum, stored like its scale. `span`: this many inputs share a scale (and a
+    minimum), which each group multiplies by an 8-bit step (0: groups have separate scales).
+    `activations`: the dtype in which the product is computed. `ordered`: inputs are gathered into
+    the order of the weights' groups before the product (GPTQ's act-order). `wide`: number of inputs
+    stored separately in `wide_bits` (outlier columns, chosen when the model was quantised).
+    `threshold`: inputs of at least this magnitude are multiplied as floats at run time (LLM.int8;
+    0: none). `digits`: number of 8-bit rows that represent one row of activations (`DIGITS`).
     """
 
     kind: str = "dense"
@@ -60,11 +60,11 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stored(self) -> Format:
-        """What it says of the weight alone."""
+        """The format of the weight alone, without the precision of the activations."""
         return replace(self, digits=1) if self.digits != 1 else self
 
     def nbytes(self, num_out: int, num_in: int) -> int:
-        """Bytes of an [num_out, num_in] weight with its scales and zero-points.
+        """Bytes of a [num_out, num_in] weight with its scales and zero-points.
 
         The last group of a row is stored whole, and so is the last block of wide inputs.
         """
@@ -108,8 +108,11 @@ INT4 = int4()
 
 
 def blocks(bits: int, group_size: int, *, mins: bool = False, span: int = 0) -> Format:
-    """4 or 8 bits with an fp16 scale, and with `mins` a minimum, per group, or per `span` and an
-    8-bit step per group: the layouts of GGUF's blocks, and 5 to 8 bits in groups."""
+    """4 or 8 bits in groups: GGUF's block layouts, and group quantisation at 5 to 8 bits.
+
+    Each group has an fp16 scale and, with `mins`, a minimum; with `span`, these are shared by `span`
+    inputs and each group has an 8-bit step.
+    """
     return Format(
         kind="blocks",
         bits=bits,
@@ -122,7 +125,8 @@ def blocks(bits: int, group_size: int, *, mins: bool = False, span: int = 0) -> 
 
 
 def blocks_of_all(formats: Collection[Format]) -> Format:
-    """The blocks that hold weights of all these (blocks, or int4 without zero-points) exactly."""
+    """The block format that represents weights of all `formats` (block formats, or int4 without
+    zero-points) exactly."""
     group = min(format.group_size or 0 for format in formats)
     span = min(format.span or format.group_size or 0 for format in formats)
     mins = {format.mins for format in formats}
@@ -135,8 +139,10 @@ KERNEL_GROUPS = (128, 64, 32)
 
 
 def kernel_group(bits: int, group_size: int, num_in: int) -> int | None:
-    """The group of the kernels that holds such groups exactly; None where there is none. More than
-    4 bits may have groups of 16 as well."""
+    """The largest group size supported by the kernels that divides `group_size`; None if none does.
+
+    Groups of 16 are supported above 4 bits only.
+    """
     if group_size >= num_in:
         return KERNEL_GROUPS[0]
     known = KERNEL_GROUPS if bits <= 4 else (*KERNEL_GROUPS, 16)
@@ -144,10 +150,8 @@ def kernel_group(bits: int, group_size: int, num_in: int) -> int | None:
 
 
 def format_for(bits: int, group_size: int, num_in: int, zeros: bool) -> Format:
-    """The format in which whole numbers on such a grid are computed.
-
-    A packed one where it holds them exactly, else dense float32.
-    """
+    """The format in which integer weights with this grid are computed: a packed format if one
+    represents them exactly, else dense float32."""
     if bits == 8 and group_size >= num_in and not zeros:
         return INT8
     group = kernel_group(bits, group_size, num_in)

@@ -1,4 +1,4 @@
-"""The frozen description of a model that engine, arithmetic, roofline, planning and simulator share.
+"""The frozen description of a model, shared by engine, cost model, roofline, planner and simulator.
 
 No code branches on a model's name: a family (`ridgeline.modelspec.families`) turns a config.json
 into these records, and everything downstream reads only the records.

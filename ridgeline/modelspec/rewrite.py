@@ -1,8 +1,8 @@
-"""Techniques as rewrites of the spec: the prediction and the run then move together.
+"""Techniques as rewrites of the spec, so that predictions and runs always agree.
 
 Paths of linears: `layers.N.attention.q|k|v|o`, `layers.N.mlp.gate|up|down` (of every expert),
-`layers.N.router`, `lm_head`. The router has a path of its own because its rounding decides *which*
-experts run: a pattern for the MLP must not catch it.
+`layers.N.router`, `lm_head`. The router is not under `mlp` because rounding it changes *which*
+experts run: a pattern for the MLP must not match it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True):
-    """A named way to store weights: which linears (globs), in which format, and what for."""
+    """A named way to store weights: path globs of the linears, their format, and the purpose."""
 
     patterns: tuple[str, ...]
     format: Format
@@ -35,17 +35,17 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
         "int8": Quantization(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=INT8,
-            why="weights at one byte, one scale per row, multiplied as whole numbers",
+            why="one byte per weight, one scale per row, integer products",
         ),
         "int4": Quantization(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=INT4,
-            why="weights at half a byte in groups of 128, multiplied as whole numbers",
+            why="half a byte per weight in groups of 128, integer products",
         ),
         "bf16": Quantization(
             patterns=("*",),
             format=BF16,
-            why="weights as the checkpoint stores them; float32 arithmetic, nothing lost",
+            why="weights as the checkpoint stores them, float32 arithmetic, lossless",
         ),
     }
 )
@@ -54,7 +54,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
 def rewrite_linears(spec: ModelSpec, pattern: str, format: Format, why: str) -> ModelSpec:
     """Store every linear whose path matches the glob `pattern` in `format`.
 
-    Raises CannotRun where no linear matches: a rewrite that changes nothing is a mistake.
+    Raises CannotRun if no linear matches: a rewrite that changes nothing is a mistake.
     """
     matched: list[str] = []
 
@@ -75,13 +75,13 @@ def rewrite_linears(spec: ModelSpec, pattern: str, format: Format, why: str) -> 
 
 
 def apply_formats(spec: ModelSpec, formats: Mapping[str, Format], why: str) -> ModelSpec:
-    """`rewrite_linears` for several patterns. Raises CannotRun where weights are packed already."""
+    """`rewrite_linears` for several patterns. Raises CannotRun if weights are already quantised."""
     packed = [path for path, linear in linears(spec).items() if linear.format.kind != "dense"]
     if packed:
         raise CannotRun(
             f"{spec.name} is quantised already",
             value=packed[0],
-            fix="name the checkpoint that it was made from, or ask for no other format",
+            fix="use the unquantised checkpoint, or keep the format of this one",
         )
     for pattern, format in formats.items():
         spec = rewrite_linears(spec, pattern, format, why)
@@ -89,7 +89,8 @@ def apply_formats(spec: ModelSpec, formats: Mapping[str, Format], why: str) -> M
 
 
 def apply_quantization(spec: ModelSpec, name: str) -> ModelSpec:
-    """Apply a named quantisation (`QUANTIZATIONS`). The LM head and embeddings stay as they are."""
+    """Apply a named quantisation (`QUANTIZATIONS`). LM head and embeddings keep their format unless
+    the quantisation's patterns match them."""
     if name not in QUANTIZATIONS:
         raise BadInput(
             "unknown quantisation", value=name, limit=f"known: {', '.join(QUANTIZATIONS)}"
@@ -100,9 +101,9 @@ def apply_quantization(spec: ModelSpec, name: str) -> ModelSpec:
 
 
 def apply_lm_head(spec: ModelSpec, name: str) -> ModelSpec:
-    """Store the LM head in the format of a named quantisation; tied embeddings stay as they are.
+    """Store the LM head in the format of a named quantisation; tied embeddings keep their format.
 
-    Raises CannotRun where the head is packed already.
+    Raises CannotRun if the head is already quantised.
     """
     if name not in QUANTIZATIONS:
         raise BadInput(
@@ -120,9 +121,9 @@ def apply_lm_head(spec: ModelSpec, name: str) -> ModelSpec:
 
 
 def with_activations(spec: ModelSpec, name: str) -> ModelSpec:
-    """Multiply weights in whole numbers with activations as exact as `name` (a key of `DIGITS`).
+    """Multiply integer weights with activations of the precision `name` (a key of `DIGITS`).
 
-    Raises CannotRun where no weight is in whole numbers: the others take activations as they are.
+    Raises CannotRun if no weight is an integer format: the others do not quantise activations.
     """
     if name not in DIGITS:
         raise BadInput("unknown activations", value=name, limit=f"known: {', '.join(DIGITS)}")
@@ -137,7 +138,7 @@ def with_activations(spec: ModelSpec, name: str) -> ModelSpec:
     out = map_linears(spec, on_linear)
     if not matched:
         raise CannotRun(
-            "no weight is in whole numbers, so that activations are floats already",
+            "--activations needs integer weights, and this model has none",
             value=f"--activations {name}",
             fix="leave it out, or quantise the weights (--quantization int8, int4)",
         )
@@ -147,14 +148,15 @@ def with_activations(spec: ModelSpec, name: str) -> ModelSpec:
 def _check_stored(spec: ModelSpec, format: Format) -> None:
     if format.kind == "bf16" and spec.stored_dtype != "bfloat16":
         raise CannotRun(
-            "bf16 keeps what a bfloat16 checkpoint stores, and this one stores more",
+            "bf16 needs a bfloat16 checkpoint",
             value=spec.stored_dtype,
-            fix="leave bf16 out",
+            limit="bfloat16",
+            fix="leave out bf16, or use a bfloat16 checkpoint",
         )
 
 
 def with_blocks_decoded(spec: ModelSpec) -> ModelSpec:
-    """Weights in blocks as float32: where no kernel multiplies them."""
+    """Decode weights in block formats to float32, for machines without kernels for them."""
     fmt = dense("float32")
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
@@ -168,8 +170,8 @@ def with_blocks_decoded(spec: ModelSpec) -> ModelSpec:
 def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
     """Run in `dtype`: embeddings, norms, activations, dense weights, and the KV cache with them.
 
-    Quantised weights keep their format. A KV cache that already differs from the spec's dtype was
-    chosen by someone and stays.
+    Quantised weights keep their format. A KV cache whose dtype already differs from the spec's was
+    configured explicitly and is kept.
     """
     _check_dtype(dtype, "dtype")
     fmt = dense(dtype)
@@ -184,7 +186,7 @@ def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
 
 
 def with_kv_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
-    """Keep keys and values in `dtype`: a float dtype, or "int8" with a scale per token and head."""
+    """Store keys and values in `dtype`: a float dtype, or "int8" with a scale per token and head."""
     if dtype != "int8":
         _check_dtype(dtype, "KV cache dtype")
     return _recorded(replace(spec, kv_dtype=dtype), f"kv -> {dtype}: asked for")
@@ -201,14 +203,14 @@ def _recorded(spec: ModelSpec, line: str) -> ModelSpec:
 
 def linears(spec: ModelSpec) -> dict[str, LinearSpec]:
     """Every linear by its path (one expert stands for all of its layer)."""
-    found: dict[str, LinearSpec] = {}
+    by_path: dict[str, LinearSpec] = {}
 
-    def note(path: str, linear: LinearSpec) -> LinearSpec:
-        found[path] = linear
+    def collect(path: str, linear: LinearSpec) -> LinearSpec:
+        by_path[path] = linear
         return linear
 
-    map_linears(spec, note)
-    return found
+    map_linears(spec, collect)
+    return by_path
 
 
 def map_linears(spec: ModelSpec, on_linear: OnLinear) -> ModelSpec:

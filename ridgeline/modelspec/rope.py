@@ -1,6 +1,6 @@
 """Rotary frequencies of every kind of scaling, in plain Python floats.
 
-A head's dimension pair (i, i + dim/2) turns by position · inv_freq[i]. The kinds stretch the
+A head's dimension pair (i, i + dim/2) is rotated by position · inv_freq[i]. The kinds extend the
 context that a model was trained for: `linear` (kaiokendev, 2023) divides all frequencies;
 `dynamic` (NTK-aware, 2023) raises theta with the length; `yarn` (Peng et al., arXiv:2309.00071)
 and `llama3` divide only the slow ones; `longrope` (Ding et al., arXiv:2402.13753) has a searched
@@ -24,7 +24,7 @@ def inv_freq(rope: RopeSpec, seq_len: int = 0) -> list[float]:
 
 
 def attention_factor(rope: RopeSpec) -> float:
-    """What cos and sin are multiplied with (1 for most kinds)."""
+    """The factor that multiplies cos and sin (1 for most kinds)."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.kind == "yarn":
@@ -35,7 +35,7 @@ def attention_factor(rope: RopeSpec) -> float:
 
 
 def depends_on_length(rope: RopeSpec) -> bool:
-    """True where `inv_freq` changes with `seq_len`."""
+    """True if `inv_freq` changes with `seq_len`."""
     return rope.kind in ("dynamic", "longrope")
 
 
@@ -67,13 +67,13 @@ def _llama3(rope: RopeSpec, seq_len: int) -> list[float]:
 
 
 def _llama3_one(rope: RopeSpec, freq: float) -> float:
-    """Keep fast turns, divide slow ones, and blend in between."""
-    turns = _original(rope) * freq / (2 * math.pi)
-    if turns < rope.low_freq_factor:
+    """Keep high frequencies, divide low ones, and interpolate in between."""
+    rotations = _original(rope) * freq / (2 * math.pi)
+    if rotations < rope.low_freq_factor:
         return freq / rope.factor
-    if turns > rope.high_freq_factor:
+    if rotations > rope.high_freq_factor:
         return freq
-    share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    share = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return (1 - share) * freq / rope.factor + share * freq
 
 
@@ -87,13 +87,13 @@ def _yarn(rope: RopeSpec, seq_len: int) -> list[float]:
 
 
 def _yarn_range(rope: RopeSpec) -> tuple[float, float]:
-    """The pairs between which frequencies go from kept to divided."""
+    """The range of pairs over which frequencies go from unchanged to divided by the factor."""
 
-    def pair_turning(turns: float) -> float:
-        log_ratio = math.log(_original(rope) / (turns * 2 * math.pi))
+    def pair_with(rotations: float) -> float:
+        log_ratio = math.log(_original(rope) / (rotations * 2 * math.pi))
         return rope.dim * log_ratio / (2 * math.log(rope.theta))
 
-    low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)

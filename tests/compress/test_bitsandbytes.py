@@ -51,7 +51,7 @@ def test_the_threshold_is_the_checkpoints(tmp_path: Path) -> None:
     formats = {path: linear.format for path, linear in linears(spec).items()}
     assert formats.pop("lm_head").threshold == 0
     assert {format.threshold for format in formats.values()} == {3.5}
-    assert any("that reach 3.5 multiplied as floats" in line for line in spec.rewrites)
+    assert any("of magnitude 3.5 or more multiplied as floats" in line for line in spec.rewrites)
     model = str(tmp_path / "m")
     decoder = load_decoder(model, dense(model), device="cpu", compute_dtype=torch.float32)
     down = decoder.blocks[2].mlp.down  # type: ignore[union-attr]

@@ -74,7 +74,7 @@ def test_activation_precision_follows_the_setting() -> None:
     assert resolved.spec.layers[0].mlp.gate.format.digits == 2
     assert resolved.spec.lm_head.format.digits == 1  # in bfloat16, which takes floats
     assert resolved.layer_backend == "native" and resolved.values()["activations"] == "int16"
-    with pytest.raises(CannotRun, match="no weight is in whole numbers"):
+    with pytest.raises(CannotRun, match="needs integer weights"):
         resolve(Settings(activations="float32"))
     with pytest.raises(CannotRun, match="only supported on the CPU"):
         cuda, why = torch.device("cuda"), dict[str, str]()

@@ -19,6 +19,7 @@ CLEAN = [
     "docs",
     "mkdocs.yml",
     "notes",
+    "ridgeline/modelspec",
     "ridgeline/serve",
     "ridgeline/techniques.toml",
     "ridgeline/workflows/explain/topics/errors.toml",

@@ -1,4 +1,4 @@
-"""GGUF files: header, metadata and tensor table, read with distrust; and the model they describe.
+"""Reads and validates a GGUF header, and derives the spec of the model that the file holds.
 
     "GGUF" · version u32 (2, 3) · tensors u64 · keys u64 · keys, values · tensor table · pad · data
 
@@ -29,7 +29,7 @@ from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears, map_linears
 
 _AGAIN = "the file is damaged or half downloaded; fetch it again"
-_MOST = 100_000_000
+_MAX_COUNT = 100_000_000
 _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",
@@ -46,11 +46,11 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
     23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
-"""Number of a type → its name, numbers per block, bytes per block."""
+"""Type number → type name, weights per block, bytes per block."""
 
 
 class GgufTensor(msgspec.Struct, frozen=True):
-    """One tensor: its type's name, shape [outputs, inputs], and where its bytes lie."""
+    """One tensor: the name of its type, its shape [outputs, inputs], and its byte range."""
 
     kind: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class GgufTensor(msgspec.Struct, frozen=True):
 
 
 class Gguf(msgspec.Struct, frozen=True):
-    """What a file's header says."""
+    """The contents of a GGUF header."""
 
     path: Path
     metadata: dict[str, Any]
@@ -72,7 +72,7 @@ def is_gguf(name: str) -> bool:
 
 
 def read_gguf(name: str) -> Gguf:
-    """The header of a file. Raises BadModel."""
+    """Read a file's header. Raises BadModel if the file is missing, empty or malformed."""
     path = local_path(name)
     if not path.is_file():
         raise BadModel("there is no such GGUF file", value=name)
@@ -91,10 +91,10 @@ class _Header:
 
     def read(self) -> Gguf:
         if self._take(4) != b"GGUF":
-            raise BadModel("this is no GGUF file", value=str(self._path))
+            raise BadModel("this is not a GGUF file", value=str(self._path))
         version = self._number("<I")
         if version not in (2, 3):
-            raise BadModel("unknown version of GGUF", value=version, limit="2, 3")
+            raise BadModel("unknown GGUF version", value=version, limit="2, 3")
         num_tensors, num_keys = self._count(), self._count()
         metadata = {}
         for _ in range(num_keys):
@@ -119,8 +119,13 @@ class _Header:
 
     def _count(self) -> int:
         count = int(self._number("<Q"))
-        if count > _MOST:
-            raise BadModel("a GGUF header with absurd counts", value=count, fix=_AGAIN)
+        if count > _MAX_COUNT:
+            raise BadModel(
+                "the GGUF header has an implausible count",
+                value=count,
+                limit=_MAX_COUNT,
+                fix=_AGAIN,
+            )
         return count
 
     def _string(self) -> str:
@@ -132,7 +137,7 @@ class _Header:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
-            raise BadModel("unknown kind of GGUF value", value=kind, fix=_AGAIN)
+            raise BadModel("unknown type of a GGUF metadata value", value=kind, fix=_AGAIN)
         inner, count = self._number("<I"), self._count()
         if inner in _SCALARS:
             form = f"<{count}{_SCALARS[inner][1]}"
@@ -142,16 +147,26 @@ class _Header:
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dims = self._string(), self._number("<I")
         if dims > 4:
-            raise BadModel("a GGUF tensor of too many axes", value=name, fix=_AGAIN)
+            raise BadModel(
+                "a GGUF tensor has more than 4 dimensions", value=name, limit=4, fix=_AGAIN
+            )
         shape = tuple(self._count() for _ in range(dims))[::-1]
         return name, shape, self._number("<I"), int(self._number("<Q"))
 
     def _placed(self, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
         if kind not in TYPES:
-            raise BadModel("a GGUF tensor of unknown type", value=kind, limit="see docs")
+            raise BadModel(
+                "a GGUF tensor has an unknown type",
+                value=kind,
+                limit=", ".join(name for name, _, _ in TYPES.values()),
+            )
         name, block, nbytes = TYPES[kind]
         if not shape or shape[-1] % block:
-            raise BadModel(f"a {name} tensor whose rows are no whole blocks", value=list(shape))
+            raise BadModel(
+                f"the rows of a {name} tensor are not a multiple of its block size",
+                value=list(shape),
+                limit=f"blocks of {block}",
+            )
         end = begin + prod(shape) // block * nbytes
         if end > len(self._data):
             raise BadModel(
@@ -164,12 +179,12 @@ class _Header:
 
 ARCHITECTURES = {
     "llama": "llama",
-    "mixtral": "llama",  # told by its experts
+    "mixtral": "llama",  # recognised by its experts
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
 }
-"""Our name of a family → llama.cpp's of its architecture."""
+"""Ridgeline's family name → llama.cpp's architecture name."""
 _FIELDS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -203,16 +218,16 @@ _MODULES = {
     "router": "ffn_gate_inp",
 }
 ROUTER, EXPERTS = "blk.{}.ffn_gate_inp.weight", "_exps"
-"""A layer that has the first is routed: its feed-forward's tensors then end in the second, and hold
-all experts, [experts, outputs, inputs]."""
+"""A layer with the ROUTER tensor is routed: the names of its MLP tensors contain EXPERTS, and each
+tensor holds all experts, [experts, outputs, inputs]."""
 
 
 def family_of(file: Gguf) -> str:
-    """Our name of the file's architecture. Raises BadModel for those that are not read."""
+    """Ridgeline's family name for the file's architecture. Raises BadModel if it is unsupported."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES.values():
         raise BadModel(
-            "GGUF of an architecture that is not read",
+            "the architecture of this GGUF file is not supported",
             value=str(architecture),
             limit=", ".join(sorted(set(ARCHITECTURES.values()))),
             fix="use the model's safetensors directory",
@@ -221,12 +236,16 @@ def family_of(file: Gguf) -> str:
     if architecture == "qwen3moe" or (architecture == "llama" and routed):
         return "qwen3_moe" if architecture == "qwen3moe" else "mixtral"
     if routed:
-        raise BadModel("GGUF of experts of a kind that is not read", value=str(architecture))
+        raise BadModel(
+            "GGUF files with experts are not supported for this architecture",
+            value=str(architecture),
+        )
     return str(architecture)
 
 
 def gguf_spec(name: str) -> ModelSpec:
-    """The spec of a GGUF file; weights on a grid that a kernel holds are packed, others dense."""
+    """The spec of a GGUF file. Weights stay packed where a kernel supports their type exactly; the
+    others are decoded to float32."""
     file = read_gguf(name)
     spec = spec_from_config(gguf_config(file), name=name)
     kinds: set[str] = set()
@@ -270,19 +289,19 @@ _FORMATS: Mapping[str, Format] = {
 
 
 def computed_format(kind: str) -> Format:
-    """How a tensor of this type is computed, or looked up in."""
+    """The format in which a tensor of this GGUF type is multiplied, or looked up as a table."""
     return _FORMATS.get(kind, dense("float32"))
 
 
 def _computed_together(spec: ModelSpec) -> ModelSpec:
-    """q, k and v of different types (as in Q4_K_M), and gate and up, in the blocks that hold all
-    of them: they are one product."""
-    found = linears(spec)
+    """Give q, k and v one common block format, and gate and up another: each group is computed as
+    one product, although files like Q4_K_M store its members in different types."""
+    by_path = linears(spec)
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
         start, _, key = path.rpartition(".")
         keys = next((keys for keys in (("q", "k", "v"), ("gate", "up")) if key in keys), (key,))
-        formats = {found[f"{start}.{key}" if start else key].format for key in keys}
+        formats = {by_path[f"{start}.{key}" if start else key].format for key in keys}
         if len(formats) == 1 or any(format.kind == "dense" for format in formats):
             return linear
         return replace(linear, format=blocks_of_all(formats))
@@ -291,7 +310,7 @@ def _computed_together(spec: ModelSpec) -> ModelSpec:
 
 
 def _tensor_of(path: str, file: Gguf) -> str:
-    """The tensor that holds a linear (all of its experts)."""
+    """Name of the tensor that holds a linear; in a routed layer it holds all experts."""
     if path == "lm_head":
         return "output.weight"
     _, layer, inner = path.split(".", 2)
@@ -300,45 +319,46 @@ def _tensor_of(path: str, file: Gguf) -> str:
 
 
 def gguf_config(file: Gguf) -> dict[str, Any]:
-    """The Hugging Face config of the model. Raises BadModel for what would be lost."""
-    family, told = family_of(file), file.metadata
-    start = str(told["general.architecture"]) + "."
+    """The equivalent Hugging Face config.json. Raises BadModel for features it cannot express."""
+    family, metadata = family_of(file), file.metadata
+    start = str(metadata["general.architecture"]) + "."
     _refuse(file, start)
     config: dict[str, Any] = {"model_type": family, "dtype": "float32"}
     for theirs, ours in (_FIELDS | _EXPERT_FIELDS.get(family, {})).items():
-        if start + theirs in told:
-            config[ours] = told[start + theirs]
+        if start + theirs in metadata:
+            config[ours] = metadata[start + theirs]
     if family == "qwen3_moe":  # llama.cpp renormalises, whatever the original says
         layers = range(num_layers(ConfigFields(config, {}, where=str(file.path))))
         plain = [i for i in layers if ROUTER.format(i) not in file.tensors]
         config |= {"norm_topk_prob": True, "mlp_only_layers": plain}
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    bos = special_id(told, "bos")
+    bos = special_id(metadata, "bos")
     if bos is not None:
         config["bos_token_id"] = bos
-    config["eos_token_id"] = list(end_of_generation(told))
+    config["eos_token_id"] = list(end_of_generation(metadata))
     return config
 
 
 def _refuse(file: Gguf, start: str) -> None:
-    told = file.metadata
-    if told.get(start + "expert_count") and "blk.0.ffn_gate.0.weight" in file.tensors:
+    metadata = file.metadata
+    if metadata.get(start + "expert_count") and "blk.0.ffn_gate.0.weight" in file.tensors:
         raise BadModel(
-            "GGUF with a tensor per expert, as before April 2024, is not read",
+            "GGUF files with one tensor per expert (written before April 2024) are not supported",
             value=str(file.path),
-            fix="convert the model again: experts are then stacked (ffn_gate_exps)",
+            fix="convert the model again: current converters stack the experts (ffn_gate_exps)",
         )
-    if told.get(start + "expert_shared_count"):
-        raise BadModel("GGUF with shared experts is not read", value=str(file.path))
-    if told.get(start + "rope.scaling.type", "none") not in ("none", None):
+    if metadata.get(start + "expert_shared_count"):
+        raise BadModel("GGUF files with shared experts are not supported", value=str(file.path))
+    if metadata.get(start + "rope.scaling.type", "none") not in ("none", None):
         raise BadModel(
-            "GGUF with scaled rotary embeddings", value=told[start + "rope.scaling.type"]
+            "GGUF files with scaled rotary embeddings are not supported",
+            value=metadata[start + "rope.scaling.type"],
         )
     for name in ("rope_freqs.weight", "rope_factors_long.weight"):
         if name in file.tensors:
             raise BadModel(
-                "GGUF with rotary factors of its own is not read",
+                "GGUF files with custom rotary factors are not supported",
                 value=name,
                 fix="use the model's safetensors directory",
             )

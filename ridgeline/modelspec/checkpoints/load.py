@@ -1,4 +1,4 @@
-"""From what a user calls a model to its spec."""
+"""Loads the spec of a model named by a directory, a GGUF file, "demo" or `dummy:NAME`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_spec(model: str) -> ModelSpec:
     """The spec of a model directory, a GGUF file, "demo", or `dummy:NAME`. Raises BadModel.
 
     The end-of-sequence tokens are those of config.json and of generation_config.json together.
-    Where the config does not tell its dtype, the first weight file does.
+    If the config names no dtype, the first weight file decides.
     """
     if is_dummy(model):
         return spec_from_config(shape_config(dummy_shape(model)), name=model)
@@ -40,18 +40,19 @@ def load_spec(model: str) -> ModelSpec:
     if config.get("dtype") is None and config.get("torch_dtype") is None:
         config["dtype"] = _dtype_of_weights(path)
     formats = packed_formats(config, model)
-    told = config.pop(KEY, None)
+    quantization = config.pop(KEY, None)
     spec = spec_from_config(config, name=model)
     spec = msgspec.structs.replace(spec, eos_token_ids=_all_eos(spec, path))
     if formats is not None:
         return with_packed_formats(spec, formats, model)
-    if told is None:
+    if quantization is None:
         return spec
-    return with_quantised_formats(spec, read_quantization_config(told, model), _dtypes(path), model)
+    foreign = read_quantization_config(quantization, model)
+    return with_quantised_formats(spec, foreign, _dtypes(path), model)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; BadModel where it is missing, too large, or not one."""
+    """Read a JSON object. Raises BadModel if the file is missing, too large or not an object."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise BadModel(
@@ -68,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _all_eos(spec: ModelSpec, path: Path) -> tuple[int, ...]:
-    """A chat model often ends its turns with tokens that only generation_config.json knows."""
+    # Chat models often list their end-of-turn tokens in generation_config.json only.
     generation = path / "generation_config.json"
     if not generation.is_file():
         return spec.eos_token_ids
@@ -80,7 +81,7 @@ def _all_eos(spec: ModelSpec, path: Path) -> tuple[int, ...]:
 
 
 def _dtype_of_weights(path: Path) -> str | None:
-    """The dtype of the first floating-point tensor, from a safetensors header alone."""
+    """The dtype of the first floating-point tensor, read from the safetensors headers."""
     for file in sorted(path.glob("*.safetensors")):
         for entry in _header(file).values():
             dtype = entry.get("dtype") if isinstance(entry, dict) else None
@@ -90,7 +91,7 @@ def _dtype_of_weights(path: Path) -> str | None:
 
 
 def _dtypes(path: Path) -> dict[str, str]:
-    """The dtype of every tensor of a directory, from the headers alone."""
+    """The dtype of every tensor in a directory, read from the safetensors headers."""
     return {
         name: str(entry.get("dtype"))
         for file in sorted(path.glob("*.safetensors"))
@@ -100,10 +101,8 @@ def _dtypes(path: Path) -> dict[str, str]:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """Header of a safetensors file: 8 bytes of little-endian length, then JSON. {} where malformed.
-
-    A malformed file is the weight loader's error to raise, with its own words.
-    """
+    """Header of a safetensors file: 8 bytes of little-endian length, then JSON. {} if malformed:
+    the weight loader reports the damage in detail."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 0 < length <= _MAX_JSON_BYTES:

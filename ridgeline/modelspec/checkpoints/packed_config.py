@@ -1,10 +1,10 @@
-"""Which weights of a packed model are stored how: the `quantization_config` that Ridgeline writes.
+"""The `quantization_config` that Ridgeline writes: the storage format of each packed weight.
 
     {"quant_method": "ridgeline", "version": 1, "formats": {"lm_head": {"kind": "bf16", …}, …}}
 
-`formats` maps the paths of `ridgeline.modelspec.rewrite` (exact paths, not globs), and "embed", to the
-fields of a `Format`. A config of any other method is left to the reader of configs, which refuses
-it.
+`formats` maps "embed" and paths as in `ridgeline.modelspec.rewrite` (exact paths, not globs) to the
+fields of a `Format`. Configs of other methods are handled by
+`ridgeline.modelspec.checkpoints.quantised`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ EMBED = "embed"
 
 
 def packed_formats(config: Mapping[str, Any], where: str) -> dict[str, Format] | None:
-    """The formats by path that a packed model's config.json names; None where it is not packed."""
-    told = config.get(KEY)
-    if not isinstance(told, dict) or told.get("quant_method") != METHOD:
+    """Formats by path from the config.json of a packed model; None if the model is not packed.
+
+    Raises BadModel if the config has another version or is malformed.
+    """
+    packed = config.get(KEY)
+    if not isinstance(packed, dict) or packed.get("quant_method") != METHOD:
         return None
-    if told.get("version") != VERSION:
+    if packed.get("version") != VERSION:
         raise BadModel(
             f"{where}: packed by another version of Ridgeline",
-            value=told.get("version"),
+            value=packed.get("version"),
             limit=VERSION,
             fix="pack the original checkpoint again with ridgeline quantize",
         )
     try:
-        return msgspec.convert(told.get("formats"), dict[str, Format])
+        return msgspec.convert(packed.get("formats"), dict[str, Format])
     except msgspec.ValidationError as error:
         raise BadModel(f"{where}: {KEY} is malformed: {error}") from None
 
@@ -56,7 +59,7 @@ def packed_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def with_packed_formats(spec: ModelSpec, formats: Mapping[str, Format], where: str) -> ModelSpec:
-    """`spec` with the formats that its checkpoint is packed in."""
+    """`spec` with the formats of its packed checkpoint. Raises BadModel for an unknown path."""
     stray = sorted(set(formats) - set(linears(spec)) - {EMBED})
     if stray:
         raise BadModel(f"{where}: {KEY} names a weight that the model lacks", value=stray[0])

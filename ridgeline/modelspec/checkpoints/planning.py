@@ -1,4 +1,4 @@
-"""Specs for planning: of any family that can be sized, whether or not the engine runs it."""
+"""Loads specs for planning, including families that the engine cannot run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FORMAT_OF_METHOD = {"fp8": "float8_e4m3", "fbgemm_fp8": "float8_e4m3", "mxfp4":
 def load_planning_spec(model: str) -> ModelSpec:
     """The spec of a published shape, a config.json, a model directory or a built-in model.
 
-    Raises BadModel where there is no such model or its config cannot be understood.
+    Raises BadModel if there is no such model or its config is not understood.
     """
     name = dummy_shape(model) if is_dummy(model) else model
     if planning_row(name):
@@ -40,7 +40,7 @@ def load_planning_spec(model: str) -> ModelSpec:
         raise BadModel(
             "no model directory, config.json or published shape has this name",
             value=name,
-            limit=f"near: {', '.join(near)}" if near else f"{len(known_shapes())} known shapes",
+            limit=f"similar: {', '.join(near)}" if near else f"{len(known_shapes())} known shapes",
             fix="name a directory, a config.json, or one of `ridgeline predict --list-models`",
         )
     config = read_json(model_path(name) / "config.json")
@@ -50,7 +50,7 @@ def load_planning_spec(model: str) -> ModelSpec:
 
 
 def planning_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The spec of the fields of a config.json, in the format of its `quantization_config`.
+    """Build a spec from the fields of a config.json, in the format of its `quantization_config`.
 
     `auto_map` is ignored: only sizes are read, and no code of the model runs.
     """
@@ -65,7 +65,7 @@ def planning_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     chosen = SERVING_FORMATS[_quantised_format(quantization)]
     experts_only = chosen.experts_only and any(layer.mlp.num_experts for layer in spec.layers)
     pattern = "layers.*.mlp.*" if experts_only else "layers.*"
-    return rewrite_linears(spec, pattern, chosen.format, "stored so in the checkpoint")
+    return rewrite_linears(spec, pattern, chosen.format, "format of the checkpoint")
 
 
 def _quantised_format(quantization: Mapping[str, Any]) -> str:

@@ -1,16 +1,16 @@
-"""Other people's quantised checkpoints: what their `quantization_config` says, in one record.
+"""Reads the `quantization_config` of checkpoints quantised by other tools.
 
-A config that is unknown, or that contradicts itself, is refused here with the reason; what the
-tensors themselves say is checked when they are read (`ridgeline.engine.checkpoints`).
+Unknown or contradictory configs are rejected with the reason; the tensors are checked when they are
+read (`ridgeline.engine.checkpoints`).
 
-| `quant_method` | what is understood |
+| `quant_method` | supported |
 |---|---|
 | gptq | 2, 3, 4, 8 bits, v1 and v2 zero-points, act-order |
 | awq | the GEMM layout, 4 bits |
 | compressed-tensors | pack-quantized, int-quantized, naive-quantized, float-quantized |
 | fp8 | e4m3 in blocks (`weight_scale_inv`) or with one scale per tensor |
 | bitsandbytes | nf4 and fp4 (double quantisation too), LLM.int8 |
-| torchao | nothing: refused with the reason |
+| torchao | none: rejected with the reason |
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _FIX = "use the unquantised checkpoint, or one in a format that docs/guides/quan
 class QuantisedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """How a checkpoint is quantised.
 
-    `codec` names the reader; `name` is for people. `group_size` None: one scale per output (or
-    per tensor). `integers`: the weights are whole numbers times scales, else floats or tables.
-    `block`: outputs and inputs that share a scale, where scales are per block. `ordered`: groups
-    may be scattered over the inputs. `scopes`: where modules differ, targets (module names, "re:"
-    patterns, "Linear" for all others) and how those are quantised; the record's own fields are
-    then the first scope's. `threshold`: inputs that reach it are multiplied as floats (LLM.int8).
+    `codec` selects the reader; `name` is the display name. `group_size` None: one scale per output
+    (or per tensor). `integers`: weights are integers times scales, else floats or table entries.
+    `block`: (outputs, inputs) that share a scale, if scales are per block. `ordered`: the inputs of
+    a group need not be adjacent (act-order). `scopes`, if modules differ: targets (module names,
+    "re:" patterns, "Linear" for all others) and how each is quantised; the other fields then repeat
+    the first scope. `threshold`: inputs of at least this magnitude are multiplied as floats
+    (LLM.int8).
     """
 
     codec: str
@@ -56,17 +57,20 @@ class QuantisedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[tuple[tuple[str, ...], QuantisedCheckpoint], ...] = ()
 
     def at(self, module: str) -> QuantisedCheckpoint:
-        """How one module is quantised. Raises BadModel where no scope names it."""
+        """How one module is quantised. Raises BadModel if no scope names it."""
         if not self.scopes:
             return self
-        for wanted in (lambda t: _names_module(t, module), lambda t: t == "Linear"):
+        for matches in (lambda t: _names_module(t, module), lambda t: t == "Linear"):
             for targets, foreign in self.scopes:
-                if any(wanted(target) for target in targets):
+                if any(matches(target) for target in targets):
                     return foreign
         raise BadModel("no group of the quantization_config names a module", value=module, fix=_FIX)
 
     def format(self, num_in: int, wide_scales: bool = False) -> Format:
-        """In which format a linear of this checkpoint is computed."""
+        """The format in which a linear with `num_in` inputs is computed.
+
+        `wide_scales`: scales are float32, which the packed formats with groups cannot hold.
+        """
         if not self.integers:
             return dense("float32")
         format = format_for(self.bits, self.group_size or num_in, num_in, self.zeros)
@@ -83,31 +87,31 @@ def _names_module(target: str, module: str) -> bool:
     return target == module
 
 
-def read_quantization_config(told: Any, where: str) -> QuantisedCheckpoint:
-    """The record of a `quantization_config`. Raises BadModel."""
-    if not isinstance(told, Mapping):
+def read_quantization_config(config: Any, where: str) -> QuantisedCheckpoint:
+    """Parse a `quantization_config`. Raises BadModel if it is malformed or unsupported."""
+    if not isinstance(config, Mapping):
         raise BadModel(f"{where}: quantization_config is not an object", fix=_FIX)
-    method = told.get("quant_method")
-    if method is None and (told.get("load_in_4bit") or told.get("load_in_8bit")):
+    method = config.get("quant_method")
+    if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")):
         method = "bitsandbytes"
     if not isinstance(method, str) or method not in _READERS:
         raise _refused(where, f"unknown quant_method {method!r}", ", ".join(_READERS))
-    return _READERS[method](told, where)
+    return _READERS[method](config, where)
 
 
 def _refused(where: str, what: str, limit: object = None) -> BadModel:
     return BadModel(f"{where}: {what} (quantization_config)", limit=limit, fix=_FIX)
 
 
-def _bits(told: Mapping[str, Any], where: str, known: tuple[int, ...]) -> int:
-    bits = told.get("bits", told.get("w_bit", told.get("num_bits")))
+def _bits(config: Mapping[str, Any], where: str, known: tuple[int, ...]) -> int:
+    bits = config.get("bits", config.get("w_bit", config.get("num_bits")))
     if not isinstance(bits, int) or bits not in known:
         raise _refused(where, f"cannot read {bits!r} bits", ", ".join(map(str, known)))
     return bits
 
 
-def _group(told: Mapping[str, Any], where: str) -> int | None:
-    group = told.get("group_size", told.get("q_group_size", -1))
+def _group(config: Mapping[str, Any], where: str) -> int | None:
+    group = config.get("group_size", config.get("q_group_size", -1))
     if group in (None, -1):
         return None
     if not isinstance(group, int) or group < 1:
@@ -115,34 +119,34 @@ def _group(told: Mapping[str, Any], where: str) -> int | None:
     return group
 
 
-def _gptq(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    bits = _bits(told, where, (2, 3, 4, 8))
-    layout = told.get("checkpoint_format") or "gptq"
+def _gptq(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    bits = _bits(config, where, (2, 3, 4, 8))
+    layout = config.get("checkpoint_format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
         raise _refused(where, f"unknown checkpoint_format {layout!r}", "gptq, gptq_v2")
-    if told.get("dynamic"):
+    if config.get("dynamic"):
         raise _refused(where, "GPTQ with different settings per module (dynamic)")
-    symmetric = told.get("sym", True)
+    symmetric = config.get("sym", True)
     return QuantisedCheckpoint(
         codec="gptq",
         name=f"GPTQ {'v2' if layout == 'gptq_v2' else 'v1'}"
-        + (", act-order" if told.get("desc_act") else ""),
+        + (", act-order" if config.get("desc_act") else ""),
         bits=bits,
-        group_size=_group(told, where),
+        group_size=_group(config, where),
         zeros=not symmetric,
         version=2 if layout == "gptq_v2" else 1,
-        ordered=bool(told.get("desc_act")),
+        ordered=bool(config.get("desc_act")),
     )
 
 
-def _awq(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    version = str(told.get("version", "gemm")).lower()
+def _awq(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    version = str(config.get("version", "gemm")).lower()
     if version != "gemm":
         raise _refused(where, f"AWQ in the layout {version!r}", "gemm")
-    zeros = told.get("zero_point", True)
-    bits = _bits(told, where, (4,))
+    zeros = config.get("zero_point", True)
+    bits = _bits(config, where, (4,))
     return QuantisedCheckpoint(
-        codec="awq", name="AWQ gemm", bits=bits, group_size=_group(told, where), zeros=bool(zeros)
+        codec="awq", name="AWQ gemm", bits=bits, group_size=_group(config, where), zeros=bool(zeros)
     )
 
 
@@ -154,13 +158,13 @@ _COMPRESSED = {
 }
 
 
-def _compressed(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    groups = told.get("config_groups")
+def _compressed(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise _refused(where, "compressed-tensors without config_groups")
-    if told.get("sparsity_config"):
+    if config.get("sparsity_config"):
         raise _refused(where, "compressed-tensors with sparsity")
-    scopes = tuple(_scope(group, told.get("format"), where) for group in groups.values())
+    scopes = tuple(_scope(group, config.get("format"), where) for group in groups.values())
     first = scopes[0][1]
     if all(foreign == first for _, foreign in scopes):
         return first
@@ -168,7 +172,7 @@ def _compressed(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
 
 
 def _scope(group: Any, layout: Any, where: str) -> tuple[tuple[str, ...], QuantisedCheckpoint]:
-    """A config group: its targets, and how they are quantised."""
+    """The targets of a config group, and how they are quantised."""
     targets = group.get("targets") if isinstance(group, Mapping) else None
     if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
         raise _refused(where, f"a config group with targets {targets!r}")
@@ -185,7 +189,7 @@ def _compressed_weights(weights: Any, layout: str, where: str) -> QuantisedCheck
         raise _refused(where, "compressed-tensors whose weights are not quantised")
     kind = weights.get("type", "int")
     if _COMPRESSED[layout] not in (None, kind):
-        raise _refused(where, f"{layout} says it holds {kind} weights")
+        raise _refused(where, f"{layout} is declared to hold {kind} weights")
     strategy, group = weights.get("strategy"), _group(weights, where)
     if strategy not in ("tensor", "channel", "group", "block"):
         raise _refused(where, f"scales per {strategy!r}", "tensor, channel, group, block")
@@ -205,41 +209,41 @@ def _compressed_weights(weights: Any, layout: str, where: str) -> QuantisedCheck
     )
 
 
-def _fp8(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    form = told.get("fmt", "e4m3")
+def _fp8(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    form = config.get("fmt", "e4m3")
     if form not in ("e4m3", "float8_e4m3fn"):
         raise _refused(where, f"FP8 in the format {form!r}", "e4m3")
-    block = _block(told.get("weight_block_size"), where)
+    block = _block(config.get("weight_block_size"), where)
     return QuantisedCheckpoint(codec="scaled", name="FP8 e4m3", bits=8, integers=False, block=block)
 
 
-def _block(told: Any, where: str) -> tuple[int, int]:
-    if told is None:
+def _block(config: Any, where: str) -> tuple[int, int]:
+    if config is None:
         return (128, 128)
-    if not isinstance(told, list) or not all(isinstance(n, int) and n > 0 for n in told):
-        raise _refused(where, f"cannot read blocks of {told!r}")
-    if len(told) != 2:
-        raise _refused(where, f"cannot read blocks of {told!r}")
-    return (told[0], told[1])
+    if not isinstance(config, list) or not all(isinstance(n, int) and n > 0 for n in config):
+        raise _refused(where, f"cannot read blocks of {config!r}")
+    if len(config) != 2:
+        raise _refused(where, f"cannot read blocks of {config!r}")
+    return (config[0], config[1])
 
 
-def _bitsandbytes(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    if told.get("load_in_8bit"):
-        threshold = told.get("llm_int8_threshold", 6.0)
+def _bitsandbytes(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    if config.get("load_in_8bit"):
+        threshold = config.get("llm_int8_threshold", 6.0)
         if not isinstance(threshold, int | float) or not 0 <= threshold < inf:
             raise _refused(where, f"cannot read the threshold {threshold!r}", "0 or more")
         name = "bitsandbytes LLM.int8"
         return QuantisedCheckpoint(codec="bnb8", name=name, bits=8, threshold=float(threshold))
-    kind = told.get("bnb_4bit_quant_type", "fp4")
-    if not told.get("load_in_4bit") or kind not in ("nf4", "fp4"):
+    kind = config.get("bnb_4bit_quant_type", "fp4")
+    if not config.get("load_in_4bit") or kind not in ("nf4", "fp4"):
         raise _refused(where, f"bitsandbytes {kind!r}", "nf4, fp4, int8")
     return QuantisedCheckpoint(codec="bnb4", name=f"bitsandbytes {kind}", bits=4, integers=False)
 
 
-def _torchao(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+def _torchao(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     raise _refused(
         where,
-        "torchao's tensors are classes of that package, whose layout on disk is not a stable one",
+        "torchao checkpoints contain classes of that package, whose layout on disk is not stable",
         "a checkpoint of another method",
     )
 
@@ -254,7 +258,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], QuantisedCheckpoint]] 
 }
 
 MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
-"""Ends of tensor names that show that a module is quantised (bitsandbytes 4 bits: `_STATE`)."""
+"""Suffixes of tensor names that mark a quantised module (bitsandbytes 4-bit: `_STATE`)."""
 _STATE = ".weight.quant_state.bitsandbytes__"
 _MODULES = {
     "attention.q": ("self_attn.q_proj", "self_attn.qkv_proj"),
@@ -269,7 +273,7 @@ _MODULES = {
 
 
 def module_of(tensor: str) -> str | None:
-    """The module that a tensor shows to be quantised; None where it shows nothing."""
+    """The quantised module to which a tensor belongs; None if its name does not mark one."""
     for mark in MARKS:
         if tensor.endswith(mark):
             return tensor.removesuffix(mark)
@@ -282,12 +286,12 @@ def with_quantised_formats(
 ) -> ModelSpec:
     """`spec` with the formats in which the checkpoint's quantised weights are computed.
 
-    `tensors` gives the dtype of every tensor by name. Raises BadModel where none is quantised.
+    `tensors`: the dtype of every tensor by name. Raises BadModel if no tensor is quantised.
     """
-    modules = {found for name in tensors if (found := module_of(name)) is not None}
+    modules = {module for name in tensors if (module := module_of(name)) is not None}
     if not modules:
         raise BadModel(
-            f"{where}: its config says {foreign.name}, and no tensor is quantised",
+            f"{where}: config.json declares {foreign.name}, but no tensor is quantised",
             fix="check that config.json belongs to these weights",
         )
     wide = any(
@@ -324,16 +328,16 @@ def _is(module: str, path: str) -> bool:
 
 
 def describe(foreign: QuantisedCheckpoint, formats: Iterable[Format]) -> str:
-    """In words: the format, its grid, and what is done with it."""
+    """One line for the user: the checkpoint's format, its grid, and how it is computed."""
     if foreign.scopes:
-        kinds = sorted({each.kind for each in formats})
-        told = ", ".join(f"{each.bits} bits ({each.name})" for _, each in foreign.scopes)
-        return f"several widths: {told}; run as {', '.join(kinds)}"
+        kinds = sorted({format.kind for format in formats})
+        widths = ", ".join(f"{scope.bits} bits ({scope.name})" for _, scope in foreign.scopes)
+        return f"several widths: {widths}; run as {', '.join(kinds)}"
     group = "row" if foreign.group_size is None else f"group of {foreign.group_size}"
     zeros = ", zero-points" if foreign.zeros else ""
     grid = f"{foreign.bits} bits, a scale per {group}{zeros}" if foreign.integers else "table"
-    kinds = sorted({each.kind for each in formats})
-    done = "decoded to float32" if kinds == ["dense"] else f"run as {', '.join(kinds)}, exactly"
+    kinds = sorted({format.kind for format in formats})
+    how = "decoded to float32" if kinds == ["dense"] else f"run as {', '.join(kinds)}, exactly"
     if foreign.threshold:
-        done += f"; inputs of a row that reach {foreign.threshold:g} multiplied as floats"
-    return f"{foreign.name} ({grid if foreign.integers else f'{foreign.bits} bits'}), {done}"
+        how += f"; inputs of magnitude {foreign.threshold:g} or more multiplied as floats"
+    return f"{foreign.name} ({grid if foreign.integers else f'{foreign.bits} bits'}), {how}"

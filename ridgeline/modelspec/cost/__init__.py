@@ -1,4 +1,4 @@
-"""What a model costs: parameters, bytes and FLOPs, from its spec alone."""
+"""Parameters, bytes and FLOPs of a model, computed from its spec."""
 
 from ridgeline.modelspec.cost.kv_cache import kv_bytes, kv_bytes_per_token, layer_kv_bytes
 from ridgeline.modelspec.cost.parameters import (

@@ -1,4 +1,4 @@
-"""The arithmetic of a model as plain data: what `ridgeline inspect` prints."""
+"""The figures that `ridgeline inspect` prints, as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTEXTS = (1024, 8192)
 
 
 class InspectRow(msgspec.Struct, frozen=True):
-    """One line: a quantity, its exact value in `unit` (B, FLOP, params, tokens, FLOP/B), a note."""
+    """One quantity, its exact value in `unit` (B, FLOP, params, tokens, FLOP/B), and a note."""
 
     section: str
     name: str
@@ -26,7 +26,7 @@ class InspectRow(msgspec.Struct, frozen=True):
 
 
 class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that are alike: how many, and what each costs."""
+    """Equal layers: their count, and the cost of each."""
 
     num_layers: int
     numbers: str
@@ -93,7 +93,7 @@ def _mlp_words(layer: LayerSpec) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Layer numbers in short: "0-3, 5", and "0-24 by 2" for a regular stride."""
+    """Layer numbers in compact form: "0-3, 5", or "0-24 by 2" for a regular stride."""
     steps = {b - a for a, b in pairwise(numbers)}
     if len(numbers) == 1:
         return str(numbers[0])
@@ -148,7 +148,7 @@ def _weights(spec: ModelSpec) -> list[InspectRow]:
     read = cost.weight_bytes(spec, 1)
     return [
         *rows,
-        InspectRow("weights", "kept in memory", cost.resident_weight_bytes(spec), "B"),
+        InspectRow("weights", "resident in memory", cost.resident_weight_bytes(spec), "B"),
         InspectRow("weights", "read per decode step", read, "B", "one sequence"),
     ]
 

@@ -1,12 +1,13 @@
 """A step's work by operator: FLOPs and bytes of each, from the model's spec alone.
 
-The conventions are those of `cost.py`, and the parts add up to its step: matrix products and
-attention have FLOPs (a multiply-add is 2); weights are read once per step, visible keys and values
-once per sequence. Operators on rows (norms, activation, rotation) multiply next to nothing; they
-read and write rows that the operator before has just made. `row_bytes` are those, each row once in
-and once out: they live in cache wherever a step is small enough, and are no part of `cost.py`.
+The conventions are those of `ridgeline.modelspec.cost.step`, and the parts add up to its totals:
+matrix products and attention have FLOPs (a multiply-add is 2); weights are read once per step,
+visible keys and values once per sequence. Row operators (norms, activation, rotation) have
+negligible FLOPs; they read and write rows that the previous operator has just produced. `row_bytes`
+counts those, each row once in and once out. In small steps they stay in cache, so the totals of
+`step` leave them out.
 
-A profile names an operator by its parts, joined by "+": kernels do several of them at once.
+A profile names a fused operator by its parts, joined by "+".
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ PARTS = MappingProxyType(
         "sampling": "sampling",
     }
 )
-"""Every part of a step, in words."""
+"""Part of a step → its display name."""
 
 
 class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
-    """`flops`: as the machine multiplies, every digit of the activations (`Format.digits`).
-    `memory_bytes`: weights, keys and values. `row_bytes`: activations. `rate`: the key of the
-    machine's arithmetic peak that bounds it (`ridgeline.hardware.ceilings`), "" where it multiplies
-    next to nothing.
+    """FLOPs and bytes of one operator.
+
+    `flops` counts every digit of the activations (`Format.digits`). `memory_bytes`: weights, keys
+    and values. `row_bytes`: activations. `rate`: the key of the arithmetic peak that bounds the
+    operator (`ridgeline.hardware.ceilings`), "" if its FLOPs are negligible.
     """
 
     flops: float = 0.0
@@ -77,42 +79,42 @@ NO_WORK = OperatorWork()
 
 
 def describe_operator(name: str) -> str:
-    """A profile's operator as people call it."""
+    """The display name of a profile's operator."""
     return ", ".join(PARTS.get(part, part) for part in name.split("+"))
 
 
 def work_of(name: str, parts: dict[str, OperatorWork]) -> OperatorWork:
-    """What an operator of a profile does: all its parts; those that the model lacks do nothing."""
+    """Total work of a profile's operator; parts that the model does not have count as zero."""
     return total_work(parts.get(part, NO_WORK) for part in name.split("+"))
 
 
 def total_work(works: Iterable[OperatorWork]) -> OperatorWork:
     total = NO_WORK
-    for each in works:
-        total = total + each
+    for work in works:
+        total = total + work
     return total
 
 
 def operator_work(
     spec: ModelSpec, shapes: Sequence[Shape], num_sampled: int
 ) -> dict[str, OperatorWork]:
-    """Every part's work in one step of runs `shapes`; `num_sampled` positions are sampled."""
+    """Work of each part in one step of runs `shapes`; `num_sampled` positions are sampled."""
     num_tokens = sum(new for new, _ in shapes)
-    found: dict[str, OperatorWork] = _ends(spec, num_tokens, num_sampled)
+    by_part: dict[str, OperatorWork] = _ends(spec, num_tokens, num_sampled)
     for layer, count in Counter(spec.layers).items():
         rows = _Rows(spec, num_tokens)
         parts = {**_attention(rows, layer.attention, shapes), **_mlp(rows, layer.mlp)}
         parts["norm"] = rows.through(spec.hidden_size, 4 if layer.sandwich_norms else 2)
         parts["residual"] = rows.moved(3 * 2 * spec.hidden_size)
         for name, work in parts.items():
-            found[name] = found.get(name, NO_WORK) + work.scaled(count)
+            by_part[name] = by_part.get(name, NO_WORK) + work.scaled(count)
     gains = norm_params(spec) * BYTES_OF_DTYPE[spec.dtype]
-    found["norm"] += OperatorWork(memory_bytes=gains)
-    return {name: work for name, work in found.items() if work != NO_WORK}
+    by_part["norm"] += OperatorWork(memory_bytes=gains)
+    return {name: work for name, work in by_part.items() if work != NO_WORK}
 
 
 def _ends(spec: ModelSpec, num_tokens: int, num_sampled: int) -> dict[str, OperatorWork]:
-    """Before the first layer and behind the last one."""
+    """Work before the first layer and after the last one."""
     head, rows = spec.lm_head, _Rows(spec, num_tokens)
     return {
         "embed": rows.moved(2 * spec.hidden_size),
@@ -130,11 +132,11 @@ class _Rows:
         self.width = BYTES_OF_DTYPE[spec.dtype]
 
     def moved(self, numbers: float) -> OperatorWork:
-        """So many numbers of each row read or written."""
+        """Read or write `numbers` values of each row."""
         return OperatorWork(row_bytes=self.num_tokens * numbers * self.width)
 
     def through(self, size: int, times: int) -> OperatorWork:
-        """A row of `size` in and out again, so many times."""
+        """Read and write a row of `size` values, `times` times."""
         return self.moved(2 * times * size)
 
     def linear(self, linear: LinearSpec, num_rows: float) -> OperatorWork:
@@ -145,12 +147,15 @@ class _Rows:
         )
 
     def linears(self, *linears: LinearSpec) -> OperatorWork:
-        return total_work(self.linear(each, self.num_tokens) for each in linears)
+        return total_work(self.linear(linear, self.num_tokens) for linear in linears)
 
 
 def rate_of(linear: LinearSpec) -> str:
-    """Which of the machine's multiply rates bounds a product. Four-bit weights have instructions of
-    their own; eight-bit products are wider where the CPU has no dot product of bytes."""
+    """The key of the arithmetic peak that bounds a product.
+
+    4-bit weights use different instructions from 8-bit ones; 8-bit products are widened to 16 bits
+    on CPUs without a byte dot product, hence "int16".
+    """
     kind, dtype = linear.format.kind, linear.format.activations
     if kind == "bf16" and dtype == "float32":
         return "bf16"
@@ -180,7 +185,7 @@ def _attention(
 
 
 def _attention_rate(spec: ModelSpec) -> str:
-    """As `rate_of` has it: codes stay whole numbers, and floats multiply what is stored."""
+    """The key of the arithmetic peak that bounds attention, by the dtypes of model and KV cache."""
     if spec.kv_dtype == "int8":
         return "int16"
     return "bf16_kv" if (spec.dtype, spec.kv_dtype) == ("float32", "bfloat16") else spec.dtype
@@ -197,7 +202,7 @@ def _mlp(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:
 
 
 def _routed(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:
-    """Bytes of the experts that are expected to be touched, as `cost.py` has them."""
+    """Router and experts; bytes are those of the distinct experts expected to be read."""
     one = rows.linears(mlp.gate, mlp.up, mlp.down)
     missed = (1 - mlp.experts_per_token / mlp.num_experts) ** rows.num_tokens
     experts = OperatorWork(

@@ -7,11 +7,11 @@ from collections import Counter
 from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
 
 LARGE_PARAMS = 1 << 26
-"""From this size on no cache holds a model in any format: the fewest bytes are the fastest."""
+"""A model of at least this size fits no CPU cache in any format, so the smallest format is fastest."""
 
 
 def count_layers(spec: ModelSpec) -> Counter[LayerSpec]:
-    """How often each distinct layer occurs, in order of first occurrence.
+    """Number of occurrences of each distinct layer, in order of first occurrence.
 
     Equal layers are usually one shared object, so counting by identity first avoids hashing every
     layer of the model.
@@ -63,7 +63,7 @@ def norm_params(spec: ModelSpec) -> int:
 
 
 def layer_params(layer: LayerSpec, *, active: bool = False) -> int:
-    """Parameters of one layer, norms apart; `active`: only the experts that one token uses."""
+    """Parameters of one layer without norms; `active`: only the experts that one token uses."""
     mlp = layer.mlp
     experts = mlp.experts_per_token if active else mlp.num_experts
     total = sum(linear.num_params for linear in dense_linears(layer))
@@ -94,7 +94,7 @@ def table_params(spec: ModelSpec) -> int:
 
 
 def num_kv_heads(spec: ModelSpec) -> int:
-    """In how many parts the KV cache can be split over devices without storing anything twice."""
+    """Number of devices over which the KV cache can be split without storing anything twice."""
     return min(layer.attention.num_kv_heads for layer in count_layers(spec))
 
 

@@ -1,12 +1,12 @@
-"""Weight formats that planning can serve a model in, and the bytes that a model takes in them.
+"""Weight formats that the planner can serve a model in, and the bytes that a model takes in them.
 
-Unlike the formats of a spec, which are those of this engine's kernels, these stand for what any
-engine does under the name of a dtype. Only the layers' linears and experts take a weight format;
-LM head, embeddings and norms stay in 16 (or 32) bits, as every engine leaves them. In a routed
-model mxfp4 applies to the experts alone: attention, shared experts and router stay as they are, as
-in gpt-oss, and so do activations. Scales are counted: 4 bytes per output row for fp8 and int8, 2
-bytes per group of 128 weights for int4, 1 byte per 32 for mxfp4. A device without a peak for a
-format's own products unpacks the weights and computes in bfloat16.
+Unlike the formats of a spec, which are those of Ridgeline's kernels, these model what engines in
+general do under the name of a dtype. Only the layers' linears and experts take a weight format;
+LM head, embeddings and norms stay in 16 (or 32) bits, as in other engines. In a routed model mxfp4
+applies to the experts only: attention, shared experts, router and activations keep their dtype, as
+in gpt-oss. Scales are counted: 4 bytes per output row for fp8 and int8, 2 bytes per group of 128
+weights for int4, 1 byte per 32 for mxfp4. A device without an arithmetic peak for a format unpacks
+the weights and computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ KV_DTYPES = tuple(BYTES_OF_DTYPE)
 
 
 class ServingFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """A weight format and the dtypes of its products, best first; the first with a peak is used.
+    """A weight format and the dtypes of its products, fastest first; the first one for which the
+    device has a peak is used.
 
     `experts_only`: in a routed model only the experts take it.
     """
@@ -85,7 +86,7 @@ def _full_name(what: str, name: str, known: tuple[str, ...]) -> str:
 
 
 def quantised_as(spec: ModelSpec) -> str | None:
-    """The format that the checkpoint's weights are quantised in; None where they are plain."""
+    """The format that the checkpoint's weights are quantised in; None if they are not."""
     kinds = {
         linear.format.kind
         for layer in count_layers(spec)
@@ -139,7 +140,7 @@ def table_bytes_in(spec: ModelSpec, dtype: str) -> float:
 
 
 def checkpoint_bytes(spec: ModelSpec) -> float:
-    """Bytes of the published weight files, whatever format they are served in."""
+    """Bytes of the published weight files, regardless of the format they are served in."""
     stored = spec.stored_dtype
     model = serving_cost(spec, quantised_as(spec) or stored, stored, stored, spec.kv_dtype)
     routed = sum(group.num_experts * group.expert_bytes for group in model.experts)

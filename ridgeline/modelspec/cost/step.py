@@ -1,10 +1,10 @@
-"""What one step costs: FLOPs and bytes, from the spec alone.
+"""FLOPs and bytes of one step, computed from the spec.
 
 Conventions. One multiply-add is 2 FLOPs. Only matrix products and attention are counted: norms,
 activations and softmax are below 1 % of any shape here. Attention over n keys costs
-4·n·heads·head_dim (scores and values). A product whose activations are taken in several digits
-(`Format.digits`) counts once per digit. Bytes are the least that must move: each weight is read
-once per step, each visible key and value once per sequence, and each new one is written once.
+4·n·heads·head_dim (scores and values). A product whose activations are split into several digits
+(`Format.digits`) counts once per digit. Bytes are the minimum traffic: each weight is read once per
+step, each visible key and value once per sequence, and each new one is written once.
 Routed layers read the experts that a step's tokens are expected to reach under even routing,
 E·(1 - (1 - k/E)^B). The LM head runs for sampled positions only.
 
@@ -142,7 +142,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """The constants of a spec that price any step; built once by `cost_model`.
 
     `linear_params` and `linear_outputs` count weights and activations written by the linears that
-    every token uses, the LM head apart; `fixed_weight_bytes` are their bytes and those of norms.
+    every token uses, except the LM head; `fixed_weight_bytes` are their bytes and those of norms.
     """
 
     windows: tuple[WindowGroup, ...]
@@ -356,7 +356,7 @@ def _layer_flops(layer: LayerSpec) -> int:
 
 
 def step_work(spec: ModelSpec | CostModel, shapes: Sequence[Shape], num_sampled: int) -> StepWork:
-    """Price a step. Pass a `cost_model(spec)` where many steps are priced: 20 times faster."""
+    """Price a step. To price many steps, pass a `cost_model(spec)`: 20 times faster."""
     model = spec if isinstance(spec, CostModel) else cost_model(spec)
     return model.step(shapes, num_sampled)
 

@@ -1,4 +1,4 @@
-"""Bytes of a spec's weights in the formats that the spec names."""
+"""Bytes of a spec's weights in the spec's own formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ridgeline.modelspec.model import ModelSpec
 
 
 def weight_bytes(spec: ModelSpec, num_tokens: int | None = None) -> float:
-    """Bytes of weights read by a decode step: all but the rows of an untied embedding table.
+    """Bytes of weights read by a decode step: everything except an untied embedding table.
 
     `num_tokens`: tokens in the step, which decides how many experts are read (None: all of them).
     """
@@ -21,12 +21,12 @@ def weight_bytes(spec: ModelSpec, num_tokens: int | None = None) -> float:
 
 
 def resident_weight_bytes(spec: ModelSpec) -> float:
-    """Bytes of weights kept in memory; the embedding table counts unless the LM head shares it."""
+    """Bytes of weights in memory, including the embedding table unless the LM head shares it."""
     return weight_bytes(spec) + (0 if shares_table(spec) else table_bytes(spec))
 
 
 def shares_table(spec: ModelSpec) -> bool:
-    """Whether embedding and LM head are one table in memory: both dense, or packed alike."""
+    """True if embedding and LM head share one table in memory: both dense, or packed alike."""
     head = spec.lm_head.format
     alike = head.kind == "dense" if spec.embed_format is None else head.stored == spec.embed_format
     return spec.tied_embeddings and alike
@@ -42,8 +42,8 @@ def table_bytes(spec: ModelSpec) -> float:
 def table_dtype(spec: ModelSpec) -> str:
     """The dtype of a plain embedding table.
 
-    A table stored in bfloat16 stays in bfloat16, which is exact because rows are widened as they
-    are read, unless a dense LM head shares it.
+    A table stored in bfloat16 stays in bfloat16 (rows are widened when they are read, which is
+    exact) unless a dense LM head shares it.
     """
-    kept = spec.stored_dtype == "bfloat16" and not shares_table(spec)
-    return spec.stored_dtype if kept else spec.dtype
+    keeps_dtype = spec.stored_dtype == "bfloat16" and not shares_table(spec)
+    return spec.stored_dtype if keeps_dtype else spec.dtype

@@ -1,4 +1,4 @@
-"""From the fields of a config and the row of its family to a ModelSpec."""
+"""Builds a ModelSpec from the fields of a config.json and the `Family` row of its model type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-MAX_EXPERTS = 4096  # of a layer: each has tensors of its own (DeepSeek-V3 has 256)
+MAX_EXPERTS = 4096  # per layer; bounds the number of tensors (DeepSeek-V3 has 256 experts)
 DTYPES = {name: name for name in ("float32", "bfloat16", "float16")} | {
     f"torch.{name}": name for name in ("float32", "bfloat16", "float16")
 }
@@ -63,18 +63,18 @@ def build(values: ConfigFields, row: Family, *, name: str, family: str) -> Model
 
 
 def eos_in_vocabulary(eos_token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
-    """Each once, without those beyond the vocabulary: no logit is theirs, so they end nothing."""
+    """The distinct ids below `vocab_size`; others have no logit and can never be sampled."""
     return tuple(token for token in dict.fromkeys(eos_token_ids) if token < vocab_size)
 
 
 def stored_dtype(values: ConfigFields) -> str:
-    """`dtype` or, as older configs call it, `torch_dtype`; float32 where neither is given."""
+    """`dtype` or, in older configs, `torch_dtype`; float32 if neither is given."""
     key = "dtype" if values.raw("dtype") is not None else "torch_dtype"
     return "float32" if values.raw(key) is None else values.choice(key, DTYPES)
 
 
 def _layers(values: ConfigFields, row: Family, fmt: Format) -> tuple[LayerSpec, ...]:
-    """Layers that are alike are the same object, which keeps later arithmetic cheap."""
+    # Equal layers share one object, which keeps later arithmetic cheap.
     kinds = row.layer_kinds(values)
     routed = _routed_layers(values, row, len(kinds))
     made: dict[tuple[str, bool], LayerSpec] = {}

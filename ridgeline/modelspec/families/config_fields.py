@@ -1,8 +1,7 @@
-"""Reading a config.json with no guessing: typed access to each field, and a strict check of the
-names.
+"""Typed access to the fields of a config.json, and a strict check of the field names.
 
 A field is *understood* (a family gives it a default and a meaning), *harmless* (it cannot change
-what a forward pass computes), or *fixed* (harmless only at the listed values). Everything else is
+the result of a forward pass), or *fixed* (harmless only at the listed values). Any other field is
 an error that names it.
 """
 
@@ -24,7 +23,7 @@ HARMLESS = frozenset(
     task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config
     transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905
-    # generation parameters that older versions saved beside the shapes
+    # generation parameters that older versions saved in config.json
     + """
     bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample
     early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
@@ -52,7 +51,7 @@ FIXED: dict[str, tuple[object, ...]] = {
 }
 
 _REASONS = {
-    "auto_map": "the model wants to run code of its own (auto_map); Ridgeline never does",
+    "auto_map": "the model requires custom Python code (auto_map); Ridgeline never runs it",
     "quantization_config": "the checkpoint is already quantised (quantization_config), "
     "which this version cannot load",
 }
@@ -63,7 +62,7 @@ _FIXES = {
 
 
 class ConfigFields:
-    """The fields of one config.json over a family's defaults; a wrong type is an error."""
+    """The fields of one config.json on top of a family's defaults. Wrong types raise BadModel."""
 
     def __init__(
         self, config: Mapping[str, Any], defaults: Mapping[str, Any], *, where: str
@@ -81,7 +80,7 @@ class ConfigFields:
         return bad_field(self.where, key, self.raw(key), limit)
 
     def count(self, key: str, at_most: int | None = None) -> int:
-        """A positive integer. `at_most`: of what is held one by one."""
+        """A positive integer, at most `at_most`."""
         value = self.raw(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.bad(key, "a positive integer")
@@ -158,7 +157,7 @@ def _refusal(where: str, key: str, value: object, limit: str | None) -> BadModel
     if limit is not None:
         return bad_field(where, key, value, limit)
     return BadModel(
-        f"{where}: the field {key} is not understood, and leaving it out could change the result",
+        f"{where}: the field {key} is not understood, and ignoring it could change the result",
         value=str(value)[:80],
         fix=f"remove {key} from config.json if it has no effect on inference",
     )

@@ -1,4 +1,4 @@
-"""Which layers look at everything and which through a sliding window, and which have experts."""
+"""Determines which layers use sliding-window attention, and which have experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ridgeline.modelspec.families.config_fields import ConfigFields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _LEGACY_KINDS = {"attention": FULL}
-# Every layer becomes an object or more: a number from a broken file must not fill the memory.
+# Bounds memory: a corrupt file must not make the loader create millions of layers.
 # The deepest published models have 1,000 (DeepNet).
 MAX_LAYERS = 4096
 
@@ -18,12 +18,12 @@ LayerKinds = Callable[[ConfigFields], list[str]]
 
 
 def num_layers(values: ConfigFields) -> int:
-    """How many layers there are, at most MAX_LAYERS."""
+    """The number of layers, at most MAX_LAYERS."""
     return values.count("num_hidden_layers", at_most=MAX_LAYERS)
 
 
 def all_full(values: ConfigFields) -> list[str]:
-    """No windows at all."""
+    """Full attention in every layer."""
     return [FULL] * num_layers(values)
 
 
@@ -84,11 +84,11 @@ def explicit(values: ConfigFields) -> list[str]:
 
 
 def window_of(values: ConfigFields, kind: str) -> int | None:
-    """The window W of a kind of layer: a query sees W keys, itself among them."""
+    """The window W of a layer kind: a query sees W keys, including its own. None: no window."""
     if kind == FULL:
         return None
     if values.raw("sliding_window") is None:
-        raise values.bad("sliding_window", "a positive integer, because some layers slide")
+        raise values.bad("sliding_window", "a positive integer, because some layers need a window")
     return values.count("sliding_window")
 
 

@@ -1,7 +1,7 @@
-"""One row per model family: transformers' defaults, and in which points the family is special.
+"""The model families: transformers' defaults and the features in which each family differs.
 
-`spec_from_config` is the only way in. The rows are data; `ridgeline.modelspec.families.build` turns a row and a
-config.json into a ModelSpec without ever asking for a family's name.
+`spec_from_config` is the entry point. The rows are data; `ridgeline.modelspec.families.build` turns
+a row and a config.json into a ModelSpec without branching on a family's name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ridgeline.modelspec.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class MoeFields:
-    """Where a family writes its experts. `norm_topk_key` None: always renormalised."""
+    """The config fields that describe a family's experts. `norm_topk_key` None: probabilities of the
+    chosen experts are always renormalised."""
 
     num_experts_key: str
     expert_size_key: str
@@ -32,11 +33,12 @@ class MoeFields:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A row. `defaults` are transformers' own and also name what is understood; null means
-    "derive".
+    """One model family.
 
-    `biases`: which attention projections have one ("none", "qkv", or the field that says so).
-    `fixed`: fields that must have one of the listed values. `aliases`: other names of a field.
+    `defaults`: transformers' defaults, which also list the understood fields; None means "derive
+    from other fields". `biases`: the attention projections with a bias ("none", "qkv", or the name
+    of the field that decides). `fixed`: fields that must have one of the listed values. `aliases`:
+    alternative field names.
     """
 
     architecture: str
@@ -55,7 +57,7 @@ class Family:
 
     @property
     def understood(self) -> frozenset[str]:
-        """Every field of a config.json that this family gives a meaning to."""
+        """The config.json fields that this family interprets."""
         return frozenset(self.defaults) | frozenset(TOP_LEVEL) | self.aliases.keys()
 
 
@@ -280,9 +282,9 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def spec_from_config(config: Mapping[str, Any], *, name: str) -> ModelSpec:
-    """Read a Hugging Face config.json.
+    """Build the spec of a Hugging Face config.json.
 
-    Raises BadModel that names the field for anything not understood: an unknown architecture,
+    Raises BadModel, naming the field, for anything not understood: an unknown architecture,
     rope type or activation, remote code (auto_map), a quantised checkpoint, a field of unknown
     effect.
     """

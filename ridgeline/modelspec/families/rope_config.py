@@ -1,9 +1,9 @@
-"""From the rotary fields of a config.json to a RopeSpec.
+"""Builds a RopeSpec from the rotary fields of a config.json.
 
-Old configs write `rope_theta` beside a `rope_scaling` of some type; transformers 5 writes one
+Old configs have `rope_theta` at the top level and a `rope_scaling` object; transformers 5 writes one
 `rope_parameters`, nested per kind of layer for Gemma 3. Both are read with transformers'
-precedence: a value inside the dictionary, then one beside it, then the family's default. Each
-kind has a row of the keys it understands; any other key is an error that names it.
+precedence: a value inside the object, then one at the top level, then the family's default. `KINDS`
+lists the keys that each kind understands; any other key is an error that names it.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _check_keys(values: ConfigFields, kind: str, given: Mapping[str, Any]) -> No
 
 
 def _original(inner: ConfigFields, values: ConfigFields) -> int:
-    """transformers prefers the field beside the dictionary (Phi-3 writes it there)."""
+    # transformers prefers the top-level field (Phi-3 writes it there).
     outside = values.opt_count(_ORIGINAL)
     inside = inner.opt_count(_ORIGINAL)
     return outside or inside or values.count("max_position_embeddings")

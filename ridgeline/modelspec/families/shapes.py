@@ -34,14 +34,14 @@ def known_shapes() -> tuple[str, ...]:
 
 
 def shape_config(name: str) -> dict[str, Any]:
-    """The config.json fields of a shape that the engine runs; BadModel lists near names."""
+    """The config.json fields of a shape that the engine runs; BadModel lists similar names."""
     table = shape_table()
     if name not in table:
         near = difflib.get_close_matches(name.lower(), table, n=5, cutoff=0.4) or list(table)
         raise BadModel(
             "no published shape has this name",
             value=f"dummy:{name}",
-            limit=f"near: {', '.join(f'dummy:{n}' for n in near)}",
+            limit=f"similar: {', '.join(f'dummy:{n}' for n in near)}",
             fix="choose one of these, or give a model directory",
         )
     return _config(table[name])
@@ -58,6 +58,6 @@ def planning_config(name: str) -> dict[str, Any]:
 
 
 def _config(row: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null: "none" stands for it."""
+    # TOML has no null; the tables write "none".
     fields = {key: value for key, value in row.items() if key not in ("source", "params_b")}
     return {key: None if value == "none" else value for key, value in fields.items()}

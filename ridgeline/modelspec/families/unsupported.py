@@ -1,12 +1,12 @@
 """Families that can be planned although the engine cannot run them yet.
 
-    deepseek_v2, deepseek_v3, kimi_k2   latent attention; shared experts beside the routed ones
+    deepseek_v2, deepseek_v3, kimi_k2   latent attention; shared experts and routed ones
     gpt_oss                             alternating windows, attention sinks, biases everywhere
     hunyuan                             groups of `cla_share_factor` layers share one KV cache
     opt                                 MLPs without a gate, biases, learned positions
 
-Only what decides sizes, FLOPs and KV cache is read. Unknown fields are ignored and rotary scaling
-is not described: unlike the families of `registry`, these specs are never run.
+Only fields that determine sizes, FLOPs and KV cache are read. Unknown fields are ignored and rotary
+scaling is not described: unlike the families of `registry`, these specs are never run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _DEFAULTS: dict[str, Any] = {
 def unsupported_spec(config: Mapping[str, Any], *, name: str) -> ModelSpec:
     """The spec of a config.json whose model_type is a key of `UNSUPPORTED`, every weight dense.
 
-    Raises BadModel that names a field which is missing or has the wrong type.
+    Raises BadModel naming a field that is missing or has the wrong type.
     """
     given = {key: value for key, value in config.items() if value is not None}
     values = ConfigFields(given, _DEFAULTS, where=f"config.json of {name}")
@@ -139,7 +139,7 @@ def _latent_attention(values: ConfigFields, fmt: Format) -> AttentionSpec:
 
 
 def _gpt_oss_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
-    """Even layers see a window, odd ones everything."""
+    """Even layers have a sliding window, odd ones see the whole context."""
     attention = replace(_attention(values, fmt, bias=True), sinks=True)
     experts = _experts(
         values,
@@ -155,7 +155,7 @@ def _gpt_oss_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
 
 
 def _hunyuan_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
-    """Cross-layer attention: the first of `cla_share_factor` layers computes and keeps the KV."""
+    """Cross-layer attention: the first of `cla_share_factor` layers computes and caches the KV."""
     attention = _attention(values, fmt)
     experts = _experts(
         values,

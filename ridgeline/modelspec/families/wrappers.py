@@ -1,8 +1,8 @@
-"""Multimodal configs that wrap a language model: which part of the file describes the text.
+"""Extracts the language model from the config.json of a multimodal model.
 
-A wrapper's config.json describes a language model and an encoder of images, video or sound. The
-engine runs the language model. Its positions in a text are the same on every axis of a
-multi-dimensional rotary embedding, so that mrope equals the plain rotary embedding there.
+Such a config describes a language model and an encoder for images, video or sound. The engine runs
+the language model. For text, positions are equal on all axes of a multi-dimensional rotary
+embedding, so mrope reduces to the plain rotary embedding.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _QWEN_FIELDS = _COMMON_FIELDS + " video_token_id vision_start_token_id vision_en
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper:
-    """A row. `text_types` maps the model_type of `text_config` to a family; its first key is the
-    type of a text_config that names none.
+    """One multimodal model type.
 
-    `fields`: names beside text_config that describe the other modality. `flat`: files may write the
-    fields of the text beside vision_config, without a text_config. `defaults`: those of the text
-    model where they differ from its family's.
+    `text_types` maps the model_type of `text_config` to a family; the first key is the default.
+    `fields`: top-level names that describe the other modality. `flat`: the text fields may be at the
+    top level, without a text_config. `defaults`: the text model's defaults where they differ from
+    its family's.
     """
 
     architecture: str
@@ -100,7 +100,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
 def text_part(config: Mapping[str, Any], wrapper: Wrapper, where: str) -> dict[str, Any]:
     """The config of the language model within `config`, under its family's model_type.
 
-    Raises BadModel where there is none, or where the two parts contradict each other.
+    Raises BadModel if there is none, or if the top level and text_config contradict each other.
     """
     own = {key: value for key, value in config.items() if key not in wrapper.fields}
     text = config.get("text_config")
@@ -108,7 +108,7 @@ def text_part(config: Mapping[str, Any], wrapper: Wrapper, where: str) -> dict[s
         text = {**own, "model_type": next(iter(wrapper.text_types))}
     if not isinstance(text, dict):
         raise BadModel(f"{where}: a {config['model_type']} config needs a text_config")
-    _check_beside(own, text, where)
+    _check_top_level(own, text, where)
     named = text.get("model_type", next(iter(wrapper.text_types)))
     if named not in wrapper.text_types:
         raise BadModel(
@@ -124,13 +124,13 @@ def text_part(config: Mapping[str, Any], wrapper: Wrapper, where: str) -> dict[s
     return {**merged, "model_type": wrapper.text_types[named], "architectures": None}
 
 
-def _check_beside(own: Mapping[str, Any], text: Mapping[str, Any], where: str) -> None:
-    """Some versions repeat fields of the text beside text_config; they must agree with it."""
+def _check_top_level(own: Mapping[str, Any], text: Mapping[str, Any], where: str) -> None:
+    """Some versions repeat text fields at the top level; they must agree with text_config."""
     check_names({k: v for k, v in own.items() if k not in text}, frozenset(), {}, where=where)
     for key in own.keys() & text.keys() - HARMLESS:
         if own[key] != text[key]:
             raise BadModel(
-                f"{where}: {key} beside text_config contradicts the one in it",
+                f"{where}: {key} at the top level contradicts the one in text_config",
                 value=own[key],
                 limit=text[key],
             )

@@ -167,7 +167,7 @@ def test_the_older_wasteful_words() -> None:
     ("config", "told"),
     [
         ({"quant_method": "quip"}, "unknown quant_method"),
-        ({"quant_method": "torchao"}, "not a stable one"),
+        ({"quant_method": "torchao"}, "is not stable"),
         ({"quant_method": "gptq", "bits": 5}, "5 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "marlin"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, "per module"),

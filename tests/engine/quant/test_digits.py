@@ -182,7 +182,7 @@ def test_a_spec_says_how_activations_are_taken_and_counts_what_is_multiplied() -
     assert after["down"].flops == 3 * before["down"].flops
     assert after["lm_head"] == before["lm_head"] and after["down"].rate == before["down"].rate
     assert exact.rewrites[-1] == "activations -> float32: asked for"
-    with pytest.raises(CannotRun, match="no weight is in whole numbers"):
+    with pytest.raises(CannotRun, match="needs integer weights"):
         with_activations(load_spec("demo"), "int16")
     with pytest.raises(BadInput, match="unknown activations"):
         with_activations(plain, "int4")
