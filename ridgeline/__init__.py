@@ -1,30 +1,83 @@
 """Ridgeline: makes LLM inference faster and cheaper, and proves it.
 
-Importing this package is cheap (no torch): `ridgeline.generate` and `ridgeline.Engine` are
-resolved on first use.
+The public API: every name in `__all__` is resolved on first use, so that importing this package is
+cheap and imports no torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-__version__ = "0.2.0"
-__all__ = ["Engine", "Sampling", "__version__", "generate"]
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ridgeline.engine.engine import Engine, generate
+    from collections.abc import Callable
+    from inspect import Signature
+
+    from ridgeline.api.text import chat, generate, stream
+    from ridgeline.engine.engine import Engine
     from ridgeline.records import Sampling
+
+__version__ = "0.2.0"
+__all__ = ["Engine", "Sampling", "__version__", "chat", "generate", "stream"]
 
 _HOMES = {
     "Engine": "ridgeline.engine.engine",
-    "generate": "ridgeline.engine.engine",
     "Sampling": "ridgeline.records",
+    "chat": "ridgeline.api.text",
+    "generate": "ridgeline.api.text",
+    "stream": "ridgeline.api.text",
 }
+"""Public name → the module that defines it."""
+
+_PACKAGES = {"diagnose", "optimize", "plan", "serve"} & _HOMES.keys()
+"""Public functions that share their name with a subpackage."""
 
 
-def __getattr__(name: str) -> object:
+class _CallablePackage(ModuleType):
+    """A subpackage that shares its name with a public function, which a call of it calls.
+
+    `ridgeline.plan(...)` works whether or not `ridgeline.plan.…` has been imported before, and so do
+    `import ridgeline.plan` and `from ridgeline.plan import …`. Type checkers see the function.
+    """
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return _function(self)(*args, **keywords)
+
+    @property
+    def __signature__(self) -> Signature:
+        from inspect import signature
+
+        return signature(_function(self))
+
+
+class _RootPackage(ModuleType):
+    """This package: a subpackage that the import system binds to a public name becomes callable."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _PACKAGES and type(value) is ModuleType:
+            value.__class__ = _CallablePackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _RootPackage
+
+
+def _function(package: ModuleType) -> Callable[..., Any]:
+    name = package.__name__.rpartition(".")[2]
+    function: Callable[..., Any] = getattr(import_module(_HOMES[name]), name)
+    return function
+
+
+def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
-    from importlib import import_module
+    if name in _PACKAGES:
+        return import_module(f"ridgeline.{name}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
 
-    return getattr(import_module(_HOMES[name]), name)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -6,7 +6,7 @@ a plain value with its derivation, which `ridgeline explain` prints.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
@@ -257,6 +257,41 @@ class Settings(PlainSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
             panel=EXECUTION,
         ),
     ] = None
+
+
+class EngineSettings(TypedDict, total=False):
+    """The keywords of `Engine.open` and of the functions that open an engine.
+
+    Names, meaning and defaults are those of `Settings`; `model` is a parameter of its own.
+    """
+
+    quantization: Literal["int8", "int4", "bf16"] | None
+    lm_head_quantization: Literal["int8", "int4", "bf16"] | None
+    activations: Literal["int8", "int16", "float32"]
+    enable_prefix_caching: bool
+    prefix_cache_ttl_s: float | None
+    enable_chunked_prefill: bool
+    batching: Batching
+    batch_wait_ms: float
+    background_tokens: int | None
+    max_num_queued_reqs: int | None
+    max_num_queued_tokens: int | None
+    slo_throttle: bool
+    thread_plan: Literal["fixed", "auto"]
+    seed: int
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    device: str
+    max_model_len: int | None
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"]
+    kv_cache_memory_bytes: int | None
+    block_size: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    attention_backend: str
+    layer_backend: str
+    num_threads: int | None
+    num_threads_decode: int | None
+    speculative_config: Speculative | dict[str, Any] | None
 
 
 NAIVE = {

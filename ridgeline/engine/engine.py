@@ -1,11 +1,11 @@
-"""The public engine: one model, one computing thread, and three ways to submit requests.
+"""The engine: one model, and one thread that computes.
 
     with Engine.open("demo") as engine:
         engine.generate(["def add(a, b):"], Sampling(max_tokens=32))      a batch, blocking
-        async for event in engine.stream("import os", Sampling()): ...    one request, token by token
-    ridgeline.generate("demo", "def add(a, b):")                          one function call
+        for event in engine.iterate("import os", Sampling()): ...         one request, blocking
+        async for event in engine.stream("import os", Sampling()): ...    one request, asynchronous
 
-Instants are seconds on the engine's clock (`clock`, by default `time.perf_counter`).
+Times are seconds on the engine's clock (`clock`, by default `time.perf_counter`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ridgeline.config.settings import Settings, settings_from
+from ridgeline.config.settings import EngineSettings, Settings, settings_from
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.config import ResolvedSettings, resolve
@@ -82,8 +82,12 @@ class Engine:
         )
 
     @staticmethod
-    def open(model: str = "demo", **settings: Any) -> Engine:
-        """Load `model` with settings by name (`ridgeline.config.settings.Settings`)."""
+    def open(model: str = "demo", **settings: Unpack[EngineSettings]) -> Engine:
+        """Load a model: a directory, "demo", or "dummy:SHAPE" with random weights.
+
+        `settings` are the engine's options under their names in the configuration. Raises BadModel,
+        BadInput, CannotRun or DoesNotFit.
+        """
         return Engine.from_settings(settings_from({"model": model, **settings}))
 
     @staticmethod
@@ -322,13 +326,6 @@ class Engine:
             self.abort(request_id)
         if not inboxes:
             self._inboxes.pop(asyncio.get_running_loop(), None)
-
-
-def generate(model: str, prompt: str, *, max_tokens: int = 128, **settings: Any) -> str:
-    """The greedy completion of one prompt, with an engine opened for this call."""
-    with Engine.open(model, **settings) as engine:
-        sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        return engine.generate([prompt], sampling)[0].text
 
 
 def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> EngineInfo:

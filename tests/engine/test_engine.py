@@ -253,8 +253,8 @@ def test_close_aborts_running_requests() -> None:
 
 
 def test_generate_function() -> None:
-    text = ridgeline.generate("demo", PROMPT, max_tokens=5, kv_cache_memory_bytes=32 << 20)
-    assert isinstance(text, str) and text
+    answer = ridgeline.generate("demo", PROMPT, max_tokens=5, kv_cache_memory_bytes=32 << 20)
+    assert isinstance(answer.text, str) and answer.text
 
 
 def test_model_without_tokenizer_takes_and_yields_token_ids(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ LAW: dict[str, set[str]] = {
     "plan": FLOOR | {"engine.scheduler"},
     "optimize": FLOOR | {"measure", "diagnose", "plan"},
     "workflows": FLOOR | PARTS,
+    "api": FLOOR | PARTS | {"workflows"},
     "cli": FLOOR | PARTS | {"workflows"},
 }
 """Part → the other parts of ridgeline that it may import."""
@@ -68,6 +69,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "plan": {"torch", "time", "random"},
     "optimize": {"torch"},
     "workflows": {"transformers", "typer", "rich", "cyclopts", "click", "textual"},
+    "api": {"torch", "transformers", "typer", "rich", "cyclopts", "click", "textual"},
     "cli": {"transformers"},
 }
 """Part → outside modules that it must not import, not even inside a function."""
