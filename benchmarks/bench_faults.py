@@ -151,7 +151,7 @@ def measured(
     )
     tpot_s = READING_GAP_S if fault.tpot_s is None else fault.tpot_s(pace)
     slo = Slo.parse(f"ttft:60000 tpot:{1000 * tpot_s:.3f}")
-    settings = settings_from({**USUAL, **fault.settings(pace)})
+    settings = settings_from({"model": "demo", **USUAL, **fault.settings(pace)})
     with Engine.from_settings(settings) as engine:
         run, seen = asyncio.run(_loaded(engine, options, fault, pace))
     return run, diagnose_run(run, run_context(options, seen), slo, expected)

@@ -204,7 +204,9 @@ def default_kv_tokens(run: CalibrationRun) -> int:
     """What the engine would resolve to by itself."""
     fields = {"model": run.model, "quantization": run.quantization}
     limit = load_planning_spec(run.model).max_positions
-    found = resolve(settings_from({**fields, "max_model_len": min(KV_LENGTH, limit)}))
+    found = resolve(
+        settings_from({"model": "demo", **fields, "max_model_len": min(KV_LENGTH, limit)})
+    )
     return found.num_blocks * found.block_size
 
 

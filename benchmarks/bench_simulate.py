@@ -89,7 +89,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> Settings:
         fields = {"model": self.model, "quantization": "int8", "max_model_len": 2048}
-        return settings_from({**fields, "enable_prefix_caching": False})
+        return settings_from({"model": "demo", **fields, "enable_prefix_caching": False})
 
     def load(self, rate: float, seed: int) -> Load:
         return Load(rate=rate, seed=seed, window_s=self.window_s, grace_s=self.grace_s)

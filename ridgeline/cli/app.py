@@ -24,6 +24,8 @@ FUNCTIONS = {
     "chat": "run.chat:chat",
     "generate": "run.generate:generate",
     "batch": "run.batch:batch",
+    "pull": "run.models:pull",
+    "models": "run.models:models",
     "new-key": "run.serve:new_key",
     "bench": "measure.bench:bench_command",
     "diagnose": "measure.diagnose:diagnose",

@@ -39,7 +39,9 @@ from ridgeline.config.tools import (
     GenerateOptions,
     InspectOptions,
     MockServerOptions,
+    ModelsOptions,
     NewKeyOptions,
+    PullOptions,
     TopOptions,
 )
 
@@ -123,6 +125,28 @@ _COMMANDS = (
         details="An interrupted run continues where it stopped when the command is repeated.",
         examples=("ridgeline batch requests.jsonl -o answers.jsonl --model demo",),
         sections=(BatchFileOptions, Settings),
+    ),
+    Command(
+        name="pull",
+        group="Run",
+        summary="Download a model.",
+        details="Continues an interrupted download, and looks for a newer commit of a branch. "
+        "Other commands download the model they name if it is not here. HF_TOKEN, HF_HOME, "
+        "HF_ENDPOINT and HF_HUB_OFFLINE apply.",
+        examples=(
+            "ridgeline pull smollm2",
+            "ridgeline pull Qwen/Qwen3-0.6B",
+            "ridgeline pull hf:OWNER/REPO@REVISION",
+            "ridgeline pull OWNER/REPO:Q4_K_M",
+        ),
+        sections=(PullOptions,),
+    ),
+    Command(
+        name="models",
+        group="Run",
+        summary="List downloaded models, or published ones that fit.",
+        examples=("ridgeline models", "ridgeline models --fit"),
+        sections=(ModelsOptions,),
     ),
     Command(
         name="new-key",

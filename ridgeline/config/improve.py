@@ -91,7 +91,7 @@ class QuantizeFiles(Section, frozen=True, kw_only=True):
 
     title: ClassVar[str] = "Files"
 
-    model: Annotated[str, shared.MODEL.but(help="Model directory, or 'demo'.")]
+    model: Annotated[str, shared.MODEL]
     output: Annotated[
         Path,
         About(
@@ -213,7 +213,7 @@ class TrainDrafterFiles(Section, frozen=True, kw_only=True):
 
     title: ClassVar[str] = "Files"
 
-    model: Annotated[str, shared.MODEL.but(help="Model directory, or 'demo'.")]
+    model: Annotated[str, shared.MODEL]
     output: Annotated[
         Path,
         About(
@@ -280,7 +280,7 @@ class EvaluateOptions(Section, frozen=True, kw_only=True):
     table: ClassVar[str] = "eval"
     prefix: ClassVar[str] = "eval_"
 
-    a: Annotated[str, shared.MODEL.but(help="The original: a model directory, or 'demo'.")]
+    a: Annotated[str, shared.MODEL.but(help="The original, by any name of a model.")]
     b: Annotated[str, shared.MODEL.but(help="The candidate; engine flags apply to it.")]
     budget: Annotated[float, About("Time to spend.", unit=DURATION, unset="2m")] = 120.0
     lm_eval: Annotated[

@@ -94,6 +94,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("start_timeout", ("url",)),
     ),
     "top": (Needs("json", ("once",)),),
+    "models": (Needs("calibration", ("fit",)),),
     "eval": (
         Needs("lm_eval_path", ("lm_eval",)),
         Needs("lm_eval_limit", ("lm_eval",)),

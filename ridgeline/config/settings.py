@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
+from ridgeline.config.model_name import DEFAULT_MODEL, MODEL_HELP
 from ridgeline.config.option import About, Section
 from ridgeline.config.units import (
     BYTES,
@@ -70,8 +71,8 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     model: Annotated[
         str,
-        About("Model directory, 'demo', or 'dummy:SHAPE' (random weights).", flag=""),
-    ] = "demo"
+        About(MODEL_HELP, flag=""),
+    ] = DEFAULT_MODEL
     quantization: Annotated[
         Literal["int8", "int4", "bf16"] | None,
         About(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.config.model_name import DEFAULT_MODEL, MODEL_HELP
 from ridgeline.config.option import About
 from ridgeline.config.units import (
     COUNT,
@@ -27,11 +28,11 @@ def checked_slo(text: str) -> str:
 SLO_TERM = r"(ttft|tpot|e2el?|error|attainment):\S+"
 
 MODEL = About(
-    "Model directory, 'demo', or 'dummy:SHAPE' (random weights).",
+    MODEL_HELP,
     positional=True,
     required=True,
 )
-OPTIONAL_MODEL = MODEL.but(required=False, unset="demo")
+OPTIONAL_MODEL = MODEL.but(required=False, unset=DEFAULT_MODEL)
 SHAPE = About(
     "Name of a published architecture, a config.json, or a model directory.",
     positional=True,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from ridgeline.config import shared
+from ridgeline.config.model_name import DEFAULT_MODEL, EXAMPLE_MODEL, MODEL_HELP
 from ridgeline.config.option import About, Section
 from ridgeline.config.units import (
     COUNT,
@@ -31,7 +32,7 @@ class GenerateOptions(Section, frozen=True, kw_only=True):
     table: ClassVar[str] = "generate"
     prefix: ClassVar[str] = "generate_"
 
-    model: Annotated[str, shared.MODEL]
+    model: Annotated[str | None, shared.OPTIONAL_MODEL] = None
     prompt: Annotated[
         str, About("The prompt; - reads it from stdin.", positional=True, required=True)
     ]
@@ -75,9 +76,9 @@ class BatchFileOptions(Section, frozen=True, kw_only=True):
     model: Annotated[
         str | None,
         About(
-            "Model directory, 'demo', or 'dummy:SHAPE' (random weights).",
+            MODEL_HELP,
             metavar="MODEL",
-            unset="demo",
+            unset=DEFAULT_MODEL,
             ambient=False,
         ),
     ] = None
@@ -155,11 +156,15 @@ class ExplainOptions(Section, frozen=True, kw_only=True):
 
     subject: Annotated[
         str | None,
-        About("A model, or a topic (`ridgeline explain topics`).", positional=True, unset="demo"),
+        About(
+            "A model, or a topic (`ridgeline explain topics`).",
+            positional=True,
+            unset=EXAMPLE_MODEL,
+        ),
     ] = None
     model: Annotated[
         str | None,
-        About("The model for which a topic is explained.", positional=True, unset="demo"),
+        About("The model for which a topic is explained.", positional=True, unset=EXAMPLE_MODEL),
     ] = None
     workload: Annotated[str | None, shared.WORKLOAD.but(unset="chat-and-code")] = None
     slo: Annotated[str | None, shared.SLO_TEXT.but(unset="ttft:500 tpot:50")] = None
@@ -174,6 +179,34 @@ class InspectOptions(Section, frozen=True, kw_only=True):
     against: Annotated[
         str | None,
         About("Original of a quantised model, to measure the error against.", metavar="MODEL"),
+    ] = None
+    json: Annotated[bool, shared.JSON] = False
+
+
+class PullOptions(Section, frozen=True, kw_only=True):
+    """A model to download."""
+
+    model: Annotated[
+        str | None,
+        shared.OPTIONAL_MODEL.but(
+            help="Model to download: OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, "
+            "the address of a .gguf file, or 'smollm2'."
+        ),
+    ] = None
+
+
+class ModelsOptions(Section, frozen=True, kw_only=True):
+    """Models to list."""
+
+    title: ClassVar[str] = "Models"
+
+    fit: Annotated[
+        bool,
+        About("List published models that fit this machine, with predicted speeds.", ambient=False),
+    ] = False
+    calibration: Annotated[
+        Path | None,
+        About("With --fit: predict with this file of `ridgeline calibrate`.", path="input"),
     ] = None
     json: Annotated[bool, shared.JSON] = False
 

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ridgeline.config.model_name import DEFAULT_MODEL
 from ridgeline.config.settings import EngineSettings, Settings, settings_from
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
@@ -36,6 +37,7 @@ from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Inbox, 
 from ridgeline.engine.profiling.step_stats import StepTotals
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
 from ridgeline.engine.validate import check_sampling, check_tokens
+from ridgeline.hub.download import ensure_downloaded
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token
 from ridgeline.records import (
     EngineInfo,
@@ -82,11 +84,11 @@ class Engine:
         )
 
     @staticmethod
-    def open(model: str = "demo", **settings: Unpack[EngineSettings]) -> Engine:
-        """Load a model: a directory, "demo", or "dummy:SHAPE" with random weights.
+    def open(model: str = DEFAULT_MODEL, **settings: Unpack[EngineSettings]) -> Engine:
+        """Load a model by any of its names, after downloading it if it is not here.
 
         `settings` are the engine's options under their names in the configuration. Raises BadModel,
-        BadInput, CannotRun or DoesNotFit.
+        BadInput, CannotRun, DoesNotFit or DownloadFailed.
         """
         return Engine.from_settings(settings_from({"model": model, **settings}))
 
@@ -94,7 +96,11 @@ class Engine:
     def from_settings(
         settings: Settings, *, clock: Callable[[], float] = time.perf_counter
     ) -> Engine:
-        """Resolve, load and start. Raises BadModel, BadInput, CannotRun, DoesNotFit."""
+        """Download what is missing, resolve, load and start.
+
+        Raises BadModel, BadInput, CannotRun, DoesNotFit, DownloadFailed.
+        """
+        ensure_downloaded(settings.model)
         began_s = clock()
         resolved = resolve(settings)
         torch.set_num_threads(resolved.num_threads)

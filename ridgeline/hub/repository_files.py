@@ -110,17 +110,38 @@ def cached_commit(model: HubModel) -> str | None:
         return None
 
 
-def find_snapshot(model: HubModel) -> Path | None:
-    """The cached directory of a model, or its GGUF file; None where a part of it is missing."""
+def cached_repositories() -> list[tuple[str, str | None]]:
+    """(repository, branch, tag or commit) of every model in the hub's cache; None is the main branch."""
+    from huggingface_hub import constants
+
+    found: list[tuple[str, str | None]] = []
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
+        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        refs = [path for path in (folder / "refs").rglob("*") if path.is_file()]
+        commits = {path.read_text("utf-8").strip() for path in refs}
+        revisions = sorted(path.relative_to(folder / "refs").as_posix() for path in refs)
+        found += [(repo, None if revision == "main" else revision) for revision in revisions]
+        snapshots = sorted(path.name for path in (folder / "snapshots").glob("*"))
+        found += [(repo, commit) for commit in snapshots if commit not in commits]
+    return found
+
+
+def snapshot_files(model: HubModel) -> list[str]:
+    """Names of the files of a model's repository that are cached."""
     commit = cached_commit(model)
     if commit is None:
-        return None
+        return []
     folder = repository_folder(model.repo) / "snapshots" / commit
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def find_snapshot(model: HubModel) -> Path | None:
+    """The cached directory of a model, or its GGUF file; None where a part of it is missing."""
     try:
-        selected = select_files(names, model)
+        selected = select_files(snapshot_files(model), model)
     except BadModel:
         return None
+    folder = repository_folder(model.repo) / "snapshots" / str(cached_commit(model))
     if not _is_complete(folder, selected):
         return None
     return folder / selected[0] if selected[0].endswith(".gguf") else folder

@@ -35,7 +35,7 @@ SUBJECTS = [
 
 @pytest.fixture(scope="module")
 def context() -> topics.TopicContext:
-    return topic_context(Settings(), ExplainLoad(request_rate=5.0))
+    return topic_context(Settings(model="demo"), ExplainLoad(request_rate=5.0))
 
 
 def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, object]:
@@ -129,7 +129,7 @@ def test_bounds_are_the_slower_of_bytes_and_arithmetic() -> None:
 def test_shared_heads_shorten_a_prompt() -> None:
     same = tuple(range(256))
     sample = [LoadRequest(id=str(i), kind="same", prompt=same, max_tokens=16) for i in range(8)]
-    facts = static_facts(probe(), Settings(), sample, Slo.parse("ttft:500 tpot:50"))
+    facts = static_facts(probe(), Settings(model="demo"), sample, Slo.parse("ttft:500 tpot:50"))
     assert facts["mean_prompt_tokens"] == 256
     assert float(str(facts["cached_prompt_s"])) < 0.5 * float(str(facts["prompt_s"]))
 

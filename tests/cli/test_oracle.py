@@ -59,7 +59,7 @@ def engine() -> SimulatedEngine:
     return SimulatedEngine(bounds_of, scheduler_of, requests)
 
 
-PLAIN = Settings()
+PLAIN = Settings(model="demo")
 
 
 def truth_s(shapes: Sequence[tuple[int, int]], settings: Settings = PLAIN) -> float:
@@ -89,50 +89,52 @@ def median_tpot_s(oracle: SimulatedEngine, settings: Settings, load: Load = LOAD
 
 def test_nothing_is_predicted_before_anything_was_learnt() -> None:
     oracle = engine()
-    oracle.learn(Settings(), steps([1, 1, 1]))
+    oracle.learn(Settings(model="demo"), steps([1, 1, 1]))
     with pytest.raises(CannotRun, match="too few steps"):
-        oracle.run(Settings(), LOAD)
+        oracle.run(Settings(model="demo"), LOAD)
 
 
 def test_what_was_learnt_is_what_is_predicted() -> None:
     oracle = engine()
-    oracle.learn(Settings(), steps([1 + i % 8 for i in range(200)]))
-    alone = Settings(max_num_seqs=1)
+    oracle.learn(Settings(model="demo"), steps([1 + i % 8 for i in range(200)]))
+    alone = Settings(model="demo", max_num_seqs=1)
     assert median_tpot_s(oracle, alone) == pytest.approx(truth_s([(1, 72)]), rel=0.03)
     crowd = Load(rate=40.0, seed=1, window_s=10.0, grace_s=60.0)
     full = statistics.median(
-        step.run_s for step in oracle.run(Settings(), crowd).steps if len(step.shapes) == 8
+        step.run_s
+        for step in oracle.run(Settings(model="demo"), crowd).steps
+        if len(step.shapes) == 8
     )
     assert full == pytest.approx(truth_s([(1, 72)] * 8), rel=0.1)
 
 
 def test_smaller_weights_move_the_roof_and_leave_the_overhead() -> None:
     oracle = engine()
-    oracle.learn(Settings(), steps([1 + i % 8 for i in range(200)]))
-    small = Settings(max_num_seqs=1, quantization="int8")
+    oracle.learn(Settings(model="demo"), steps([1 + i % 8 for i in range(200)]))
+    small = Settings(model="demo", max_num_seqs=1, quantization="int8")
     assert median_tpot_s(oracle, small) == pytest.approx(truth_s([(1, 72)], small), rel=0.03)
 
 
 def test_lone_steps_leave_batching_cheap_until_a_batch_was_measured() -> None:
     """One request at a time says nothing about a second; a guess must not forbid the trial."""
     oracle = engine()
-    oracle.learn(Settings(), steps([1] * 60))
+    oracle.learn(Settings(model="demo"), steps([1] * 60))
     crowd = Load(rate=40.0, seed=1, window_s=10.0, grace_s=60.0)
 
     def full_step_s() -> float:
-        done = oracle.run(Settings(), crowd)
+        done = oracle.run(Settings(model="demo"), crowd)
         return statistics.median(step.run_s for step in done.steps if len(step.shapes) == 8)
 
     lone_s = truth_s([(1, 72)])
     guessed_s = full_step_s()
     assert guessed_s < lone_s * (1 + 4 * ASSUMED_SHARE_PER_RUN * 7)
-    oracle.learn(Settings(), steps([8] * 200, seed=2))
+    oracle.learn(Settings(model="demo"), steps([8] * 200, seed=2))
     assert abs(full_step_s() - truth_s([(1, 72)] * 8)) < abs(guessed_s - truth_s([(1, 72)] * 8))
 
 
 def test_lookups_promise_what_the_prompts_repeat() -> None:
     """The workload above says one token over and over; another says none twice."""
-    lookup = Settings(max_num_seqs=1, speculative_config=Speculative(method="ngram"))
+    lookup = Settings(model="demo", max_num_seqs=1, speculative_config=Speculative(method="ngram"))
 
     def varied(count: int, seed: int) -> Sequence[LoadRequest]:
         made = requests(count, seed)
@@ -141,7 +143,7 @@ def test_lookups_promise_what_the_prompts_repeat() -> None:
     gains = []
     for asked in (requests, varied):
         oracle = SimulatedEngine(bounds_of, scheduler_of, asked)
-        oracle.learn(Settings(), steps([1 + i % 8 for i in range(200)]))
-        plain_s = median_tpot_s(oracle, Settings(max_num_seqs=1))
+        oracle.learn(Settings(model="demo"), steps([1 + i % 8 for i in range(200)]))
+        plain_s = median_tpot_s(oracle, Settings(model="demo", max_num_seqs=1))
         gains.append(plain_s / median_tpot_s(oracle, lookup))
     assert gains[0] > 1.5 and gains[1] == pytest.approx(1.0)

@@ -63,9 +63,11 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_head_can_be_quantised_while_loading() -> None:
-    asked = Settings(quantization="int4", lm_head_quantization="int8", max_model_len=64)
+    asked = Settings(
+        model="demo", quantization="int4", lm_head_quantization="int8", max_model_len=64
+    )
     resolved = resolve(asked)
     assert resolved.spec.lm_head.format.kind == "int8"
     assert "as requested" in resolved.derivations["lm_head_quantization"]
-    lossless = resolve(Settings(quantization="bf16", max_model_len=64))
+    lossless = resolve(Settings(model="demo", quantization="bf16", max_model_len=64))
     assert {linear.format.kind for linear in linears(lossless.spec).values()} == {"bf16"}

@@ -21,7 +21,7 @@ from ridgeline.records import Event, Failed, Finished
 
 GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
 POISON = 77
-RESOLVED = resolve(Settings(kv_cache_memory_bytes=32 << 20, num_threads=1))
+RESOLVED = resolve(Settings(model="demo", kv_cache_memory_bytes=32 << 20, num_threads=1))
 
 
 class Faulty:

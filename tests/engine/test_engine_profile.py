@@ -26,7 +26,7 @@ LAYERS = ("native", "torch")
 
 
 def opened(**more: Any) -> tuple[ResolvedSettings, EngineParts]:
-    settings = settings_from({**SMALL, **more})
+    settings = settings_from({"model": "demo", **SMALL, **more})
     resolved = resolve(settings)
     return resolved, assemble(resolved)
 
@@ -153,8 +153,10 @@ def test_what_does_not_fit_is_rejected_before_the_first_step() -> None:
     with pytest.raises(BadInput, match="more sequences than --max-num-seqs"):
         check_options(resolved, msgspec.structs.replace(OPTIONS, batch=5))
     with pytest.raises(DoesNotFit, match="cannot hold"):
-        few = settings_from({**SMALL, "kv_cache_memory_bytes": 1 << 20, "block_size": 64})
+        few = settings_from(
+            {"model": "demo", **SMALL, "kv_cache_memory_bytes": 1 << 20, "block_size": 64}
+        )
         check_options(resolve(few), msgspec.structs.replace(OPTIONS, batch=4, context=80))
-    drafting = settings_from({**SMALL, "speculative_config": {"method": "ngram"}})
+    drafting = settings_from({"model": "demo", **SMALL, "speculative_config": {"method": "ngram"}})
     with pytest.raises(CannotRun, match="drafter"):
         check_options(resolve(drafting), OPTIONS)

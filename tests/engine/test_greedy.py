@@ -25,7 +25,9 @@ AT = SamplePoint(Sampling(temperature=0.0), 0, 0, 1, is_argmax=True)
 
 
 def opened(**asked: Any) -> EngineParts:
-    return assemble(resolve(settings_from({"kv_cache_memory_bytes": 16 << 20} | asked)))
+    return assemble(
+        resolve(settings_from({"model": "demo", "kv_cache_memory_bytes": 16 << 20} | asked))
+    )
 
 
 @pytest.fixture(scope="module")

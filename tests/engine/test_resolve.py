@@ -30,7 +30,7 @@ BLOCK_BYTES = 16 << 16
 
 
 def test_every_setting_has_a_value_and_a_derivation() -> None:
-    resolved = resolve(Settings())
+    resolved = resolve(Settings(model="demo"))
     values = resolved.values()
     assert set(values) == set(resolved.derivations)
     assert not any(
@@ -54,7 +54,7 @@ def test_requested_values_are_used() -> None:
         "batching": "static",
         "seed": 9,
     }
-    resolved = resolve(Settings(**asked))
+    resolved = resolve(Settings(model="demo", **asked))
     for name, value in asked.items():
         assert getattr(resolved, name) == value
         assert "as requested" in resolved.derivations[name]
@@ -62,7 +62,10 @@ def test_requested_values_are_used() -> None:
 
 
 def test_quantisation_rewrites_the_spec() -> None:
-    plain, int8 = resolve(Settings()), resolve(Settings(quantization="int8"))
+    plain, int8 = (
+        resolve(Settings(model="demo")),
+        resolve(Settings(model="demo", quantization="int8")),
+    )
     assert plain.spec.layers[0].mlp.gate.format.kind == "dense"
     assert int8.spec.layers[0].mlp.gate.format.kind == "int8"
     assert int8.spec.lm_head.format.kind == "bf16"  # as the demo's checkpoint stores it
@@ -70,21 +73,23 @@ def test_quantisation_rewrites_the_spec() -> None:
 
 
 def test_activation_precision_follows_the_setting() -> None:
-    resolved = resolve(Settings(quantization="int8", activations="int16"))
+    resolved = resolve(Settings(model="demo", quantization="int8", activations="int16"))
     assert resolved.spec.layers[0].mlp.gate.format.digits == 2
     assert resolved.spec.lm_head.format.digits == 1  # in bfloat16, which takes floats
     assert resolved.layer_backend == "native" and resolved.values()["activations"] == "int16"
     with pytest.raises(CannotRun, match="needs integer weights"):
-        resolve(Settings(activations="float32"))
+        resolve(Settings(model="demo", activations="float32"))
     with pytest.raises(CannotRun, match="only supported on the CPU"):
         cuda, why = torch.device("cuda"), dict[str, str]()
-        _formats(Settings(activations="int16"), load_spec("demo"), cuda, torch.float32, why)
+        _formats(
+            Settings(model="demo", activations="int16"), load_spec("demo"), cuda, torch.float32, why
+        )
 
 
 def test_context_may_be_shortened_but_not_extended() -> None:
-    assert resolve(Settings(max_model_len=10)).max_model_len == 10
+    assert resolve(Settings(model="demo", max_model_len=10)).max_model_len == 10
     with pytest.raises(BadInput, match=r"4096; limit: 2048; fix: use --max-model-len 2048"):
-        resolve(Settings(max_model_len=4096))
+        resolve(Settings(model="demo", max_model_len=4096))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +151,9 @@ def test_bfloat16_instructions_do_not_disable_native_layers(
     resolved = resolve(settings_from(asked))
     assert (resolved.dtype, resolved.layer_backend) == ("float32", "native")
     assert "computed in float32" in resolved.derivations["dtype"]
-    dense = resolve(settings_from({**asked, "dtype": "bfloat16", "quantization": None}))
+    dense = resolve(
+        settings_from({"model": "demo", **asked, "dtype": "bfloat16", "quantization": None})
+    )
     assert (dense.dtype, dense.layer_backend) == ("bfloat16", "torch")
 
 

@@ -48,12 +48,12 @@ def test_fewest_threads_that_reach_the_best_time() -> None:
 
 
 def test_default_is_all_usable_cores_without_a_measurement() -> None:
-    plan = plan_threads(Settings(), cores(quota=3.5), not_asked)
+    plan = plan_threads(Settings(model="demo"), cores(quota=3.5), not_asked)
     assert plan[:2] == (3, 3) and "3.5 cores usable" in plan.why
 
 
 def test_auto_measures_within_the_quota() -> None:
-    auto = Settings(thread_plan="auto")
+    auto = Settings(model="demo", thread_plan="auto")
     assert plan_threads(auto, cores(), measured)[:2] == (8, 4)
     assert plan_threads(auto, cores(quota=2.0), measured)[:2] == (2, 2)
     assert plan_threads(auto, cores(quota=0.5), measured)[:2] == (1, 1)
@@ -61,11 +61,11 @@ def test_auto_measures_within_the_quota() -> None:
 
 
 def test_requested_number_is_used_and_too_many_are_reported() -> None:
-    asked = Settings(num_threads=6, num_threads_decode=2)
+    asked = Settings(model="demo", num_threads=6, num_threads_decode=2)
     assert plan_threads(asked, cores(), not_asked)[:2] == (6, 2)
-    mixed = Settings(num_threads_decode=1, thread_plan="auto")
+    mixed = Settings(model="demo", num_threads_decode=1, thread_plan="auto")
     assert plan_threads(mixed, cores(), measured)[:2] == (8, 1)
-    crowd = plan_threads(Settings(num_threads=6), cores(quota=4.0), not_asked)
+    crowd = plan_threads(Settings(model="demo", num_threads=6), cores(quota=4.0), not_asked)
     assert crowd.num_threads == 6 and "more than the 4 usable" in crowd.why
 
 
@@ -84,8 +84,8 @@ def test_thread_count_set_by_another_engine_is_noticed() -> None:
 
 
 def test_this_machine_can_be_measured() -> None:
-    found = resolve(Settings(thread_plan="auto", max_model_len=64))
-    plain = resolve(Settings(max_model_len=64))
+    found = resolve(Settings(model="demo", thread_plan="auto", max_model_len=64))
+    plain = resolve(Settings(model="demo", max_model_len=64))
     assert 1 <= found.num_threads_decode <= plain.num_threads
     assert 1 <= found.num_threads <= plain.num_threads
     assert "measured" in found.derivations["num_threads_decode"]

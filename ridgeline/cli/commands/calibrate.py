@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.cli.params.fetch_model import fetch_model
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.planning import CalibrateOptions
 from ridgeline.errors import BadInput
@@ -15,7 +16,7 @@ def calibrate(call: Invocation) -> None:
     if options.url is not None:
         _calibrate_server(options, options.url)
     elif options.engine is not None:
-        _calibrate_engine(options, options.engine)
+        _calibrate_engine(options, fetch_model(options.engine))
 
 
 def _calibrate_engine(options: CalibrateOptions, model: str) -> None:

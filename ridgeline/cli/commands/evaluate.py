@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ridgeline.cli.params.fetch_model import fetch_model
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.evaluate import evaluation_text
 from ridgeline.cli.render.live_progress import live_progress
@@ -23,7 +24,7 @@ def evaluate_command(call: Invocation) -> int:
         lm_eval = LmEvalOptions(
             options.lm_eval, options.lm_eval_path, options.lm_eval_limit, options.lm_eval_program
         )
-    original, candidate = Settings(model=options.a), call.settings(options.b)
+    original, candidate = Settings(model=fetch_model(options.a)), call.settings(options.b)
     return run_evaluate(original, candidate, options.budget, lm_eval, as_json=options.json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.model_name import EXAMPLE_MODEL
 from ridgeline.config.rules import refuse
 from ridgeline.config.tools import ExplainOptions
 
@@ -33,7 +34,7 @@ def _explain_speculation(call: Invocation, options: ExplainOptions) -> None:
     from ridgeline.workflows.explain.explain_speculation import explain_speculation
 
     with live_progress() as observer:
-        explanation = explain_speculation(call.settings(options.model), observer)
+        explanation = explain_speculation(call.settings(options.model or EXAMPLE_MODEL), observer)
     if options.json:
         print(json_line(explanation.cases))
     else:
@@ -71,13 +72,13 @@ def _explain_subject(call: Invocation, options: ExplainOptions) -> None:
     out, subject = Console(highlight=False), options.subject
     if subject is None or is_model(subject):
         refuse([options.model] if options.model else [], "after a model")
-        explanation = explain_model(call.settings(subject), load)
+        explanation = explain_model(call.settings(subject or EXAMPLE_MODEL), load)
         if options.json:
             print(json_line(explanation.to_dict()))
         else:
             print_model_explanation(explanation, out)
         return
-    topic = explain_topic(subject, call.settings(options.model), load)
+    topic = explain_topic(subject, call.settings(options.model or EXAMPLE_MODEL), load)
     if options.json:
         print(json_line(topic.pages))
     else:

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console, Group
 from rich.table import Table
 
+from ridgeline.cli.params.fetch_model import fetch_model
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.tools import InspectOptions
 from ridgeline.errors import BadInput
@@ -31,6 +32,8 @@ _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def inspect(call: Invocation) -> int:
     """`ridgeline inspect`."""
     options = call.read(InspectOptions)
+    for name in filter(None, (options.model, options.against)):
+        fetch_model(name)
     return command(options.model, options.json, against=options.against)
 
 

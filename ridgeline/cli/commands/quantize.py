@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ridgeline.cli.params.fetch_model import fetch_model
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.improve import QuantizeFiles, QuantizeOptions
 
@@ -11,7 +12,7 @@ from ridgeline.config.improve import QuantizeFiles, QuantizeOptions
 def quantize(call: Invocation) -> int:
     """`ridgeline quantize`."""
     files = call.read(QuantizeFiles)
-    return run_quantize(files.model, files.output, call.read(QuantizeOptions))
+    return run_quantize(fetch_model(files.model), files.output, call.read(QuantizeOptions))
 
 
 def run_quantize(model: str, output: Path, options: QuantizeOptions) -> int:

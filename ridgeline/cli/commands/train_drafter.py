@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from ridgeline.cli.params.fetch_model import fetch_model
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.improve import TrainDrafterFiles, TrainDrafterOptions
 from ridgeline.config.rules import refuse
@@ -24,7 +25,7 @@ def train_drafter(call: Invocation) -> int:
     files, options = call.read(TrainDrafterFiles), call.read(TrainDrafterOptions)
     has_heads = options.kind == "medusa" or options.heads is None
     refuse([] if has_heads else ["--heads"], f"with --kind {options.kind}")
-    return command(files.model, files.output, options)
+    return command(fetch_model(files.model), files.output, options)
 
 
 def command(model: str, output: Path, options: TrainDrafterOptions) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,6 +79,7 @@ class OptionCommand(click.Command):
             for name, value in ctx.params.items()
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
         }
+        typed = place_arguments(typed, list(self.command.options.values()))
         return self._run(Invocation(self.command, typed, os.environ)) or 0
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -96,6 +98,17 @@ def parameter(option: Option) -> click.Parameter:
     return click.Option(
         [option.name, *flags], type=OptionType(option), multiple=option.multiple, default=None
     )
+
+
+def place_arguments(typed: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:
+    """`typed`, with a single argument taken for the required one: `ridgeline generate [MODEL] PROMPT`."""
+    arguments = [option for option in options if option.about.positional]
+    placed = dict(typed)
+    for optional, required in pairwise(arguments):
+        is_shifted = required.about.required and not optional.about.required
+        if is_shifted and optional.name in placed and required.name not in placed:
+            placed[required.name] = placed.pop(optional.name)
+    return placed
 
 
 def gather_words(args: Sequence[str], options: Sequence[Option]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ridgeline.cli.params.fetch_model import fetch_model
 from ridgeline.config.commands import Command
 from ridgeline.config.option import Section, options_of
 from ridgeline.config.settings import Settings
@@ -42,9 +43,17 @@ class Invocation:
         return found
 
     def settings(self, model: str | None) -> Settings:
-        """The engine settings, for MODEL where one was named."""
+        """The engine settings, for MODEL where one was named, with its files downloaded.
+
+        Raises BadModel, DownloadFailed.
+        """
         settings = self.read(Settings)
-        return settings if model is None else msgspec.structs.replace(settings, model=model)
+        if model is not None:
+            settings = msgspec.structs.replace(settings, model=model)
+        fetch_model(settings.model)
+        if settings.speculative_config is not None and settings.speculative_config.model:
+            fetch_model(settings.speculative_config.model)
+        return settings
 
     def is_given(self, name: str) -> bool:
         """Whether any source sets the option."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import BadModel
+from ridgeline.hub.names import HubModel, parse_remote
 from ridgeline.modelspec.checkpoints.load import load_spec, read_json
 from ridgeline.modelspec.checkpoints.locate import BUILT_IN, dummy_shape, is_dummy, model_path
 from ridgeline.modelspec.cost.serving_formats import SERVING_FORMATS
@@ -32,6 +33,10 @@ def load_planning_spec(model: str) -> ModelSpec:
         return planning_spec(planning_config(name), name)
     if name in BUILT_IN:
         return load_spec(name)
+    remote = parse_remote(name)
+    if remote is not None:
+        shape = repository_shape(remote.repo) if isinstance(remote, HubModel) else None
+        return load_spec(name) if shape is None else load_planning_spec(shape)
     path = Path(name).expanduser()
     if path.suffix == ".json" and path.is_file():
         return planning_spec(read_json(path), str(path.parent.name or path))
@@ -80,6 +85,11 @@ def _quantised_format(quantization: Mapping[str, Any]) -> str:
         limit="fp8, mxfp4, gptq and awq at 4 bits",
         fix="remove quantization_config from config.json and give --weight-dtype",
     )
+
+
+def repository_shape(repo: str) -> str | None:
+    """The published shape of a Hugging Face repository, which needs no download; None if unknown."""
+    return next((shape for shape in known_shapes() if hub_name(shape) == repo), None)
 
 
 def hub_name(model: str) -> str | None:

@@ -11,6 +11,7 @@ import json
 import msgspec
 
 from ridgeline.config.settings import NAIVE, Settings, changed, settings_from
+from ridgeline.hub.download import pinned_name
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.result import LadderResult
 
@@ -47,7 +48,7 @@ def _engine_lines(result: LadderResult) -> list[str]:
     settings = final_settings(result)
     why = {name: trial.label for trial in result.kept for name in trial.changes}
     shown = {**{name: getattr(settings, name) for name in NAIVE}, **changed(settings)}
-    named = {"model": settings.model, **shown}
+    named = {"model": "", **shown} | {"model": pinned_name(settings.model)}
     return [
         f"{name} = {_value(value)}" + (f"  # {why[name]}" if name in why else "")
         for name, value in named.items()

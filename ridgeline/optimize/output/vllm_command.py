@@ -13,6 +13,8 @@ from collections.abc import Callable
 import msgspec
 
 from ridgeline.config.settings import Settings
+from ridgeline.hub.names import HubModel, parse_remote
+from ridgeline.hub.registry_models import registry_models
 
 _VALUE_FLAGS = (
     "max_model_len",
@@ -37,7 +39,7 @@ def serve_command(settings: Settings, original: str | None = None) -> VllmComman
     quantised.
     """
     model = original or settings.model
-    words = ["vllm", "serve", model]
+    words = ["vllm", "serve", *_vllm_model(model)]
     if settings.dtype != "auto":
         words += ["--dtype", settings.dtype]
     for name in _VALUE_FLAGS:
@@ -55,6 +57,14 @@ def serve_command(settings: Settings, original: str | None = None) -> VllmComman
     if model != settings.model:
         notes = (_MADE.format(made=settings.model, original=model), *notes)
     return VllmCommand(shlex.join(words), notes)
+
+
+def _vllm_model(model: str) -> list[str]:
+    """A repository and its revision as vLLM names them; other models as they are."""
+    remote = None if model in registry_models() else parse_remote(model)
+    if not isinstance(remote, HubModel):
+        return [model]
+    return [remote.repo, *(["--revision", remote.revision] if remote.revision else [])]
 
 
 def _speculative(settings: Settings) -> dict[str, object]:
@@ -78,7 +88,7 @@ _MADE = (
 )
 _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
     (
-        lambda s: s.model == "demo" or s.model.startswith("dummy:"),
+        lambda s: s.model in ("demo", *registry_models()) or s.model.startswith("dummy:"),
         "The model is one of Ridgeline's own names: give vLLM a model directory or a Hub id.",
     ),
     (

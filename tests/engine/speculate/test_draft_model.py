@@ -116,7 +116,7 @@ def test_answers_without_a_seed_are_drawn_and_verified() -> None:
 
 
 def test_it_is_counted_in_the_budget() -> None:
-    plain, drafting = resolve(Settings()), resolve(asked())
+    plain, drafting = resolve(Settings(model="demo")), resolve(asked())
     assert drafting.speculative_config is not None
     assert drafting.speculative_config.kv_bytes_per_token == 512
     per_token = plain.kv_cache_memory_bytes / plain.num_blocks / 16

@@ -35,7 +35,11 @@ ALL = (0, 1, 2, 3, 4, 5)
 
 @pytest.fixture(scope="module")
 def parts() -> EngineParts:
-    return assemble(resolve(settings_from({"kv_cache_memory_bytes": 16 << 20, "num_threads": 1})))
+    return assemble(
+        resolve(
+            settings_from({"model": "demo", "kv_cache_memory_bytes": 16 << 20, "num_threads": 1})
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +149,7 @@ def test_what_cannot_be_is_refused() -> None:
     asked = settings_from({"speculative_config": {"method": "self", "model": "demo-draft"}})
     with pytest.raises(BadInput, match="means nothing"):
         resolve(asked)
-    asked = settings_from({"speculative_config": {"method": "self"}})
-    one = resolve(settings_from({})).spec
+    asked = settings_from({"model": "demo", "speculative_config": {"method": "self"}})
+    one = resolve(settings_from({"model": "demo"})).spec
     with pytest.raises(CannotRun, match="one layer"):
         resolve_speculation(asked, msgspec.structs.replace(one, layers=one.layers[:1]), 99, {})

@@ -14,7 +14,7 @@ from ridgeline.errors import BadInput, UserError
 
 
 def resolved(config: dict[str, Any] | None, **settings: Any) -> ResolvedSpeculation | None:
-    asked = settings_from({"speculative_config": config, **settings})
+    asked = settings_from({"model": "demo", "speculative_config": config, **settings})
     found = resolve(asked)
     assert "speculative_config" in found.derivations
     assert found.values().keys() >= {"speculative_config"}
@@ -93,5 +93,7 @@ def test_the_flag_reads_json() -> None:
 
 
 def test_a_config_survives_being_written_down() -> None:
-    settings = settings_from({"speculative_config": {"method": "ngram", "prompt_lookup_min": 3}})
+    settings = settings_from(
+        {"model": "demo", "speculative_config": {"method": "ngram", "prompt_lookup_min": 3}}
+    )
     assert settings_from(changed(settings)) == settings

@@ -231,7 +231,7 @@ def test_answers_are_those_of_plain_decoding(
     name, _, tree = kind.partition(", ")
     config = {"speculative_token_tree": TREE} if tree else {}
     with Engine.from_settings(
-        settings_from({**asked(name, folders[name], **config), **extra})
+        settings_from({"model": "demo", **asked(name, folders[name], **config), **extra})
     ) as fast:
         found = fast.generate(prompts * 2, samplings * 2)
         drafted = fast.counters()["spec_decode_num_draft_tokens"]
@@ -369,7 +369,7 @@ def test_missing_files_and_senseless_keys_are_refused(folders: dict[str, Path]) 
     with pytest.raises(BadModel, match=r"drafter\.json is missing"):
         resolve(settings_from(asked("medusa", "no-such-folder")))
     with pytest.raises(BadInput, match="needs a trained drafter"):
-        resolve(settings_from({"speculative_config": {"method": "eagle"}}))
+        resolve(settings_from({"model": "demo", "speculative_config": {"method": "eagle"}}))
     with pytest.raises(BadInput, match="fewer heads"):
         resolve(settings_from(asked("medusa", folders["medusa"], num_speculative_tokens=9)))
     with pytest.raises(BadInput, match="means nothing"):

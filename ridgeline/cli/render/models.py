@@ -1,0 +1,77 @@
+"""Tables of `ridgeline models`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from ridgeline.workflows.models.downloaded_models import DownloadedModel, DownloadedModels
+from ridgeline.workflows.models.fitting_models import FORMATS, FittingModels
+
+
+def downloaded_table(found: DownloadedModels) -> Table:
+    """The models that are here, one line each."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("model", "disk", "parameters", "weights", "runs here"):
+        table.add_column(head, justify="right" if head in ("disk", "parameters") else "left")
+    for model in found.models:
+        table.add_row(
+            model.name,
+            f"{model.disk_bytes / 1e6:,.0f} MB",
+            "" if model.num_params is None else short_count(model.num_params),
+            model.weights or "",
+            _runs(model, found.available_bytes),
+        )
+    return table
+
+
+def _runs(model: DownloadedModel, available_bytes: int) -> str:
+    if model.problem is not None:
+        return f"no: {model.problem.split(';')[0]}"
+    if not model.fits:
+        return f"no: more than the {available_bytes / 1e9:,.1f} GB of memory that are free"
+    return "yes"
+
+
+def fitting_table(found: FittingModels) -> Table:
+    """The published models that fit, smallest first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model", no_wrap=True)
+    for head in ("params", *FORMATS):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("engine")
+    table.add_column("repository", style="dim", overflow="fold")
+    for model in found.models:
+        speeds = [model.speeds.get(name) for name in FORMATS]
+        table.add_row(
+            model.name,
+            short_count(model.num_params),
+            *("–" if speed is None else f"{speed.tokens_per_s:,.3g}" for speed in speeds),
+            "yes" if model.runs else "–",
+            model.hub or "",
+        )
+    return table
+
+
+def fitting_notes(found: FittingModels) -> Iterator[str]:
+    """What the figures of the table mean."""
+    yield (
+        f"{len(found.models)} published models fit {found.device} "
+        f"({found.memory_bytes / 1e9:,.1f} GB of memory); {found.num_too_large} do not."
+    )
+    if found.is_calibrated:
+        yield "Output tokens per second of one client, predicted from the calibration."
+    else:
+        yield (
+            "Output tokens per second of one client at most: the roofline of this machine as probed. "
+            "For predictions: ridgeline calibrate --engine smollm2, then --calibration FILE."
+        )
+
+
+def short_count(number: int) -> str:
+    """1,235,814,400 as 1.24 B."""
+    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return f"{number:,}"
