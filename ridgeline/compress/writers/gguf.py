@@ -28,7 +28,8 @@ from ridgeline.engine.checkpoints.gguf.weights import name_of
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
-from ridgeline.modelspec.checkpoints.gguf_header import ARCHITECTURES, TYPES
+from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
+from ridgeline.modelspec.checkpoints.gguf_header import TYPES
 from ridgeline.modelspec.checkpoints.load import read_json
 from ridgeline.modelspec.model import MlpSpec, ModelSpec
 
@@ -39,7 +40,19 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _ALIGN = 32
 _ROWS = 4096  # of a table, written at once
 _K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
+_ARCHITECTURES = {
+    "llama": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
+"""Our name of a family and llama.cpp's of its architecture."""
 _TYPES_32 = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0"}
+
+
+def _architecture(spec: ModelSpec) -> Architecture:
+    return ARCHITECTURES[_ARCHITECTURES[spec.family]]
 
 
 class _TensorEntry(NamedTuple):
@@ -80,9 +93,11 @@ def _entries(job: WriteJob) -> list[_TensorEntry]:
 
 
 def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
-    if spec.family not in ARCHITECTURES:
+    if spec.family not in _ARCHITECTURES:
         raise CannotRun(
-            "GGUF of this family is not written", value=spec.family, limit=", ".join(ARCHITECTURES)
+            "GGUF of this family is not written",
+            value=spec.family,
+            limit=", ".join(_ARCHITECTURES),
         )
     routed = [layer.mlp for layer in spec.layers if layer.mlp.router is not None]
     if routed and (len(routed) < len(spec.layers) or not all(mlp.norm_topk for mlp in routed)):
@@ -161,7 +176,7 @@ def _blocks(job: WriteJob, part: Part, kind: str) -> Tensor | None:
 def _llama_cpp_rows(value: Tensor, job: WriteJob, part: Part) -> Tensor:
     """q and k rows in the order of llama.cpp's rotary embedding: the halves of a head interleaved."""
     key = part.key.partition(".")[0]
-    if ARCHITECTURES[job.spec.family] != "llama" or key not in ("q", "k") or part.layer is None:
+    if not _architecture(job.spec).paired_rows or key not in ("q", "k") or part.layer is None:
         return value
     size = job.spec.layers[part.layer].attention.head_dim
     halves = value.view(-1, 2, size // 2, *value.shape[1:])
@@ -249,7 +264,7 @@ def _value(value: Any) -> bytes:
 
 
 def _metadata(job: WriteJob) -> dict[str, Any]:
-    spec, name = job.spec, ARCHITECTURES[job.spec.family]
+    spec, name = job.spec, _ARCHITECTURES[job.spec.family]
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
     return {
         "general.architecture": name,

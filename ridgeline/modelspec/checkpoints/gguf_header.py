@@ -1,32 +1,26 @@
-"""Reads and validates a GGUF header, and derives the spec of the model that the file holds.
+"""GGUF files: header, metadata and tensor table, each length checked against the file before use.
 
     "GGUF" · version u32 (2, 3) · tensors u64 · keys u64 · keys, values · tensor table · pad · data
 
-Every length and offset is checked against the file before it is used. No torch here; the data is
-decoded in `ridgeline.engine.checkpoints.gguf.weights`. (Format: github.com/ggml-org/ggml, docs/gguf.md.)
+A model may be split into files named `NAME-00001-of-00003.gguf`; the first holds the metadata and
+naming any of them opens all. (Format: github.com/ggml-org/ggml, docs/gguf.md.)
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.gguf_tokens import end_of_generation, special_id
 from ridgeline.modelspec.checkpoints.locate import is_dummy, local_path
-from ridgeline.modelspec.families.config_fields import ConfigFields
-from ridgeline.modelspec.families.layer_kinds import num_layers
-from ridgeline.modelspec.families.registry import spec_from_config
-from ridgeline.modelspec.format import Format, blocks, blocks_of_all, dense
-from ridgeline.modelspec.model import LinearSpec, ModelSpec
-from ridgeline.modelspec.rewrite import linears, map_linears
 
 _AGAIN = "the file is damaged or half downloaded; fetch it again"
 _MAX_COUNT = 100_000_000
@@ -44,14 +38,23 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
     17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
     20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
     23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
 """Type number → type name, weights per block, bytes per block."""
 
 
-class GgufTensor(msgspec.Struct, frozen=True):
-    """One tensor: the name of its type, its shape [outputs, inputs], and its byte range."""
+_UNREAD = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
+    28: "F64", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8", 41: "Q1_0",
+}  # fmt: skip
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
+
+class GgufTensor(msgspec.Struct, frozen=True):
+    """One tensor: its file, the name of its type, its shape [outputs, inputs], its byte range."""
+
+    path: Path
     kind: str
     shape: tuple[int, ...]
     begin: int
@@ -59,7 +62,7 @@ class GgufTensor(msgspec.Struct, frozen=True):
 
 
 class Gguf(msgspec.Struct, frozen=True):
-    """The contents of a GGUF header."""
+    """The header of a model's file, or of all files of a split model."""
 
     path: Path
     metadata: dict[str, Any]
@@ -72,17 +75,76 @@ def is_gguf(name: str) -> bool:
 
 
 def read_gguf(name: str) -> Gguf:
-    """Read a file's header. Raises BadModel if the file is missing, empty or malformed."""
+    """Read the header of a file, and of the other files of a split model. Raises BadModel."""
     path = local_path(name)
+    split = _SPLIT.fullmatch(path.name)
+    if split is not None:
+        path = path.with_name(_split_name(split[1], 1, int(split[3])))
     if not path.is_file():
-        raise BadModel("there is no such GGUF file", value=name)
+        raise BadModel("there is no such GGUF file", value=str(path if split else name))
+    first = _read_file(path)
+    count = first.metadata.get("split.count", 0)
+    if not isinstance(count, int) or count <= 1:
+        return first
+    if split is None or int(split[3]) != count:
+        raise BadModel(
+            "the GGUF file is one of several, and its name does not tell the others",
+            value=path.name,
+            limit=f"NAME-00001-of-{count:05}.gguf",
+            fix="give the files the names under which they were published",
+        )
+    return _merged(
+        first, [path.with_name(_split_name(split[1], i + 1, count)) for i in range(count)]
+    )
+
+
+def _split_name(stem: str, number: int, count: int) -> str:
+    return f"{stem}-{number:05}-of-{count:05}.gguf"
+
+
+def _merged(first: Gguf, paths: list[Path]) -> Gguf:
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise BadModel(
+            f"the GGUF model is split into {len(paths)} files, and {len(missing)} are missing",
+            value=missing[0],
+            fix="download all of them into one directory",
+        )
+    tensors = dict(first.tensors)
+    for number, path in enumerate(paths[1:], 1):
+        part = _read_file(path)
+        if part.metadata.get("split.no") != number:
+            raise BadModel(
+                f"{path.name} says that it is another part of the model",
+                value=part.metadata.get("split.no"),
+                limit=number,
+                fix=_AGAIN,
+            )
+        tensors |= part.tensors
+    promised = first.metadata.get("split.tensors.count", len(tensors))
+    if promised != len(tensors):
+        raise BadModel(
+            "the files of the split GGUF model do not belong together",
+            value=f"{len(tensors)} tensors",
+            limit=f"{promised} by the first file",
+            fix=_AGAIN,
+        )
+    return Gguf(first.path, first.metadata, tensors)
+
+
+def _read_file(path: Path) -> Gguf:
+    about = path.stat()
+    return _read_once(path, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read_once(path: Path, size: int, modified: int) -> Gguf:
+    """A vocabulary of 260,000 tokens takes seconds to read, and several parts of a load need it."""
     with path.open("rb") as stream:
-        try:
-            data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            raise BadModel("the GGUF file is empty", value=name) from None
-    with data:
-        return _Header(path, data).read()
+        if size == 0:
+            raise BadModel("the GGUF file is empty", value=str(path))
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Header(path, data).read()
 
 
 class _Header:
@@ -104,7 +166,8 @@ class _Header:
         alignment = int(metadata.get("general.alignment", 32))
         start = -(-self._at // max(1, alignment)) * max(1, alignment)
         placed = {
-            name: self._placed(shape, kind, start + offset) for name, shape, kind, offset in table
+            name: self._placed(name, shape, kind, start + offset)
+            for name, shape, kind, offset in table
         }
         return Gguf(self._path, metadata, placed)
 
@@ -139,10 +202,25 @@ class _Header:
         if kind != _ARRAY:
             raise BadModel("unknown type of a GGUF metadata value", value=kind, fix=_AGAIN)
         inner, count = self._number("<I"), self._count()
+        if inner == _STRING:
+            return self._strings(count)
         if inner in _SCALARS:
             form = f"<{count}{_SCALARS[inner][1]}"
             return list(struct.unpack(form, self._take(struct.calcsize(form))))
         return [self._value(inner) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        data, at, out = self._data, self._at, []
+        for _ in range(count):
+            begin = at + 8
+            at = begin + int.from_bytes(data[at:begin], "little")
+            if at > len(data):
+                raise BadModel(
+                    "the GGUF header exceeds the file", value=str(self._path), fix=_AGAIN
+                )
+            out.append(data[begin:at].decode("utf-8", errors="replace"))
+        self._at = at
+        return out
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dims = self._string(), self._number("<I")
@@ -153,214 +231,24 @@ class _Header:
         shape = tuple(self._count() for _ in range(dims))[::-1]
         return name, shape, self._number("<I"), int(self._number("<Q"))
 
-    def _placed(self, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
+    def _placed(self, tensor: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
         if kind not in TYPES:
             raise BadModel(
-                "a GGUF tensor has an unknown type",
-                value=kind,
+                f"GGUF tensor {tensor} is of a type that is not read",
+                value=f"{kind} ({_UNREAD.get(kind, 'unknown')})",
                 limit=", ".join(name for name, _, _ in TYPES.values()),
+                fix="use a file of another quantisation",
             )
         name, block, nbytes = TYPES[kind]
         if not shape or shape[-1] % block:
             raise BadModel(
-                f"the rows of a {name} tensor are not a multiple of its block size",
+                f"GGUF tensor {tensor}: rows of {name} must be multiples of {block}",
                 value=list(shape),
-                limit=f"blocks of {block}",
+                fix=_AGAIN,
             )
         end = begin + prod(shape) // block * nbytes
         if end > len(self._data):
             raise BadModel(
                 "the GGUF file is truncated", value=len(self._data), limit=end, fix=_AGAIN
             )
-        return GgufTensor(name, shape, begin, end)
-
-
-# ---- the model that it describes ---------------------------------------------------------------
-
-ARCHITECTURES = {
-    "llama": "llama",
-    "mixtral": "llama",  # recognised by its experts
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
-}
-"""Ridgeline's family name → llama.cpp's architecture name."""
-_FIELDS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-}
-_EXPERT_FIELDS = {
-    "mixtral": {
-        "expert_count": "num_local_experts",
-        "expert_used_count": "num_experts_per_tok",
-    },
-    "qwen3_moe": {
-        "expert_count": "num_experts",
-        "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "moe_intermediate_size",
-    },
-}
-_MODULES = {
-    "attention.q": "attn_q",
-    "attention.k": "attn_k",
-    "attention.v": "attn_v",
-    "attention.o": "attn_output",
-    "mlp.gate": "ffn_gate",
-    "mlp.up": "ffn_up",
-    "mlp.down": "ffn_down",
-    "router": "ffn_gate_inp",
-}
-ROUTER, EXPERTS = "blk.{}.ffn_gate_inp.weight", "_exps"
-"""A layer with the ROUTER tensor is routed: the names of its MLP tensors contain EXPERTS, and each
-tensor holds all experts, [experts, outputs, inputs]."""
-
-
-def family_of(file: Gguf) -> str:
-    """Ridgeline's family name for the file's architecture. Raises BadModel if it is unsupported."""
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES.values():
-        raise BadModel(
-            "the architecture of this GGUF file is not supported",
-            value=str(architecture),
-            limit=", ".join(sorted(set(ARCHITECTURES.values()))),
-            fix="use the model's safetensors directory",
-        )
-    routed = bool(file.metadata.get(f"{architecture}.expert_count"))
-    if architecture == "qwen3moe" or (architecture == "llama" and routed):
-        return "qwen3_moe" if architecture == "qwen3moe" else "mixtral"
-    if routed:
-        raise BadModel(
-            "GGUF files with experts are not supported for this architecture",
-            value=str(architecture),
-        )
-    return str(architecture)
-
-
-def gguf_spec(name: str) -> ModelSpec:
-    """The spec of a GGUF file. Weights stay packed where a kernel supports their type exactly; the
-    others are decoded to float32."""
-    file = read_gguf(name)
-    spec = spec_from_config(gguf_config(file), name=name)
-    kinds: set[str] = set()
-
-    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
-        at = _tensor_of(path, file)
-        tied = path == "lm_head" and at not in file.tensors
-        tensor = file.tensors.get("token_embd.weight" if tied else at)
-        if tensor is None:
-            raise BadModel("the GGUF file lacks a tensor", value=at)
-        kinds.add(tensor.kind)
-        return replace(linear, format=computed_format(tensor.kind))
-
-    spec = map_linears(spec, on_linear)
-    spec = _computed_together(spec)
-    bits = [int(linear.format.bits) for linear in linears(spec).values()]
-    run = ", ".join(f"{bits.count(n)} linears run as int{n}" for n in (4, 8) if n in bits)
-    line = (
-        f"GGUF ({', '.join(sorted(kinds))}): {run + ', exactly, ' if run else ''}"
-        f"{bits.count(32)} decoded to float32"
-    )
-    table = computed_format(file.tensors["token_embd.weight"].kind)
-    embed_format = None if table.kind == "dense" else table
-    return replace(spec, embed_format=embed_format, rewrites=(*spec.rewrites, line))
-
-
-_FORMATS: Mapping[str, Format] = {
-    "Q4_0": blocks(4, 32),
-    "Q4_1": blocks(4, 32, mins=True),
-    "Q4_K": blocks(4, 32, mins=True, span=256),
-    "Q5_0": blocks(8, 32),
-    "Q5_1": blocks(8, 32, mins=True),
-    "Q5_K": blocks(8, 32, mins=True, span=256),
-    "Q8_0": blocks(8, 32),
-    "IQ4_NL": blocks(8, 32),
-    "IQ4_XS": blocks(8, 32, span=256),
-    "Q2_K": blocks(8, 16, mins=True, span=256),
-    "Q3_K": blocks(8, 16, span=256),
-    "Q6_K": blocks(8, 16, span=256),
-}
-
-
-def computed_format(kind: str) -> Format:
-    """The format in which a tensor of this GGUF type is multiplied, or looked up as a table."""
-    return _FORMATS.get(kind, dense("float32"))
-
-
-def _computed_together(spec: ModelSpec) -> ModelSpec:
-    """Give q, k and v one common block format, and gate and up another: each group is computed as
-    one product, although files like Q4_K_M store its members in different types."""
-    by_path = linears(spec)
-
-    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
-        start, _, key = path.rpartition(".")
-        keys = next((keys for keys in (("q", "k", "v"), ("gate", "up")) if key in keys), (key,))
-        formats = {by_path[f"{start}.{key}" if start else key].format for key in keys}
-        if len(formats) == 1 or any(format.kind == "dense" for format in formats):
-            return linear
-        return replace(linear, format=blocks_of_all(formats))
-
-    return map_linears(spec, on_linear)
-
-
-def _tensor_of(path: str, file: Gguf) -> str:
-    """Name of the tensor that holds a linear; in a routed layer it holds all experts."""
-    if path == "lm_head":
-        return "output.weight"
-    _, layer, inner = path.split(".", 2)
-    routed = inner.startswith("mlp.") and ROUTER.format(layer) in file.tensors
-    return f"blk.{layer}.{_MODULES[inner]}{EXPERTS if routed else ''}.weight"
-
-
-def gguf_config(file: Gguf) -> dict[str, Any]:
-    """The equivalent Hugging Face config.json. Raises BadModel for features it cannot express."""
-    family, metadata = family_of(file), file.metadata
-    start = str(metadata["general.architecture"]) + "."
-    _refuse(file, start)
-    config: dict[str, Any] = {"model_type": family, "dtype": "float32"}
-    for theirs, ours in (_FIELDS | _EXPERT_FIELDS.get(family, {})).items():
-        if start + theirs in metadata:
-            config[ours] = metadata[start + theirs]
-    if family == "qwen3_moe":  # llama.cpp renormalises, whatever the original says
-        layers = range(num_layers(ConfigFields(config, {}, where=str(file.path))))
-        plain = [i for i in layers if ROUTER.format(i) not in file.tensors]
-        config |= {"norm_topk_prob": True, "mlp_only_layers": plain}
-    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    bos = special_id(metadata, "bos")
-    if bos is not None:
-        config["bos_token_id"] = bos
-    config["eos_token_id"] = list(end_of_generation(metadata))
-    return config
-
-
-def _refuse(file: Gguf, start: str) -> None:
-    metadata = file.metadata
-    if metadata.get(start + "expert_count") and "blk.0.ffn_gate.0.weight" in file.tensors:
-        raise BadModel(
-            "GGUF files with one tensor per expert (written before April 2024) are not supported",
-            value=str(file.path),
-            fix="convert the model again: current converters stack the experts (ffn_gate_exps)",
-        )
-    if metadata.get(start + "expert_shared_count"):
-        raise BadModel("GGUF files with shared experts are not supported", value=str(file.path))
-    if metadata.get(start + "rope.scaling.type", "none") not in ("none", None):
-        raise BadModel(
-            "GGUF files with scaled rotary embeddings are not supported",
-            value=metadata[start + "rope.scaling.type"],
-        )
-    for name in ("rope_freqs.weight", "rope_factors_long.weight"):
-        if name in file.tensors:
-            raise BadModel(
-                "GGUF files with custom rotary factors are not supported",
-                value=name,
-                fix="use the model's safetensors directory",
-            )
-    if "token_embd.weight" not in file.tensors:
-        raise BadModel("the GGUF file lacks a tensor", value="token_embd.weight")
+        return GgufTensor(self._path, name, shape, begin, end)

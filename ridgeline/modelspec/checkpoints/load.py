@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.gguf_header import gguf_spec, is_gguf
+from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
+from ridgeline.modelspec.checkpoints.gguf_spec import gguf_spec
 from ridgeline.modelspec.checkpoints.locate import dummy_shape, is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY, packed_formats, with_packed_formats
 from ridgeline.modelspec.checkpoints.quantised import (

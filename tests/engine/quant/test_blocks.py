@@ -22,7 +22,8 @@ from ridgeline.engine.quant.blocks import Blocks, merge_blocks, pack, round_to
 from ridgeline.engine.quant.grid import Grid, refusal
 from ridgeline.engine.quant.grid import pack as pack_grid
 from ridgeline.engine.quant.int4.reference import MOST
-from ridgeline.modelspec.checkpoints.gguf_header import TYPES, computed_format
+from ridgeline.modelspec.checkpoints.gguf_header import TYPES
+from ridgeline.modelspec.checkpoints.gguf_spec import computed_format
 from ridgeline.modelspec.format import blocks, format_for
 
 ISAS = _native.linear_isas().split(",")

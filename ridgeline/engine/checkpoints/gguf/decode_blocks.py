@@ -1,19 +1,16 @@
 """Decodes GGUF's block types to float32 exactly as gguf-py does (ggml's `dequantize_row_*`).
 
-Each function takes blocks of bytes [B, bytes] and returns numbers [B, numbers]. Types with large
-codebooks (IQ1 to IQ3, TQ) are left to the `gguf` package if it is installed.
+Each function takes blocks of bytes [B, bytes] and returns numbers [B, numbers]. Types that no
+kernel holds (IQ1 to IQ3, TQ, NVFP4) are decoded by the `gguf` package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ridgeline.errors import CannotRun
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -186,16 +183,10 @@ DECODERS: Mapping[str, Callable[[Bytes], Floats]] = {
 
 
 def decode_blocks(kind: str, blocks: Bytes) -> Floats:
-    """Numbers [B, numbers] of blocks. Raises CannotRun for a type that nothing here reads."""
+    """Numbers [B, numbers] of blocks; the types with large codebooks by the `gguf` package."""
     if kind in DECODERS:
         with np.errstate(invalid="ignore", over="ignore"):
             return DECODERS[kind](blocks)
-    if find_spec("gguf") is None:
-        raise CannotRun(
-            f"GGUF tensors of type {kind} are decoded by the gguf package",
-            value="not installed",
-            fix="pip install gguf",
-        )
     from gguf import GGMLQuantizationType, quants
 
     found: Floats = quants.dequantize(blocks, GGMLQuantizationType[kind])

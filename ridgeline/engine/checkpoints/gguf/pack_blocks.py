@@ -32,7 +32,7 @@ from ridgeline.engine.checkpoints.gguf.decode_blocks import (
     six_bits,
 )
 from ridgeline.engine.quant.blocks import Blocks
-from ridgeline.modelspec.checkpoints.gguf_header import computed_format
+from ridgeline.modelspec.checkpoints.gguf_spec import computed_format
 
 Halves = NDArray[np.float16]
 

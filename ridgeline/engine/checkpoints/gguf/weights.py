@@ -1,6 +1,6 @@
-"""A GGUF file as a weight source: memory-mapped, read part by part, blocks packed unchanged.
+"""A GGUF model as a weight source: memory-mapped, read part by part, blocks packed unchanged.
 
-llama.cpp stores the q and k rows of llama models in another order (its rotary embedding pairs
+llama.cpp stores the q and k rows of some families in another order (its rotary embedding pairs
 adjacent rows, ours the two halves of a head); they are reordered as whole rows, so nothing is
 rounded.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.blocks import merge_blocks, pack
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.gguf_header import EXPERTS, TYPES, read_gguf
+from ridgeline.modelspec.checkpoints.gguf_architectures import EXPERTS, SAFETENSORS, architecture_of
+from ridgeline.modelspec.checkpoints.gguf_header import TYPES, Gguf, GgufTensor, read_gguf
+from ridgeline.modelspec.checkpoints.gguf_spec import FUSED, tensor_name
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 _NAMES = {
@@ -31,6 +34,8 @@ _NAMES = {
     "lm_head": "output",
     "attention_norm": "blk.{}.attn_norm",
     "mlp_norm": "blk.{}.ffn_norm",
+    "after_attention_norm": "blk.{}.post_attention_norm",
+    "after_mlp_norm": "blk.{}.post_ffw_norm",
     "q": "blk.{}.attn_q",
     "k": "blk.{}.attn_k",
     "v": "blk.{}.attn_v",
@@ -50,39 +55,101 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def name_of(part: Part) -> str:
-    """The tensor that holds a part, or a part of every expert."""
+    """The tensor of a part, or of a part of every expert, where no tensor holds several."""
     key, _, bias = part.key.partition(".")
     return _NAMES[key].format(part.layer) + (".bias" if bias else ".weight")
 
 
+def stored_name(part: Part, file: Gguf) -> str:
+    """The tensor of the file that holds a part."""
+    name = name_of(part)
+    if part.layer is None:
+        return name
+    return tensor_name(name.removeprefix(f"blk.{part.layer}."), part.layer, file)
+
+
+def refuse_unexplained(file: Gguf, explained: set[str]) -> None:
+    """Raise BadModel for a tensor that is neither a part of the model nor known to be harmless."""
+    for name in sorted(file.tensors.keys() - explained):
+        module = name.split(".")[2] if name.startswith("blk.") else name
+        if name not in HARMLESS and module not in HARMLESS:
+            raise BadModel(
+                "the GGUF file holds a tensor that its metadata does not explain",
+                value=f"{name} {list(file.tensors[name].shape)}",
+                fix=SAFETENSORS,
+            )
+
+
+HARMLESS = {
+    "rope_freqs.weight": "read with the metadata",
+    "rope_factors_long.weight": "read with the metadata",
+    "rope_factors_short.weight": "read with the metadata",
+    "rope_freqs": "frequencies that follow from the metadata, in every layer of old files",
+    "attn_rot_embd": "frequencies that follow from the metadata, in every layer of old files",
+}
+"""Tensors that hold no part of the decoder, by name or by the name after the layer's; and why."""
+
+
 class GgufWeights:
-    """The tensors of a GGUF file. A context manager like its siblings. Raises BadModel."""
+    """The tensors of a GGUF model. A context manager like its siblings. Raises BadModel."""
 
     def __init__(self, name: str, spec: ModelSpec) -> None:
         self._file, self._spec = read_gguf(name), spec
-        self._permuted = self._file.metadata["general.architecture"] == "llama"
-        with self._file.path.open("rb") as stream:
-            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._permuted = architecture_of(self._file).paired_rows
+        self._maps: dict[Path, mmap.mmap] = {}
+        for path in {tensor.path for tensor in self._file.tensors.values()}:
+            with path.open("rb") as stream:
+                self._maps[path] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._by_place: dict[tuple[int | None, int | None], list[Part]] = {}
         for part in parts(spec):
-            found = self._file.tensors.get(name_of(part))
-            if found is None or found.shape != self._whole(part):
-                raise BadModel(
-                    f"the GGUF file's {name_of(part)} ({part}) is not what its metadata promises",
-                    value=None if found is None else list(found.shape),
-                    limit=list(self._whole(part)),
-                )
+            self._by_place.setdefault((part.layer, part.expert), []).append(part)
+        self._check()
+
+    def _check(self) -> None:
+        explained = set()
+        for siblings in self._by_place.values():
+            for part in siblings:
+                name = stored_name(part, self._file)
+                explained.add(name)
+                found = self._file.tensors.get(name)
+                if found is None or found.shape != self._whole(part):
+                    raise BadModel(
+                        f"the GGUF file's {name} ({part}) is not what its metadata promises",
+                        value=None if found is None else list(found.shape),
+                        limit=list(self._whole(part)),
+                    )
+        refuse_unexplained(self._file, explained)
 
     def _whole(self, part: Part) -> tuple[int, ...]:
         """The shape of the tensor that holds a part."""
+        rows = sum(other.shape[0] for other in self._fused(part)), *part.shape[1:]
         if part.expert is None or part.layer is None:
-            return part.shape
-        return (self._spec.layers[part.layer].mlp.num_experts, *part.shape)
+            return rows
+        return (self._spec.layers[part.layer].mlp.num_experts, *rows)
+
+    def _fused(self, part: Part) -> list[Part]:
+        """The parts whose rows one tensor holds, in its order."""
+        key, _, bias = part.key.partition(".")
+        own = _NAMES[key].rpartition(".")[2]
+        stored = stored_name(part, self._file).split(".")[-2]
+        if stored == own:
+            return [part]
+        siblings = self._by_place[part.layer, part.expert]
+        wanted = [name + (".bias" if bias else ".weight") for name in FUSED[stored]]
+        by_name = {name_of(other).split(".", 2)[-1]: other for other in siblings}
+        return [by_name[name] for name in wanted]
+
+    def _tensor(self, part: Part) -> GgufTensor:
+        return self._file.tensors[stored_name(part, self._file)]
 
     def _extent(self, part: Part) -> tuple[int, int]:
         """Offset and length of a part's bytes."""
-        tensor = self._file.tensors[name_of(part)]
-        size = (tensor.end - tensor.begin) * prod(part.shape) // prod(tensor.shape)
-        return tensor.begin + (part.expert or 0) * size, size
+        tensor = self._tensor(part)
+        row = (tensor.end - tensor.begin) * prod(part.shape[1:]) // prod(tensor.shape)
+        fused = self._fused(part)
+        before = sum(other.shape[0] for other in fused[: fused.index(part)])
+        before += (part.expert or 0) * sum(other.shape[0] for other in fused)
+        return tensor.begin + before * row, part.shape[0] * row
 
     def __enter__(self) -> GgufWeights:
         return self
@@ -91,10 +158,10 @@ class GgufWeights:
         """The mapping stays alive as long as tensors point into it."""
 
     def get(self, part: Part) -> Tensor:
-        tensor = self._file.tensors[name_of(part)]
+        tensor = self._tensor(part)
         if tensor.kind in _PLAIN:
             flat = torch.frombuffer(
-                self._map,
+                self._maps[tensor.path],
                 dtype=_PLAIN[tensor.kind],
                 count=prod(part.shape),
                 offset=self._extent(part)[0],
@@ -106,11 +173,10 @@ class GgufWeights:
         return self._rows(value, part)
 
     def _blocks(self, part: Part) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-        tensor = self._file.tensors[name_of(part)]
-        nbytes = _SIZES[tensor.kind][1]
+        tensor = self._tensor(part)
         begin, size = self._extent(part)
-        flat = np.frombuffer(self._map, np.uint8, size, begin)
-        return flat.reshape(-1, nbytes)
+        flat = np.frombuffer(self._maps[tensor.path], np.uint8, size, begin)
+        return flat.reshape(-1, _SIZES[tensor.kind][1])
 
     def _order_of(self, part: Part) -> Callable[[Tensor], Tensor]:
         return lambda value: self._rows(value, part)
@@ -126,7 +192,7 @@ class GgufWeights:
 
     def grid(self, part: Part) -> Grid | None:
         """The grid of a Q4_0 tensor; None for other types."""
-        if self._file.tensors[name_of(part)].kind != "Q4_0":
+        if self._tensor(part).kind != "Q4_0":
             return None
         blocks, shape = self._blocks(part), part.shape
         scale = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
@@ -140,15 +206,11 @@ class GgufWeights:
         """The blocks as the kernels read them; None for what is computed dense."""
         if spec.format.kind == "dense":
             return None
-        by_key = {
-            part.key: part
-            for part in parts(self._spec)
-            if part.layer == layer and part.expert == expert
-        }
+        by_key = {part.key: part for part in self._by_place[layer, expert]}
         tied = keys == ["lm_head"] and self._spec.tied_embeddings
         names = ["embed"] if tied else list(keys)
         found = [by_key[key] for key in names]
-        kinds = [self._file.tensors[name_of(part)].kind for part in found]
+        kinds = [self._tensor(part).kind for part in found]
         if not all(kind in READERS for kind in kinds):
             return None
         pieces = [

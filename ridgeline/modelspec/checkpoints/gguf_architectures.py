@@ -1,0 +1,364 @@
+"""What the metadata of a GGUF file says of a model: llama.cpp's names as those of Hugging Face.
+
+A row per architecture of llama.cpp. Every key of the architecture is understood, harmless (with
+the reason beside it), neutral at a listed value, or an error that names it. Defaults are
+llama.cpp's, because its converter leaves out what equals them.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.gguf_header import Gguf
+from ridgeline.modelspec.checkpoints.gguf_tokens import end_of_generation, special_id
+
+ROUTER, EXPERTS = "blk.{}.ffn_gate_inp.weight", "_exps"
+"""A layer that has the first is routed: its feed-forward's tensors then end in the second, and hold
+all experts, [experts, outputs, inputs]."""
+
+SAFETENSORS = "use the model's safetensors directory"
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """How llama.cpp stores a family.
+
+    `fields`: keys (after the architecture's name) and our config's field for each, beside those
+    that all architectures share. `paired_rows`: rows of q and k are in the order of a rotary
+    embedding that turns adjacent numbers. `gain_includes_one`: norms are stored as 1 + w.
+    """
+
+    family: str
+    fields: Mapping[str, str] = {}
+    paired_rows: bool = False
+    gain_includes_one: bool = False
+
+
+_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_SOFTCAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(family="llama", paired_rows=True),
+    "mistral3": Architecture(family="mistral", paired_rows=True),
+    "qwen2": Architecture(family="qwen2"),
+    "qwen2vl": Architecture(family="qwen2"),
+    "qwen3": Architecture(family="qwen3"),
+    "qwen3vl": Architecture(family="qwen3"),
+    "qwen3moe": Architecture(
+        family="qwen3_moe",
+        fields={**_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+    ),
+    "gemma": Architecture(family="gemma", gain_includes_one=True),
+    "gemma2": Architecture(
+        family="gemma2", fields={**_SOFTCAPS, **_WINDOW}, gain_includes_one=True
+    ),
+    "gemma3": Architecture(
+        family="gemma3_text",
+        fields={
+            **_WINDOW,
+            "final_logit_softcapping": "final_logit_softcapping",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        gain_includes_one=True,
+    ),
+    "phi3": Architecture(family="phi3", fields=_WINDOW),
+}
+_MIXTRAL = Architecture(
+    family="mixtral",
+    fields={**_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+    paired_rows=True,
+)
+_WINDOWED_LLAMA = Architecture(family="mistral", fields=_WINDOW, paired_rows=True)
+
+_SHARED = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_ROPE = {
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scale_linear",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.dimension_count",
+    "attention.value_length",
+    "attention.sliding_window_pattern",
+}
+"""Keys that are read below, or checked against others."""
+
+_HARMLESS = {
+    "vocab_size": "the rows of token_embd.weight are the vocabulary",
+    "rope.scaling.finetuned": "says how the model was trained, not how it runs",
+    "rope.dimension_sections": "positions of images; on text all sections turn alike",
+    "n_deepstack_layers": "layers that take features of images",
+    "tensor_data_layout": "names the converter's layout; tensors are checked by shape",
+    "attention.layer_norm_epsilon": "of LayerNorm, which no architecture here has",
+    "interleave_moe_layer_step": "the tensors say which layers are routed",
+    "leading_dense_block_count": "the tensors say which layers are routed",
+}
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.scale": (0.0,),
+    "attention.sliding_window": (0,),
+    "attention.temperature_scale": (0.0,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_count": (0,),
+    "expert_feed_forward_length": (0,),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0.0, 1.0),
+    "logit_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+    "residual_scale": (0.0, 1.0),
+    "rope.scaling.alpha": (0.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "router_logit_softcapping": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "use_parallel_residual": (False,),
+}
+"""Keys whose listed values mean that the model has no such thing."""
+
+
+def architecture_of(file: Gguf) -> Architecture:
+    """The row of the file's architecture. Raises BadModel for those that are not read."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise BadModel(
+            "the architecture of this GGUF file is not supported",
+            value=str(name),
+            limit=", ".join(sorted(ARCHITECTURES)),
+            fix=SAFETENSORS,
+        )
+    if name == "llama" and file.metadata.get("llama.expert_count"):
+        return _MIXTRAL
+    if name == "llama" and file.metadata.get("llama.attention.sliding_window"):
+        return _WINDOWED_LLAMA
+    return ARCHITECTURES[name]
+
+
+def gguf_config(file: Gguf) -> dict[str, Any]:
+    """The Hugging Face config of the model. Raises BadModel for what would be lost."""
+    row = architecture_of(file)
+    keys = _keys(file)
+    _check(file, keys, row)
+    config: dict[str, Any] = {"model_type": row.family, "dtype": "float32"}
+    for theirs, ours in (_SHARED | dict(row.fields)).items():
+        value = keys.get(theirs)
+        if value not in (None, 0) or (theirs in _SHARED and value is not None):
+            config[ours] = value
+    config.setdefault("rope_theta", 10_000.0)
+    if "head_dim" not in config and isinstance(config.get("num_attention_heads"), int):
+        config["head_dim"] = _count(file, keys, "embedding_length") // _heads(file, keys)
+    config |= _rope_config(file, keys, config)
+    config |= _special_config(file, keys, row)
+    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    bos = special_id(file.metadata, "bos")
+    if bos is not None:
+        config["bos_token_id"] = bos
+    config["eos_token_id"] = list(end_of_generation(file.metadata))
+    return config
+
+
+def _keys(file: Gguf) -> dict[str, Any]:
+    """The architecture's keys without its name; one value where all layers have the same."""
+    start = str(file.metadata["general.architecture"]) + "."
+    found = {
+        key.removeprefix(start): value
+        for key, value in file.metadata.items()
+        if key.startswith(start)
+    }
+    return {key: _same(key, value) for key, value in found.items()}
+
+
+def _same(key: str, value: Any) -> Any:
+    if isinstance(value, list) and value and key in _SHARED and len(set(value)) == 1:
+        return value[0]
+    return value
+
+
+def _count(file: Gguf, keys: Mapping[str, Any], key: str) -> int:
+    value = keys.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        start = file.metadata["general.architecture"]
+        raise BadModel(
+            f"the GGUF key {start}.{key} is not a positive integer", value=str(value)[:80]
+        )
+    return value
+
+
+def _heads(file: Gguf, keys: Mapping[str, Any]) -> int:
+    return _count(file, keys, "attention.head_count")
+
+
+def _check(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> None:
+    start = str(file.metadata["general.architecture"])
+    known = _SHARED.keys() | row.fields.keys() | _ROPE | _HARMLESS.keys()
+    for key, value in keys.items():
+        if key not in known and value not in _NEUTRAL.get(key, ()):
+            raise BadModel(
+                f"the GGUF key {start}.{key} is not understood, and leaving it out could change "
+                "the result",
+                value=str(value)[:80],
+                fix=SAFETENSORS,
+            )
+    for name in ("adapter.type", "tokenizer.ggml.suppress_tokens"):
+        if file.metadata.get(name):
+            raise BadModel(f"the GGUF key {name} is not understood", value=file.metadata[name])
+    if row.family in ("mixtral", "qwen3_moe") and "blk.0.ffn_gate.0.weight" in file.tensors:
+        raise BadModel(
+            "GGUF files with one tensor per expert (written before April 2024) are not supported",
+            value=str(file.path),
+            fix="convert the model again: current converters stack the experts (ffn_gate_exps)",
+        )
+    if "token_embd.weight" not in file.tensors:
+        raise BadModel("the GGUF file lacks a tensor", value="token_embd.weight")
+
+
+def _rope_config(file: Gguf, keys: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary embedding: how much of a head turns, and how its frequencies are scaled."""
+    out: dict[str, Any] = {}
+    head_dim, turned = config.get("head_dim"), keys.get("rope.dimension_count")
+    if keys.get("attention.value_length", head_dim) != head_dim:
+        raise BadModel(
+            "GGUF files with values of another size than keys are not supported",
+            value=keys["attention.value_length"],
+            limit=head_dim,
+        )
+    if isinstance(turned, int) and isinstance(head_dim, int) and turned not in (0, head_dim):
+        out["partial_rotary_factor"] = turned / head_dim
+    original = keys.get("rope.scaling.original_context_length")
+    scaling = _factors(file) or _scaling(keys)
+    if scaling and original:
+        scaling.setdefault("original_max_position_embeddings", original)
+    return out | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _factors(file: Gguf) -> dict[str, Any]:
+    """Frequencies divided one by one: the same factors at every length (Llama 3.1), or two sets."""
+    keys = _keys(file)
+    attention = float(keys.get("rope.scaling.attn_factor", 1.0))
+    once = _numbers(file, "rope_freqs.weight")
+    if once and any(factor != 1.0 for factor in once):
+        _refuse_scaling_beside(keys, "rope_freqs.weight")
+        return {
+            "rope_type": "longrope",
+            "short_factor": once,
+            "long_factor": once,
+            "attention_factor": attention,
+        }
+    long, short = (_numbers(file, f"rope_factors_{name}.weight") for name in ("long", "short"))
+    if not long and not short:
+        return {}
+    _refuse_scaling_beside(keys, "rope_factors_long.weight")
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "attention_factor": attention,
+    }
+
+
+def _refuse_scaling_beside(keys: Mapping[str, Any], tensor: str) -> None:
+    kind, factor = keys.get("rope.scaling.type", "none"), keys.get("rope.scaling.factor", 0.0)
+    if kind not in ("none", "linear", "longrope") or (
+        kind == "linear" and factor not in (0.0, 1.0)
+    ):
+        raise BadModel(
+            f"GGUF files with both {tensor} and rope.scaling.type are not supported",
+            value=str(kind),
+            fix=SAFETENSORS,
+        )
+
+
+def _scaling(keys: Mapping[str, Any]) -> dict[str, Any]:
+    kind = keys.get("rope.scaling.type", "linear")
+    factor = float(keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0)
+    if kind == "none" or (kind in ("linear", "longrope") and factor == 1.0):
+        return {}
+    out = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if keys.get(f"rope.scaling.{theirs}"):
+                out[ours] = float(keys[f"rope.scaling.{theirs}"])
+        extra = float(keys.get("rope.scaling.attn_factor", 1.0))
+        if extra != 1.0:  # llama.cpp multiplies yarn's own factor with it
+            out["attention_factor"] = extra * (1.0 + 0.1 * math.log(factor))
+    return out
+
+
+def _numbers(file: Gguf, name: str) -> list[float]:
+    """A small float32 tensor; empty where the file has none."""
+    tensor = file.tensors.get(name)
+    if tensor is None:
+        return []
+    if tensor.kind != "F32" or len(tensor.shape) != 1:
+        raise BadModel(f"GGUF tensor {name} must be a list of float32", value=tensor.kind)
+    with tensor.path.open("rb") as stream:
+        stream.seek(tensor.begin)
+        return list(struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.end - tensor.begin)))
+
+
+def _special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """What llama.cpp knows of a family without a key that says so."""
+    num_layers = keys.get("block_count")
+    if row.family == "qwen3_moe":  # llama.cpp renormalises, whatever the original says
+        depth = range(num_layers if isinstance(num_layers, int) and num_layers < 4096 else 0)
+        plain = [i for i in depth if ROUTER.format(i) not in file.tensors]
+        return {"norm_topk_prob": True, "mlp_only_layers": plain}
+    if row.family == "phi3":
+        return {
+            "original_max_position_embeddings": keys.get(
+                "rope.scaling.original_context_length", keys.get("context_length")
+            )
+        }
+    if row.family not in ("gemma2", "gemma3_text"):
+        return {}
+    out: dict[str, Any] = {}
+    largest = 46 if row.family == "gemma2" else 62  # the 27B models scale by the width
+    if num_layers == largest:
+        out["query_pre_attn_scalar"] = _count(file, keys, "embedding_length") // _heads(file, keys)
+    else:
+        out["query_pre_attn_scalar"] = keys.get("attention.key_length")
+    return out | _gemma_windows(file, keys, 2 if row.family == "gemma2" else 6)
+
+
+def _gemma_windows(file: Gguf, keys: Mapping[str, Any], default: int) -> dict[str, Any]:
+    """Which layers slide: a period, or a flag per layer."""
+    pattern = keys.get("attention.sliding_window_pattern", default)
+    num_layers = _count(file, keys, "block_count")
+    if default == 6 and not keys.get("attention.sliding_window"):
+        pattern = [False] * num_layers
+    if isinstance(pattern, int):
+        pattern = [bool((i + 1) % max(1, pattern)) for i in range(min(num_layers, 4096))]
+    names = ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
+    return {"layer_types": names}
