@@ -120,7 +120,7 @@ def one(fault: Fault, load: str) -> Case:
     began_s = time.monotonic()
     usual = usual_of(load)
     run, found = measured(fault, load, usual.pace, learn(usual.steps))
-    assert found.blame is not None
+    assert found.losses is not None
     if fault in HEALTHY:
         usual.steps.extend(run.steps)
     facts = {"num_requests": len(run.requests), "duration_s": run.duration_s}
@@ -132,7 +132,7 @@ def one(fault: Fault, load: str) -> Case:
         truth=fault.verdict,
         named=tuple(each.verdict for each in found.findings),
         causes=tuple(each.cause for each in found.findings),
-        shares={k: round(v.mid, 3) for k, v in found.blame.shares.items() if v.mid >= 0.005},
+        shares={k: round(v.mid, 3) for k, v in found.losses.shares.items() if v.mid >= 0.005},
         facts=facts,
         took_s=time.monotonic() - began_s,
     )

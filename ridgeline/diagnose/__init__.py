@@ -1,35 +1,35 @@
-"""From a run's records to what bounds it and what would mend it. No torch, no clock."""
+"""Diagnosis: what bounds a run, which causes cost it latency, and how to fix them. No torch, no clock."""
 
 from ridgeline.diagnose.facts import engine_facts, facts_of
-from ridgeline.diagnose.losses.gpu_losses import with_gpu
-from ridgeline.diagnose.losses.latency_losses import Blame, blame
-from ridgeline.diagnose.losses.server_losses import blame_server
+from ridgeline.diagnose.losses.gpu_losses import split_gpu_losses
+from ridgeline.diagnose.losses.latency_losses import LatencyLosses, attribute_latency
+from ridgeline.diagnose.losses.server_losses import attribute_server_latency
 from ridgeline.diagnose.losses.step_facts import batch_facts, missed_prefix, step_facts
 from ridgeline.diagnose.roofline.phase_points import TimeShares, roofline_points, time_shares
-from ridgeline.diagnose.rules.causes import Ranked, findings
+from ridgeline.diagnose.rules.causes import RankedFinding, findings
 from ridgeline.diagnose.rules.rules import Advice, Rule, advise
 from ridgeline.diagnose.rules.verdict import Bound, Finding, verdict, verdict_of_point
 
 __all__ = [
     "Advice",
-    "Blame",
     "Bound",
     "Finding",
-    "Ranked",
+    "LatencyLosses",
+    "RankedFinding",
     "Rule",
     "TimeShares",
     "advise",
+    "attribute_latency",
+    "attribute_server_latency",
     "batch_facts",
-    "blame",
-    "blame_server",
     "engine_facts",
     "facts_of",
     "findings",
     "missed_prefix",
     "roofline_points",
+    "split_gpu_losses",
     "step_facts",
     "time_shares",
     "verdict",
     "verdict_of_point",
-    "with_gpu",
 ]

@@ -1,10 +1,9 @@
 """Conditions as data: `max_num_seqs < 8`, `ttft_p95_s > 0.5 * slo_ttft_s`, `batching != 'static'`.
 
-The rules of diagnosis and the preconditions of the ladder are rows of TOML; this is the whole
-language they may speak. It compares one named fact with a constant or with a multiple of another
-fact, and nothing else: no calls, no attributes, no `eval`. A fact that is not known makes a
-condition neither true nor false but *unknown*, so that a rule never fires on a number that nobody
-measured.
+The rules of the diagnosis and the preconditions of the ladder are rows of TOML, and this is the whole
+language that they can use: a condition compares one named fact with a constant or with a multiple of
+another fact. There are no calls, no attributes and no `eval`. If a fact is not known, the condition is
+neither true nor false but *unknown*, so that a rule never fires on a number that was not measured.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ABSENT = object()
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` `operator` (`constant`, or `factor` x the fact called `other`)."""
+    """Compares the fact `name` with `constant`, or with `factor` times the fact `other`."""
 
     text: str
     name: str
@@ -36,7 +35,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     other: str | None = None
 
     def holds(self, facts: Facts) -> bool | None:
-        """True or false; None where a fact it needs is unknown."""
+        """True or false; None if a fact that it needs is unknown."""
         left = facts.get(self.name, _ABSENT)
         right = self._right(facts)
         if left is _ABSENT or right is _ABSENT:
@@ -44,9 +43,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return _compare(self.operator, left, right)
 
     def explain(self, facts: Facts) -> str:
-        """The condition with the value that was found, for the reader."""
+        """The condition and the actual value of its fact."""
         if self.name not in facts:
-            return f"{self.text} (not known here: {self.name})"
+            return f"{self.text} ({self.name} is unknown)"
         return f"{self.text} (found {plain(facts[self.name])})"
 
     def _right(self, facts: Facts) -> object:
@@ -59,7 +58,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str) -> Condition:
-    """One condition; ValueError (a mistake in our own data files) names what cannot be read."""
+    """Parse one condition. Raises ValueError, which can only be caused by the shipped data files."""
     match = _CONDITION.match(text)
     if match is None:
         raise ValueError(f"not a condition: {text!r}")
@@ -80,11 +79,11 @@ def parse(text: str) -> Condition:
 
 
 def all_hold(conditions: tuple[Condition, ...], facts: Facts) -> bool | None:
-    """Kleene's and: one false makes it false, else one unknown makes it unknown."""
-    found = [condition.holds(facts) for condition in conditions]
-    if False in found:
+    """Three-valued conjunction (Kleene): false if any condition is false, else unknown if any is."""
+    values = [condition.holds(facts) for condition in conditions]
+    if False in values:
         return False
-    return None if None in found else True
+    return None if None in values else True
 
 
 def _compare(operator: str, left: object, right: object) -> bool | None:
@@ -108,13 +107,13 @@ _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
 def named_in(template: str) -> set[str]:
-    """The facts that a template speaks of."""
+    """Names of the facts that a template uses."""
     return set(_PLACEHOLDER.findall(template))
 
 
 def fill(template: str, facts: Facts) -> str:
-    """Put facts into `{name}` places, each written in the unit that its name carries. A part in
-    `[brackets]` is left out where a fact in it is unknown.
+    """Replace `{name}` by the fact, formatted in the unit that its name ends with. A part in
+    `[brackets]` is left out if a fact in it is unknown.
     """
 
     def part(match: re.Match[str]) -> str:
@@ -126,7 +125,7 @@ def fill(template: str, facts: Facts) -> str:
 
 
 def written(name: str, facts: Facts) -> str:
-    """A fact as a reader wants it: `_s` in ms or s, `_share` in percent, `_bytes` in MB."""
+    """Format a fact by the ending of its name: `_s` in ms or s, `_share` in percent, `_bytes` in MB."""
     value = facts.get(name, _ABSENT)
     if value is _ABSENT:
         return "unknown"
@@ -148,13 +147,14 @@ def written(name: str, facts: Facts) -> str:
 
 
 def seconds(value: float) -> str:
-    """3.2 ms, 0.41 s: three figures in the unit that reads best."""
+    """Format a duration with three significant digits: `3.2 ms`, `1.41 s`."""
     if abs(value) < 1:
         return f"{1000 * value:.3g} ms"
     return f"{value:.3g} s"
 
 
 def plain(value: object) -> str:
+    """Format a value without a unit."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""The named numbers that rules and verdicts look at, as pure functions of a run's records.
+"""Facts: the named numbers that rules and verdicts use, as pure functions of a run's records.
 
-Names carry their unit: `_s` seconds, `_share` 0..1, `_bytes`, `_tok_s`. A number that the run
-cannot tell (an HTTP server without step records, say) is absent, never zero.
+Names end with their unit: `_s` seconds, `_share` 0..1, `_bytes`, `_tok_s`. A number that cannot be
+derived from the run (for example from an HTTP server without step records) is absent, never zero.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ridgeline.roofline import phase_of
 from ridgeline.stats import percentile
 
 READING_GAP_S = 0.1
-"""Between two tokens of a stream that nobody promised anything of: at ten a second most people read
-along, and a shorter stop is not seen."""
+"""Longest gap between two tokens that counts as smooth if there is no SLO on TPOT. Ten tokens per
+second is faster than most people read, so that a shorter pause goes unnoticed."""
 
 LEAST_REQUESTS = 20
-"""To tell a queue that grows from a few that waited."""
+"""Fewer requests cannot show whether the queue is growing."""
 LEAST_GROWTH = 0.02
-"""Seconds per second: less is chance."""
+"""Seconds of additional wait per second of arrivals; a smaller slope can be chance."""
 
 
 def facts_of(
     run: RunTrace, slo: Slo | None = None, shares: TimeShares | None = None
 ) -> dict[str, Value]:
-    """Everything that the rules may name and that this run can tell."""
+    """All facts that can be derived from this run."""
     facts: dict[str, Value] = {}
     facts.update(_request_facts(run))
     facts.update(_step_facts(run.steps))
@@ -37,11 +37,11 @@ def facts_of(
     if slo is not None:
         limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
         facts.update({f"slo_{name}_s": limit for name, limit in limits.items() if limit})
-    promised_s = None if slo is None else slo.tpot_s
-    facts["smooth_gap_s"] = promised_s or READING_GAP_S
+    slo_tpot_s = None if slo is None else slo.tpot_s
+    facts["smooth_gap_s"] = slo_tpot_s or READING_GAP_S
     if run.info is not None:
         facts.update(engine_facts(run.info.settings))
-        if run.info.weight_bytes:  # a server elsewhere does not tell
+        if run.info.weight_bytes:  # unknown for an external server
             facts["weight_bytes"] = run.info.weight_bytes
     if run.client_cpu_share is not None:
         facts["client_cpu_share"] = run.client_cpu_share
@@ -55,12 +55,12 @@ def engine_facts(settings: dict[str, object]) -> dict[str, Value]:
 
 
 def ttft_s(request: RequestTrace) -> float | None:
-    """From the scheduled arrival: a client that sends late does not hide the queue."""
+    """Time to first token, measured from the scheduled arrival so that a slow client hides no delay."""
     return request.token_s[0] - request.scheduled_s if request.token_s else None
 
 
 def tpot_s(request: RequestTrace) -> float | None:
-    """Per output token without the first; undefined (never zero) for one token."""
+    """Time per output token after the first; None if there is only one token."""
     if not request.token_s or request.output_tokens < 2:
         return None
     after_first = request.output_tokens - request.token_counts[0]
@@ -70,6 +70,7 @@ def tpot_s(request: RequestTrace) -> float | None:
 
 
 def gaps_s(request: RequestTrace) -> list[float]:
+    """Times between consecutive tokens."""
     return [b - a for a, b in zip(request.token_s, request.token_s[1:], strict=False)]
 
 
@@ -109,31 +110,32 @@ def _token_facts(done: Sequence[RequestTrace], duration_s: float) -> dict[str, V
 
 def _queue_facts(done: Sequence[RequestTrace]) -> dict[str, Value]:
     """How much of the time to first token was spent waiting for a slot."""
-    told = [
+    waits = [
         (r.started_s - r.scheduled_s, ttft_s(r) or 0.0) for r in done if r.started_s is not None
     ]
-    if not told:
+    if not waits:
         return {}
-    waited, total = sum(wait for wait, _ in told), sum(ttft for _, ttft in told)
+    waited, total = sum(wait for wait, _ in waits), sum(ttft for _, ttft in waits)
     return {
-        "queue_p95_s": percentile([wait for wait, _ in told], 95),
+        "queue_p95_s": percentile([wait for wait, _ in waits], 95),
         "queue_of_ttft_share": min(1.0, waited / total) if total > 0 else 0.0,
     }
 
 
 def _growth(run: RunTrace, done: Sequence[RequestTrace]) -> dict[str, Value]:
-    """By how much a request waited longer for its first token than one that came a second before
-    it, where a queue grows: when f times what can be served comes, by f - 1. Unknown of a closed
-    loop, where nobody comes before somebody leaves, and where all came while the first were served.
+    """How much longer a request waits for its first token than one that arrived a second earlier.
+
+    Under a load of f times the capacity this is f - 1. It is unknown for a closed loop, where each
+    arrival waits for a departure, and if all requests arrived while the first were being served.
     """
-    came = [request.scheduled_s for request in done]
+    arrivals_s = [request.scheduled_s for request in done]
     if len(done) < LEAST_REQUESTS or run.arrivals.startswith("closed"):
         return {}
     decoding_s = percentile([request.token_s[-1] - request.token_s[0] for request in done], 50)
-    if max(came) - min(came) <= 2 * decoding_s:
+    if max(arrivals_s) - min(arrivals_s) <= 2 * decoding_s:
         return {}
     waited = [ttft_s(request) or 0.0 for request in done]
-    slope = statistics.linear_regression(came, waited).slope
+    slope = statistics.linear_regression(arrivals_s, waited).slope
     return {"wait_growth_s": slope} if slope >= LEAST_GROWTH else {}
 
 

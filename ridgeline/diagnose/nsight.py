@@ -1,22 +1,21 @@
-"""What NVIDIA's profilers say of a server's GPU: where its time goes, and what bounds it.
+"""Read exports of NVIDIA's profilers: where a GPU's time goes, and what bounds its kernels.
 
     nsys profile -o run --trace=cuda --cuda-graph-trace=node COMMAND      then load it with `bench`
     nsys stats --report cuda_gpu_trace --format csv run.nsys-rep > trace.csv     every launch
     nsys stats --report cuda_gpu_kern_sum --format csv run.nsys-rep > sum.csv    sums by kernel
     ncu --csv --section SpeedOfLight --launch-count 200 COMMAND > ncu.csv        their roofs
 
-Any of the three is read; which one it is, is seen from its header, and lines before that are the
-tools' own talk. Other reports have like headers (API calls, NVTX ranges) and are refused: their
-times are not a GPU's. Without `--cuda-graph-trace=node` a CUDA graph is one event without kernels,
-and the trace looks idle while graphs run. Nsight Compute's table comes in two forms, a line per
-metric or (`--page raw`) a column per metric with a line of units; where its numbers are written
-with a decimal comma they are read so. It replays every kernel alone, so that its durations are no
-schedule: of it, only what bounds each kernel is used. `memory` and `compute` are shares of the
-device's own peaks; under SATURATED of both, a kernel waits for latency (too small, or launched
-alone).
+The kind of export is recognised by its header; the tools' log lines before it are skipped. Reports
+with similar headers (API calls, NVTX ranges) are rejected, because their times are not GPU times.
+Without `--cuda-graph-trace=node` a CUDA graph is a single event without kernels, so that the trace
+looks idle while graphs run. Nsight Compute writes one row per metric or (`--page raw`) one column per
+metric with a row of units, and uses a decimal comma under some locales; all of these are read. It
+replays every kernel in isolation, so that only the bound of each kernel is taken from it, not the
+schedule. `memory` and `compute` are shares of the device's own peaks; a kernel below SATURATED in both
+is bound by latency (too small, or launched alone).
 
-Written after the formats that NVIDIA documents and after exports of nsys 2023 to 2025 and ncu 2024
-and 2025 that public repositories keep to test their own readers; none of our own making.
+The readers follow NVIDIA's documentation and exports of nsys 2023 to 2025 and ncu 2024 and 2025 found
+in public repositories; they have not been tried on exports of our own.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("copy", r"memcpy|memset|copy|cat_?array|reshape_and_cache"),
     ("elementwise", r"elementwise|silu|gelu|swiglu|rotary|rope|embedding|index|fill|add|mul"),
 )
-"""What a kernel's name is taken for; the first row that fits."""
+"""Kind of kernel by a pattern in its name; the first match wins."""
 
 _PERCENT = {
     "memory": (
@@ -61,7 +60,7 @@ _UNITS = {"ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, 
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """All launches of one kernel. The shares of peak are ncu's, weighed by time."""
+    """All launches of one kernel. The shares of peak come from ncu and are weighted by time."""
 
     name: str
     kind: str
@@ -80,7 +79,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels, longest first. `idle_share`: of the traced time, without any kernel."""
+    """Kernels by total time, longest first. `idle_share`: share of the traced time without a kernel."""
 
     source: Source
     kernels: tuple[Kernel, ...]
@@ -92,7 +91,7 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kernel.total_s for kernel in self.kernels)
 
     def by_kind(self) -> dict[str, float]:
-        """Share of the kernels' time, largest first."""
+        """Share of the kernel time per kind, largest first."""
         sums: dict[str, float] = {}
         for kernel in self.kernels:
             sums[kernel.kind] = sums.get(kernel.kind, 0.0) + kernel.total_s
@@ -100,7 +99,7 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
         return {kind: seconds / self.total_s for kind, seconds in ordered}
 
     def by_bound(self) -> dict[Bound, float]:
-        """Share of the kernels' time by what bounds them; {} where that was not measured."""
+        """Share of the kernel time per bound; {} if bounds were not measured."""
         sums: dict[Bound, float] = {}
         for kernel in self.kernels:
             if kernel.bound is not None:
@@ -110,69 +109,69 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_profile(text: str) -> GpuProfile:
-    """One export. Raises BadInput where it is none of the three, or holds no kernel."""
+    """Read an export. Raises BadInput if it is none of the three kinds, or contains no kernel."""
     rows = _table(text)
     columns = set(rows[0]) if rows else set()
     if "Kernel Name" in columns and ("Metric Name" in columns or not columns.isdisjoint(_DURATION)):
-        found = _ncu(rows if "Metric Name" in columns else _long(rows))
+        profile = _ncu(rows if "Metric Name" in columns else _long(rows))
     elif _times(columns, "Start") and "Strm" in columns:
-        found = _trace(rows)
+        profile = _trace(rows)
     elif _times(columns, "Total Time") and {"Instances", "Name"} <= columns:
-        found = _sums(rows)
+        profile = _sums(rows)
     else:
-        raise _unreadable("no header of theirs is in it")
-    if not found.kernels:
-        raise _unreadable("it holds no kernel")
-    return found
+        raise _unreadable("the file has none of their headers")
+    if not profile.kernels:
+        raise _unreadable("the file contains no kernel")
+    return profile
 
 
 def _times(columns: Iterable[str], title: str) -> bool:
-    """Is there a column of times with that title: `Start (ns)`?"""
+    """Whether there is a column of times with this title, such as `Start (ns)`."""
     return any(name.startswith(f"{title} (") for name in columns)
 
 
 def sentences(profile: GpuProfile) -> tuple[str, ...]:
-    """What follows, with its numbers, under the verdicts of `ridgeline diagnose`."""
-    found = []
+    """The findings, with the verdicts that `ridgeline diagnose` uses."""
+    lines = []
     if profile.idle_share is not None and profile.idle_share >= IDLE:
         median = 1e6 * (profile.median_launch_s or 0.0)
-        found.append(
+        lines.append(
             f"host-overhead-bound: no kernel ran {profile.idle_share:.0%} of the time (median "
-            f"kernel {median:.1f} us): launches and the host, not the GPU. Graphs, fewer and "
-            "larger kernels, asynchronous scheduling."
+            f"kernel {median:.1f} us), so the time goes into launches and the host, not the GPU. Use "
+            "CUDA graphs, fewer and larger kernels, or asynchronous scheduling."
         )
     kinds = profile.by_kind()
     first = next(iter(kinds))
-    found.append(f"{first} kernels take {kinds[first]:.0%} of the kernels' time.")
-    words = {
-        "memory": "decode-bandwidth-bound: {share} of it in kernels at the memory's limit: fewer "
-        "bytes (quantised weights or KV) shorten it.",
-        "compute": "prefill-compute-bound: {share} of it in kernels at the arithmetic's limit: "
-        "lower precision or less to compute shortens it.",
-        "latency": "{share} of it in kernels that reach neither limit: too small for the device; "
-        "a larger batch or fused kernels.",
+    lines.append(f"{first} kernels take {kinds[first]:.0%} of the kernel time.")
+    texts = {
+        "memory": "decode-bandwidth-bound: {share} of the kernel time is at the memory limit; fewer "
+        "bytes (quantised weights or KV cache) shorten it.",
+        "compute": "prefill-compute-bound: {share} of the kernel time is at the compute limit; "
+        "lower precision or less work shortens it.",
+        "latency": "{share} of the kernel time is in kernels that reach neither limit because they "
+        "are too small for the device; a larger batch or fused kernels help.",
     }
     bounds = sorted(profile.by_bound().items(), key=lambda item: -item[1])
-    found += [words[bound].format(share=f"{share:.0%}") for bound, share in bounds[:1]]
-    return tuple(found)
+    lines += [texts[bound].format(share=f"{share:.0%}") for bound, share in bounds[:1]]
+    return tuple(lines)
 
 
 def kind_of(name: str) -> str:
-    """What a kernel is taken for, by its name."""
+    """The kind of a kernel, by its name."""
     lower = name.lower()
     return next((kind for kind, pattern in KINDS if re.search(pattern, lower)), "other")
 
 
 def _unreadable(why: str) -> BadInput:
     return BadInput(
-        "not an export of Nsight that can be read",
+        "cannot read this as an export of Nsight Systems or Nsight Compute",
         limit="CSV of cuda_gpu_trace, cuda_gpu_kern_sum, or ncu --csv",
         fix=why,
     )
 
 
 def _table(text: str) -> list[dict[str, str]]:
-    """The rows below the header; what stands above it is the tool's talk."""
+    """The rows below the header; log lines of the tool above it are skipped."""
     lines = text.split("\n")
     marks = ("Start (", "Total Time (", "Metric Name", *_DURATION)
     for i, line in enumerate(lines):
@@ -182,19 +181,19 @@ def _table(text: str) -> list[dict[str, str]]:
 
 
 def _seconds(row: Mapping[str, str], name: str) -> float:
-    """A column whose header carries its unit: `Duration (ns)`."""
+    """The value of a column whose header contains its unit: `Duration (ns)`."""
     for column, value in row.items():
         title, _, unit = (column or "").partition(" (")
         if title == name and value:
             return _number(value) * _UNITS[unit.rstrip(")")]
-    raise _unreadable(f"a row without {name!r}")
+    raise _unreadable(f"a row has no {name!r}")
 
 
 def _number(value: str) -> float:
     try:
         return float(value.replace(",", ""))
     except ValueError:
-        raise _unreadable(f"not a number: {value!r}") from None
+        raise _unreadable(f"{value!r} is not a number") from None
 
 
 def _trace(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
@@ -206,7 +205,7 @@ def _trace(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
     times: dict[str, list[float]] = {}
     for _, _, duration_s, name in spans:
         times.setdefault(name, []).append(duration_s)
-    kernels = (_kernel(name, each) for name, each in times.items())
+    kernels = (_kernel(name, durations) for name, durations in times.items())
     devices = {device for device, *_ in spans}
     idle = [_idle([(s, s + d) for on, s, d, _ in spans if on == device]) for device in devices]
     return GpuProfile(
@@ -218,7 +217,7 @@ def _trace(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
 
 
 def _idle(spans: list[tuple[float, float]]) -> float:
-    """The part of the time between the first start and the last end that no span covers."""
+    """Share of the time between the first start and the last end that no span covers."""
     covered, until_s = 0.0, min(begin_s for begin_s, _ in spans)
     first_s = until_s
     for begin_s, end_s in sorted(spans):
@@ -242,7 +241,7 @@ def _sums(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
 
 
 def _long(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """A column per metric, with a line of units below the header, as a line per metric."""
+    """Convert a table with one column per metric and a row of units to one row per metric."""
     units, *launches = rows
     metrics = {*_DURATION, *(name for names in _PERCENT.values() for name in names)}
     return [
@@ -264,23 +263,23 @@ def _ncu(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
     comma = any(_DECIMAL_COMMA.match(row.get("Metric Value") or "") for row in rows)
     for row in rows:
         if row.get("Kernel Name"):
-            told = launches.setdefault((row.get("ID") or "", row["Kernel Name"]), {})
-            told.update(_metric(row, comma))
+            metrics = launches.setdefault((row.get("ID") or "", row["Kernel Name"]), {})
+            metrics.update(_metric(row, comma))
     by_name: dict[str, list[dict[str, float]]] = {}
-    for (_, name), told in launches.items():
-        if "duration" in told:
-            by_name.setdefault(name, []).append(told)
-    kernels = (_ncu_kernel(name, each) for name, each in by_name.items())
+    for (_, name), metrics in launches.items():
+        if "duration" in metrics:
+            by_name.setdefault(name, []).append(metrics)
+    kernels = (_ncu_kernel(name, rows_of_kernel) for name, rows_of_kernel in by_name.items())
     return GpuProfile(source="ncu", kernels=_longest_first(kernels))
 
 
 _DECIMAL_COMMA = re.compile(r"[\d.]*\.\d{3}(\.\d{3})+$|[\d.]*\d,(\d{1,2}|\d{4,})$")
-"""What can only be meant with points between thousands and a comma before the fraction: one such
-value shows how a whole file is written (Nsight Compute follows the system's locale)."""
+"""Matches numbers that can only have points between thousands and a decimal comma. One such value
+decides for the whole file (Nsight Compute follows the locale of the system)."""
 
 
 def _metric(row: Mapping[str, str], comma: bool) -> dict[str, float]:
-    """The row's figure where it is one of those looked for; "n/a" is none."""
+    """The metric of a row if it is one of those that are used; {} also for "n/a"."""
     metric, unit = row["Metric Name"], row.get("Metric Unit") or ""
     value = row.get("Metric Value") or ""
     if not re.match(r"[\d.,]+$", value):
@@ -297,12 +296,12 @@ def _metric(row: Mapping[str, str], comma: bool) -> dict[str, float]:
 
 
 def _ncu_kernel(name: str, launches: Sequence[Mapping[str, float]]) -> Kernel:
-    total_s = sum(told["duration"] for told in launches)
+    total_s = sum(launch["duration"] for launch in launches)
 
-    def share(of: str) -> float | None:
-        if total_s <= 0 or not all(of in told for told in launches):
+    def share(name: str) -> float | None:
+        if total_s <= 0 or not all(name in launch for launch in launches):
             return None
-        return sum(told[of] * told["duration"] for told in launches) / total_s
+        return sum(launch[name] * launch["duration"] for launch in launches) / total_s
 
     return Kernel(
         name=name,

@@ -16,9 +16,9 @@ from itertools import count
 import msgspec
 
 from ridgeline.diagnose.facts import facts_of
-from ridgeline.diagnose.losses.latency_losses import Blame, Expected, blame
+from ridgeline.diagnose.losses.latency_losses import Expected, LatencyLosses, attribute_latency
 from ridgeline.diagnose.losses.step_facts import missed_prefix, step_facts
-from ridgeline.diagnose.rules.causes import Ranked, findings
+from ridgeline.diagnose.rules.causes import RankedFinding, findings
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
@@ -192,7 +192,7 @@ def _info(engine: Engine) -> EngineInfo:
 @cache
 def diagnosed(
     engine: Engine, load: Load, seed: int = 0, slo: Slo = SLO
-) -> tuple[tuple[Ranked, ...], Blame]:
+) -> tuple[tuple[RankedFinding, ...], LatencyLosses]:
     """Exactly what `ridgeline diagnose` does with a run of its own engine."""
     record, shared = run(engine, load, seed)
     missed = missed_prefix(record, shared)
@@ -203,7 +203,9 @@ def diagnosed(
         between_s=Engine.plan_s + Engine.gap_s,
     )
 
-    found = blame(record, missed_prefix=missed, expected=expected, token_budget=engine.budget)
+    found = attribute_latency(
+        record, missed_prefix=missed, expected=expected, token_budget=engine.budget
+    )
     assert found is not None
     facts = {
         **facts_of(record, slo),

@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.diagnose.facts import READING_GAP_S, facts_of
 from ridgeline.diagnose.losses.expected_steps import learn
-from ridgeline.diagnose.losses.latency_losses import EXPECTED_NOISE, Expected, blame
+from ridgeline.diagnose.losses.latency_losses import EXPECTED_NOISE, Expected, attribute_latency
 from ridgeline.diagnose.losses.step_facts import step_facts
 from ridgeline.diagnose.rules.causes import findings
 from ridgeline.records import RunTrace, Slo, StepStat
@@ -82,7 +82,7 @@ def test_slow_steps_are_the_machine_s_only_where_no_pause_makes_them_begin_cold(
     for plan_s in (0.0002, 0.012):
         record, _ = run(replace(healthy, slower=1.8, plan_s=plan_s), LOADS[0])
         facts = {**facts_of(record, SLO), **step_facts(record, expected), "cpu_taken_share": 0.1}
-        found = blame(record, expected=expected)
+        found = attribute_latency(record, expected=expected)
         assert found is not None and facts["slow_steps_share"] > 0.5
         named[plan_s] = {each.cause for each in findings(found, facts)}
     assert "machine-slower-than-it-was" in named[0.0002] - named[0.012]
@@ -127,6 +127,9 @@ def test_losses_take_the_baseline_s_word_for_what_is_slow() -> None:
     healthy = Engine()
     strict = Expected(seconds=lambda s: healthy.expected(s.shapes))
     lenient = msgspec.structs.replace(strict, noise=1.6)
-    found, spared = blame(record, expected=strict), blame(record, expected=lenient)
+    found, spared = (
+        attribute_latency(record, expected=strict),
+        attribute_latency(record, expected=lenient),
+    )
     assert found is not None and spared is not None
     assert found.shares["slow"].mid > 0.1 and spared.shares["slow"].mid == 0

@@ -45,6 +45,6 @@ def test_the_answer_has_its_numbers_and_techniques() -> None:
 
 def test_what_is_not_known_is_neither() -> None:
     (bare,) = walk({}, (row("a"),))
-    assert bare.answer is None and "not known" in bare.why
+    assert bare.answer is None and "unknown" in bare.why
     (said,) = walk({"m": 3}, (row("a", open="say n; m is {m}"),))
     assert said.answer is None and said.why == "say n; m is 3"

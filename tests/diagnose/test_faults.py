@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from ridgeline.diagnose import blame, facts_of, findings, step_facts
+from ridgeline.diagnose import attribute_latency, facts_of, findings, step_facts
 from ridgeline.diagnose.rules.causes import shipped_causes
 from ridgeline.records import Slo
 from tests.diagnose.faults import DECODING, FAULTS, LOADS, OVERLOADED, Engine, diagnosed, run
@@ -116,7 +116,7 @@ def test_more_slots_are_advised_only_where_they_bring_something(engine, pays, se
 
 def test_where_steps_tell_nothing_slots_are_advised_as_before() -> None:
     record, _ = run(OVERLOADED, LOADS[0])
-    found = blame(record)
+    found = attribute_latency(record)
     assert found is not None
     known = {**facts_of(record), **step_facts(record)}
     assert "more-comes-than-can-be-served" in [each.cause for each in findings(found, known)]

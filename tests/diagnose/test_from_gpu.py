@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ridgeline.diagnose import blame_server, facts_of, findings, with_gpu
+from ridgeline.diagnose import attribute_server_latency, facts_of, findings, split_gpu_losses
 from ridgeline.diagnose.losses.gpu_losses import in_flight_share
 from tests.diagnose.faults import LOADS, SLO, Engine
 from tests.diagnose.test_sources import as_server
@@ -21,7 +21,7 @@ def seen():
 
 def named(seen, counters):
     record, told = seen
-    found = with_gpu(blame_server(record, told), record, counters)
+    found = split_gpu_losses(attribute_server_latency(record, told), record, counters)
     ranked = findings(found, {**facts_of(record, SLO), **counters}, "vllm")
     return found, {each.cause: each for each in ranked}
 
@@ -37,7 +37,7 @@ def test_a_gpu_that_waits_names_the_host(seen):
     assert found.shares["host"].mid == pytest.approx(
         found.shares["decode"].mid + found.shares["prefill"].mid
     )
-    assert "GPU has nothing to do" in ranked["gpu-waits-for-the-host"].sentence
+    assert "GPU is idle" in ranked["gpu-waits-for-the-host"].sentence
     assert ranked["gpu-waits-for-the-host"].flag.startswith("--async-scheduling")
 
 
@@ -45,7 +45,9 @@ def test_a_clock_held_down_names_the_machine(seen):
     counters = {**HEALTHY, "gpu_clock_share": 0.7, "gpu_slowed_share": 0.9}
     found, ranked = named(seen, counters)
     assert list(ranked) == ["gpu-slowed-down"]
-    computing = sum(blame_server(*seen).shares[name].mid for name in ("prefill", "decode"))
+    computing = sum(
+        attribute_server_latency(*seen).shares[name].mid for name in ("prefill", "decode")
+    )
     assert found.shares["slow"].mid == pytest.approx(0.27 * computing, rel=0.01)
     assert "70%" in ranked["gpu-slowed-down"].sentence
 
@@ -56,13 +58,13 @@ def test_a_low_clock_that_nothing_holds_down_is_no_finding(seen):
 
 def test_the_losses_still_add_up_and_silence_changes_nothing(seen):
     record, told = seen
-    before = blame_server(record, told)
-    after = with_gpu(
+    before = attribute_server_latency(record, told)
+    after = split_gpu_losses(
         before, record, {"gpu_busy_share": 0.3, "gpu_slowed_share": 1.0, "gpu_clock_share": 0.6}
     )
     total = [sum(share.mid for share in found.shares.values()) for found in (before, after)]
     assert total[0] == pytest.approx(total[1])
-    assert with_gpu(before, record, {}) == before
+    assert split_gpu_losses(before, record, {}) == before
 
 
 def test_the_time_with_somebody_in_flight():

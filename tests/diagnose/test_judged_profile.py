@@ -79,7 +79,7 @@ def test_what_stands_out_is_said() -> None:
     lines = judge("x", [phase], SPEC, CEILINGS).stands_out
     text = "\n".join(lines)
     assert "bandwidth: fewer bytes" in lines[0]
-    assert "most lies in down linear" in text
+    assert "down linear has the most to gain" in text
     assert "also far from their bounds: attention" in text
     assert "25% is spent outside the operators" in text
     assert "33% longer" in text

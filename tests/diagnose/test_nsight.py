@@ -176,7 +176,7 @@ step,10,100,20,80,2
     ],
 )
 def test_what_is_no_export_is_refused(text):
-    with pytest.raises(BadInput, match="not an export of Nsight"):
+    with pytest.raises(BadInput, match="cannot read this as an export of Nsight"):
         read_profile(text)
 
 

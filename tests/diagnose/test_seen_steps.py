@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ridgeline.cli.render.diagnose import print_diagnosis
 from ridgeline.config.load import BenchOptions
-from ridgeline.diagnose.losses.observed_steps import seen_steps
+from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
 from ridgeline.errors import BadInput
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.results.event_log import RunContext, write_run
@@ -66,11 +66,11 @@ def test_a_prompt_in_chunks_is_not_taken_for_decoding() -> None:
     record, _ = run(CHUNKED, LOADS[2])
     seen = blind(record)
     prefill_s = {"prefill_s": prefill_mean_s(record)}
-    spread = seen_steps(seen, began=prefill_start(prefill_s))
-    assert largest_beside_others(seen_steps(seen)) > 2 * CHUNKED.budget
+    spread = infer_steps_from_tokens(seen, began=prefill_start(prefill_s))
+    assert largest_beside_others(infer_steps_from_tokens(seen)) > 2 * CHUNKED.budget
     assert largest_beside_others(spread) < 2 * CHUNKED.budget
     computed = sum(r.prompt_tokens - r.cached_tokens for r in seen.requests)
-    for steps in (seen_steps(seen), spread):
+    for steps in (infer_steps_from_tokens(seen), spread):
         prompts = sum(new for s in steps for new, _ in s.shapes if new > 1)
         assert prompts == pytest.approx(computed, rel=0.01)
 

@@ -14,8 +14,8 @@ from ridgeline.cli.commands.measure.diagnose import DiagnoseOutputs, run_diagnos
 from ridgeline.config.load import BenchOptions
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.losses.expected_steps import learn
-from ridgeline.diagnose.losses.observed_steps import seen_steps
-from ridgeline.diagnose.losses.server_losses import blame_server
+from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
+from ridgeline.diagnose.losses.server_losses import attribute_server_latency
 from ridgeline.diagnose.losses.step_facts import batch_facts, missed_prefix
 from ridgeline.diagnose.rules.causes import findings
 from ridgeline.errors import BadInput
@@ -53,7 +53,7 @@ def as_server(engine, load=LOADS[0]):
 
 def named(engine, load=LOADS[0]):
     record, told = as_server(engine, load)
-    found = blame_server(record, told)
+    found = attribute_server_latency(record, told)
     return [each.cause for each in findings(found, facts_of(record, SLO), "vllm")]
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) ->
     """From the instants of its tokens; the same figure as from its steps, within a tenth."""
     whole, _ = run(engine, DECODING)
     record, words = as_server(engine, DECODING)
-    known, seen = batch_facts(whole.steps), batch_facts(seen_steps(record))
+    known, seen = batch_facts(whole.steps), batch_facts(infer_steps_from_tokens(record))
     assert seen["doubled_batch_gain"] == pytest.approx(known["doubled_batch_gain"], rel=0.1)
     report = ServerReport(
         server="vllm",
@@ -88,7 +88,7 @@ def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) ->
 
 def test_without_any_word_of_the_server_no_queue_is_invented() -> None:
     record, _ = as_server(replace(Engine(), slots=2))
-    found = blame_server(record, {})
+    found = attribute_server_latency(record, {})
     assert found.shares["slots"].mid == 0
     assert found.shares["prefill"].mid > 0.5
 
@@ -104,7 +104,7 @@ def test_a_queue_that_grows_is_not_taken_for_computing() -> None:
         {"prefill_s": to_first_s - told["queue_s"], "waiting_p95": 3.0},
         {"queue_s": told["queue_s"], "prefill_s": to_first_s - told["queue_s"]},
     ):
-        shares = blame_server(record, words).shares
+        shares = attribute_server_latency(record, words).shares
         truth = told["queue_s"] * len(done) / total_s
         assert shares["slots"].mid == pytest.approx(truth, rel=0.05), words
         assert shares["front"].mid < 0.02
@@ -113,21 +113,21 @@ def test_a_queue_that_grows_is_not_taken_for_computing() -> None:
 def test_a_queue_with_nobody_waiting_is_the_end_of_a_step() -> None:
     """Whoever comes while a step runs is not let in before it has ended: no slot was short."""
     record, told = as_server(replace(Engine(), slots=2))
-    queued = blame_server(record, told).shares["slots"].mid
-    half = blame_server(record, {**told, "waited_s": told["queue_s"] / 2}).shares
+    queued = attribute_server_latency(record, told).shares["slots"].mid
+    half = attribute_server_latency(record, {**told, "waited_s": told["queue_s"] / 2}).shares
     assert half["slots"].mid == pytest.approx(queued / 2)
-    nobody = blame_server(record, {**told, "waited_s": 0.0}).shares
+    nobody = attribute_server_latency(record, {**told, "waited_s": 0.0}).shares
     assert nobody["slots"].mid == nobody["policy"].mid == nobody["backlog"].mid == 0.0
 
 
 def test_what_was_short_is_as_the_server_counts_it() -> None:
     record, told = as_server(replace(Engine(), slots=2))
-    queued = blame_server(record, told).shares["slots"].mid
+    queued = attribute_server_latency(record, told).shares["slots"].mid
     counted = {"waited_s": 9e9, "full_waiting_share": 0.5, "spent_waiting_share": 0.3}
-    shares = blame_server(record, {**told, **counted}).shares
+    shares = attribute_server_latency(record, {**told, **counted}).shares
     parts = {name: shares[name].mid / queued for name in ("slots", "backlog", "policy")}
     assert parts == pytest.approx({"slots": 0.5, "backlog": 0.3, "policy": 0.2})
-    short = blame_server(record, {**told, **counted, "preemptions": 3.0}).shares
+    short = attribute_server_latency(record, {**told, **counted, "preemptions": 3.0}).shares
     assert short["kv"].mid == pytest.approx(queued) and short["slots"].mid == 0.0
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_times_its_requests_is_believed_request_by_request() -> No
     done = [r for r in record.requests if r.token_s]
     total_s = sum(r.token_s[-1] - r.scheduled_s for r in done)
     prefill_s = sum(r.token_s[0] - r.started_s for r in done)
-    shares = blame_server(record, {**told, "prefill_s": 99.0}).shares
+    shares = attribute_server_latency(record, {**told, "prefill_s": 99.0}).shares
     assert shares["prefill"].mid == pytest.approx(prefill_s / total_s)
 
 
@@ -196,7 +196,7 @@ def test_time_that_is_neither_queue_nor_computing_is_the_front_ends() -> None:
     done = [r for r in record.requests if r.token_s]
     to_first_s = sum(r.token_s[0] - r.sent_s for r in done) / len(done)
     words = {"prefill_s": to_first_s / 4, "waiting_p95": 0.0}
-    shares = blame_server(record, words).shares
+    shares = attribute_server_latency(record, words).shares
     assert shares["slots"].mid == 0
     assert shares["front"].mid == pytest.approx(3 * shares["prefill"].mid, rel=0.2)
 
@@ -214,7 +214,7 @@ def test_a_server_that_counts_its_hits_is_believed() -> None:
 
 def test_the_flag_is_that_of_the_server() -> None:
     record, told = as_server(replace(Engine(), slots=2))
-    lost = blame_server(record, told)
+    lost = attribute_server_latency(record, told)
     flags = {
         server: findings(lost, facts_of(record, SLO), server)[0].flag
         for server in ("vllm", "sglang", "llama.cpp", "tgi")

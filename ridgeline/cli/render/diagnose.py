@@ -22,10 +22,10 @@ MAX_KERNELS, MAX_NAME = 12, 56
 
 def print_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
     """The losses, the ranked findings with their details, and the roofline."""
-    blame = diagnosis.blame
-    if blame is not None:
-        out.print(f"{diagnosis.target}: {blame.num_requests} requests", style="bold", markup=False)
-        _print_labelled(out, "where latency went: ", shares_line(blame), style="dim")
+    losses = diagnosis.losses
+    if losses is not None:
+        out.print(f"{diagnosis.target}: {losses.num_requests} requests", style="bold", markup=False)
+        _print_labelled(out, "where latency went: ", shares_line(losses), style="dim")
     if not diagnosis.findings:
         out.print(f"No finding: {NO_FINDING}.")
     for number, finding in enumerate(diagnosis.findings, 1):

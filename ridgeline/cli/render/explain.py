@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridgeline.diagnose.rules.decisions import Answered
+from ridgeline.diagnose.rules.decisions import DecisionAnswer
 from ridgeline.workflows.explain.explain import ModelExplanation, TopicExplanation
 from ridgeline.workflows.explain.explain_speculation import (
     DEPTH,
@@ -82,7 +82,7 @@ def _value(name: str, value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _decision_table(answers: Sequence[Answered]) -> Table:
+def _decision_table(answers: Sequence[DecisionAnswer]) -> Table:
     """One row per question, with its answer, the numbers, and the techniques it speaks for."""
     table = Table(box=None, pad_edge=False)
     for name, style in (("question", ""), ("", "bold"), ("because", "")):

@@ -1,1 +1,1 @@
-"""Latency by cause: what each request's time was lost to, from step records or from outside."""
+"""Latency by cause: where the time of each request went, from step records or from outside."""

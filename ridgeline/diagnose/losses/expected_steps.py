@@ -1,12 +1,13 @@
-"""What a step should take on this machine, learnt from an earlier run of the same model.
+"""Expected step time on this machine, fitted to an earlier run of the same model.
 
-    t = (a + b runs + c tokens + d cached tokens) * f(kind), none of them negative
+    t = (a + b runs + c tokens + d cached tokens) * f(kind), no coefficient negative
 
-Fitted to the earlier run's steps by least squares on relative errors, without the slowest
-twentieth, which met somebody else. Four terms cannot follow every kernel: a step of three
-sequences may take the path of one or that of eight. Hence f, the median of measured over fitted
-among the steps of one kind, and `noise`, by how much the earlier run's own steps exceed what was
-learnt from them: a step within that is not called slow, since it occurred when all was well.
+The coefficients are fitted by least squares on relative errors, without the slowest 5 % of the steps,
+which other processes may have disturbed. Four terms cannot describe every kernel: a step of three
+sequences may take the kernel path of one or of eight. Therefore f is the median of measured over
+fitted time among the steps of one kind, and `noise` is how far the earlier run's own steps exceeded
+their expectation. A step within that noise is not called slow, because it also occurred in a healthy
+run.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ from ridgeline.stats import percentile
 
 LEAST_STEPS = 20
 LEAST_OF_A_KIND = 8
-USUAL_PERCENTILE = (
-    80  # of the earlier run's steps, which took at most `noise` times what is expected
-)
+USUAL_PERCENTILE = 80  # of the earlier run's measured over expected times; it becomes `noise`
 
 _Kind = tuple[bool, int]
 _Terms = tuple[float, float, float, float]
@@ -33,14 +32,14 @@ Seconds = Callable[[StepStat], float]
 
 
 def learn(steps: Sequence[StepStat]) -> Expected | None:
-    """None where there are too few steps to learn from."""
+    """Fit the expected step times to recorded steps. None if there are too few."""
     used = [step for step in steps if step.shapes and step.run_s > 0]
     if len(used) < LEAST_STEPS:
         return None
-    per_term = _fitted(used)
+    coefficients = _fit_coefficients(used)
 
     def fitted(step: StepStat) -> float:
-        return sum(x * y for x, y in zip(per_term, _terms(step), strict=True))
+        return sum(x * y for x, y in zip(coefficients, _terms(step), strict=True))
 
     kinds = defaultdict[_Kind, list[float]](list)
     for step in used:
@@ -54,7 +53,7 @@ def learn(steps: Sequence[StepStat]) -> Expected | None:
     return Expected(seconds=seconds, noise=max(EXPECTED_NOISE, usual), between_s=sum(between(used)))
 
 
-def _fitted(used: Sequence[StepStat]) -> _Terms:
+def _fit_coefficients(used: Sequence[StepStat]) -> _Terms:
     import numpy as np
     from scipy.optimize import nnls
 
@@ -62,13 +61,14 @@ def _fitted(used: Sequence[StepStat]) -> _Terms:
     taken_s = np.array([step.run_s for step in used])
     scale = rows.max(axis=0)
     scale[scale == 0] = 1.0
-    kept = np.ones(len(used), dtype=bool)
-    found = np.zeros(rows.shape[1])
+    inliers = np.ones(len(used), dtype=bool)
+    solution = np.zeros(rows.shape[1])
     for _ in range(2):
-        found, _ = nnls(rows[kept] / scale / taken_s[kept, None], np.ones(int(kept.sum())))
-        over = taken_s / np.maximum(rows / scale @ found, 1e-9)
-        kept = over <= np.quantile(over, 0.95)
-    step_s, run_s, token_s, cached_s = (float(x) for x in found / scale)
+        relative = rows[inliers] / scale / taken_s[inliers, None]
+        solution, _ = nnls(relative, np.ones(int(inliers.sum())))
+        over = taken_s / np.maximum(rows / scale @ solution, 1e-9)
+        inliers = over <= np.quantile(over, 0.95)
+    step_s, run_s, token_s, cached_s = (float(x) for x in solution / scale)
     return step_s, run_s, token_s, cached_s
 
 
@@ -77,7 +77,7 @@ def _over(step: StepStat, seconds: Seconds) -> float:
 
 
 def _kind(step: StepStat) -> _Kind:
-    """Decode steps by their sequences, others by tokens; one by one to four, then doubling."""
+    """Group decode steps by sequences and other steps by tokens: 1, 2, 3, 4, 5-8, 9-16, …"""
     decode = phase_of(step) == "decode"
     size = len(step.shapes) if decode else step.num_tokens
     return decode, size if size <= 4 else 3 + (size - 1).bit_length()

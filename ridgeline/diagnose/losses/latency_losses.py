@@ -1,17 +1,18 @@
-"""Where the latency of requests went: each request's seconds, told apart by what they were lost to.
+"""Where the latency of requests went: every second of every request, attributed to a loss.
 
-A request's life from its scheduled arrival to its last token is laid over the engine's steps:
+The life of a request from its scheduled arrival to its last token is matched with the engine's steps:
 
     scheduled ─ client_send ─▶ sent ─ wait ─▶ started ─ prefill ─▶ first token ─ decode ─▶ last
                                        │                              │
-        by the state of the scheduler: slots · kv · policy ·        by the step it travelled in:
-        backlog; what no queue explains: front (tokenizer, …)    host · interference · slow · decode
+        by the state of the scheduler: slots · kv · policy ·        by the step that carried it:
+        backlog; if there was no queue: front (tokenizer, …)     host · interference · slow · decode
 
-What is lost to a cause is an upper bound of what mending it can give (other causes may then show),
-which is why findings carry it as "up to". Its interval is a bootstrap over requests: another draw
-of the same load.
+A loss is an upper bound of the gain from fixing its cause, because other causes may then surface;
+findings therefore say "up to". Its interval is a bootstrap over requests, as if the same load had been
+drawn again.
 
-It needs step records. A server that gives none is judged by its own histograms (`server_facts`).
+This needs step records. A server without them is diagnosed from its own metrics
+(`ridgeline.diagnose.losses.server_losses`).
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ LOSSES = (
 )
 NUM_DRAWS = 200
 LEAST_DECODE_STEPS = 8
-STALLED_STEPS = 4  # between two tokens of one request; three can be two and the jitter of a clock
-EXPECTED_NOISE = 1.15  # a step this much over its expectation is not called slow; see baseline.py
+STALLED_STEPS = 4  # between two tokens of one request; clock jitter can turn two steps into three
+EXPECTED_NOISE = 1.15  # a step that takes up to this multiple of its expectation is not slow
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What this machine does when all is well: `seconds` of a step; one that takes `noise` times
-    that is slow; `between_s` from the end of one step to the computing of the next, where known.
+    """Step times of a healthy machine.
+
+    `seconds`: expected duration of a step; one that takes more than `noise` times as long is slow.
+    `between_s`: from the end of one step to the execution of the next, if known.
     """
 
     seconds: Callable[[StepStat], float]
@@ -61,25 +64,30 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         return step.run_s > self.noise * self.seconds(step)
 
 
-class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """`shares` by loss; they sum to about one (the rest: waiting for a step to end)."""
+class LatencyLosses(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the total latency by loss.
+
+    `shares` sum to about one; the rest is time spent waiting for the step in progress to end.
+    `total_s`: latency of all requests together.
+    """
 
     shares: dict[str, Interval]
     num_requests: int
     total_s: float
 
 
-def blame(
+def attribute_latency(
     run: RunTrace,
     *,
     missed_prefix: float = 0.0,
     expected: Expected | None = None,
     token_budget: int | None = None,
-) -> Blame | None:
-    """None where the run has no steps or no request with tokens.
+) -> LatencyLosses | None:
+    """Attribute the latency of a run with step records to losses.
 
     `missed_prefix`: share of the prompt tokens that repeat an earlier prompt and were computed
-    again. `expected`: what a step should take on this machine. `token_budget`: of one step.
+    again. `expected`: step times of a healthy run on this machine. `token_budget`: tokens per step.
+    Returns None if the run has no steps, or no request with tokens.
     """
     done = [r for r in run.requests if r.error is None and r.token_s and r.started_s is not None]
     steps = sorted((step for step in run.steps if step.shapes), key=lambda step: step.at_s)
@@ -89,11 +97,13 @@ def blame(
     timeline = _Timeline(run, steps, slow, token_budget)
     rows = [_of_request(request, timeline, missed_prefix) for request in done]
     totals = [max(r.token_s[-1] - r.scheduled_s, 1e-9) for r in done]
-    return Blame(shares=shares_of(rows, totals), num_requests=len(done), total_s=sum(totals))
+    return LatencyLosses(
+        shares=shares_of(rows, totals), num_requests=len(done), total_s=sum(totals)
+    )
 
 
 class _Timeline:
-    """The steps in order, with what each of them says about everybody in it."""
+    """The steps of a run in order, indexed by time."""
 
     def __init__(
         self,
@@ -117,18 +127,18 @@ class _Timeline:
         self._budget = token_budget
 
     def between(self, begin_s: float, end_s: float) -> range:
-        """Indices of the steps that overlap with an interval."""
+        """Indices of the steps that overlap an interval."""
         first = max(0, bisect_right(self.begins, begin_s) - 1)
         return range(first, bisect_left(self.begins, end_s))
 
     def overlap_s(self, i: int, begin_s: float, end_s: float) -> float:
-        """How much of an interval passed between this step's begin and the next one's."""
+        """How much of an interval lies between the start of step `i` and the start of the next one."""
         step = self.steps[i]
         end_of_step = step.at_s + step.plan_s + step.run_s + self.gaps[i]
         return max(0.0, min(end_s, end_of_step) - max(begin_s, step.at_s))
 
     def reason(self, step: StepStat) -> str:
-        """Why somebody waited during this step."""
+        """The loss that requests waiting during this step are attributed to."""
         if step.num_running >= step.max_num_seqs:
             return "slots"
         free = step.num_blocks - step.used_blocks
@@ -146,10 +156,10 @@ def _slow_s(step: StepStat, expected: Expected | None) -> float:
 
 
 def decode_step(steps: Sequence[StepStat]) -> Callable[[int], float]:
-    """Seconds of a step that decodes so many sequences and nothing else, from those that occurred.
+    """Step time of a pure decode step as a function of its number of sequences.
 
-    A line through them where their sizes differ, else their median; where there are too few, the
-    first quartile of all steps.
+    A straight line through the decode steps of the run if their sizes differ, else their median; if
+    there are too few of them, the first quartile of all steps.
     """
     pure = [step for step in steps if phase_of(step) == "decode"]
     if len(pure) < LEAST_DECODE_STEPS:
@@ -173,7 +183,10 @@ def _of_request(request: RequestTrace, line: _Timeline, missed_prefix: float) ->
     _waiting(request, line, lost)
     _prefill(request.started_s or 0.0, computed_s, line, lost)
     _decode(request, lag_s, line, lost)
-    for loss in ("prefill", "interference"):  # both are prompts being computed, here or elsewhere
+    for loss in (
+        "prefill",
+        "interference",
+    ):  # both are prompts being computed, its own or another's
         lost["prefix_miss"] += missed_prefix * lost[loss]
         lost[loss] *= 1 - missed_prefix
     return lost
@@ -201,25 +214,25 @@ def _decode(request: RequestTrace, lag_s: float, line: _Timeline, lost: dict[str
     for begin_s, end_s in pairwise(instants):
         inside = line.between(begin_s, end_s)
         if line.preempts and len(inside) >= STALLED_STEPS:
-            lost["kv"] += end_s - begin_s  # steps went by without it: it had lost its blocks
+            lost["kv"] += end_s - begin_s  # preempted: several steps ran without this request
             continue
         for i in inside:
-            _travelled(i, line.overlap_s(i, begin_s, end_s), line, lost)
+            _attribute_decode(i, line.overlap_s(i, begin_s, end_s), line, lost)
 
 
-def _travelled(i: int, over_s: float, line: _Timeline, lost: dict[str, float]) -> None:
-    """A share of a step that a decoding request was in: with other people's prompts, or without."""
+def _attribute_decode(i: int, over_s: float, line: _Timeline, lost: dict[str, float]) -> None:
+    """Attribute the part of step `i` that a decoding request spent in it."""
     extra_s = 0.0
-    if line.phases[i] != "decode":
+    if line.phases[i] != "decode":  # what the prompts of other requests added to the step
         step = line.steps[i]
-        alone_s = line.decode_s(len(step.shapes)) + line.slow[i]
-        extra_s = min(over_s, max(0.0, step.run_s - alone_s))
+        decode_s = line.decode_s(len(step.shapes)) + line.slow[i]
+        extra_s = min(over_s, max(0.0, step.run_s - decode_s))
     lost["interference"] += extra_s
     _split(line, i, over_s - extra_s, lost, "decode")
 
 
 def _split(line: _Timeline, i: int, over_s: float, lost: dict[str, float], useful: str) -> None:
-    """The host's part of a step's span, what it took beyond its expectation, and the rest."""
+    """Divide a part of a step's span into host time, time beyond the expectation, and useful time."""
     step = line.steps[i]
     span_s = step.plan_s + step.run_s + line.gaps[i]
     part = over_s / span_s if span_s > 0 else 0.0
@@ -230,5 +243,5 @@ def _split(line: _Timeline, i: int, over_s: float, lost: dict[str, float], usefu
 
 
 def shares_of(rows: Sequence[dict[str, float]], totals: Sequence[float]) -> dict[str, Interval]:
-    """Each loss over all latency, with its bootstrap interval over requests."""
+    """Share of the total latency per loss, with a bootstrap interval over requests."""
     return {loss: ratio_of_sums_interval([row[loss] for row in rows], totals) for loss in LOSSES}

@@ -1,20 +1,21 @@
-"""Engine steps, inferred from the instants at which clients saw tokens.
+"""Infer engine steps from the times at which clients received tokens.
 
-A batching engine hands out one token per running sequence and step. So the time between two tokens
-of one answer, the *leader*, is the time of a step, and the tokens of other answers that came
-meanwhile say who else was in it; a first token says that its prompt was computed by then. When the
-leader's answer ends, another running one leads. That is enough to fit a step-time model and to
-place a run's phases under the roofline; it is not a record of the engine: queue, blocks and
-preemptions inside the server stay unknown, and a step's time holds all that passed until the next
-one (planning, sending, the network).
+A batching engine emits one token per running sequence and step. The time between two tokens of one
+response, the *leader*, is therefore the time of a step, and tokens of other responses that arrive in
+between show which requests shared the step; a first token shows that its prompt had been computed.
+When the leader finishes, another running response takes over. This is enough to fit a step-time model
+and to place the phases of a run under the roofline. It is not a record of the engine: the server's
+queue, blocks and preemptions stay unknown, and a step's time includes everything up to the next step
+(planning, sending, the network).
 
-Why by leader and not by volleys of tokens that come together: servers write the tokens of a step
-one connection after the other, and a volley that falls apart would look like two very short steps.
+Steps are not inferred from bursts of tokens, because servers write the tokens of a step to one
+connection after another; a burst that is split would look like two very short steps.
 
-A prompt may have been computed in chunks, beside other people's tokens. Where it is known when a
-prompt began (`began`), its tokens are shared among the steps since then, by their time; else all
-of them count for the step of its first token. Blind to: steps in which nobody got a token (they
-add to the next one), servers that hold tokens back, several tokens per chunk (left out).
+A prompt may have been computed in chunks, together with the tokens of other requests. If the start of
+its prefill is known (`began`), its tokens are divided among the steps since then in proportion to
+their time; otherwise all of them count for the step of the first token. Limitations: a step without
+any token is added to the next one, servers that delay tokens mislead it, and requests with several
+tokens per chunk are left out.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ import msgspec
 
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 
-LATE_SHARE = 0.25  # of the typical gap: by this much another answer's token of a step may be late
-LEAST_CHUNK = 2  # tokens of a prompt in a step; one behind a cache would read as decoding
+LATE_SHARE = 0.25  # of the typical gap: how late another response's token of the same step may be
+LEAST_CHUNK = (
+    2  # prompt tokens in a step; a single one after cached tokens would look like decoding
+)
 
-Began = Callable[[RequestTrace], float | None]
-"""When the engine began with a request's prompt, on the run's clock; None: nobody says."""
+PrefillStart = Callable[[RequestTrace], float | None]
+"""When the prefill of a request started, on the run's clock; None if unknown."""
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    """Token `number` of a request, seen at `at_s`."""
+class _SeenToken(msgspec.Struct, frozen=True):
+    """Token `number` of a request, received at `at_s`."""
 
     at_s: float
     request: int
@@ -43,7 +46,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class _Span(msgspec.Struct, frozen=True):
-    """One step: from when to when, as the leader saw it."""
+    """The time of one step, between two tokens of the leader."""
 
     begin_s: float
     end_s: float
@@ -53,14 +56,15 @@ class _Span(msgspec.Struct, frozen=True):
         return (self.begin_s + self.end_s) / 2
 
 
-def seen_steps(
-    run: RunTrace, *, cached_share: float = 0.0, began: Began | None = None
+def infer_steps_from_tokens(
+    run: RunTrace, *, cached_share: float = 0.0, began: PrefillStart | None = None
 ) -> tuple[StepStat, ...]:
-    """The steps that explain a run; () where no request brought tokens one by one.
+    """Infer the steps of a run; () if no request received its tokens one by one.
 
-    `cached_share`: how much of the prompts a prefix cache gave, where no request says so itself.
+    `cached_share`: share of the prompt tokens found in the prefix cache, used if the requests
+    themselves do not report it.
     """
-    requests = one_by_one(run)
+    requests = one_token_requests(run)
     if cached_share and not any(request.cached_tokens for request in requests):
         requests = [_with_hits(request, cached_share) for request in requests]
     ordered = sorted(requests, key=lambda request: request.token_s[0])
@@ -73,8 +77,8 @@ def seen_steps(
     )
 
 
-def one_by_one(run: RunTrace) -> list[RequestTrace]:
-    """The requests whose tokens came one by one: those from which steps can be told."""
+def one_token_requests(run: RunTrace) -> list[RequestTrace]:
+    """Requests that received one token per chunk, from which steps can be inferred."""
     return [r for r in run.requests if r.token_s and set(r.token_counts) == {1}]
 
 
@@ -82,23 +86,27 @@ def _with_hits(request: RequestTrace, share: float) -> RequestTrace:
     return msgspec.structs.replace(request, cached_tokens=int(share * request.prompt_tokens))
 
 
-def _begin(request: RequestTrace, began: Began | None) -> float | None:
-    told = None if began is None else began(request)
-    return None if told is None else min(max(told, request.sent_s), request.token_s[0])
+def _begin(request: RequestTrace, began: PrefillStart | None) -> float | None:
+    start_s = None if began is None else began(request)
+    return None if start_s is None else min(max(start_s, request.sent_s), request.token_s[0])
 
 
 def _steps(
     requests: Sequence[RequestTrace], begins: Sequence[float | None]
-) -> tuple[list[_Span], list[Sequence[_Seen]]]:
-    """The steps in which somebody got a token, and those tokens."""
+) -> tuple[list[_Span], list[Sequence[_SeenToken]]]:
+    """The steps in which a client received a token, and those tokens."""
     seen = sorted(
-        (_Seen(at_s, i, n) for i, r in enumerate(requests) for n, at_s in enumerate(r.token_s)),
+        (
+            _SeenToken(at_s, i, n)
+            for i, r in enumerate(requests)
+            for n, at_s in enumerate(r.token_s)
+        ),
         key=lambda token: token.at_s,
     )
     instants = [token.at_s for token in seen]
     late_s = LATE_SHARE * _typical_gap_s(requests)
     first, spans = 0, list[_Span]()
-    tokens: list[Sequence[_Seen]] = []
+    tokens: list[Sequence[_SeenToken]] = []
     for span in _spans(requests, begins):
         past = bisect_right(instants, span.end_s + late_s, lo=first)
         if past > first and span.end_s > span.begin_s:
@@ -114,7 +122,7 @@ def _typical_gap_s(requests: Sequence[RequestTrace]) -> float:
 
 
 def _spans(requests: Sequence[RequestTrace], begins: Sequence[float | None]) -> Iterator[_Span]:
-    """The steps as the leaders saw them, in order."""
+    """The steps between the leaders' tokens, in order."""
     end_s, upcoming = -1.0, 0
     while True:
         while upcoming < len(requests) and requests[upcoming].token_s[0] <= end_s:
@@ -123,8 +131,8 @@ def _spans(requests: Sequence[RequestTrace], begins: Sequence[float | None]) -> 
         if running:
             leader = max(running, key=lambda request: request.token_s[-1])
         elif upcoming < len(requests):
-            leader, told = requests[upcoming], begins[upcoming]
-            begin_s = max(end_s, leader.sent_s if told is None else told)
+            leader, start_s = requests[upcoming], begins[upcoming]
+            begin_s = max(end_s, leader.sent_s if start_s is None else start_s)
             end_s = leader.token_s[0]
             yield _Span(begin_s, end_s)
         else:
@@ -144,27 +152,27 @@ def _chunks(
     requests: Sequence[RequestTrace],
     begins: Sequence[float | None],
     spans: Sequence[_Span],
-    seen: Sequence[Sequence[_Seen]],
+    seen: Sequence[Sequence[_SeenToken]],
 ) -> list[list[Chunk]]:
-    """Of each step, the pieces of prompts that were computed in it."""
-    found: list[list[Chunk]] = [[] for _ in spans]
+    """The prompt chunks that were computed in each step."""
+    chunks: list[list[Chunk]] = [[] for _ in spans]
     for last, tokens in enumerate(seen):
         for token in tokens:
             if token.number == 0:
                 begin_s = begins[token.request]
                 for i, chunk in _pieces(requests[token.request], begin_s, spans, last):
-                    found[i].append(chunk)
-    return found
+                    chunks[i].append(chunk)
+    return chunks
 
 
 def _pieces(
     request: RequestTrace, begin_s: float | None, spans: Sequence[_Span], last: int
 ) -> Iterator[tuple[int, Chunk]]:
-    """A prompt over the steps from its begin to the one of its first token, `last`."""
+    """Divide a prompt among the steps from its start to the step of its first token, `last`."""
     new = max(1, request.prompt_tokens - request.cached_tokens)
     done, first = request.prompt_tokens - new, last
     while begin_s is not None and first > 0 and spans[first - 1].middle_s > begin_s:
-        first -= 1  # a prompt is in all of a step, or not in it
+        first -= 1  # a prompt takes part in the whole step or not at all
     times = [spans[i].end_s - spans[i].begin_s for i in range(first, last + 1)]
     whole_s, passed_s, given = sum(times), 0.0, 0
     for i, time_s in enumerate(times, first):
@@ -178,11 +186,13 @@ def _pieces(
 def _stat(
     index: int,
     span: _Span,
-    seen: Sequence[_Seen],
+    seen: Sequence[_SeenToken],
     chunks: Sequence[Chunk],
     requests: Sequence[RequestTrace],
 ) -> StepStat:
-    numbers = {token.request: token.number for token in reversed(seen)}  # the first of each counts
+    numbers = {
+        token.request: token.number for token in reversed(seen)
+    }  # the first token per request counts
     decoding = [
         (1, requests[i].prompt_tokens + number - 1) for i, number in numbers.items() if number
     ]

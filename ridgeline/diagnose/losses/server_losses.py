@@ -1,22 +1,23 @@
-"""The same losses for a server that gives no step records: the client's instants, and its means.
+"""Latency losses of a server without step records, from the client's trace and the server's means.
 
-The server's own histograms say how long requests waited and computed on average; its gauges say
-what was short while they waited. Both come in as plain numbers (`queue_s`, `kv_used_share_p95`, …),
-under the names of measure/server. What the server does not tell stays with its stage: without a
-queue time all of the time to first token counts as prefill.
+The server's histograms give the mean time that requests waited and computed; its gauges show which
+resource was exhausted while they waited. Both are passed as plain numbers (`queue_s`,
+`kv_used_share_p95`, …) under the names of `ridgeline.measure.monitors.server_metrics`. If a server
+reports less, the time stays with its stage: without a queue time, the whole time to first token
+counts as prefill.
 
-A mean is not what each request waited. Of the two, computing a prompt varies least, so each
-request computes for the mean prefill, or less where its first token came sooner; what is left of
-its time to first token is queue and front end, shared as their means are. Giving every request the
-mean queue instead would lose most of a queue that grows: those in front waited less than the mean,
-and those behind would be said to compute. A server that times each request itself (`started_s`)
-is believed request by request.
+Individual requests did not wait for the mean time. Prefill time varies less than queue time, so that
+each request is given the mean prefill, or less if its first token came sooner; the remainder of its
+time to first token is divided between queue and front end in proportion to their means. Giving every
+request the mean queue time instead would hide a growing queue: early requests waited less than the
+mean, and late ones would appear to compute. If the server times each request (`started_s`), that is
+used.
 
-A queue time is not all waiting for a slot. Whoever comes while a step runs waits until it has ended
-and is then let in: no slot was short. What servers count as *waiting* is who was not let in, so by
-Little's law `waited_s` (mean number waiting x duration / requests) is the part of the queue that
-something was short for; the rest belongs to no cause. Of that part, `full_waiting_share` is with
-every slot taken, and `spent_waiting_share` with no tokens left in the step's budget.
+Not all queue time is waiting for a slot. A request that arrives during a step waits until the step
+ends and is then admitted; nothing was exhausted. Servers count as *waiting* only the requests that
+were not admitted, so by Little's law `waited_s` (mean number waiting x duration / requests) is the
+part of the queue with an exhausted resource; the rest is attributed to no cause. Of that part,
+`full_waiting_share` passed with every slot taken, `spent_waiting_share` with the token budget used up.
 """
 
 from __future__ import annotations
@@ -25,29 +26,35 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from ridgeline.diagnose.losses.latency_losses import LOSSES, Blame, shares_of
+from ridgeline.diagnose.losses.latency_losses import LOSSES, LatencyLosses, shares_of
 from ridgeline.records import RequestTrace, RunTrace
 
 FULL_KV = 0.9
 
 
-def blame_server(
-    run: RunTrace, told: Mapping[str, float], missed_prefix: float = 0.0
-) -> Blame | None:
-    """None where no request had tokens. `told` may be empty."""
+def attribute_server_latency(
+    run: RunTrace, metrics: Mapping[str, float], missed_prefix: float = 0.0
+) -> LatencyLosses | None:
+    """Attribute latency to losses by the server's metrics, which may be empty.
+
+    Returns None if no request received tokens.
+    """
     done = [request for request in run.requests if request.error is None and request.token_s]
     if not done:
         return None
-    stages, short = _stages(done, told), _short(told)
+    stages, short = _stages(done, metrics), _exhausted_shares(metrics)
     rows = [_of_request(request, stages, short, missed_prefix) for request in done]
     totals = [max(r.token_s[-1] - r.scheduled_s, 1e-9) for r in done]
-    return Blame(shares=shares_of(rows, totals), num_requests=len(done), total_s=sum(totals))
+    return LatencyLosses(
+        shares=shares_of(rows, totals), num_requests=len(done), total_s=sum(totals)
+    )
 
 
 class _Stages(NamedTuple):
-    """Of the time to first token: the mean of computing, and how much of the rest is queue.
+    """How the time to first token is divided.
 
-    `rest` is where the remainder goes that is neither.
+    `prefill_s`: mean prefill time. `queue_share`: share of the remainder that is queueing. `rest`:
+    the loss that is given what is left.
     """
 
     prefill_s: float
@@ -55,32 +62,34 @@ class _Stages(NamedTuple):
     rest: str
 
 
-def _short(told: Mapping[str, float]) -> dict[str, float]:
-    """What was short while requests queued, as parts of their queue; less than 1 in all where some
-    of it was waiting for a step to end.
+def _exhausted_shares(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Share of the queue time by the exhausted resource.
+
+    The sum is less than 1 if requests also waited for the step in progress to end.
     """
-    queue_s, waited_s = told.get("queue_s"), told.get("waited_s")
+    queue_s, waited_s = metrics.get("queue_s"), metrics.get("waited_s")
     waited = 1.0 if not queue_s or waited_s is None else min(1.0, waited_s / queue_s)
-    if told.get("kv_used_share_p95", 0.0) > FULL_KV or told.get("preemptions", 0) > 0:
+    if metrics.get("kv_used_share_p95", 0.0) > FULL_KV or metrics.get("preemptions", 0) > 0:
         return {"kv": waited}
-    full, spent = told.get("full_waiting_share", 1.0), told.get("spent_waiting_share", 0.0)
+    full = metrics.get("full_waiting_share", 1.0)
+    spent = metrics.get("spent_waiting_share", 0.0)
     free = max(0.0, 1 - full - spent)
     return {"slots": waited * full, "backlog": waited * spent, "policy": waited * free}
 
 
-def _stages(done: Sequence[RequestTrace], told: Mapping[str, float]) -> _Stages:
+def _stages(done: Sequence[RequestTrace], metrics: Mapping[str, float]) -> _Stages:
     to_first_s = [request.token_s[0] - request.sent_s for request in done]
-    queue_s, prefill_s = told.get("queue_s"), told.get("prefill_s")
+    queue_s, prefill_s = metrics.get("queue_s"), metrics.get("prefill_s")
     if prefill_s is None:
         return _beyond(to_first_s, fmean(to_first_s) - (queue_s or 0.0), queue_s or 0.0, "prefill")
-    if queue_s is None:  # somebody waited, or nobody did: then it was the front end
-        return _Stages(prefill_s, 1.0 if told.get("waiting_p95", 1.0) > 0 else 0.0, "front")
+    if queue_s is None:  # if no request ever waited in the queue, the front end took the time
+        return _Stages(prefill_s, 1.0 if metrics.get("waiting_p95", 1.0) > 0 else 0.0, "front")
     return _beyond(to_first_s, prefill_s, queue_s, "front")
 
 
 def _beyond(to_first_s: Sequence[float], prefill_s: float, queue_s: float, rest: str) -> _Stages:
-    """The share that makes the requests' queues add up to what the server's mean says."""
-    beyond_s = fmean(max(0.0, each - prefill_s) for each in to_first_s)
+    """Choose the queue share for which the mean queue time equals the server's mean."""
+    beyond_s = fmean(max(0.0, ttft_s - prefill_s) for ttft_s in to_first_s)
     return _Stages(prefill_s, min(1.0, queue_s / beyond_s) if beyond_s > 0 else 0.0, rest)
 
 
@@ -98,8 +107,8 @@ def _of_request(
     else:
         prefill_s = to_first_s - queue_s
     lost["client_send"] = request.sent_s - request.scheduled_s
-    for what, part in short.items():
-        lost[what] = queue_s * part
+    for loss, share in short.items():
+        lost[loss] = queue_s * share
     lost["prefix_miss"] = missed_prefix * prefill_s
     lost["prefill"] = prefill_s - lost["prefix_miss"]
     lost["decode"] = last_s - first_s

@@ -1,4 +1,4 @@
-"""Further named numbers for the causes: how steps compare with each other and with expectation."""
+"""Facts about steps for the causes: how steps compare with each other and with their expectation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ridgeline.records import RunTrace, StepStat
 from ridgeline.roofline import phase_of
 from ridgeline.stats import percentile
 
-SPANS = 10  # of a run, of equal length
-LEAST_EXCESS = 0.1  # of a span's steps' seconds, to call the span slow
+SPANS = 10  # equal parts of a run
+LEAST_EXCESS = 0.1  # share of a span's step time above the expectation from which the span is slow
 
 
 def step_facts(run: RunTrace, expected: Expected | None = None) -> dict[str, Value]:
-    """What the steps can tell; a number that they cannot tell is absent."""
+    """Facts derived from the steps; those that cannot be derived are absent."""
     steps = [step for step in run.steps if step.shapes]
     facts: dict[str, Value] = {}
     published = [
@@ -41,7 +41,7 @@ def step_facts(run: RunTrace, expected: Expected | None = None) -> dict[str, Val
 
 
 def between(steps: Sequence[StepStat]) -> tuple[float, float]:
-    """Medians of planning and of the gap before it, while there was work."""
+    """Median planning time and median gap before it, over steps with running sequences."""
     gaps = [b.at_s - (a.at_s + a.plan_s + a.run_s) for a, b in pairwise(steps)]
     busy = [gap for gap, step in zip(gaps, steps, strict=False) if step.num_running > 0]
     gap_s = max(0.0, percentile(busy, 50)) if busy else 0.0
@@ -64,8 +64,9 @@ def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
 
 
 def batch_facts(steps: Sequence[StepStat]) -> dict[str, Value]:
-    """What twice as much in a step would give, and how much is in it; of steps that were recorded
-    or seen from outside (`seen_steps`).
+    """Throughput gain from doubling the batch, and mean tokens per step.
+
+    The steps may be recorded or inferred from outside (`infer_steps_from_tokens`).
     """
     steps = [step for step in steps if step.shapes]
     decode = [step for step in steps if phase_of(step) == "decode"]
@@ -81,11 +82,11 @@ def batch_facts(steps: Sequence[StepStat]) -> dict[str, Value]:
 
 
 class _Line(NamedTuple):
-    """Of some steps: what each costs whatever is in it, and what it costs on average.
+    """A straight line through step times: the fixed cost `own_s` of a step, and the mean `mean_s`.
 
-    Twice as much in every step shares the former between twice as many tokens, and nothing else:
-    2 / (2 - own_s / mean_s) times the tokens per second. A prompt's tokens cost less than decoded
-    ones, so that a line through both sets `own_s` too high: of several lines the least counts.
+    Doubling every step only saves fixed cost, which gives 2 / (2 - own_s / mean_s) times the tokens
+    per second. Prompt tokens cost less than decoded ones, so that a line through both overestimates
+    `own_s`; of several lines, the smallest `own_s` counts.
     """
 
     own_s: float
@@ -93,7 +94,7 @@ class _Line(NamedTuple):
 
 
 def _line(sizes: Sequence[float], steps: Sequence[StepStat]) -> _Line | None:
-    """Least squares; None where the sizes hardly differ."""
+    """Fit by least squares; None if the sizes hardly differ."""
     if len(steps) < LEAST_DECODE_STEPS or max(sizes) - min(sizes) < 2:
         return None
     times = [step.run_s for step in steps]
@@ -114,9 +115,9 @@ def _against(steps: Sequence[StepStat], expected: Expected) -> dict[str, Value]:
 
 
 def slow_spans(steps: Sequence[StepStat], expected: Expected) -> float:
-    """The share of the run's equal spans in which slow steps took too long by a tenth of all.
+    """Share of the spans of a run in which slow steps cost at least a tenth of the step time.
 
-    Somebody who takes turns with the engine is there in all of them, a stall in one.
+    Another process that competes for the cores shows in all spans; a single stall only in one.
     """
     began_s, ended_s = steps[0].at_s, max(step.at_s for step in steps)
     length_s = max(ended_s - began_s, 1e-9) / SPANS
@@ -131,22 +132,21 @@ def slow_spans(steps: Sequence[StepStat], expected: Expected) -> float:
 
 
 def missed_prefix(
-    run: RunTrace, shared_share: float, told: Mapping[str, float] | None = None
+    run: RunTrace, shared_share: float, metrics: Mapping[str, float] | None = None
 ) -> float:
-    """Share of the prompt tokens that repeat an earlier prompt (`shared_share` of them do) and were
-    computed all the same.
+    """Share of the prompt tokens that repeat an earlier prompt but were computed again.
 
-    What the cache gave is in the requests, or in a server's own counters (`told`: `hit_tokens` of
-    `queried_tokens`, or its gauge `hit_share`). Lookups that are counted and never happened are a
-    cache that is switched off.
-    A server that says neither is not said to have missed: silence is no miss.
+    `shared_share`: share of the prompt tokens that repeat an earlier prompt. Cache hits are taken
+    from the requests, or from the server's `metrics`: `hit_tokens` of `queried_tokens`, or the gauge
+    `hit_share`. Zero queried tokens mean that the cache is off, so that all of `shared_share` was
+    missed. If the server reports none of these, the result is 0.
     """
-    words = told or {}
+    metrics = metrics or {}
     prompt = sum(request.prompt_tokens for request in run.requests)
     cached = sum(request.cached_tokens for request in run.requests)
     if prompt and (cached or run.steps):
         return max(0.0, shared_share - cached / prompt)
-    if "queried_tokens" in words and "hit_tokens" in words:
-        hits = words["hit_tokens"] / words["queried_tokens"] if words["queried_tokens"] else 0.0
-        return max(0.0, shared_share - hits)
-    return max(0.0, shared_share - words["hit_share"]) if "hit_share" in words else 0.0
+    if "queried_tokens" in metrics and "hit_tokens" in metrics:
+        queried = metrics["queried_tokens"]
+        return max(0.0, shared_share - (metrics["hit_tokens"] / queried if queried else 0.0))
+    return max(0.0, shared_share - metrics["hit_share"]) if "hit_share" in metrics else 0.0

@@ -1,1 +1,1 @@
-"""Where phases and operators are under the roofline."""
+"""Phases and operators under the roofline."""

@@ -1,14 +1,15 @@
-"""Each operator of an engine's steps against the bound of its own bytes and FLOPs.
+"""Compare each operator of an engine's steps with the bound given by its bytes and FLOPs.
 
     bound = max(memory bytes / bandwidth, row bytes / bandwidth of a cache, FLOPs / peak)
 
-Memory bytes (weights, keys, values) are read at the rate of a working set as large as all that the
-step reads; rows, which the operator before has just made, at the rate of a working set of one
-layer's rows. The peak is that of the kernel's kind of multiply-add. All rates are measured in the
-same run. "% of bound" is bound / time; above 100 % the machine's rates moved in between.
+Memory bytes (weights, keys, values) are read at the bandwidth of a working set as large as everything
+that the step reads. Activation rows, which the preceding operator has just written, are read at the
+bandwidth of a working set of one layer's rows. The peak is that of the kernel's multiply-add
+instructions. All rates are measured in the same run. "% of bound" is bound / time; values above 100 %
+mean that the machine's rates changed between the measurements.
 
-Of the measured passes the middle half by duration is averaged: a sum of parts, unlike a median of
-each, still adds up to the step.
+The middle half of the measured passes by duration is averaged. Unlike medians of each operator, the
+means of the operators still add up to the step.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ HOST = "host"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One operator in one pass (a prompt, or a decode step), all layers together.
+    """One operator in one pass (a prompt, or a decode step), summed over all layers.
 
-    `share` of the pass. `intensity`: FLOPs per byte, None where it multiplies next to nothing.
-    `limit` "": nothing is known to bound it (what the host does).
+    `share`: of the time of the pass. `intensity`: FLOPs per byte, None for operators without
+    significant arithmetic. `limit`: "" for host work, which has no known bound.
     """
 
     operator: str
@@ -63,14 +64,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond_s(self) -> float:
-        """What it takes beyond its bound; all of it where nothing bounds it."""
+        """Time beyond the bound; the whole time if there is no bound."""
         return max(0.0, self.time_s - self.bound_s)
 
 
 class PhaseTable(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase: its rows, the longest first and the host last, add up to `pass_s`.
+    """One phase. Its rows, longest first and the host last, add up to `pass_s`.
 
-    `plain_s`: a pass without timed operators. `memory_bytes`: of weights, keys and values.
+    `plain_s`: time of a pass without operator timing. `memory_bytes`: weights, keys and values.
     """
 
     phase: ProfiledPhase
@@ -85,7 +86,7 @@ class PhaseTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bound_s(self) -> float:
-        """Of all operators, one after another."""
+        """Sum of the bounds of all operators."""
         return sum(row.bound_s for row in self.rows)
 
     @property
@@ -94,12 +95,12 @@ class PhaseTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timing_cost(self) -> float:
-        """What timing the operators adds to a pass, as a share."""
+        """Relative increase of the pass time caused by timing the operators."""
         return self.pass_s / self.plain_s - 1
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What `ridgeline diagnose MODEL --profile` found."""
+    """The result of `ridgeline diagnose MODEL --profile`."""
 
     target: str
     phases: tuple[PhaseTable, ...]
@@ -112,28 +113,29 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     target: str, phases: Sequence[PhaseProfile], spec: ModelSpec, ceilings: MeasuredCeilings
 ) -> Profile:
+    """Compare the measured phases of `target` with the bounds of its operators."""
     tables = tuple(table(phase, spec, ceilings) for phase in phases)
     kind = rate_of(spec.layers[0].mlp.gate)
-    peaks = ceilings.peaks(kind, max(each.memory_bytes for each in tables))
+    peaks = ceilings.peaks(kind, max(phase.memory_bytes for phase in tables))
     return Profile(
         target=target,
         phases=tables,
         ceilings=ceilings,
         peaks=peaks,
-        stands_out=tuple(line for each in tables for line in stands_out(each)),
-        points=tuple(point for each in tables for point in points(each)),
+        stands_out=tuple(line for phase in tables for line in stands_out(phase)),
+        points=tuple(point for phase in tables for point in points(phase)),
     )
 
 
 def middle(passes: Sequence[tuple[StepProfile, ...]]) -> Sequence[tuple[StepProfile, ...]]:
-    """The middle half by duration; all where there are fewer than four."""
+    """The middle half of the passes by duration; all of them if there are fewer than four."""
     ordered = sorted(passes, key=lambda steps: sum(step.time_s for step in steps))
     quarter = len(ordered) // 4
     return ordered[quarter : len(ordered) - quarter]
 
 
 def table(phase: PhaseProfile, spec: ModelSpec, ceilings: MeasuredCeilings) -> PhaseTable:
-    """Times are means of the chosen passes; work is that of the very same steps."""
+    """The table of a phase. Times and work are means over the same passes."""
     chosen = middle(phase.passes)
     steps = [step for steps in chosen for step in steps]
     count = len(chosen)
@@ -147,7 +149,7 @@ def table(phase: PhaseProfile, spec: ModelSpec, ceilings: MeasuredCeilings) -> P
         work = total_work(work_of(name, parts) for parts in per_step).scaled(1 / count)
         calls = sum(step.operators[name].calls for step in steps if name in step.operators)
         time_s = sum(step.operators[name].time_s for step in steps if name in step.operators)
-        if not time_s:  # done within another: a prompt's gate, by whoever multiplied
+        if not time_s:  # fused into another operator, such as the gate of a prompt
             continue
         taken = (round(calls / count), time_s / count, pass_s)
         rows.append(_row(name, taken, work, ceilings, memory_rate))
@@ -196,7 +198,7 @@ def _row(
 
 
 def _what(phase: ProfiledPhase, steps: Sequence[StepProfile]) -> str:
-    """The pass in words."""
+    """Describe a pass."""
     if phase == "prefill":
         tokens = sum(new for step in steps for new, _ in step.shapes)
         return f"a prompt of {tokens:,} tokens" + (f" in {len(steps)} steps" * (len(steps) > 1))
@@ -205,56 +207,59 @@ def _what(phase: ProfiledPhase, steps: Sequence[StepProfile]) -> str:
     return f"{len(shapes)} sequence{'s' * (len(shapes) > 1)} of {held:,} tokens"
 
 
-def points(found: PhaseTable) -> tuple[RooflinePoint, ...]:
-    """The phase as a whole, then its operators that multiply, each under the roof of its own bound
-    (its kernel's kind of multiply-add, which may not be the layers')."""
-    whole = (found.phase, found.flops, found.memory_bytes, found.pass_s, found.bound_s)
-    rows = [(r.title, r.flops, r.nbytes, r.time_s, r.bound_s) for r in found.rows if r.intensity]
-    return tuple(_point(found, *each) for each in (whole, *rows))
+def points(phase: PhaseTable) -> tuple[RooflinePoint, ...]:
+    """Roofline points of the whole phase and of its arithmetic operators.
+
+    Each operator has the roof of its own kernel, which may use other multiply-add instructions than
+    the linear layers.
+    """
+    whole = (phase.phase, phase.flops, phase.memory_bytes, phase.pass_s, phase.bound_s)
+    rows = [(r.title, r.flops, r.nbytes, r.time_s, r.bound_s) for r in phase.rows if r.intensity]
+    return tuple(_point(phase, *figures) for figures in (whole, *rows))
 
 
 def _point(
-    found: PhaseTable, name: str, flops: float, nbytes: float, time_s: float, bound_s: float
+    phase: PhaseTable, name: str, flops: float, nbytes: float, time_s: float, bound_s: float
 ) -> RooflinePoint:
     return RooflinePoint(
         name=name,
-        phase=found.phase,
+        phase=phase.phase,
         intensity=flops / nbytes,
         achieved_flops_s=flops / time_s,
         achieved_bytes_s=nbytes / time_s,
         roof_flops_s=flops / bound_s,
         time_s=time_s,
-        num_steps=found.num_passes * found.steps_per_pass,
+        num_steps=phase.num_passes * phase.steps_per_pass,
     )
 
 
 MUCH, FAR, COSTLY = 0.10, 0.6, 0.05
-"""A share of the pass worth a sentence; a share of the bound that is far from it; a share of the
-pass from which timing it is said to have changed it."""
+"""Share of the pass that is worth a sentence; share of the bound below which an operator is far from
+it; timing overhead that is worth a warning."""
 
 
-def stands_out(found: PhaseTable) -> tuple[str, ...]:
-    """What a reader should see first, as sentences."""
-    lines = [_bound_sentence(found)]
-    worst = max(found.rows[:-1], key=lambda row: row.beyond_s)
-    gain = worst.beyond_s / found.pass_s
+def stands_out(phase: PhaseTable) -> tuple[str, ...]:
+    """The most important observations about a phase, as sentences."""
+    lines = [_bound_sentence(phase)]
+    worst = max(phase.rows[:-1], key=lambda row: row.beyond_s)
+    gain = worst.beyond_s / phase.pass_s
     if gain >= MUCH and worst.of_bound is not None:
         lines.append(
-            f"{found.phase}: most lies in {worst.title}: {1e3 * worst.beyond_s:.3g} ms beyond its "
-            f"bound, {gain:.0%} of the pass ({worst.of_bound:.0%} of its {worst.limit} bound)"
+            f"{phase.phase}: {worst.title} has the most to gain: {1e3 * worst.beyond_s:.3g} ms beyond "
+            f"its bound, {gain:.0%} of the pass (at {worst.of_bound:.0%} of its {worst.limit} bound)"
         )
-    far = [r for r in found.rows[:-1] if r is not worst and _is_far(r)]
+    far = [r for r in phase.rows[:-1] if r is not worst and _is_far(r)]
     if far:
         named = ", ".join(f"{row.title} ({row.of_bound:.0%})" for row in far)
-        lines.append(f"{found.phase}: also far from their bounds: {named}")
-    if found.host.share >= MUCH:
+        lines.append(f"{phase.phase}: also far from their bounds: {named}")
+    if phase.host.share >= MUCH:
         lines.append(
-            f"{found.phase}: {found.host.share:.0%} is spent outside the operators (scheduler, "
-            "batch, threads that wake, texts): more tokens per step share it"
+            f"{phase.phase}: {phase.host.share:.0%} is spent outside the operators (scheduling, "
+            "batch assembly, waking threads, detokenizing); more tokens per step reduce the share"
         )
-    if found.timing_cost >= COSTLY:
+    if phase.timing_cost >= COSTLY:
         lines.append(
-            f"{found.phase}: timing the operators made a pass {found.timing_cost:.0%} longer: "
+            f"{phase.phase}: timing the operators made a pass {phase.timing_cost:.0%} longer, so "
             "trust the shares more than the milliseconds"
         )
     return tuple(lines)
@@ -269,16 +274,16 @@ ADVICE = {
     "faster arithmetic does not",
     "compute": "faster arithmetic (fewer bits, more cores) or less of it (a cached prefix) "
     "helps; more bandwidth does not",
-    "cache": "its rows, not its weights, weigh most: fused operators help",
+    "cache": "activation rows take more time than weights; fused operators help",
 }
 
 
-def _bound_sentence(found: PhaseTable) -> str:
+def _bound_sentence(phase: PhaseTable) -> str:
     by_limit: defaultdict[str, float] = defaultdict(float)
-    for row in found.rows:
+    for row in phase.rows:
         by_limit[row.limit] += row.bound_s
     limit, bound_s = max(by_limit.items(), key=itemgetter(1))
     return (
-        f"{found.phase} of {found.what}: {found.bound_s / found.pass_s:.0%} of its bound, "
-        f"{bound_s / found.bound_s:.0%} of which is {limit}: {ADVICE[limit]}"
+        f"{phase.phase} of {phase.what}: {phase.bound_s / phase.pass_s:.0%} of its bound, "
+        f"{bound_s / phase.bound_s:.0%} of which is {limit}: {ADVICE[limit]}"
     )

@@ -1,11 +1,10 @@
-"""Roofline points of a run, and how its wall time divides between bandwidth, compute and overhead.
+"""Roofline points of a run, and the shares of bandwidth, compute and overhead in its wall time.
 
-What a step took beyond its bound is overhead: dispatch, Python, kernels below their limit, and
-copies that the arithmetic does not require. A per-operator profile (`ridgeline.diagnose.roofline.operators`)
-splits it further.
+Overhead is the time of a step beyond its bound: dispatch, Python, kernels below their limit, and
+unnecessary copies. A per-operator profile (`ridgeline.diagnose.roofline.operators`) splits it further.
 
-Bandwidth should be that of the model's own working set: weights that fit in a cache are not read
-from memory.
+The bandwidth should be measured with the working set of the model, because weights that fit in a cache
+are not read from memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ridgeline.roofline import (
 
 
 class TimeShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the wall time, which sum to 1 without `mbu` and `mfu`. `idle`: no step was run."""
+    """Shares of the wall time, which sum to 1 (except `mbu` and `mfu`). `idle`: no step was running."""
 
     bandwidth: float
     compute: float
@@ -74,9 +73,9 @@ def _point(
 def time_shares(
     steps: Iterable[StepStat], wall_s: float, price: PriceStep, peaks: Peaks
 ) -> TimeShares:
-    """Divide `wall_s` seconds: each step's bound, what it took beyond that, planning, idle time.
+    """Divide `wall_s` seconds into the bounds of the steps, overhead, planning and idle time.
 
-    A step faster than its bound (cache effects, a pessimistic probe) counts as wholly at its bound.
+    A step faster than its bound (cache effects, a pessimistic probe) counts as being at its bound.
     """
     split = {"bandwidth": 0.0, "compute": 0.0, "overhead": 0.0, "planning": 0.0}
     nbytes = flops = 0.0

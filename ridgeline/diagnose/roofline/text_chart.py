@@ -1,4 +1,4 @@
-"""A roofline in characters: the ceilings as lines, points as letters, a legend below."""
+"""A roofline chart as text: ceilings as lines, points as letters, with a legend."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ WHOLE_RUN = "whole run"
 
 
 def roofline_text(points: Sequence[RooflinePoint], peaks: Peaks) -> tuple[str, ...]:
-    """Lines for a terminal: log-log, GFLOP/s over FLOP per byte. Empty without points.
+    """Draw GFLOP/s over FLOP per byte on log-log axes. Returns () if there are no points.
 
-    Where points fall on one place the first one's letter stands; the legend has all of them.
+    If several points fall on the same character, the letter of the first is drawn; the legend lists
+    all of them.
     """
     if not points:
         return ()
@@ -25,22 +26,22 @@ def roofline_text(points: Sequence[RooflinePoint], peaks: Peaks) -> tuple[str, .
     plot.roof(peaks)
     for letter, point in reversed([*zip(MARKS, points, strict=False)]):
         plot.put(point.intensity, point.achieved_flops_s, letter)
-    names = [_named(point) for point in points]
+    names = [_label(point) for point in points]
     width = max(map(len, names)) + 1
     legend = [
-        _told(letter, f"{name:<{width}}", point, peaks)
+        _legend_row(letter, f"{name:<{width}}", point, peaks)
         for letter, name, point in zip(MARKS, names, points, strict=False)
     ]
     head = f"   {'':<{width}}{'FLOP/byte':>10}{'GFLOP/s':>9}   of its roof"
     return (*plot.lines(), "", head, *legend)
 
 
-def _named(point: RooflinePoint) -> str:
+def _label(point: RooflinePoint) -> str:
     named = point.phase in point.name or point.name == WHOLE_RUN
     return point.name if named else f"{point.phase}: {point.name}"
 
 
-def _told(letter: str, name: str, point: RooflinePoint, peaks: Peaks) -> str:
+def _legend_row(letter: str, name: str, point: RooflinePoint, peaks: Peaks) -> str:
     side = "bandwidth" if point.intensity < peaks.ridge else "compute"
     return (
         f"{letter}  {name}{point.intensity:>10.3g}{point.achieved_flops_s / 1e9:>9.3g}"
@@ -49,7 +50,7 @@ def _told(letter: str, name: str, point: RooflinePoint, peaks: Peaks) -> str:
 
 
 class _Plot:
-    """Characters in a grid, row 0 on top."""
+    """A grid of characters with row 0 at the top."""
 
     def __init__(self, points: Sequence[RooflinePoint], peaks: Peaks) -> None:
         across = [point.intensity for point in points] + [peaks.ridge]
@@ -72,7 +73,7 @@ class _Plot:
             self.rows[row][self.column(intensity)] = mark
 
     def roof(self, peaks: Peaks) -> None:
-        """The slope of the bandwidth up to each peak; the model's own peak is drawn solid."""
+        """Draw the bandwidth slope up to every peak; the peak of the model's dtype is a solid line."""
         for dtype, peak in peaks.all_flops_s.items():
             flat = "─" if dtype == peaks.dtype else "╌"
             for column in range(self.column(peak / peaks.bytes_s), WIDTH):
@@ -90,7 +91,7 @@ class _Plot:
         return float(10 ** (self.x0 + (self.x1 - self.x0) * column / (WIDTH - 1)))
 
     def lines(self) -> tuple[str, ...]:
-        """The grid with its axes: powers of ten, GFLOP/s on the left, FLOP per byte below."""
+        """The grid with its axes, labelled at powers of ten."""
         labels = {
             self.row(10.0**e): f"{10.0 ** (e - 9):g}" for e in self._decades(self.y0, self.y1)
         }

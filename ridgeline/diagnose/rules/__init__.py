@@ -1,1 +1,1 @@
-"""Causes, rules and decisions as data (TOML), and the code that evaluates their conditions."""
+"""Causes, rules and decisions: TOML data and the code that evaluates it."""

@@ -1,8 +1,7 @@
-"""From losses to ranked findings: causes.toml read, judged and put in order.
+"""Rank the causes of causes.toml by the latency losses of a run.
 
-A cause's score is its own share of all latency plus the shares of the losses that it explains, so
-that a queue behind slow steps counts for what makes them slow. What has been explained that way is
-listed after its cause, if at all, as a consequence.
+The score of a cause is the share of its own loss in the total latency plus the shares of the losses
+that it explains, so that a queue behind slow steps counts towards the reason why they are slow.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from ridgeline.diagnose.conditions import Condition, Facts, all_hold, fill, named_in, parse
-from ridgeline.diagnose.losses.latency_losses import LOSSES, Blame
+from ridgeline.diagnose.losses.latency_losses import LOSSES, LatencyLosses
 from ridgeline.stats import Interval
 
 Verdict = Literal[
@@ -36,7 +35,12 @@ Server = Literal["ridgeline", "vllm", "sglang", "tgi", "tensorrt-llm", "llama.cp
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of causes.toml; see its head."""
+    """One row of causes.toml.
+
+    It is a finding if `loss` is at least `least` of the latency, all conditions of `when` hold, and
+    not all of `unless` do. `explains`: losses that are consequences of it. `flag`: what to change, by
+    server.
+    """
 
     id: str
     verdict: Verdict
@@ -57,9 +61,11 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ValueError(f"cause {self.id!r}: no such loss: {loss!r}")
 
 
-class Ranked(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding. `gain` is the share of all latency that mending it gives back, at most;
-    `with_consequences` adds what it explains.
+class RankedFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause that holds, with the numbers of the run.
+
+    `gain`: upper bound of the share of latency that a fix recovers. `with_consequences`: the same
+    including the losses that the cause explains.
     """
 
     cause: str
@@ -76,6 +82,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def shipped_causes() -> tuple[Cause, ...]:
+    """The causes of this package."""
     text = files("ridgeline.diagnose.rules").joinpath("causes.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)["cause"], tuple[Cause, ...])
 
@@ -85,12 +92,14 @@ def _conditions(texts: tuple[str, ...]) -> tuple[Condition, ...]:
     return tuple(map(parse, texts))
 
 
-def findings(found: Blame, facts: Facts, server: Server = "ridgeline") -> tuple[Ranked, ...]:
-    """Every cause that holds, by what it is worth with its consequences; () for a healthy run."""
-    known = {**facts, **{f"loss_{name}_share": s.mid for name, s in found.shares.items()}}
-    holding = [cause for cause in shipped_causes() if _holds(cause, found.shares, known)]
-    ranked = [_ranked(cause, found.shares, known, server) for cause in holding]
-    ranked.sort(key=lambda each: -each.with_consequences)
+def findings(
+    losses: LatencyLosses, facts: Facts, server: Server = "ridgeline"
+) -> tuple[RankedFinding, ...]:
+    """All causes that hold, the one with the largest loss (with consequences) first."""
+    known = {**facts, **{f"loss_{name}_share": s.mid for name, s in losses.shares.items()}}
+    holding = [cause for cause in shipped_causes() if _holds(cause, losses.shares, known)]
+    ranked = [_ranked(cause, losses.shares, known, server) for cause in holding]
+    ranked.sort(key=lambda finding: -finding.with_consequences)
     return tuple(ranked)
 
 
@@ -102,10 +111,12 @@ def _holds(cause: Cause, shares: Mapping[str, Interval], facts: Facts) -> bool:
     return all_hold(_conditions(cause.when), facts) is True
 
 
-def _ranked(cause: Cause, shares: Mapping[str, Interval], facts: Facts, server: Server) -> Ranked:
+def _ranked(
+    cause: Cause, shares: Mapping[str, Interval], facts: Facts, server: Server
+) -> RankedFinding:
     own = shares[cause.loss]
     names = {condition.name for condition in _conditions(cause.when)} | named_in(cause.sentence)
-    return Ranked(
+    return RankedFinding(
         cause=cause.id,
         verdict=cause.verdict,
         sentence=fill(cause.sentence, facts),
@@ -117,7 +128,7 @@ def _ranked(cause: Cause, shares: Mapping[str, Interval], facts: Facts, server: 
             if name in facts
         },
         fix=cause.fix,
-        flag=cause.flag.get(server) or cause.flag.get("all", "no flag of this server is known"),
+        flag=cause.flag.get(server) or cause.flag.get("all", "no known flag for this server"),
         trade_off=cause.trade_off,
         not_help=cause.not_help,
     )

@@ -1,8 +1,8 @@
-"""The decision flowchart, walked with the numbers of one model, machine and workload.
+"""The decision flowchart, evaluated for one model, machine and workload.
 
-decisions.toml holds the questions. Each is answered by arithmetic alone, from *bounds*: the least
-time that bytes and FLOPs leave. A "no" of a bound is therefore final; a "yes" says only that
-nothing forbids it, and measuring has the last word.
+The questions are in decisions.toml. They are answered from *bounds*: the minimum time that bytes and
+FLOPs allow. A "no" is therefore final, while a "yes" only means that no bound rules it out; a
+measurement has to confirm it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from ridgeline.diagnose.conditions import Facts, all_hold, fill, parse
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of decisions.toml; see its head."""
+    """One row of decisions.toml.
+
+    The answer is yes if all conditions of `when` hold. `yes`, `no` and `open` are the texts for each
+    answer; `yes_try` and `no_try` name techniques; `yes_next` and `no_next` the next question, if it
+    is not the following row.
+    """
 
     id: str
     question: str
@@ -31,15 +36,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     yes_next: str | None = None
     no_next: str | None = None
 
-    def answered(self, facts: Facts) -> Answered:
-        """With these facts."""
+    def answered(self, facts: Facts) -> DecisionAnswer:
+        """Answer the question with these facts."""
         conditions = tuple(map(parse, self.when))
         holds = all_hold(conditions, facts)
         if holds is None:
-            missing = "; ".join(each.explain(facts) for each in conditions)
+            missing = "; ".join(condition.explain(facts) for condition in conditions)
             why = fill(self.open, facts) or missing
-            return Answered(id=self.id, question=self.question, answer=None, why=why)
-        return Answered(
+            return DecisionAnswer(id=self.id, question=self.question, answer=None, why=why)
+        return DecisionAnswer(
             id=self.id,
             question=self.question,
             answer=holds,
@@ -48,8 +53,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """A question on the way: yes, no or (a fact is missing) open; `techniques` it speaks for."""
+class DecisionAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a question. `answer`: None if a fact is missing. `techniques`: what to try."""
 
     id: str
     question: str
@@ -60,19 +65,19 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def shipped_decisions() -> tuple[Decision, ...]:
-    """The questions of this package."""
+    """The flowchart of this package."""
     text = files("ridgeline.diagnose.rules").joinpath("decisions.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)["decision"], tuple[Decision, ...])
 
 
-def walk(facts: Facts, decisions: tuple[Decision, ...] | None = None) -> Iterator[Answered]:
-    """The questions that are met, first to last. An open one is passed over like a yes."""
+def walk(facts: Facts, decisions: tuple[Decision, ...] | None = None) -> Iterator[DecisionAnswer]:
+    """Answer the questions in the order of the flowchart. An open one continues like a yes."""
     rows = shipped_decisions() if decisions is None else decisions
     place = {row.id: index for index, row in enumerate(rows)}
     at = 0
     while at < len(rows):
         row = rows[at]
-        found = row.answered(facts)
-        yield found
-        onward = row.no_next if found.answer is False else row.yes_next
-        at = place[onward] if onward else at + 1
+        result = row.answered(facts)
+        yield result
+        next_id = row.no_next if result.answer is False else row.yes_next
+        at = place[next_id] if next_id else at + 1

@@ -1,4 +1,4 @@
-"""Symptom -> cause -> fix, read from rules.toml and spoken only where the evidence holds."""
+"""Rules from symptom to cause to fix, read from rules.toml and given only if their evidence holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ridgeline.diagnose.conditions import Condition, Facts, all_hold, fill, pars
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One row. The texts may hold `{fact}` places; `rung` is the ladder row of the fix."""
+    """One rule. Its texts may contain `{fact}` placeholders; `rung`: the ladder row that applies the fix."""
 
     id: str
     symptom: str
@@ -27,7 +27,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule that spoke, with this run's numbers in it."""
+    """A rule whose evidence holds, with the numbers of the run filled in."""
 
     rule: str
     symptom: str
@@ -49,7 +49,7 @@ def shipped() -> tuple[Rule, ...]:
 
 
 def read(text: str) -> tuple[Rule, ...]:
-    """Rules from TOML; a row with an unknown or missing key is an error that names it."""
+    """Parse rules from TOML. Raises ValueError for an unknown key and TypeError for a missing one."""
     return tuple(_rule(row) for row in tomllib.loads(text).get("rule", ()))
 
 
@@ -61,7 +61,7 @@ def _rule(row: dict[str, Any]) -> Rule:
 
 
 def advise(facts: Facts, rules: tuple[Rule, ...] | None = None) -> tuple[Advice, ...]:
-    """Every rule whose evidence holds in these facts, in the order of the file."""
+    """Advice from every rule whose evidence holds, in the order of the file."""
     chosen = shipped() if rules is None else rules
     return tuple(_advice(rule, facts) for rule in chosen if all_hold(rule.evidence, facts))
 

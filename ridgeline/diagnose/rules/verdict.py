@@ -1,9 +1,8 @@
-"""One sentence with numbers: what bounds this run, and by what evidence.
+"""The verdict on a run: what bounds it, in one sentence with its evidence.
 
-The order matters. A client at its own limit makes every other number one about the client; a cache
-that does not fit makes the engine do work twice; a queue makes latency out of nothing that a
-faster step would mend at once. Only then is the question which side of the roofline the steps
-themselves are on.
+The order of the cases matters. If the client is at its limit, every other number describes the client;
+if the KV cache is too small, the engine does work twice; if requests queue, faster steps would not
+remove the wait at once. Only then does it matter which side of the roofline the steps are on.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Bound = Literal[
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, in one sentence, with the numbers that it rests on."""
+    """A bound, a sentence that explains it, and the facts it is based on."""
 
     bound: Bound
     sentence: str
@@ -44,13 +43,13 @@ _OUTSIDE_THE_STEP = (
         "client",
         ("client_cpu_share > 0.9", "send_lag_p95_s > 0.05"),
         "Client-bound: the load client used {client_cpu_share} of a core and sent its requests "
-        "{send_lag_p95_s} late (p95); these are the client's numbers, not the server's.",
+        "{send_lag_p95_s} late (p95), so the figures describe the client, not the server.",
         ("client_cpu_share", "send_lag_p95_s"),
     ),
     _case(
         "capacity",
         ("preemptions > 0.05 * num_requests",),
-        "Capacity-bound: {preemptions} sequences lost their KV blocks and were computed again, "
+        "Capacity-bound: {preemptions} sequences were preempted and computed again, "
         "with {kv_used_share} of the KV cache in use (p95).",
         ("preemptions", "kv_used_share", "num_requests"),
     ),
@@ -71,26 +70,26 @@ _OUTSIDE_THE_STEP = (
     _case(
         "idle",
         ("idle_share > 0.6",),
-        "Not bound at this load: the engine was idle {idle_share} of the time; nothing about it "
-        "can be faster than the arrivals.",
+        "Not bound at this load: the engine was idle {idle_share} of the time, so its throughput "
+        "is limited by the arrivals.",
         ("idle_share",),
     ),
 )
 
 _INSIDE_THE_STEP: dict[Bound, str] = {
-    "bandwidth": "Bandwidth-bound: {bandwidth_share} of the time is the bytes that each step must "
-    "read at this machine's own bandwidth (MBU {mbu_share}, MFU {mfu_share}).",
-    "compute": "Compute-bound: {compute_share} of the time is arithmetic at this machine's own "
-    "rate (MFU {mfu_share}, MBU {mbu_share}).",
-    "overhead": "Overhead-bound: {overhead_share} of the time is neither compulsory bytes nor "
+    "bandwidth": "Bandwidth-bound: {bandwidth_share} of the time is needed to read the bytes of each "
+    "step at this machine's bandwidth (MBU {mbu_share}, MFU {mfu_share}).",
+    "compute": "Compute-bound: {compute_share} of the time is needed for the arithmetic at this "
+    "machine's peak (MFU {mfu_share}, MBU {mbu_share}).",
+    "overhead": "Overhead-bound: {overhead_share} of the time is explained by neither bytes nor "
     "arithmetic (MBU {mbu_share}, MFU {mfu_share}): dispatch, host work, slow kernels.",
-    "planning": "Planning-bound: {planning_share} of the time goes into deciding the steps, not "
-    "into computing them.",
+    "planning": "Planning-bound: {planning_share} of the time goes into planning steps, not "
+    "computing them.",
 }
 
 
 def verdict(facts: Facts) -> Finding:
-    """The bound of one run from its named numbers (`ridgeline.diagnose.facts.facts_of`)."""
+    """The bound of a run, from the facts of `ridgeline.diagnose.facts.facts_of`."""
     for case in _OUTSIDE_THE_STEP:
         if all_hold(case.when, facts):
             return _finding(case.bound, case.sentence, case.evidence, facts)
@@ -98,7 +97,7 @@ def verdict(facts: Facts) -> Finding:
     if not any(known.values()):
         return Finding(
             bound="unknown",
-            sentence="No bound can be named: this server tells nothing about its steps.",
+            sentence="The bound is unknown: this server reports nothing about its steps.",
             evidence={},
         )
     largest = max(known, key=lambda bound: known[bound])
@@ -112,7 +111,7 @@ def verdict(facts: Facts) -> Finding:
 
 
 def verdict_of_point(point: RooflinePoint, peaks: Peaks) -> Finding:
-    """The bound of one phase: its side of the ridge; overhead under half of its roof."""
+    """The bound of one phase: its side of the ridge, or overhead below half of its roof."""
     side: Bound = "bandwidth" if point.intensity < peaks.ridge else "compute"
     bound: Bound = side if point.share_of_roof >= 0.5 else "overhead"
     sentence = (

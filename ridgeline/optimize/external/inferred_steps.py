@@ -9,7 +9,7 @@ can be inferred from outside are described in `ridgeline.diagnose`.
 from __future__ import annotations
 
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose.losses.observed_steps import seen_steps
+from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
 from ridgeline.records import RunTrace, StepStat
 
 
@@ -17,4 +17,6 @@ def infer_steps(
     run: RunTrace, settings: Settings, *, shared_share: float = 0.0
 ) -> tuple[StepStat, ...]:
     """The steps that explain a run; () if no request streamed token by token."""
-    return seen_steps(run, cached_share=shared_share if settings.enable_prefix_caching else 0.0)
+    return infer_steps_from_tokens(
+        run, cached_share=shared_share if settings.enable_prefix_caching else 0.0
+    )

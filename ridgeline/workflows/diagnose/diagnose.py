@@ -66,7 +66,7 @@ def diagnose(
             device = session.device(run)
         context = run_context(options, observed)
     diagnosis = diagnose_run(run, context, options.slo, expected)
-    if diagnosis.blame is None:
+    if diagnosis.losses is None:
         raise BadInput(
             "nothing to diagnose: no request was served",
             value=run.target,

@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import cast
 
 from ridgeline.diagnose import (
-    Blame,
-    Ranked,
+    LatencyLosses,
+    RankedFinding,
+    attribute_latency,
+    attribute_server_latency,
     batch_facts,
-    blame,
-    blame_server,
     findings,
     missed_prefix,
+    split_gpu_losses,
     step_facts,
-    with_gpu,
 )
 from ridgeline.diagnose.losses.latency_losses import Expected
-from ridgeline.diagnose.losses.observed_steps import seen_steps
+from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
 from ridgeline.diagnose.rules.causes import Server
 from ridgeline.measure.monitors.server_config import ELSEWHERE
 from ridgeline.measure.results.event_log import RunContext
@@ -34,14 +34,14 @@ from ridgeline.workflows.diagnose.server_facts import run_facts, server_metrics
 class Diagnosis(Result, frozen=True, kw_only=True):
     """The findings, the most worthwhile first, and the losses of latency that they rest on.
 
-    `blame` is None if no request was served. `metrics`: what the server and its machine reported.
+    `losses` is None if no request was served. `metrics`: what the server and its machine reported.
     `roof`: prefill, decode and mixed steps under the peaks of the device, if it is known.
     """
 
     target: str
     server: str
-    findings: tuple[Ranked, ...]
-    blame: Blame | None
+    findings: tuple[RankedFinding, ...]
+    losses: LatencyLosses | None
     metrics: dict[str, float] = {}
     roof: RunRoofline | None = None
 
@@ -62,24 +62,24 @@ def diagnose_run(
     missed = missed_prefix(run, context.shared_prompt_share, metrics)
     if run.steps:
         token_budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
-        losses = blame(
+        losses = attribute_latency(
             run,
             missed_prefix=missed,
             expected=expected,
             token_budget=token_budget if isinstance(token_budget, int) else None,
         )
     else:
-        losses = blame_server(run, metrics, missed)
-    losses = None if losses is None else with_gpu(losses, run, metrics)
+        losses = attribute_server_latency(run, metrics, missed)
+    losses = None if losses is None else split_gpu_losses(losses, run, metrics)
     server = cast("Server", report.server if report else _server_of(run))
     facts = {**run_facts(run, slo, metrics), **step_facts(run, expected)}
     if not run.steps:
-        facts.update(batch_facts(seen_steps(run)))
+        facts.update(batch_facts(infer_steps_from_tokens(run)))
     facts["missed_prefix_share"] = missed
     facts.setdefault("cpu_taken_share", 0.0)  # not observed: no reason to suspect other processes
     ranked = findings(losses, facts, server) if losses is not None else ()
     return Diagnosis(
-        target=run.target, server=server, findings=ranked, blame=losses, metrics=metrics
+        target=run.target, server=server, findings=ranked, losses=losses, metrics=metrics
     )
 
 

@@ -24,7 +24,7 @@ KEY = f"{PHASE_LEGEND}\nP, D, M: whole phases"
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:
     """The losses, the findings, and the phases under the roofline."""
-    assert diagnosis.blame is not None
+    assert diagnosis.losses is not None
     roof = diagnosis.roof
     figure, intro = Markup(), ""
     if roof is not None and roof.points:
@@ -36,8 +36,8 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         title=f"Ridgeline: {diagnosis.target}",
         eyebrow="Ridgeline · diagnosis",
         heading=diagnosis.target,
-        lede=f"{diagnosis.blame.num_requests} requests. Where latency went: "
-        f"{shares_line(diagnosis.blame)}.",
+        lede=f"{diagnosis.losses.num_requests} requests. Where latency went: "
+        f"{shares_line(diagnosis.losses)}.",
         findings=[
             {
                 "verdict": finding.verdict,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ridgeline.diagnose import Blame, Ranked
+from ridgeline.diagnose import LatencyLosses, RankedFinding
 from ridgeline.diagnose.conditions import written
 
 MIN_SHARE = 0.005  # smaller losses are not listed
 NO_FINDING = "no cause accounts for enough of the latency to be worth fixing"
 
 
-def finding_lines(finding: Ranked) -> dict[str, str]:
+def finding_lines(finding: RankedFinding) -> dict[str, str]:
     """The details of a finding by name."""
     gain, more = finding.gain, finding.with_consequences - finding.gain.mid
     text = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
@@ -26,13 +26,13 @@ def finding_lines(finding: Ranked) -> dict[str, str]:
     }
 
 
-def shares_line(blame: Blame) -> str:
+def shares_line(losses: LatencyLosses) -> str:
     """The losses with their shares of all latency, largest first."""
-    rows = sorted(blame.shares.items(), key=lambda item: -item[1].mid)
+    rows = sorted(losses.shares.items(), key=lambda item: -item[1].mid)
     return ", ".join(f"{name} {share.mid:.0%}" for name, share in rows if share.mid >= MIN_SHARE)
 
 
-def first_finding(findings: tuple[Ranked, ...]) -> str:
+def first_finding(findings: tuple[RankedFinding, ...]) -> str:
     """The most worthwhile finding as a sentence."""
     if not findings:
         return f"{NO_FINDING[0].upper()}{NO_FINDING[1:]} (`ridgeline diagnose`)."

@@ -14,7 +14,11 @@ import msgspec
 
 from ridgeline.diagnose import roofline_points
 from ridgeline.diagnose.losses.gpu_losses import in_flight_share
-from ridgeline.diagnose.losses.observed_steps import Began, one_by_one, seen_steps
+from ridgeline.diagnose.losses.observed_steps import (
+    PrefillStart,
+    infer_steps_from_tokens,
+    one_token_requests,
+)
 from ridgeline.diagnose.roofline.text_chart import WHOLE_RUN
 from ridgeline.measure.results.event_log import RunContext
 from ridgeline.records import RequestTrace, RunTrace, StepStat
@@ -50,10 +54,10 @@ def run_roofline(
             points=points, peaks=device.peaks, note="steps: the engine's own records"
         )
     served = [request for request in run.requests if request.token_s]
-    if len(one_by_one(run)) < MIN_ONE_BY_ONE * max(1, len(served)):
+    if len(one_token_requests(run)) < MIN_ONE_BY_ONE * max(1, len(served)):
         return _whole_run(run, context, device)
     report = context.server
-    steps = seen_steps(
+    steps = infer_steps_from_tokens(
         run, cached_share=(report and hit_share(report)) or 0.0, began=prefill_start(metrics)
     )
     counted = steps_of_run(run, report)
@@ -74,7 +78,7 @@ def phase_points(
     return tuple(msgspec.structs.replace(point, name=point.phase) for point in points)
 
 
-def prefill_start(metrics: Mapping[str, float]) -> Began:
+def prefill_start(metrics: Mapping[str, float]) -> PrefillStart:
     """When the prefill of a request started, or None if that is unknown.
 
     As the server says of the request itself; else by its mean prefill time; else when the request

@@ -10,7 +10,7 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.rules.decisions import Answered, walk
+from ridgeline.diagnose.rules.decisions import DecisionAnswer, walk
 from ridgeline.engine.config import resolve
 from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.errors import BadInput
@@ -59,7 +59,7 @@ class ModelExplanation(Result, frozen=True, kw_only=True):
     rewrites: tuple[str, ...]
     workload: str
     slo: str
-    decisions: tuple[Answered, ...]
+    decisions: tuple[DecisionAnswer, ...]
     facts: dict[str, Value]
     techniques: tuple[Recommendation, ...]
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.rules.decisions import Answered, walk
+from ridgeline.diagnose.rules.decisions import DecisionAnswer, walk
 from ridgeline.workflows.explain.recommendations import Recommendation
 
 
@@ -40,7 +40,7 @@ class TopicContext:
         return self._facts()
 
     @cached_property
-    def answers(self) -> tuple[Answered, ...]:
+    def answers(self) -> tuple[DecisionAnswer, ...]:
         """The answers of the decision flowchart."""
         return tuple(walk(self.facts))
 
