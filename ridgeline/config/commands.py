@@ -105,11 +105,16 @@ _COMMANDS = (
     Command(
         name="chat",
         group="Run",
-        summary="Chat with a running server.",
-        details="Each line of input is one message; an empty line or Ctrl-D ends the chat, Ctrl-C "
-        "stops an answer. Prints the time to first token and the speed of every answer.",
-        examples=("ridgeline chat --url http://127.0.0.1:8000",),
-        sections=(ChatOptions,),
+        summary="Chat with a model, here or on a server.",
+        details="Each line of input is one message; /help lists the commands, Ctrl-C stops an "
+        "answer, Ctrl-D leaves. Prints the time to first token and the speed of every answer. MODEL "
+        "runs in this process; --url talks to a server.",
+        examples=(
+            "ridgeline chat",
+            "ridgeline chat Qwen/Qwen3-0.6B --quantization int8",
+            "ridgeline chat --url http://127.0.0.1:8000",
+        ),
+        sections=(ChatOptions, Settings),
     ),
     Command(
         name="generate",

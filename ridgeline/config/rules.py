@@ -93,6 +93,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("served_model_name", ("url",)),
         Needs("start_timeout", ("url",)),
     ),
+    "chat": (
+        Needs("served_model_name", ("url",)),
+        Needs("api_key", ("url",)),
+        Displaces("url", ("model", *ENGINE)),
+    ),
     "top": (Needs("json", ("once",)),),
     "models": (Needs("calibration", ("fit",)),),
     "eval": (

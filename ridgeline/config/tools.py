@@ -22,6 +22,7 @@ from ridgeline.config.units import (
 
 LOCAL_URL = "http://127.0.0.1:8000"
 _TEMPERATURE = About("Sampling temperature; 0 is greedy.", unit=NUMBER, range=Range(0, 1e6))
+_TOP_P = About("Nucleus sampling.", unit=NUMBER, range=Range(0, 1, exclusive=True))
 _MAX_TOKENS = About("Maximum output tokens.", unit=TOKENS)
 
 
@@ -38,10 +39,7 @@ class GenerateOptions(Section, frozen=True, kw_only=True):
     ]
     max_tokens: Annotated[int, _MAX_TOKENS] = 128
     temperature: Annotated[float, _TEMPERATURE] = 0.0
-    top_p: Annotated[
-        float,
-        About("Nucleus sampling.", unit=NUMBER, range=Range(0, 1, exclusive=True)),
-    ] = 1.0
+    top_p: Annotated[float, _TOP_P] = 1.0
     stop: Annotated[
         tuple[str, ...],
         About("Stop at this text; repeatable.", metavar="TEXT", ambient=False),
@@ -94,19 +92,28 @@ class BatchFileOptions(Section, frozen=True, kw_only=True):
 
 
 class ChatOptions(Section, frozen=True, kw_only=True):
-    """A server to talk to, and how its answers are sampled."""
+    """A model or a server to talk to, and how its answers are sampled."""
 
     title: ClassVar[str] = "Chat"
     table: ClassVar[str] = "chat"
     prefix: ClassVar[str] = "chat_"
 
-    url: Annotated[str, shared.URL.but(ambient=True)] = LOCAL_URL
+    model: Annotated[str | None, shared.OPTIONAL_MODEL] = None
+    url: Annotated[
+        str | None,
+        shared.URL.but(
+            help="Talk to a running server with the OpenAI API, not to a model in this process."
+        ),
+    ] = None
     api_key: Annotated[str | None, shared.API_KEY] = None
     served_model_name: Annotated[
-        str | None, shared.SERVED_MODEL_NAME.but(aliases=("model",), unset="the server's default")
+        str | None, shared.SERVED_MODEL_NAME.but(unset="the server's default")
     ] = None
     system: Annotated[str | None, About("System prompt.", metavar="TEXT")] = None
-    temperature: Annotated[float, _TEMPERATURE] = 0.7
+    temperature: Annotated[
+        float | None, _TEMPERATURE.but(unset="0.7; for smollm2 0.2, with --top-p 0.9")
+    ] = None
+    top_p: Annotated[float | None, _TOP_P.but(unset="1")] = None
     max_tokens: Annotated[int, _MAX_TOKENS] = 512
 
 

@@ -12,7 +12,10 @@ import msgspec
 
 
 class RegistryModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model file inside a wheel. `wheel` pins its version, `sha256` the content of `member`."""
+    """A model file inside a wheel. `wheel` pins its version, `sha256` the content of `member`.
+
+    `temperature` and `top_p` are the sampling that its publisher recommends for chats.
+    """
 
     name: str
     title: str
@@ -20,6 +23,8 @@ class RegistryModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     licence: str
     wheel: str
     member: str
+    temperature: float
+    top_p: float
     num_bytes: int
     sha256: str
 

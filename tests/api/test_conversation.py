@@ -12,7 +12,8 @@ import pytest
 from ridgeline import Engine, Sampling
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.checkpoints.locate import model_path
-from ridgeline.workflows.text.conversation import Conversation, Turn
+from ridgeline.workflows.text.conversation import Conversation
+from ridgeline.workflows.text.transcript import Turn
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 ENDLESS = Sampling(temperature=0.0, max_tokens=1500, ignore_eos=True)

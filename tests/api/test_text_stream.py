@@ -10,7 +10,8 @@ import pytest
 
 from ridgeline import Engine, Sampling
 from ridgeline.errors import BadInput, DoesNotFit, UserError
-from ridgeline.workflows.text.text_stream import Reply, TextStream, prompt_tokens
+from ridgeline.workflows.text.text_stream import TextStream, prompt_tokens
+from ridgeline.workflows.text.transcript import Reply
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 ENDLESS = Sampling(temperature=0.0, max_tokens=1500, ignore_eos=True)

@@ -30,7 +30,7 @@ def test_chat_answers_every_line(
     assert main(["chat", "--url", served, "--system", "be kind"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{ANSWER}\n{ANSWER}\n"
-    told = rf"{len(ANSWER)} tokens · ttft \d+ ms · [\d.,]+ tok/s · 3 of \d+ prompt tokens cached"
+    told = rf"{len(ANSWER)} tokens · TTFT \d+ ms · [\d.,]+ tok/s · 3 of \d+ prompt tokens cached"
     assert len(re.findall(told, err)) == 2
 
 
@@ -162,7 +162,8 @@ def test_top_judges_by_what_is_promised() -> None:
 
 @pytest.mark.parametrize("command", [["chat"], ["top", "--once"]])
 @pytest.mark.parametrize(
-    "flags", [["--url", "http://h:x"], ["--url", "ftp://h"], ["--api-key", "☃"]]
+    "flags",
+    [["--url", "http://h:x"], ["--url", "ftp://h"], ["--url", "http://h", "--api-key", "☃"]],
 )
 def test_an_address_or_a_key_that_cannot_be_is_refused(
     command: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]

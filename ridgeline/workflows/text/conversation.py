@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
-from ridgeline.report.html import render_page
-from ridgeline.report.result import Result
-from ridgeline.workflows.text.text_stream import Reply, TextStream
+from ridgeline.workflows.text.text_stream import TextStream
+from ridgeline.workflows.text.transcript import Reply, Transcript, Turn
 
 CHAT_SAMPLING = Sampling(temperature=0.7, max_tokens=512)
 """The defaults of `ridgeline chat`."""
-
-
-class Turn(msgspec.Struct, frozen=True):
-    """One message of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class Transcript(Result, frozen=True, kw_only=True):
-    """The turns of a conversation, and the figures of the model's replies."""
-
-    model: str
-    turns: tuple[Turn, ...]
-    replies: tuple[Reply, ...]
-
-    def to_html(self) -> str:
-        """The conversation as a page."""
-        return render_page(
-            "report/record.html",
-            title=f"Ridgeline: conversation with {self.model}",
-            eyebrow="Ridgeline",
-            heading=f"Conversation with {self.model}",
-            lede="",
-            text="\n\n".join(f"{turn.role}: {turn.content}" for turn in self.turns),
-        )
 
 
 class Conversation:

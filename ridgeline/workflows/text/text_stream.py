@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
-from html import escape
 from time import perf_counter
 
 from ridgeline.engine.engine import Engine, Prompt
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.records import Event, Failed, Finished, FinishReason, Sampling, Started, Token, Usage
-from ridgeline.report.result import Result
+from ridgeline.workflows.text.transcript import Reply
 
 ChatMessages = Sequence[Mapping[str, object]]
 """A conversation: `{"role": "user", "content": "…"}` and so on, as in OpenAI's API."""
@@ -35,33 +34,6 @@ def prompt_tokens(engine: Engine, prompt: Prompt | ChatMessages) -> Sequence[int
             fix='write messages as {"role": "user", "content": "…"}',
         )
     return engine.tokenizer.apply_chat_template(messages)
-
-
-class Reply(Result, frozen=True, kw_only=True):
-    """One answer, complete or as far as it was received, and how fast it came.
-
-    `finish_reason` is None while the answer is incomplete, "abort" if its stream was closed.
-    `ttft_s`: seconds from the request to the first token, None before it. `decode_s`: seconds from
-    the first token to the latest.
-    """
-
-    text: str
-    finish_reason: FinishReason | None
-    usage: Usage
-    ttft_s: float | None
-    decode_s: float
-
-    def __str__(self) -> str:
-        return self.text
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Speed of decoding, without the first token; None for fewer than two tokens."""
-        num_gaps = self.usage.completion_tokens - 1
-        return num_gaps / self.decode_s if num_gaps > 0 and self.decode_s > 0 else None
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(self.text)}</pre>"
 
 
 class TextStream:

@@ -1,153 +1,170 @@
-"""`ridgeline chat`: talk to an OpenAI-compatible server on the terminal, with the speed of every
-answer. Each line of input is one message; an empty line or Ctrl-D ends it. Ctrl-C stops an answer.
+"""`ridgeline chat`: talk to a model on the terminal, with the speed of every answer.
+
+The model runs in this process, or on a server (`--url`). Ctrl-C stops an answer and keeps what was said; Ctrl-D leaves.
+Input from a pipe is answered line by line.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
-import httpx
-import msgspec
 from rich.console import Console
 
-from ridgeline.cli.commands.run.generate import figures
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.chat import COMMANDS, help_table, reply_figures
 from ridgeline.config.tools import ChatOptions
-from ridgeline.errors import RidgelineError
-from ridgeline.measure.client.http_target import authorization, base_url, no_server_error
+from ridgeline.errors import BadInput, UserError
+from ridgeline.hub.registry_models import RegistryModel, registry_models
+from ridgeline.records import Sampling
+from ridgeline.workflows.text.base import ChatPartner
 
-Message = dict[str, str]
+TEMPERATURE = 0.7
+Start = Callable[[str | None], ChatPartner]
+"""Begins a conversation with a system prompt."""
 
 
 def chat(call: Invocation) -> int:
     """`ridgeline chat`."""
-    return command(call.read(ChatOptions))
+    options, console = call.read(ChatOptions), Console(stderr=True, highlight=False)
+    if options.url is not None:
+        return ChatLoop(_remote(options, _sampling(options)), options.system, console).run()
+    settings = call.settings(options.model)
+    sampling = _sampling(options, registry_models().get(settings.model))
+    from ridgeline.engine.engine import Engine
+    from ridgeline.workflows.text.conversation import Conversation
+
+    with console.status(f"loading {settings.model} …"):
+        engine = Engine.from_settings(settings)
+    with closing(engine):
+        parameters = f"{engine.info.weight_bytes / 1e6:,.0f} MB of weights"
+        console.print(f"{settings.model} · {parameters} · loaded in {engine.load_s:.1f} s")
+
+        def start(system: str | None) -> ChatPartner:
+            return Conversation(engine, system=system, sampling=sampling)
+
+        return ChatLoop(start, options.system, console).run()
 
 
-def command(options: ChatOptions) -> int:
-    """Talk until the input ends."""
-    console = Console(stderr=True, highlight=False)
-    said: list[Message] = []
-    if options.system:
-        said.append({"role": "system", "content": options.system})
-    base, headers = base_url(options.url), authorization(options.api_key)
-    with httpx.Client(base_url=base, headers=headers, timeout=600) as client:
-        _reach(client, options.url)
-        for text in _input(console):
-            said.append({"role": "user", "content": text})
-            answer, line = _answer(client, options, said)
-            said.append({"role": "assistant", "content": answer})
-            console.print(line, style="dim", markup=False)
-    return 0
+def _sampling(options: ChatOptions, model: RegistryModel | None = None) -> Sampling:
+    """As chosen; by default as the publisher of the model recommends."""
+    temperature = TEMPERATURE if model is None else model.temperature
+    top_p = 1.0 if model is None else model.top_p
+    return Sampling(
+        temperature=temperature if options.temperature is None else options.temperature,
+        top_p=top_p if options.top_p is None else options.top_p,
+        max_tokens=options.max_tokens,
+    )
 
 
-def _reach(client: httpx.Client, url: str) -> None:
-    """BadInput where no server answers: known before anybody has written a message. What it answers
-    is no matter; not every server lists its models."""
-    try:
-        client.get("/v1/models", timeout=10)
-    except httpx.ReadTimeout:
-        return  # it is there, and busy
-    except httpx.TransportError as error:
-        raise no_server_error(url, error) from None
+def _remote(options: ChatOptions, sampling: Sampling) -> Start:
+    from ridgeline.workflows.text.remote_conversation import RemoteConversation
+
+    def start(system: str | None) -> ChatPartner:
+        assert options.url is not None
+        return RemoteConversation(
+            options.url,
+            sampling=sampling,
+            model=options.served_model_name,
+            api_key=options.api_key,
+            system=system,
+        )
+
+    return start
 
 
-def _input(console: Console) -> Iterator[str]:
-    """Messages until an empty one; the prompt shows only to people."""
-    while True:
-        if sys.stdin.isatty():
-            console.print("> ", style="bold", end="")
-        text = sys.stdin.readline().strip()
-        if not text:
-            return
-        yield text
+class ChatLoop:
+    """Reads messages and `/commands` until the input ends, and prints the answers."""
 
+    def __init__(self, start: Start, system: str | None, console: Console) -> None:
+        self._start, self._console = start, console
+        self._partner = start(system)
+        self._is_terminal = sys.stdin.isatty()
 
-def _answer(client: httpx.Client, options: ChatOptions, said: list[Message]) -> tuple[str, str]:
-    """Print the answer as it comes; its text, and the line of figures."""
-    sent_s, token_s, text, told = time.perf_counter(), list[float](), "", ChatUsage()
-    stopped = ""
-    try:
-        for piece in _pieces(client, options, said):
-            if isinstance(piece, ChatUsage):
-                told = piece
+    def run(self) -> int:
+        """The exit code. From a pipe, the first error ends the conversation."""
+        if self._is_terminal:
+            self._print("/help lists the commands, Ctrl-D leaves")
+        try:
+            for text in self._messages():
+                try:
+                    if not text.startswith("/"):
+                        self._answer(text)
+                    elif not self._obey(text):
+                        break
+                except UserError as error:
+                    if not self._is_terminal:
+                        raise
+                    self._print(f"{error}", "red")
+        finally:
+            self._partner.close()
+        return 0
+
+    def _messages(self) -> Iterator[str]:
+        """Lines that are not blank; a backslash at the end continues one on the next line."""
+        while True:
+            try:
+                text = self._read_line()
+                while text.endswith("\\"):
+                    text = f"{text[:-1]}\n{self._read_line()}"
+            except KeyboardInterrupt:
+                self._print("\nCtrl-D or /exit leaves")
                 continue
-            token_s.append(time.perf_counter())
-            text += piece
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        stopped = " · stopped"
-    sys.stdout.write("\n")
-    return text, figures(sent_s, token_s, told.num_tokens) + told.cached() + stopped
+            except EOFError:
+                if self._is_terminal:
+                    self._console.print()
+                return
+            if text.strip():
+                yield text.strip()
 
+    def _read_line(self) -> str:
+        if self._is_terminal:
+            import readline  # noqa: F401  # gives input() its history and editing keys
 
-class ChatUsage(msgspec.Struct, frozen=True):
-    """What the server counted; None where it does not say."""
+            return input("> ")
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
 
-    num_tokens: int | None = None
-    num_prompt: int = 0
-    num_cached: int = 0
+    def _answer(self, text: str) -> None:
+        """Print the answer as it comes, and how fast it came. Ctrl-C stops it."""
+        with self._partner.stream(text) as stream:
+            try:
+                for piece in stream:
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+            except KeyboardInterrupt:
+                pass
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        self._print(reply_figures(stream.reply))
 
-    def cached(self) -> str:
-        if not self.num_cached:
-            return ""
-        return f" · {self.num_cached:,} of {self.num_prompt:,} prompt tokens cached"
+    def _print(self, text: str, style: str = "dim") -> None:
+        self._console.print(text, style=style, markup=False, soft_wrap=True)
 
-
-def _pieces(
-    client: httpx.Client, options: ChatOptions, said: list[Message]
-) -> Iterator[str | ChatUsage]:
-    """The answer's chunks, one per token on most servers, and its usage; RidgelineError where there
-    is none."""
-    body = {
-        "messages": said,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "temperature": options.temperature,
-        "max_tokens": options.max_tokens,
-        **({"model": options.served_model_name} if options.served_model_name else {}),
-    }
-    try:
-        with client.stream("POST", "/v1/chat/completions", json=body) as reply:
-            if reply.status_code != 200:
-                raise RidgelineError(_why(reply.read(), reply.status_code))
-            for line in reply.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    chunk = json.loads(line[6:])
-                    yield from _text(chunk)
-                    if chunk.get("usage"):
-                        yield _usage(chunk["usage"])
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise no_server_error(options.url, error) from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RidgelineError(f"{options.url} does not answer: {error}") from None
-
-
-def _text(chunk: dict[str, object]) -> Iterator[str]:
-    if "error" in chunk:
-        raise RidgelineError(_why(json.dumps(chunk).encode(), 500))
-    choices = chunk.get("choices")
-    for choice in choices if isinstance(choices, list) else []:
-        delta = choice.get("delta", {})
-        content = delta.get("content")
-        # Nothing beside a role opens an answer; some servers give the role with every piece.
-        if content or (content is not None and "role" not in delta):
-            yield content
-
-
-def _usage(told: dict[str, Any]) -> ChatUsage:
-    details = told.get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens") or 0
-    return ChatUsage(told.get("completion_tokens"), told.get("prompt_tokens") or 0, cached)
-
-
-def _why(body: bytes, status: int) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server said {status}"
+    def _obey(self, text: str) -> bool:
+        """Carry out a `/command`; False if it ends the conversation."""
+        name, _, argument = text.partition(" ")
+        argument = argument.strip()
+        match name:
+            case "/exit" | "/quit":
+                return False
+            case "/help":
+                self._console.print(help_table())
+            case "/clear":
+                self._partner.reset()
+                self._print("conversation cleared")
+            case "/system":
+                self._partner.close()
+                self._partner = self._start(argument or None)
+                self._print(
+                    f"system prompt {'set' if argument else 'removed'}, conversation cleared"
+                )
+            case "/save":
+                path = self._partner.save(argument or "conversation.json")
+                self._print(f"saved to {path}")
+            case _:
+                raise BadInput("unknown command", value=name, limit=", ".join(COMMANDS))
+        return True

@@ -1,0 +1,174 @@
+"""A conversation with a model on an OpenAI-compatible server: it remembers its turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from ridgeline.errors import BadInput, RidgelineError
+from ridgeline.measure.client.http_target import authorization, base_url, no_server_error
+from ridgeline.records import FinishReason, Sampling, Usage
+from ridgeline.workflows.text.transcript import Reply, Transcript, Turn
+
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+_TIMEOUT_S = 600
+
+
+class RemoteConversation:
+    """A conversation over the server at `url`. `model`: the name to request, None for its default.
+
+    Raises BadInput where no server answers.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        sampling: Sampling,
+        model: str | None = None,
+        api_key: str | None = None,
+        system: str | None = None,
+    ) -> None:
+        self.url, self.sampling, self.model = url, sampling, model
+        self._turns = [] if system is None else [Turn("system", system)]
+        self._replies: list[Reply] = []
+        self._client = httpx.Client(
+            base_url=base_url(url), headers=authorization(api_key), timeout=_TIMEOUT_S
+        )
+        self._check_reachable()
+
+    def _check_reachable(self) -> None:
+        """BadInput where no server answers. What it answers does not matter: not every one lists
+        its models."""
+        try:
+            self._client.get("/v1/models", timeout=10)
+        except httpx.ReadTimeout:
+            return  # it is there, and busy
+        except httpx.TransportError as error:
+            raise no_server_error(self.url, error) from None
+
+    @property
+    def transcript(self) -> Transcript:
+        """A record of the conversation so far."""
+        return Transcript(
+            model=self.model or self.url, turns=tuple(self._turns), replies=tuple(self._replies)
+        )
+
+    def stream(self, text: str) -> RemoteReplyStream:
+        """Send a message; the reply is streamed. What came of a stopped reply is remembered.
+
+        Reading the stream raises BadInput if no server answers, RidgelineError if it refuses.
+        """
+        if not text:
+            raise BadInput("the message is empty", fix="send at least one character")
+        turns = [*self._turns, Turn("user", text)]
+        body = {
+            "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_tokens,
+            **({"model": self.model} if self.model else {}),
+        }
+        return RemoteReplyStream(self, body, turns)
+
+    def remember(self, turns: list[Turn], reply: Reply) -> None:
+        """Keep the user's message and the reply to it, unless nothing came."""
+        if reply.text or reply.finish_reason == "stop":
+            self._turns = [*turns, Turn("assistant", reply.text)]
+            self._replies.append(reply)
+
+    def reset(self) -> None:
+        """Forget every turn but the system prompt."""
+        self._turns = [turn for turn in self._turns if turn.role == "system"]
+        self._replies = []
+
+    def save(self, path: str | Path) -> Path:
+        """Write the transcript as .json or .html, by the suffix of `path`, and return the path."""
+        return self.transcript.save(path)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def post(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed chat completion."""
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    raise RidgelineError(_reason(answer.read(), answer.status_code))
+                for line in answer.iter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        yield json.loads(line[6:])
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise no_server_error(self.url, error) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise RidgelineError(f"{self.url} does not answer: {error}") from None
+
+
+class RemoteReplyStream:
+    """The pieces of one reply. Leaving the `with` block stops a reply that is incomplete."""
+
+    def __init__(
+        self, conversation: RemoteConversation, body: dict[str, Any], turns: list[Turn]
+    ) -> None:
+        self._conversation, self._body, self._turns = conversation, body, turns
+        self._pieces: list[str] = []
+        self._reason: FinishReason | None = None
+        self._usage: dict[str, Any] = {}
+        self._sent_s = self._first_s = self._last_s = 0.0
+
+    @property
+    def reply(self) -> Reply:
+        """What has been received so far; where the server counts no tokens, its chunks are counted."""
+        details = self._usage.get("prompt_tokens_details") or {}
+        return Reply(
+            text="".join(self._pieces),
+            finish_reason=self._reason,
+            usage=Usage(
+                prompt_tokens=self._usage.get("prompt_tokens") or 0,
+                cached_tokens=details.get("cached_tokens") or 0,
+                completion_tokens=self._usage.get("completion_tokens") or len(self._pieces),
+            ),
+            ttft_s=self._first_s - self._sent_s if self._first_s else None,
+            decode_s=self._last_s - self._first_s,
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        self._sent_s = perf_counter()
+        for chunk in self._conversation.post(self._body):
+            if "error" in chunk:
+                raise RidgelineError(_reason(json.dumps(chunk).encode(), 500))
+            self._usage = chunk.get("usage") or self._usage
+            for choice in chunk.get("choices") or []:
+                self._reason = _FINISH_REASONS.get(choice.get("finish_reason"), self._reason)
+                delta = choice.get("delta") or {}
+                content = delta.get("content")
+                # An empty piece with a role only opens an answer; some servers repeat the role.
+                if content or (content is not None and "role" not in delta):
+                    self._last_s = perf_counter()
+                    self._first_s = self._first_s or self._last_s
+                    self._pieces.append(content)
+                    yield content
+        self._reason = self._reason or "stop"
+
+    def __enter__(self) -> RemoteReplyStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reason = self._reason or "abort"
+        self._conversation.remember(self._turns, self.reply)
+
+
+def _reason(body: bytes, status: int) -> str:
+    """What the server says is wrong."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered with status {status}"
