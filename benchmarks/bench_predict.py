@@ -66,7 +66,7 @@ from ridgeline.workflows.calibrate.step_passes import (
 CALIBRATED_WITH = calibration_runs(
     "dummy:qwen2.5-0.5b", "dense,int8", also=("dummy:llama-1b-32k=int4", "demo=int8")
 )
-RUN_S, LEAST_S = 36.0, 42.0  # of a run's passes in one round; of a sitting, to begin another piece
+RUN_S, MIN_S = 36.0, 42.0  # of a run's passes in one round; of a sitting, to begin another piece
 CALM = 0.15  # of the CPU time asked for, that others may have had for a piece to be kept
 ROUNDS, VISITS = 2, 2  # of a point, in each round
 KV_BYTES = 3 << 29
@@ -119,7 +119,7 @@ def measure(path: Path, seconds: float) -> bool:
     for round_, is_run, run in pieces():
         if (round_, is_run, run.model, run.quantization) in done:
             continue
-        if time.perf_counter() + LEAST_S > ends_s:
+        if time.perf_counter() + MIN_S > ends_s:
             return False
         began_s, contention = time.perf_counter(), CpuContention()
         found = list((of_run if is_run else of_points)(run, round_))

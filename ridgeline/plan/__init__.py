@@ -1,1 +1,1 @@
-"""What will it take: predictions from the spec, the machine and the engine's own scheduler."""
+"""Prediction, sizing, simulation and pricing, from the model's spec and the engine's scheduler."""

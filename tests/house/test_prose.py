@@ -22,6 +22,7 @@ CLEAN = [
     "ridgeline/diagnose",
     "ridgeline/measure",
     "ridgeline/modelspec",
+    "ridgeline/plan",
     "ridgeline/serve",
     "ridgeline/workflows/diagnose",
     "ridgeline/techniques.toml",

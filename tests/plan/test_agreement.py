@@ -28,7 +28,7 @@ CATALOGUE = load_catalogue()
 MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
 NUM_REQUESTS = 1500
 SPARED = 0.95  # of the planned rate: how exact the arithmetic is, where a queue is about to form
-BEYOND = 1.5  # times the planned rate, at which the promise must be broken
+OVERLOAD = 1.5  # times the planned rate, at which the promise must be broken
 
 
 def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
@@ -49,7 +49,7 @@ def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> f
     """Share of the requests that kept the promise, the first tenth left to warm up."""
     machine = build_replica(load_planning_spec(MODEL), CATALOGUE[DEVICE], Layout())
     limits = SchedulerLimits(
-        max_num_seqs=planned.seats,
+        max_num_seqs=planned.max_num_seqs,
         max_num_batched_tokens=planned.max_num_batched_tokens,
         max_model_len=isl + osl,
     )
@@ -93,4 +93,4 @@ def test_what_is_planned_holds_and_not_much_more(
     planned = best_of_one(isl, osl, slo, tokens)
     assert planned.holds
     assert attained(planned, isl, osl, slo, SPARED * planned.rate) >= slo.attainment
-    assert attained(planned, isl, osl, slo, BEYOND * planned.rate) < slo.attainment
+    assert attained(planned, isl, osl, slo, OVERLOAD * planned.rate) < slo.attainment

@@ -243,11 +243,11 @@ def test_the_search_times_steps_as_predictions_do() -> None:
 def test_the_derivatives_are_those_of_the_misses() -> None:
     searched = calibrate._Fit(sample_points(made_up())[:40], FACTS, 3.0)
     x = searched.x + 0.1 * np.random.default_rng(1).standard_normal(len(searched.x))
-    exact = searched._slopes(x)
+    exact = searched._jacobian(x)
     for i in range(len(x)):
         step = np.zeros(len(x))
         step[i] = 1e-6
-        numeric = (searched._misses(x + step) - searched._misses(x - step)) / 2e-6
+        numeric = (searched._residuals(x + step) - searched._residuals(x - step)) / 2e-6
         assert numeric == pytest.approx(exact[:, i], abs=1e-5)
 
 
@@ -293,7 +293,7 @@ def test_what_was_not_calibrated_is_refused(found: Calibration) -> None:
     with pytest.raises(CannotRun, match=r"mxfp4"):
         machine(found, "demo", "mxfp4")
     device = msgspec.structs.replace(found.accelerator(), link_bytes_s=1e9)
-    with pytest.raises(CannotRun, match="one device was calibrated"):
+    with pytest.raises(CannotRun, match="covers one device"):
         build_replica(load_planning_spec("demo"), device, Layout(tp=2))
     with pytest.raises(BadInput, match="too few steps"):
         fit_samples(sample_points(made_up())[:5], FACTS)

@@ -359,7 +359,7 @@ def test_the_fleet_grows_with_the_load_and_shrinks_after_it() -> None:
         make(),
         Steady(0.02),
         1,
-        scaling=Autoscaling(target=6, most=5, interval_s=0.5, startup_s=1.0),
+        scaling=Autoscaling(target=6, max_replicas=5, interval_s=0.5, startup_s=1.0),
     )
     found = simulate_fleet([*load(600, rate=60), *quiet], plan)
     sizes = [count for _, count in found.num_replicas]

@@ -12,7 +12,7 @@ import pytest
 from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits, make_policy
 from ridgeline.plan.calibration.interference import (
     BIN_S,
-    MIDDLE,
+    MEDIAN_LEVEL,
     InterferenceSampler,
     InterferenceTrace,
     LoadedStep,
@@ -129,7 +129,7 @@ def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
     def slow(interference: InterferenceSampler) -> tuple[float, float]:
         return interference.slowness([(1, 1)], 0.0), interference.slowness([(5, 0)], 0.0)
 
-    assert slow(InterferenceSampler(weather, 3, 0, MIDDLE)) == (1.0, 1.0)
+    assert slow(InterferenceSampler(weather, 3, 0, MEDIAN_LEVEL)) == (1.0, 1.0)
     drawn = {slow(InterferenceSampler(weather, seed, 0)) for seed in range(50)}
     assert drawn == {(mood * misfit, mood * 5.0) for mood in (0.5, 2.0) for misfit in (1.0, 3.0)}
     replicas = [slow(InterferenceSampler(weather, 7, i)) for i in range(20)]

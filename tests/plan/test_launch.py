@@ -30,7 +30,7 @@ BEST = search(
 def start(device: str = "h100-sxm", stored: str = "bfloat16", **changes: object) -> LaunchPlan:
     fields = {"layout": Layout(), "weight_dtype": "bfloat16", "kv_dtype": "bfloat16"}
     return LaunchPlan(
-        each=msgspec.structs.replace(BEST, **(fields | changes)),
+        candidate=msgspec.structs.replace(BEST, **(fields | changes)),
         device=CATALOGUE[device],
         model="org/model",
         stored=stored,
@@ -44,7 +44,7 @@ def test_sizes_are_those_of_the_plan() -> None:
     assert tuple(told) == ENGINES
     for text in told.values():
         words = text.splitlines()[-1].split()
-        for size in (4096, BEST.seats, BEST.max_num_batched_tokens):
+        for size in (4096, BEST.max_num_seqs, BEST.max_num_batched_tokens):
             assert str(size) in words, text
 
 

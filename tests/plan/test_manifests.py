@@ -26,7 +26,7 @@ DIGEST = "repo/engine@sha256:" + "0" * 64
 def start(device: str = "h100-sxm", **changes: object) -> LaunchPlan:
     fields = {"layout": Layout(), "weight_dtype": "bfloat16", "kv_dtype": "bfloat16"}
     return LaunchPlan(
-        each=msgspec.structs.replace(BEST, **(fields | changes)),
+        candidate=msgspec.structs.replace(BEST, **(fields | changes)),
         device=CATALOGUE[device],
         model="org/My_Model.v2",
         stored="bfloat16",
@@ -84,7 +84,7 @@ def test_ray_is_of_the_plan() -> None:
         "tensor_parallel_size": 2,
         "pipeline_parallel_size": 1,
         "max_model_len": 4096,
-        "max_num_seqs": BEST.seats,
+        "max_num_seqs": BEST.max_num_seqs,
         "max_num_batched_tokens": BEST.max_num_batched_tokens,
         "gpu_memory_utilization": 0.9,
         "quantization": "fp8",
@@ -134,7 +134,7 @@ def test_nodes_by_the_clouds_own_labels(cluster: str, label: tuple[str, str]) ->
 def test_what_is_not_known_is_not_guessed() -> None:
     with pytest.raises(CannotRun, match=r"gpu-operator.*--node-label"):
         resolve_target(CATALOGUE["rtx-4090"], ManifestOptions(cluster="gke"))
-    with pytest.raises(CannotRun, match="no image of vLLM"):
+    with pytest.raises(CannotRun, match="no vLLM image"):
         resolve_target(CATALOGUE["apple-m1-max"], ManifestOptions())
     with pytest.raises(BadInput, match="gke"):
         resolve_target(CATALOGUE["h100-sxm"], ManifestOptions(cluster="gcp"))

@@ -46,13 +46,13 @@ def test_random_arrivals_cost_what_their_numbers_do() -> None:
     steps = mixed(isl=128)
     drawn = np.random.default_rng(5).poisson(1.3, 20_000)
     mean_s = float(np.mean([steps.seconds(n) for n in drawn]))
-    assert steps.arriving(1.3) == pytest.approx(mean_s, rel=0.01)
-    assert steps.arriving(1.3) > steps.seconds(1.3)
+    assert steps.poisson_seconds(1.3) == pytest.approx(mean_s, rel=0.01)
+    assert steps.poisson_seconds(1.3) > steps.seconds(1.3)
 
 
 def test_a_long_prompt_goes_in_chunks() -> None:
     steps = mixed(isl=4000, max_num_batched_tokens=1024)
-    assert steps.num_chunks == 4 and 1 <= steps.most < 1.02
+    assert steps.num_chunks == 4 and 1 <= steps.max_chunks < 1.02
     assert steps.prompt_s > 4 * 0.9 * steps.seconds(1)
 
 

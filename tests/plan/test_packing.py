@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ridgeline.cli.main import main
 from ridgeline.errors import DoesNotFit
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.plan.fleet.packing import BUSY, Tenant, pack, replicas_of, usable_bytes
+from ridgeline.plan.fleet.packing import MAX_BUSY, Tenant, pack, replicas_of, usable_bytes
 
 ROWS = load_catalogue()
 MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b", "phi-4")
@@ -30,20 +30,20 @@ MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b", "phi-4")
 def test_limits_hold_and_every_replica_is_placed(asked: list[tuple[str, float]]) -> None:
     tenants = [Tenant(model=m, rate=rate + i / 1000) for i, (m, rate) in enumerate(asked)]
     found = pack(tenants, {"h100-sxm": 8, "l40s": 8, "l4": 8}, ROWS)
-    for shelf in found.shelves:
-        assert shelf.memory_bytes <= shelf.usable_bytes == usable_bytes(ROWS[shelf.device])
-        assert shelf.busy <= BUSY + 1e-6 and shelf.pieces
-    placed = Counter(piece.model for shelf in found.shelves for piece in shelf.pieces)
+    for device in found.devices:
+        assert device.memory_bytes <= device.usable_bytes == usable_bytes(ROWS[device.name])
+        assert device.busy <= MAX_BUSY + 1e-6 and device.replicas
+    placed = Counter(replica.model for device in found.devices for replica in device.replicas)
     assert set(placed) == {tenant.model for tenant in tenants}
-    assert found.least_devices <= len(found.shelves)
+    assert found.min_devices <= len(found.devices)
 
 
 def test_small_models_share_and_large_ones_take_the_large_device() -> None:
     tenants = [Tenant(model=m, rate=0.2) for m in ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-32b")]
     found = pack(tenants, {"l4": 2, "h100-sxm": 1}, ROWS)
-    where = {piece.model: shelf.device for shelf in found.shelves for piece in shelf.pieces}
+    where = {replica.model: device.name for device in found.devices for replica in device.replicas}
     assert where["qwen2.5-32b"] == "h100-sxm"
-    assert len(found.shelves) <= 2
+    assert len(found.devices) <= 2
 
 
 def test_a_load_beyond_one_device_is_cut() -> None:
@@ -52,15 +52,15 @@ def test_a_load_beyond_one_device_is_cut() -> None:
         for rate in (1.0, 90.0)
     )
     assert len(one) == 1 and len(many) > 1
-    assert all(piece.busy <= BUSY for piece in many)
+    assert all(replica.busy <= MAX_BUSY for replica in many)
 
 
 def test_short_answers_are_charged_their_prompts_whole() -> None:
     """Classifying 36 prompts of 1,024 tokens a second takes most of an H100, not a part of one."""
     tenant = Tenant(model="llama-3.1-8b", rate=36.0, isl=1024, osl=1)
     flops = 36 * 1024 * 2 * 7e9
-    pieces = replicas_of(tenant, ROWS["h100-sxm"])
-    assert sum(piece.busy for piece in pieces) > flops / (
+    replicas = replicas_of(tenant, ROWS["h100-sxm"])
+    assert sum(replica.busy for replica in replicas) > flops / (
         0.6 * ROWS["h100-sxm"].peak_flops["bfloat16"]
     )
 
@@ -78,7 +78,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows.write_text('[[model]]\nmodel = "llama-3.2-1b"\nrate = 1.0\n')
     assert main(["pack", str(rows), "--device", "l4=2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [piece["model"] for piece in found["shelves"][0]["pieces"]] == ["llama-3.2-1b"]
+    assert [replica["model"] for replica in found["devices"][0]["replicas"]] == ["llama-3.2-1b"]
     assert main(["pack", str(rows), "--device", "l4"]) == 0
     assert "llama-3.2-1b (" in capsys.readouterr().out
     for bad in ("l4=0", "l4=x", "nothing", "l4=99999999999"):

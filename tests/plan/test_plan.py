@@ -44,7 +44,7 @@ def test_fleets_keep_the_promise_and_come_by_price() -> None:
         assert each.holds and each.ttft_s <= 1 and each.tpot_s <= 0.05
         assert each.num_replicas == math.ceil(DEMAND.rate / each.rate)
         assert each.num_devices == each.num_replicas * each.layout.num_devices
-        assert each.kv_tokens >= each.seats * (DEMAND.isl + DEMAND.osl)
+        assert each.kv_tokens >= each.max_num_seqs * (DEMAND.isl + DEMAND.osl)
         low, high = each.tpot_interval_s
         assert low < each.tpot_s < high
 
@@ -120,7 +120,7 @@ def test_a_workload_beyond_the_context_is_refused() -> None:
         with pytest.raises(BadInput, match="rate"):
             demand_of([(1024, 256)], rate)
     for lengths in ((0, 256), (1024, 0), (-5, 256)):
-        with pytest.raises(BadInput, match="need tokens"):
+        with pytest.raises(BadInput, match="at least one token"):
             demand_of([(1024, 256), lengths], 1.0)
     with pytest.raises(BadInput, match="context"):
         search(load_planning_spec("llama-2-7b"), long, SLO, SPACE, CATALOGUE)
@@ -196,7 +196,7 @@ def test_a_promise_of_tpot_alone_says_nothing_of_one_token() -> None:
 
 def test_nothing_is_promised_to_everybody() -> None:
     """Some queue is longer than any limit: the quantile of all requests is no number."""
-    with pytest.raises(BadInput, match="everybody"):
+    with pytest.raises(BadInput, match="every request"):
         found(slo=Slo.parse("ttft:1000 tpot:50 attainment:100%"))
     assert found(slo=Slo.parse("ttft:1000 tpot:50 attainment:99.9%")).fleets
 

@@ -178,7 +178,7 @@ def test_what_cannot_be_is_refused_with_the_number() -> None:
         predict(point(weight_dtype="int3"))
     with pytest.raises(BadInput, match="cached"):
         predict(point(cached=1000))
-    with pytest.raises(BadInput, match="so many drafts"):
+    with pytest.raises(BadInput, match="draft tokens per step"):
         SpeculationModel(num_tokens=10**9, acceptance=0.5)
     with pytest.raises(BadInput, match="source"):
         Efficiency(**{**{f: getattr(IDEAL, f) for f in IDEAL.__struct_fields__}, "source": ""})

@@ -80,7 +80,7 @@ def test_what_cannot_be_identified_is_named_or_refused() -> None:
     assert found.by_pair_s == found.by_context_s == 0.0
     with pytest.raises(BadInput, match="two requests at once"):
         fit_server_times(flat, decodes[:2], ABOUT)
-    with pytest.raises(BadInput, match="lengths of prompts"):
+    with pytest.raises(BadInput, match="too few prompt lengths"):
         fit_server_times(flat[:2], decodes, ABOUT)
 
 

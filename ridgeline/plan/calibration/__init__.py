@@ -1,1 +1,1 @@
-"""Calibration."""
+"""Step-time models fitted to measurements of an engine or a server."""

@@ -1,19 +1,18 @@
-"""A device as measured: the step-time model of an engine, fitted to a few short runs of it.
+"""The step-time model of an engine on one machine, fitted to a few short runs.
 
     t = Σ over weight formats of products(format, rows) + attention + overhead
 
-    products    (memory^p + arithmetic^p)^(1/p): the bytes of the weights over the bandwidth that a
-                working set of this size is read with, and the weights times the seconds that one of
-                them takes with so many rows (a curve: a kernel that unpacks a weight once for many
-                rows, or for one, is not a constant share of a peak). p: how far the two overlap
-    attention   decodes by FLOP and by byte of KV cache, which overlap as products do; prompts by
-                FLOP
-    overhead    a + b · runs + c · runs · layers + d · logits + g · sequences that begin, and for a
-                layer in each format e · layers + f · outputs of products: small matrices have more
-                of them
+    products    (memory^p + arithmetic^p)^(1/p): memory is the bytes of the weights over the read
+                bandwidth for a working set of this size; arithmetic is the number of weights times
+                the seconds per weight, a curve over the number of rows (kernels that unpack each
+                weight do not reach a constant share of a peak). p says how far the two overlap
+    attention   decodes by FLOP and by byte of KV cache, overlapping like products; prompts by FLOP
+    overhead    a + b · runs + c · runs · layers + d · logits + g · newly admitted sequences, and per
+                weight format e · layers + f · product outputs (small matrices have more of them)
 
-What it adds to `efficiency`: small models that live in a cache, a curve instead of a share, rows
-and runs that cost time of their own. It is fitted by `ridgeline.plan.calibration.fit` and kept as JSON.
+Compared with the shares in `efficiency.toml`, it covers small models that fit a cache, replaces a
+share by a curve, and adds overhead per row and per run. It is fitted by
+`ridgeline.plan.calibration.fit` and stored as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SERVER = "server"  # `kind` in the calibration files that `calibrate --url` writ
 
 
 class ProductWork(msgspec.Struct, frozen=True):
-    """Matrix products of one step in one format: `weights` numbers, each met by `rows` rows."""
+    """Matrix products of one step in one format: `weights` weights, each multiplied by `rows` rows."""
 
     format: str
     weights: float
@@ -44,12 +43,12 @@ class ProductWork(msgspec.Struct, frozen=True):
 
 
 class CalibratedWork(msgspec.Struct, frozen=True, kw_only=True):
-    """One step's work, as far as a calibrated device is concerned.
+    """The quantities of one step from which a calibration computes its time.
 
-    `decode_*`: attention of runs with one new token, `prompt_flops` that of the others.
-    `weight_set_bytes`: what is read over and over, which decides from where it comes.
-    `layer_format`: of the layers' weights; `num_outputs`: numbers that their products write.
-    `num_begun`: runs with nothing in the cache: sequences that are admitted in this step.
+    `decode_*`: attention of runs with one new token; `prompt_flops`: attention of the other runs.
+    `weight_set_bytes`: bytes of weights read every step, which decide the cache level they come
+    from. `layer_format`: format of the layers' weights; `num_outputs`: values written by their
+    products. `num_begun`: runs with nothing in the cache, i.e. sequences admitted in this step.
     `num_logits`: sampled rows times vocabulary.
     """
 
@@ -70,11 +69,11 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ProductTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """`weight_s[i]`: seconds per weight that meets `rows[i]` rows, ascending, over and above those
-    of the arithmetic at its peak, `row_s` per row.
+    """Time of matrix products in one weight format.
 
-    `bandwidth`: share of the read bandwidth that these kernels reach. `layer_s`: seconds of a layer
-    of them; `output_s`: of a number that a product writes.
+    `row_s`: seconds per weight and row at the arithmetic peak. `weight_s[i]`: seconds per weight in
+    excess of that when it multiplies `rows[i]` rows (ascending). `bandwidth`: share of the read
+    bandwidth that these kernels reach. `layer_s`: overhead per layer; `output_s`: per output value.
     """
 
     rows: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1)], ...], msgspec.Meta(min_length=1)]
@@ -85,11 +84,11 @@ class ProductTimes(msgspec.Struct, frozen=True, kw_only=True):
     output_s: Seconds
 
     def seconds_per_weight(self, rows: float) -> float:
-        """All arithmetic of a weight that meets `rows` rows."""
+        """Seconds of arithmetic for one weight that multiplies `rows` rows."""
         return self.row_s * rows + self._above_peak(rows)
 
     def _above_peak(self, rows: float) -> float:
-        """Straight between the knots on logarithmic scales; beyond the last, by row."""
+        """Log-log interpolation between the knots; proportional to `rows` beyond the last."""
         known, times = self.rows, self.weight_s
         if rows >= known[-1]:
             return times[-1] * rows / known[-1]
@@ -102,7 +101,7 @@ class ProductTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttentionTimes(msgspec.Struct, frozen=True):
-    """Seconds per FLOP of decodes, per byte of KV cache that they read, per FLOP of prompts."""
+    """Attention: seconds per FLOP and per KV cache byte of decodes, and per FLOP of prompts."""
 
     decode_flop_s: Seconds
     decode_byte_s: Seconds
@@ -110,12 +109,12 @@ class AttentionTimes(msgspec.Struct, frozen=True):
 
 
 class Overheads(msgspec.Struct, frozen=True):
-    """Seconds; see the head of this file. `first_s`: from a request's arrival to its first step and
-    from that step's end to the reader, together.
+    """Overheads in seconds: per step, per run, per run and layer, per logit.
 
-    `reader_s`, `reader_first_s`: where an event loop of the engine process reads each token as it
-    comes, as servers and load clients do: what a token adds to its step, and `first_s` there. They
-    are no part of `priced`: simulations, which are of served loads, add them.
+    `first_s`: from a request's arrival to its first step, plus from that step's end to the reader.
+    `reader_s`, `reader_first_s`: the same costs when an event loop in the engine process reads each
+    token as it is produced, as servers and load clients do: added to the step per token, and in
+    place of `first_s`. `Calibration.priced` leaves them out; simulations of served loads add them.
     """
 
     step_s: Seconds
@@ -125,26 +124,26 @@ class Overheads(msgspec.Struct, frozen=True):
     first_s: Seconds
     reader_s: Seconds = 0.0
     reader_first_s: Seconds = 0.0
-    begun_s: Seconds = 0.0  # of a sequence in its first step: its request is admitted there
+    begun_s: Seconds = 0.0  # per sequence in its first step, in which its request is admitted
 
 
 class ReaderTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What reading costs where an event loop does it: seconds of a step per token that it gives,
-    and from asking to the first token, besides its step."""
+    """Cost of reading tokens in an event loop: seconds per token of a step, and seconds from the
+    request to its first token beyond the step itself."""
 
     token_s: float
     first_s: float
 
 
 class MachineMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the machine, and of those free before a model was loaded."""
+    """The machine's memory, and the part that was available before a model was loaded."""
 
     total_bytes: int
     available_bytes: int
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
-    """One fitted step: what was run, in words, and the model's seconds against the clock's."""
+    """One fitted step: a description, and measured and fitted seconds."""
 
     what: str
     measured_s: float
@@ -152,12 +151,12 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """See the head of this file; written and read as JSON.
+    """The step-time model of an engine on one machine; the content of a calibration file.
 
-    `dense_dtype`: what the engine keeps and computes in where nothing is quantised.
-    `bandwidth_bytes_s`: read bandwidth by working set in bytes. `overlap` is p. `tpot_error`,
-    `ttft_error`: median relative errors to expect, from the residuals of decode and prompt steps.
-    `weather`: what steps under arrivals took (`ridgeline.plan.calibration.interference`); simulations play it.
+    `dense_dtype`: the engine's dtype for everything that is not quantised. `bandwidth_bytes_s`: read
+    bandwidth by working set size in bytes. `overlap`: the exponent p. `tpot_error`, `ttft_error`:
+    expected median relative errors, from the residuals of decode and prompt steps. `interference`:
+    how much slower than fitted the steps were under load; simulations replay it.
     """
 
     version: int
@@ -180,7 +179,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     interference: InterferenceTrace | None = None
 
     def bandwidth(self, set_bytes: float) -> float:
-        """Bytes/s for a working set read over and over."""
+        """Bytes/s at which a working set of this size is read repeatedly."""
         rates = {int(size): rate for size, rate in self.bandwidth_bytes_s.items()}
         return rate_at(rates, set_bytes)
 
@@ -203,7 +202,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def priced(self, work: CalibratedWork) -> StepSeconds:
-        """Seconds of one step; its formats are known (`linear`)."""
+        """Seconds of one step. Its weight formats must have been calibrated (`linear`)."""
         memory_s = compute_s = products_s = 0.0
         rate = self.bandwidth(work.weight_set_bytes)
         for part in work.products:
@@ -231,27 +230,26 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def linear(self, weight_format: str) -> ProductTimes:
-        """The curve of a weight format; CannotRun for one that was not calibrated."""
-        found = self.linears.get(weight_format)
-        if found is None:
+        """The times of a weight format. Raises CannotRun if it was not calibrated."""
+        times = self.linears.get(weight_format)
+        if times is None:
             raise CannotRun(
-                "this calibration has no run with weights in this format",
+                "the calibration does not cover this weight format",
                 value=weight_format,
                 limit=", ".join(self.linears),
-                fix="calibrate again with an engine that holds weights in it",
+                fix="calibrate again with a model in this format (--also MODEL=FORMAT)",
             )
-        return found
+        return times
 
 
 class MeasuredDevice(Accelerator, frozen=True, kw_only=True):
-    """A row of the catalogue with its calibration: predictions for it come from that."""
+    """A catalogue row with a calibration, which replaces the published shares in predictions."""
 
     calibration: Calibration
 
 
 class StepSeconds(msgspec.Struct, frozen=True):
-    """Seconds of a step: of memory and of arithmetic alone, of both as they overlap, and of the
-    rest."""
+    """Seconds of a step: memory alone, arithmetic alone, both with overlap, and overhead."""
 
     memory_s: float
     compute_s: float
@@ -260,13 +258,13 @@ class StepSeconds(msgspec.Struct, frozen=True):
 
 
 def overlapped(a: float, b: float, overlap: float) -> float:
-    """(a^p + b^p)^(1/p): the sum at p = 1, the larger at infinity."""
+    """(a^p + b^p)^(1/p): the sum for p = 1, the maximum for p → ∞."""
     large, small = (a, b) if a >= b else (b, a)
     return large * (1.0 + (small / large) ** overlap) ** (1.0 / overlap) if large > 0 else 0.0
 
 
 def is_server_calibration(path: Path) -> bool:
-    """Whether `calibrate --url` wrote this file; False for what cannot be read."""
+    """True if the file was written by `calibrate --url`; False if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_FileKind).kind == SERVER
     except (OSError, msgspec.MsgspecError):
@@ -310,12 +308,14 @@ def load_calibration(path: Path) -> Calibration:
     return calibration
 
 
-def _check(found: Calibration, path: Path) -> None:
-    """What the types of the fields do not say."""
-    if not all(size.isdecimal() for size in found.bandwidth_bytes_s):
-        raise BadInput("bandwidth_bytes_s of the calibration is not by bytes", value=str(path))
-    for name, linear in found.linears.items():
+def _check(calibration: Calibration, path: Path) -> None:
+    # Constraints that the field types cannot express.
+    if not all(size.isdecimal() for size in calibration.bandwidth_bytes_s):
+        raise BadInput(
+            "the calibration's bandwidth_bytes_s has keys that are not bytes", value=str(path)
+        )
+    for name, linear in calibration.linears.items():
         is_ascending = list(linear.rows) == sorted(set(linear.rows))
         if len(linear.rows) != len(linear.weight_s) or not is_ascending:
-            fix = "one of weight_s for each of rows, which ascend"
-            raise BadInput(f"the calibration of {name} is not a curve", value=str(path), fix=fix)
+            fix = "rows must ascend, with one entry of weight_s each"
+            raise BadInput(f"the calibration of {name} is malformed", value=str(path), fix=fix)

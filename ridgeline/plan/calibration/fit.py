@@ -1,10 +1,10 @@
 """Fitting a `Calibration` to measured steps: non-linear least squares on relative errors.
 
-Every unknown is positive, so its logarithm is fitted. Three pulls keep what the steps leave open in
-bounds of reason: overheads towards an order of magnitude, each curve towards a straight line on
-logarithmic scales, and its slope between 0 (a weight costs the same for more rows) and 1 (each row
-costs the same). The loss is a soft one: a step that met a page fault or a neighbour's burst does
-not bend the model. p, how far memory and arithmetic overlap, is tried at a few values.
+Every unknown is positive, so its logarithm is fitted. Three regularisers keep poorly determined
+parameters plausible: overheads are pulled towards a typical order of magnitude, each curve towards
+a straight line on logarithmic scales, and its slope into [0, 1] (0: a weight costs the same for more
+rows; 1: each row costs the same). The loss is robust (soft L1), so single steps with a page fault
+or interference do not distort the fit. The overlap exponent p is chosen from a few values.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from ridgeline.plan.calibration.calibration import (
 )
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-LEAST_SAMPLES = 12
-LEAST_DECODE, LEAST_PROMPT = (
-    0.08,
-    0.12,
-)  # median errors at unseen points (docs/guides/plan.md): what was
-# fitted closer than that is not evidence of being right elsewhere
+MIN_SAMPLES = 12
+# Median errors at unseen points (docs/guides/plan.md): smaller residuals do not mean that
+# predictions elsewhere are more accurate than this.
+MIN_DECODE_ERROR, MIN_PROMPT_ERROR = 0.08, 0.12
 OVERLAPS = (2.0, 4.0)
 _TERMS = {
     "step_s": (2e-4, 0.02),
@@ -54,22 +52,18 @@ _TERMS = {
     "output_s int8": (1e-9, 0.3),  # 0.5 to 2 ns where operators are timed one by one
     "output_s int4": (1e-9, 0.3),
     "output_s bfloat16": (1e-9, 0.3),
-}  # seconds per unit of work on a server's core, roughly; how hard to pull there, against an error
+}  # typical seconds per unit of work on a server core; strength of the pull towards that value
 _NUM_OVERHEADS, _NUM_ATTENDING = 5, 3
-_DECODE = slice(_NUM_OVERHEADS, _NUM_OVERHEADS + 2)  # of the terms: attention of decodes
-_PEAK_SHARE = 0.95  # of the peak no product exceeds; it may have been measured a little low
+_DECODE = slice(_NUM_OVERHEADS, _NUM_OVERHEADS + 2)  # the terms of decode attention
+_PEAK_SHARE = 0.95  # margin, because the measured peak may be slightly too low
 _KINDS = ("plain", "packed")
-_PACKED = (
-    "int8",
-    "int4",
-    "bfloat16",
-)  # kernels of our own, whole layers at once; the rest: torch's
+_PACKED = ("int8", "int4", "bfloat16")  # Ridgeline's fused layer kernels; other formats use torch
 _BEND, _SLOPE, _SHARE = 0.05, 1.0, 1.0
-_SHARE_S = 0.95  # one row, operator by operator, reads at 0.9 to 1.04 (docs/concepts/kernels.md)
+_SHARE_S = 0.95  # measured for one row: 0.9 to 1.04 by operator (docs/concepts/kernels.md)
 
 
 class FitSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured kind of step: its work, the median of its seconds. `prompt`: no decode in it."""
+    """One measured kind of step: its work and median seconds. `prompt`: it contains no decode."""
 
     what: str
     work: CalibratedWork
@@ -78,8 +72,8 @@ class FitSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a calibration tells beside the fit. `kernel_ops_s`: by weight format, the peak of the
-    very instructions that its kernel multiplies with (2 operations per weight and row)."""
+    """The fields of a calibration that are not fitted. `kernel_ops_s`: by weight format, the peak
+    rate of the instructions that its kernel uses (2 operations per weight and row)."""
 
     device: str
     as_of: str
@@ -96,7 +90,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def empty_calibration(facts: CalibrationInputs, formats: Sequence[str]) -> Calibration:
-    """A calibration that knows no times yet: for counting work."""
+    """A calibration with placeholder times, used to count work before fitting."""
     unknown = ProductTimes(
         rows=(1,), weight_s=(1.0,), row_s=0.0, bandwidth=1.0, layer_s=0.0, output_s=0.0
     )
@@ -104,11 +98,11 @@ def empty_calibration(facts: CalibrationInputs, formats: Sequence[str]) -> Calib
 
 
 def fit_samples(samples: Sequence[FitSample], facts: CalibrationInputs) -> Calibration:
-    """The calibration that explains the samples best. BadInput where they are too few."""
-    if len(samples) < LEAST_SAMPLES:
-        raise BadInput("too few steps to calibrate with", value=len(samples), limit=LEAST_SAMPLES)
-    found = min((_Fit(samples, facts, p) for p in OVERLAPS), key=lambda each: each.cost)
-    fitted = found.calibration()
+    """Fit a calibration to the samples. Raises BadInput if there are too few."""
+    if len(samples) < MIN_SAMPLES:
+        raise BadInput("too few steps to calibrate with", value=len(samples), limit=MIN_SAMPLES)
+    best = min((_Fit(samples, facts, p) for p in OVERLAPS), key=lambda fit: fit.cost)
+    fitted = best.calibration()
     residuals = tuple(
         Residual(what=s.what, measured_s=s.seconds, fitted_s=fitted_seconds(fitted, s.work))
         for s in samples
@@ -122,7 +116,7 @@ def fit_samples(samples: Sequence[FitSample], facts: CalibrationInputs) -> Calib
 
 
 def fitted_seconds(calibration: Calibration, work: CalibratedWork) -> float:
-    """What a step takes by a calibration."""
+    """Seconds of a step according to a calibration."""
     priced = calibration.priced(work)
     return priced.busy_s + priced.overhead_s
 
@@ -135,13 +129,15 @@ def _median_error(
         for r, s in zip(residuals, samples, strict=True)
         if s.prompt == prompt
     ]
-    least = LEAST_PROMPT if prompt else LEAST_DECODE
-    return max(least, median(errors)) if errors else 0.25
+    smallest = MIN_PROMPT_ERROR if prompt else MIN_DECODE_ERROR
+    return max(smallest, median(errors)) if errors else 0.25
 
 
 class _Fit:
-    """One search, at one overlap. Unknowns x: the terms, then a bandwidth share and a curve for
-    each format; all logarithms. `Calibration.priced` is the same arithmetic, one step at a time.
+    """One least-squares fit for a given overlap exponent.
+
+    Unknowns x, all logarithms: the terms, then a bandwidth share and a curve for each format.
+    `Calibration.priced` does the same arithmetic for a single step.
     """
 
     def __init__(
@@ -160,13 +156,13 @@ class _Fit:
         self._pulled = np.log([term for term, _ in _TERMS.values()])
         self._pull = np.array([pull for _, pull in _TERMS.values()])
         start = self._start(samples, at)
-        found = least_squares(
-            self._misses, start, jac=self._slopes, loss="soft_l1", f_scale=0.1, max_nfev=150
+        solution = least_squares(
+            self._residuals, start, jac=self._jacobian, loss="soft_l1", f_scale=0.1, max_nfev=150
         )
-        self.x, self.cost = found.x, float(found.cost)
+        self.x, self.cost = solution.x, float(solution.cost)
 
     def _parts(self, samples: Sequence[FitSample], num: int) -> None:
-        """Every matrix product of every sample: log seconds are `_mix` @ x + `_extra`."""
+        """Collect all matrix products: log seconds per weight are `_mix` @ x + `_extra`."""
         rows: list[tuple[int, int, float, float, float]] = []
         mixes, extras = [], []
         counting = empty_calibration(self._facts, ())
@@ -189,12 +185,12 @@ class _Fit:
         self._mix, self._extra = np.array(mixes), np.array(extras)
 
     def _row_s(self, name: str) -> float:
-        """A floor: the seconds at the arithmetic's peak; 0 where none is known."""
+        """Seconds per weight and row at the arithmetic peak; 0 if no peak is known."""
         peak = self._facts.kernel_ops_s.get(name)
         return 0.0 if peak is None else _PEAK_SHARE * 2 / peak
 
     def _start(self, samples: Sequence[FitSample], num: int) -> Any:
-        """Curves begin at the fullest steps' own time per weight and row."""
+        """Initial values; curves start from the best measured time per weight and row."""
         x = np.zeros(num)
         x[: len(_TERMS)] = np.log([term for term, _ in _TERMS.values()])
         for name, rows in self.knots.items():
@@ -204,8 +200,8 @@ class _Fit:
             x[first + 1 : first + 1 + len(rows)] = [math.log(per_row * row) for row in rows]
         return x
 
-    def _misses(self, x: Any) -> Any:
-        """Relative errors as logarithms, and the pulls."""
+    def _residuals(self, x: Any) -> Any:
+        """Log relative errors of the samples, followed by the regularisers."""
         total_s, _, _, _ = self._times(x)
         pulls = [self._pull * (x[: len(_TERMS)] - self._pulled)]
         for name, rows in self.knots.items():
@@ -217,7 +213,7 @@ class _Fit:
         return np.concatenate([np.log(total_s) - self._log_seconds, *pulls])
 
     def _times(self, x: Any) -> tuple[Any, Any, Any, Any]:
-        """Seconds of the samples, and of each product: by memory, beyond the peak, joined."""
+        """Seconds of the samples, and of each product: memory, arithmetic above peak, overlapped."""
         p = self._overlap
         memory_s = self._memory_s / np.exp(x[self._share])
         above_s = self._weights * np.exp(self._mix @ x + self._extra)
@@ -229,15 +225,14 @@ class _Fit:
         return total_s, memory_s, above_s, products_s
 
     def _attends(self, x: Any) -> Any:
-        """[samples, 2] seconds of decodes' attention: by its arithmetic, and by its bytes."""
+        """[samples, 2] seconds of decode attention: arithmetic, and memory."""
         return self._terms[:, _DECODE] * np.exp(x[_DECODE])
 
     def _joined(self, parts_s: Any) -> Any:
-        """Both as they overlap."""
         return (parts_s**self._overlap).sum(axis=1) ** (1 / self._overlap)
 
-    def _slopes(self, x: Any) -> Any:
-        """Derivatives of `_misses`."""
+    def _jacobian(self, x: Any) -> Any:
+        """Derivatives of `_residuals`."""
         total_s, memory_s, above_s, products_s = self._times(x)
         p, num = self._overlap, len(_TERMS)
         by_memory = products_s ** (1 - p) * memory_s**p
@@ -256,10 +251,11 @@ class _Fit:
             share[0, first] = _SHARE
             curve = np.zeros((many, len(x)))
             curve[np.arange(many), first + 1 + np.arange(many)] = 1.0
-            each = np.diff(curve, axis=0) / np.diff(np.log(rows))[:, None]
-            slopes = each @ x
+            slope_rows = np.diff(curve, axis=0) / np.diff(np.log(rows))[:, None]
+            slopes = slope_rows @ x
             outside = ((slopes < 0) | (slopes > 1)).astype(float)
-            pulls += [share, _SLOPE * outside[:, None] * each, _BEND * np.diff(each, axis=0)]
+            bends = np.diff(slope_rows, axis=0)
+            pulls += [share, _SLOPE * outside[:, None] * slope_rows, _BEND * bends]
         return np.concatenate([steps / total_s[:, None], *pulls])
 
     def calibration(self) -> Calibration:
@@ -279,7 +275,7 @@ class _Fit:
 
 
 def _terms_of(work: CalibratedWork) -> tuple[float, ...]:
-    """Units of work of `_TERMS`."""
+    """The step's units of work, in the order of `_TERMS`."""
     plain, packed = (float(_kind(work.layer_format) == kind) for kind in _KINDS)
     return (
         1.0,
@@ -298,12 +294,12 @@ def _terms_of(work: CalibratedWork) -> tuple[float, ...]:
 
 
 def _kind(name: str) -> str:
-    """Formats with kernels alike share what a layer costs besides its weights."""
+    """Formats with similar kernels share the overhead per layer."""
     return _KINDS[name in _PACKED]
 
 
 def _between(knots: tuple[int, ...], rows: float) -> tuple[int, int, float, float]:
-    """(knot below, knot above, share of the one above, log of what is beyond the last)."""
+    """(knot below, knot above, weight of the knot above, log of rows beyond the last knot)."""
     last = len(knots) - 1
     if rows >= knots[-1]:
         return last, last, 0.0, math.log(rows / knots[-1])
@@ -315,17 +311,17 @@ def _between(knots: tuple[int, ...], rows: float) -> tuple[int, int, float, floa
 
 
 def _knots_of(samples: Sequence[FitSample]) -> dict[str, tuple[int, ...]]:
-    """Per format: the knots near which something was measured."""
-    met: dict[str, set[int]] = {}
+    """By format, the knots that have a measurement nearby."""
+    measured: dict[str, set[int]] = {}
     for sample in samples:
         for part in sample.work.products:
             near = min(KNOTS, key=lambda knot: abs(math.log(knot / max(part.rows, 1.0))))
-            met.setdefault(part.format, set()).add(near)
-    return {name: tuple(sorted(rows)) for name, rows in sorted(met.items())}
+            measured.setdefault(part.format, set()).add(near)
+    return {name: tuple(sorted(rows)) for name, rows in sorted(measured.items())}
 
 
 def _per_row(samples: Sequence[FitSample], name: str) -> float:
-    """Seconds per weight and row of a format's best steps, all of the step charged to it."""
+    """Best seconds per weight and row of a format, charging whole steps to its products."""
     return min(
         s.seconds / (sum(part.weights for part in s.work.products) * part.rows)
         for s in samples

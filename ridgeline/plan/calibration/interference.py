@@ -1,23 +1,22 @@
-"""The weather of a machine: how much slower than the fit its steps were, over time.
+"""Interference on a shared machine: how much slower than fitted its steps were, over time.
 
-A shared machine is not the same from one second to the next: a neighbour on the other thread
-of a core gives it the arithmetic of half a core for a while, and a client that reads takes
-turns with the engine. A median knows nothing of that, and near the end of the capacity a
-queue is nothing else.
+The speed of a shared machine varies from second to second: a neighbour on the sibling hardware
+thread halves a core's arithmetic for a while, and clients that read tokens compete with the engine.
+Medians hide this, yet near saturation it dominates the queueing delay.
 
-So a calibration keeps what steps under arrivals really took, as a recording: seconds over the fit's
-seconds, in bins of time, for steps that only decode and for those that compute prompts. A simulated
-clock plays it from a place that the seed chooses, over and over; each replica has a place of its
-own. What lasts long in it, lasts long on the virtual clock: no distribution has to be assumed. What
-a fit is off everywhere under load (its steps were measured one kind at a time) is in it too.
+A calibration therefore records what steps took under load: the ratio of measured to fitted seconds
+in time bins, separately for pure decode steps and for steps with prompts. The simulator replays the
+recording cyclically from an offset chosen by the seed and the replica. Slow phases keep their
+duration, and no distribution has to be assumed. The recording also contains the systematic error of
+the fit under load (its steps were measured one kind at a time).
 
-It tells the machine as it was for some seconds, which may be its worst minute: so each seed draws
-how much of it there is (`InterferenceSampler`). Two things that a recording of seconds cannot tell are drawn
-beside it: the machine's mood, which lasts for minutes, from how the calibration's own passes over
-the same steps differed; and how far off the fit is for a mix that it was not fitted to, from how
-far off it is for single kinds of steps.
-Sources of the form: block bootstrap (Künsch 1989), here one block as long as the recording; model
-discrepancy as a term of its own in a prediction's interval (Kennedy and O'Hagan 2001).
+A recording covers only some seconds, possibly unusually bad ones, so each seed draws its intensity
+(`InterferenceSampler`). Two effects that such a recording cannot contain are drawn separately: the
+machine's speed over minutes, from the ratios between the calibration's passes over the same steps;
+and the error of the fit for step mixes that were not fitted, from its errors for single kinds of
+steps.
+Sources: block bootstrap (Künsch 1989), with one block as long as the recording; model discrepancy
+as a separate term of a prediction interval (Kennedy and O'Hagan 2001).
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ import numpy as np
 
 Shapes = Sequence[tuple[int, int]]
 BIN_S = 0.05
-LEAST_BINS = 20  # a second
-MIDDLE = 0.5
+MIN_BINS = 20  # a second
+MEDIAN_LEVEL = 0.5
 _STEPS = (0.8566748838545029, 0.733891856627126, 0.6287067210378087, 0.5385972572236101)
 """Powers of 1/x with x^5 = x + 1: the additive recurrence for four dimensions (Roberts 2018, "The
 unreasonable effectiveness of quasirandom sequences")."""
 
 
 class LoadedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step under load: when it began, and the seconds until the next one could."""
+    """One step under load: when it began, and the seconds until the next one could begin."""
 
     at_s: float
     seconds: float
@@ -52,10 +51,10 @@ Slowness = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
 
 
 class InterferenceTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Slowness (1: as fitted) by bins of `bin_s`: of steps that only decode, and of others.
+    """Slowdown (1: as fitted) per time bin of `bin_s`, of pure decode steps and of other steps.
 
-    `pass_ratios`: of passes over the same steps, seconds over those of the mean one. `misfits`: of
-    kinds of steps, measured seconds over fitted ones, of decodes and of prompts.
+    `pass_ratios`: seconds of each calibration pass over the mean pass. `decode_errors`,
+    `prompt_errors`: measured over fitted seconds by kind of step.
     """
 
     bin_s: Positive
@@ -71,66 +70,66 @@ class InterferenceTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InterferenceSampler:
-    """A recording that is played from one place on, at one level.
+    """Replays a recording from a random offset at a given intensity.
 
-    `level`: from 0, the machine at its best, which is what the fit tells, to 1, as it was recorded
-    (a slowness of s is s^level), and nothing else. None: the seed draws it, evenly, since what the
-    next minutes are lies somewhere between; and a mood, each replica its own, and misfits, all
-    replicas the same: they have one fit. `MIDDLE` is the level of a single best guess.
+    `level` 0: no interference (the machine as fitted); 1: as recorded; a slowdown of s becomes
+    s^level. None: the seed draws the level uniformly, a speed ratio per replica, and fit errors that
+    are the same for all replicas, since they share one fit. `MEDIAN_LEVEL` is the level for a single
+    best estimate.
     """
 
     def __init__(
-        self, weather: InterferenceTrace, seed: int, replica: int, level: float | None = None
+        self, trace: InterferenceTrace, seed: int, replica: int, level: float | None = None
     ) -> None:
         rng = np.random.default_rng((seed, replica))
-        self._per_s = 1 / weather.bin_s
-        self._from = int(rng.integers(len(weather.decode)))
+        self._per_s = 1 / trace.bin_s
+        self._from = int(rng.integers(len(trace.decode)))
         decode = prompt = 1.0
         if level is None:
-            level = _spread(seed, 0, replica)
-            mood = _pick(weather.pass_ratios, _spread(seed, 1, replica))
-            decode = mood * _pick(weather.decode_errors, _spread(seed, 2))
-            prompt = mood * _pick(weather.prompt_errors, _spread(seed, 3))
-        self._decode = [float(decode * each**level) for each in weather.decode]
-        self._prompt = [float(prompt * each**level) for each in weather.prompt]
+            level = _low_discrepancy(seed, 0, replica)
+            pass_ratio = _quantile(trace.pass_ratios, _low_discrepancy(seed, 1, replica))
+            decode = pass_ratio * _quantile(trace.decode_errors, _low_discrepancy(seed, 2))
+            prompt = pass_ratio * _quantile(trace.prompt_errors, _low_discrepancy(seed, 3))
+        self._decode = [float(decode * slowness**level) for slowness in trace.decode]
+        self._prompt = [float(prompt * slowness**level) for slowness in trace.prompt]
 
     def slowness(self, shapes: Shapes, now_s: float) -> float:
-        """Of a step that begins at `now_s`."""
+        """The slowdown of a step that begins at `now_s`."""
         values = self._prompt if any(new != 1 for new, _ in shapes) else self._decode
         return values[(self._from + int(now_s * self._per_s)) % len(values)]
 
 
-def _spread(seed: int, which: int, replica: int | None = None) -> float:
-    """In [0, 1): four numbers that consecutive seeds spread evenly, together too, so that forty of
-    them tell a middle that another forty tell as well. Each replica has an offset of its own."""
-    offset = 0.0 if replica is None else np.random.default_rng((which, replica)).uniform()
-    return float((seed * _STEPS[which] + offset) % 1.0)
+def _low_discrepancy(seed: int, dimension: int, replica: int | None = None) -> float:
+    """A low-discrepancy value in [0, 1) for this seed and dimension (R4 sequence), so that medians
+    over 40 seeds are stable. Each replica has a different offset."""
+    offset = 0.0 if replica is None else np.random.default_rng((dimension, replica)).uniform()
+    return float((seed * _STEPS[dimension] + offset) % 1.0)
 
 
-def _pick(values: Sequence[float], share: float) -> float:
-    """The value that so many of all are below; 1 where there are none."""
+def _quantile(values: Sequence[float], share: float) -> float:
+    """The quantile `share` of the values; 1 if there are none."""
     return sorted(values)[int(share * len(values))] if values else 1.0
 
 
 def has_prompt(shapes: Shapes) -> bool:
-    """Whether a step computes any prompt."""
+    """True if a step computes any prompt."""
     return any(new != 1 for new, _ in shapes)
 
 
 def record_interference(
     windows: Iterable[Sequence[LoadedStep]], fitted_s: Callable[[Shapes, int], float]
 ) -> InterferenceTrace | None:
-    """Windows one after the other; None where too little was seen of either kind of step.
+    """Record the slowdown over consecutive windows; None if either kind of step was too rare.
 
-    A bin is the seconds of its steps over the fitted ones; one without steps of a kind is as the
-    bin before it.
+    A bin's value is the seconds of its steps over the fitted seconds; a bin without steps of a kind
+    repeats the bin before it.
     """
     decode: list[float] = []
     prompt: list[float] = []
     for steps in windows:
         for values, fresh in ((decode, False), (prompt, True)):
             values += _binned([s for s in steps if has_prompt(s.shapes) == fresh], steps, fitted_s)
-    if min(len(decode), len(prompt)) < LEAST_BINS:
+    if min(len(decode), len(prompt)) < MIN_BINS:
         return None
     if any(math.isnan(values[-1]) for values in (decode, prompt)):
         return None
@@ -142,7 +141,7 @@ def _binned(
     every: Sequence[LoadedStep],
     fitted_s: Callable[[Shapes, int], float],
 ) -> list[float]:
-    """Slowness by bin over the whole window of `every`; nan where there were no such steps."""
+    """Slowdown by bin over the window spanned by `every`; nan for bins without such steps."""
     if not every:
         return []
     began_s = every[0].at_s
@@ -162,7 +161,7 @@ def _binned(
 
 
 def _carried(values: Sequence[float]) -> tuple[float, ...]:
-    """Gaps filled with what was before them; the first one with what comes after."""
+    """Fill gaps with the value before them, leading gaps with the first value."""
     last = next(value for value in values if not math.isnan(value))
     filled = []
     for value in values:

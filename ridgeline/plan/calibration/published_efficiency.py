@@ -1,4 +1,4 @@
-"""How far from its roof a device works: published shares of its peaks."""
+"""Published efficiencies: the share of a device's peaks that inference engines reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ridgeline.hardware.catalogue import Accelerator
 
 _MEDIAN_TO_SIGMA = 0.6745  # the median of |x| of a standard normal
 COVERAGE = 0.8
-_Z = 1.2816  # a standard normal lies within ±1.2816 in 80 of 100 cases
+_Z = 1.2816  # a standard normal lies within ±1.2816 with probability 0.8
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,19 +39,22 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         shares = (self.bandwidth, self.compute)
         if not all(0 < share <= 1 for share in shares):
-            raise BadInput("an efficiency must lie in 0..1 of the dense peak", value=shares)
+            raise BadInput(
+                "an efficiency must be a share of the dense peak", value=shares, limit="(0, 1]"
+            )
         if not (self.source.strip() and self.as_of.strip()):
             raise BadInput("an efficiency row needs a source and a date", value=self.source)
 
 
 def efficiency_of(device: Accelerator) -> Efficiency:
-    """The published row of a device, or the default one; never above what products reach on it."""
+    """The published efficiency of a device, or the default; `compute` is capped by the share that
+    plain matrix products reach on the device."""
     document = _document()
     row = dict(document["default"])
-    for own in document["device"]:
-        if device.name in own["names"]:
-            row |= {key: value for key, value in own.items() if key != "names"}
-            row["source"] = f"{document['default']['source']}; {own['source']}"
+    for specific in document["device"]:
+        if device.name in specific["names"]:
+            row |= {key: value for key, value in specific.items() if key != "names"}
+            row["source"] = f"{document['default']['source']}; {specific['source']}"
     if device.achievable is not None:
         row["compute"] = min(row["compute"], device.achievable)
     return msgspec.convert(row, Efficiency)
@@ -66,6 +69,6 @@ def _document() -> dict[str, Any]:
 
 
 def interval(value: float, median_error: float) -> tuple[float, float]:
-    """Where the measurement lies in 80 of 100 cases, if errors are log-normal with this median."""
+    """The 80 % interval around a prediction, for log-normal errors with this median."""
     spread = math.exp(_Z * math.log1p(median_error) / _MEDIAN_TO_SIGMA)
     return value / spread, value * spread

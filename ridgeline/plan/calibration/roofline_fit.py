@@ -1,16 +1,16 @@
-"""How long one engine step takes, as a model with four terms that are fitted to measured steps.
+"""A step-time model with four terms, fitted to measured steps.
 
     t = alpha · max(bytes / bandwidth, flops / peak) + a + b · runs + c · tokens
 
-The first term is the roofline of the step's own work, from the spec; alpha is how far from the
-roof the kernels are: at least 1, for no step beats its roof (less only where measured ones did).
-Without that floor a step's work, which grows with its tokens, could be taken for overhead. The
-other three are overhead: per step, per run (tables, sampling, events) and per token. Rewriting the
-spec (INT8, say) moves the first term and leaves the others, which is why a prediction made with it
-also tells when a smaller weight will not pay.
+The first term is the roofline bound of the step's work, from the spec; alpha is the kernels'
+distance from it: at least 1, because no step beats its bound (less only if measured steps did).
+Without this floor a step's work, which grows with its tokens, could be mistaken for overhead. The
+other terms are overhead: per step, per run (tables, sampling, events) and per token. A rewrite of
+the spec (INT8, for example) changes the first term only, so the model also predicts when smaller
+weights do not pay.
 
-Fitted by non-negative least squares on relative errors, so that short decode steps weigh as much
-as long prefill steps. Source of the form: the step-time models compared in docs/guides/optimize-engine.md.
+Fitted by non-negative least squares on relative errors, so that short decode steps weigh as much as
+long prefill steps. Source: the step-time models compared in docs/guides/optimize-engine.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-LEAST_STEPS = 8  # under which a fit says nothing
+MIN_STEPS = 8  # fewer samples do not determine the terms
 
 
 class StepSample(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class StepSample(msgspec.Struct, frozen=True):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The fitted terms; see the module's head. Units: seconds."""
+    """The fitted terms: `alpha` times the bound, and overhead in seconds per step, run and token."""
 
     alpha: float
     step_s: float
@@ -48,27 +48,26 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_step_time(samples: Sequence[StepSample]) -> StepTime | None:
-    """The best fit, or None where there are too few samples to say anything.
+    """The best fit, or None if there are fewer than `MIN_STEPS` samples.
 
-    The slowest twentieth is left out: a step that met a page fault or a neighbour's burst says
-    nothing about the next one.
+    The slowest 5 % are excluded: page faults and interference do not predict other steps.
     """
-    if len(samples) < LEAST_STEPS:
+    if len(samples) < MIN_STEPS:
         return None
     typical = np.array([(s.bound_s, 1.0, s.num_runs, s.num_tokens) for s in samples])
     taken_s = np.array([s.seconds for s in samples])
     per_work = taken_s / (typical @ np.array([1.0, 1e-4, 1e-5, 1e-6]))
     kept = per_work <= np.quantile(per_work, 0.95)
     chosen = typical[kept]
-    # With the same number of runs in every step (a server of one request at a time) the cost of a
-    # run cannot be told from that of a step; a guess would forbid batching before it was tried.
-    told_apart = np.array([True, True, bool(np.ptp(chosen[:, 2]) > 0), True])
+    # If every step has the same number of runs (one request at a time), the costs of a run and of a
+    # step cannot be separated; a wrong split would predict that batching does not pay.
+    identifiable = np.array([True, True, bool(np.ptp(chosen[:, 2]) > 0), True])
     floor = min(1.0, float(np.quantile(taken_s[kept] / np.maximum(chosen[:, 0], 1e-12), 0.05)))
-    rows = (chosen / taken_s[kept, None])[:, told_apart]
+    rows = (chosen / taken_s[kept, None])[:, identifiable]
     seconds = 1 - floor * rows[:, 0]
     scale = np.abs(rows).max(axis=0)
-    found, _ = nnls(rows / scale, seconds)
+    solution, _ = nnls(rows / scale, seconds)
     terms = np.zeros(4)
-    terms[told_apart] = found / scale
+    terms[identifiable] = solution / scale
     alpha, step_s, run_s, token_s = terms.tolist()
     return StepTime(alpha=floor + alpha, step_s=step_s, run_s=run_s, token_s=token_s)

@@ -1,1 +1,1 @@
-"""Cost."""
+"""Prices of API providers and of rented or owned devices."""

@@ -1,14 +1,14 @@
-"""What a request costs at a provider: input, output, prompt caching by three rules, batch discount.
+"""The price of a request at an API provider: input, output, prompt caching, batch discount.
 
-    automatic    OpenAI: prefixes of at least `min_prefix_tokens` are cached unasked; a hit is read
-                 at `cached_read_share` of the input price, a miss written at `cache_write_share`
-                 (1: nothing extra)
+    automatic    OpenAI: prefixes of at least `min_prefix_tokens` are cached automatically; a hit is
+                 read at `cached_read_share` of the input price, a miss written at
+                 `cache_write_share` (1: no surcharge)
     breakpoint   Anthropic: a marked prefix is written at 1.25 times the input price for 5 minutes
                  or 2 times for an hour, refreshed by every hit, and read at a tenth
     stored       Gemini's explicit cache: written once at the input price, read at a tenth, and
-                 charged per token and hour for as long as it is kept
+                 charged per token and hour of storage
 
-Prices are data with a day and a source; a row that is too old is refused, never used silently.
+Prices are data with a date and a source; stale rows are rejected unless explicitly accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MILLION = 1e6
 
 
 class ApiPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """USD per million tokens; shares are of the input price (`batch_share` of the whole bill)."""
+    """USD per million tokens; shares are of the input price (`batch_share`: of the total)."""
 
     name: str
     provider: str
@@ -47,10 +47,11 @@ class ApiPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ApiUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it is billed. `prefix` tokens of the prompt are shared with others and found in
-    the cache by `hit_rate` of the requests; `num_prefixes` such prefixes are kept for `rate`
-    requests per second in all. `batch`: sent to the batch interface. `long_lived`: written for an
-    hour.
+    """A workload as it is billed.
+
+    `prefix` tokens of each prompt are shared with other requests and are found in the cache by
+    `hit_rate` of the requests; `num_prefixes` such prefixes are stored for a total of `rate` requests
+    per second. `batch`: sent to the batch API. `long_lived`: cached for an hour.
     """
 
     isl: int
@@ -68,13 +69,13 @@ class ApiUsage(msgspec.Struct, frozen=True, kw_only=True):
                 "the shared prefix exceeds the prompt", value=self.prefix, limit=self.isl
             )
         if not 0 <= self.hit_rate <= 1:
-            raise BadInput("the hit rate is a share", value=self.hit_rate, limit="0..1")
+            raise BadInput("the hit rate must be a share", value=self.hit_rate, limit="0..1")
         if min(self.isl, self.osl, self.num_prefixes) < 1 or not self.rate > 0:
-            raise BadInput("a usage needs tokens, prefixes and a rate above zero", value=self.rate)
+            raise BadInput("tokens, prefixes and the rate must be positive", value=self.rate)
 
 
 class RequestCost(msgspec.Struct, frozen=True, kw_only=True):
-    """USD per request, by what it is paid for. `caches`: whether the prefix is long enough."""
+    """USD per request by item. `caches`: the prefix is long enough to be cached."""
 
     input: float
     cached_read: float
@@ -89,7 +90,7 @@ class RequestCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_prices(text: str | None = None) -> dict[str, ApiPrice]:
-    """Rows by name; `text` replaces those that come with Ridgeline. BadInput where malformed."""
+    """Prices by name; `text` (TOML) replaces the built-in rows. Raises BadInput if malformed."""
     if text is None:
         text = files("ridgeline.plan.cost").joinpath("api_prices.toml").read_text(encoding="utf-8")
     try:
@@ -106,7 +107,7 @@ def load_prices(text: str | None = None) -> dict[str, ApiPrice]:
 
 
 def age_days(name: str, as_of: str, today: date) -> int:
-    """Days since the price was looked up: 2026-08 or 2026-08-31. BadInput for anything else."""
+    """Days between `as_of` (2026-08 or 2026-08-31) and today. Raises BadInput for other formats."""
     try:
         looked_up = date.fromisoformat(as_of if len(as_of) == 10 else f"{as_of}-01")
     except ValueError:
@@ -115,7 +116,7 @@ def age_days(name: str, as_of: str, today: date) -> int:
 
 
 def check_fresh(name: str, as_of: str, today: date, *, accept_stale: bool) -> str | None:
-    """A warning for an old price that was accepted; BadInput for one that was not."""
+    """None for a current price, a warning for an accepted stale one; otherwise raises BadInput."""
     age = age_days(name, as_of, today)
     if age <= STALE_DAYS:
         return None
@@ -125,7 +126,7 @@ def check_fresh(name: str, as_of: str, today: date, *, accept_stale: bool) -> st
         f"the price of {name} is stale",
         value=f"{age} days old ({as_of})",
         limit=f"{STALE_DAYS} days",
-        fix="look it up again and name your own rows with --prices, or say --accept-stale",
+        fix="pass current prices with --prices, or use --accept-stale",
     )
 
 
@@ -152,13 +153,13 @@ def _write_share(price: ApiPrice, usage: ApiUsage) -> float:
 
 
 def _storage(price: ApiPrice, usage: ApiUsage, prefix: int) -> float:
-    """Every kept prefix, shared by all requests of the hour."""
+    # The storage of all prefixes, divided by the requests of an hour.
     per_hour = usage.num_prefixes * prefix * price.storage_per_hour / MILLION
     return per_hour / (usage.rate * 3600)
 
 
 def break_even_reuses(price: ApiPrice, *, long_lived: bool = False) -> int:
-    """How often a prefix must be read again for caching it to pay; storage apart."""
+    """Number of reads after which caching a prefix pays, without storage costs."""
     extra = (price.long_write_share or price.cache_write_share) if long_lived else None
     write = price.cache_write_share if extra is None else extra
     if price.cached_read_share >= 1:

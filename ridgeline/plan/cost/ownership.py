@@ -1,8 +1,8 @@
-"""What running devices of one's own costs per hour, and from which volume on it is the cheaper way.
+"""Hourly cost of rented or owned devices, and the volume from which a fleet beats an API provider.
 
-    rented    devices · price, on demand, reserved or spot; spot also pays for the work that is lost
-              when it is taken away
-    owned     purchase spread over the years of use, power (boards and host, times PUE) and the rest
+    rented    devices · price, on demand, reserved or spot; spot also pays for work that is lost when
+              a device is reclaimed
+    owned     purchase price spread over the years of use, power (boards and host, times PUE), upkeep
 
 Energy per token is power over tokens per second; design power is an upper bound, not a measurement.
 """
@@ -21,7 +21,7 @@ HOURS_PER_YEAR = 8760
 
 
 class OwnedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that was bought. `watts` under load, host included; `upkeep_per_hour` the rest."""
+    """A purchased device. `watts`: under load, including the host; `upkeep_per_hour`: other costs."""
 
     dollars: float
     years: float
@@ -33,11 +33,15 @@ class OwnedDevice(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("dollars", "watts", "dollars_per_kwh", "upkeep_per_hour"):
             if not 0 <= (value := getattr(self, name)) < inf:
-                raise BadInput(f"an owned device's {name}", value=value, limit=">= 0")
+                raise BadInput(
+                    f"{name} of an owned device must not be negative", value=value, limit=">= 0"
+                )
         if not 0 < self.years < inf:
-            raise BadInput("an owned device serves for some years", value=self.years, limit="> 0")
+            raise BadInput(
+                "years of use of an owned device must be positive", value=self.years, limit="> 0"
+            )
         if not 1 <= self.pue < inf:
-            raise BadInput("PUE is at least 1", value=self.pue)
+            raise BadInput("PUE must be at least 1", value=self.pue, limit=">= 1")
 
     @property
     def dollars_per_hour(self) -> float:
@@ -46,7 +50,7 @@ class OwnedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpotDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that may be taken away: `lost_s` of its work and of starting again each time."""
+    """A device that may be reclaimed; each time `lost_s` of work and restart are lost."""
 
     price: float
     interruptions_per_hour: float
@@ -55,20 +59,28 @@ class SpotDevice(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("price", "interruptions_per_hour", "lost_s"):
             if not 0 <= (value := getattr(self, name)) < inf:
-                raise BadInput(f"a spot device's {name}", value=value, limit=">= 0")
+                raise BadInput(
+                    f"{name} of a spot device must not be negative", value=value, limit=">= 0"
+                )
 
     @property
     def dollars_per_hour(self) -> float:
-        """Of an hour of useful work. BadInput where there is none."""
+        """Dollars per hour of useful work. Raises BadInput if no useful work is left."""
         lost = self.interruptions_per_hour * self.lost_s / 3600
         if lost >= 1:
-            raise BadInput("spot devices would do nothing but start again", value=lost, limit="< 1")
+            raise BadInput(
+                "interruptions leave no time for useful work (interruptions_per_hour · lost_s)",
+                value=lost,
+                limit="< 1",
+            )
         return self.price / (1 - lost)
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
-    """`rate`: requests per second from which the fleet is cheaper than the provider (None: never);
-    `share` of one replica's capacity that this is.
+    """Where a fleet breaks even with an API provider.
+
+    `rate`: requests per second above which the fleet is cheaper (None: never); `share`: that rate as
+    a share of one replica's capacity.
     """
 
     rate: float | None
@@ -79,10 +91,10 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def break_even(fleet: Candidate, dollars_per_hour: float, api_dollars: float) -> BreakEven:
-    """One replica of the fleet's kind against `api_dollars` per request.
+    """Compare one replica of the fleet's kind with `api_dollars` per request.
 
-    A replica costs the same whatever it does; where it is cheaper full, it is from some load on.
-    Where it is not, more replicas are not either.
+    A replica costs the same at any load, so it is cheaper from some load on, or never; in that case
+    more replicas are not cheaper either.
     """
     per_second = dollars_per_hour / fleet.num_replicas / HOUR_S
     rate = per_second / api_dollars if api_dollars > 0 else float("inf")
@@ -97,7 +109,7 @@ def break_even(fleet: Candidate, dollars_per_hour: float, api_dollars: float) ->
 
 
 def joules_per_output_token(watts: float, rate: float, osl: int) -> float:
-    """Energy of everything, charged to output tokens."""
+    """Total energy divided by the number of output tokens."""
     return watts / (rate * osl)
 
 

@@ -1,1 +1,1 @@
-"""Deploy."""
+"""Launch commands and manifests for a planned fleet."""

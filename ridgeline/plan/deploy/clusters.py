@@ -1,8 +1,8 @@
-"""Where a fleet is put: which nodes hold the device, which image serves on them.
+"""Selects the nodes and container images of a deployment.
 
-A node is chosen by a label that the cluster itself puts on it; which one depends on who made the
-cluster. An image is named by a release's tag or by its digest: a tag that moves, such as `latest`,
-would start another engine than the one that was planned for, at the next restart of any pod.
+Nodes are selected by a label that the cluster sets; which label depends on the cluster's provider.
+Images are pinned by a release tag or a digest: with a moving tag such as `latest`, the next restart
+of a pod could start a different engine version from the one that was planned for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VALUE = re.compile(r"[A-Za-z0-9](?:[\w.\-]{0,61}[A-Za-z0-9])?")
 
 
 class _Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What serves on a vendor's devices. `resource`: what its device plugin calls one."""
+    """Images for a vendor's devices. `resource`: the device plugin's name of one device."""
 
     vendor: str
     resource: str
@@ -39,7 +39,7 @@ class _Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Values of a label by the catalogue's name of the device."""
+    """A node label, and its value by the catalogue's device name."""
 
     name: str
     vendor: str
@@ -55,7 +55,7 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ManifestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user says of the place; None: what is known."""
+    """The user's choices for a deployment; None: the known default."""
 
     cluster: str = DEFAULT_CLUSTER
     image: str | None = None
@@ -64,9 +64,9 @@ class ManifestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeploymentTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a fleet runs: `label` = `value` on every node of it; `resource` is one device.
+    """Nodes and images of a deployment: node label `label` = `value`, device resource `resource`.
 
-    `ray_image` None: no image of Ray with an LLM engine is known for the vendor's devices.
+    `ray_image` None: no Ray image with an LLM engine is known for the vendor's devices.
     """
 
     label: str
@@ -76,64 +76,65 @@ class DeploymentTarget(msgspec.Struct, frozen=True, kw_only=True):
     ray_image: str | None
 
 
-def resolve_target(device: Accelerator, asked: ManifestOptions) -> DeploymentTarget:
-    """Raises BadInput for an image or a label that is not one, CannotRun where none is known."""
+def resolve_target(device: Accelerator, options: ManifestOptions) -> DeploymentTarget:
+    """Resolve nodes and images for a device. Raises BadInput for a malformed image or label,
+    CannotRun if none is known."""
     known = _known()
-    if asked.cluster not in cluster_names():
-        raise BadInput("unknown cluster", value=asked.cluster, limit=", ".join(cluster_names()))
+    if options.cluster not in cluster_names():
+        raise BadInput("unknown cluster", value=options.cluster, limit=", ".join(cluster_names()))
     image = next((row for row in known.image if row.vendor == device.vendor), None)
     if image is None:
         raise CannotRun(
-            f"no image of vLLM and no device plugin is known here for {device.name}",
+            f"no vLLM image and no device plugin are known for {device.name}",
             value=device.name,
             limit="devices of " + ", ".join(row.vendor for row in known.image),
             fix="leave out --manifests, or choose another --device",
         )
-    label, value = _node(device, asked, known.cluster)
+    label, value = _node(device, options, known.cluster)
     return DeploymentTarget(
         label=label,
         value=value,
         resource=image.resource,
-        image=require_pinned(asked.image or image.vllm),
-        ray_image=require_pinned(asked.ray_image) if asked.ray_image else image.ray,
+        image=require_pinned(options.image or image.vllm),
+        ray_image=require_pinned(options.ray_image) if options.ray_image else image.ray,
     )
 
 
 def require_pinned(image: str) -> str:
-    """The image as given. BadInput where its name does not say which one it is for good."""
-    found = _IMAGE.fullmatch(image)
-    tag, digest = (found["tag"], found["digest"]) if found else (None, None)
-    if found is None or not (tag or digest):
+    """Return the image name. Raises BadInput unless it has a digest or a release tag."""
+    match = _IMAGE.fullmatch(image)
+    tag, digest = (match["tag"], match["digest"]) if match else (None, None)
+    if match is None or not (tag or digest):
         what = "an image needs a tag or a digest"
     elif digest is None and tag in MOVING:
-        what = "this tag moves: what it starts tomorrow is not what was planned for"
+        what = "the image has a moving tag, which may start another version later"
     else:
         return image
     raise BadInput(what, value=image, limit="NAME:TAG or NAME@sha256:…", fix="name a release")
 
 
 def cluster_names() -> tuple[str, ...]:
-    """What `Asked.cluster` may be."""
+    """The known values of `ManifestOptions.cluster`."""
     return tuple(dict.fromkeys(row.name for row in _known().cluster))
 
 
 def _node(
-    device: Accelerator, asked: ManifestOptions, clusters: Sequence[_Cluster]
+    device: Accelerator, options: ManifestOptions, clusters: Sequence[_Cluster]
 ) -> tuple[str, str]:
-    if asked.node_label is not None:
-        key, _, value = asked.node_label.partition("=")
+    if options.node_label is not None:
+        key, _, value = options.node_label.partition("=")
         if not (_LABEL.fullmatch(key) and _VALUE.fullmatch(value)):
-            raise BadInput("a node label is KEY=VALUE", value=asked.node_label)
+            raise BadInput("a node label must have the form KEY=VALUE", value=options.node_label)
         return key, value
     for row in clusters:
-        if row.name == asked.cluster and device.name in row.devices:
+        if row.name == options.cluster and device.name in row.devices:
             return row.label, row.devices[device.name]
     elsewhere = [row.name for row in clusters if device.name in row.devices]
     raise CannotRun(
-        f"what {asked.cluster} calls nodes with {device.name} is not known here",
+        f"the node label of {device.name} on {options.cluster} is unknown",
         value=device.name,
         limit=f"known for {', '.join(elsewhere)}" if elsewhere else None,
-        fix="say it: --node-label KEY=VALUE (kubectl get nodes --show-labels)",
+        fix="use --node-label KEY=VALUE (see kubectl get nodes --show-labels)",
     )
 
 

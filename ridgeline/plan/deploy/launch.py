@@ -1,9 +1,9 @@
-"""From a candidate to commands that start it: Ridgeline, vLLM, TensorRT-LLM, SGLang.
+"""Commands that start a planned replica with Ridgeline, vLLM, TensorRT-LLM or SGLang.
 
 Flags are those of `vllm serve`, `trtllm-serve` (`--kv_cache_dtype`: NVIDIA/TensorRT-LLM, pull
-request 11487, 2026-03) and SGLang's `launch_server` of 2026. A command starts what was planned,
-formats included: where weights have to be made first, that stands before it; what an engine cannot
-do, or is not known here to do, is said in its place.
+request 11487, 2026-03) and SGLang's `launch_server` of 2026. A command starts exactly what was
+planned, including formats. Commands that create the weights precede it; for an engine that cannot
+run the plan, or whose support is unknown, the reason replaces the command.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ _FP8 = "float8_e4m3"
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is started, and where. `model`: a folder, or a name on Hugging Face's hub (`on_hub`);
-    `stored`: the format of its weights as they are."""
+    """A candidate to start on a device.
 
-    each: Candidate
+    `model`: a folder, or a name on the Hugging Face hub (`on_hub`); `stored`: the format of its
+    weights in the checkpoint.
+    """
+
+    candidate: Candidate
     device: Accelerator
     model: str
     stored: str
@@ -34,7 +37,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Where a copy of the model lies, or is to lie."""
+        """The local folder of the model, or the folder to which it is downloaded."""
         return self.model.rpartition("/")[2] if self.on_hub else self.model
 
     @property
@@ -43,23 +46,23 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """`first`: lines that are run, or read, before it."""
+    """A command line. `first`: commands or comments that precede it."""
 
     words: list[str]
     first: list[str] = []
 
 
 class CannotLaunch(Exception):
-    """Why there is none."""
+    """An engine cannot run the plan; the message says why."""
 
 
 def launch_commands(start: LaunchPlan) -> dict[str, str]:
-    """Engine name → the command of one replica, a line each; or a comment that says why there is
-    none."""
-    return {name: _told(command_of, start) for name, command_of in _ENGINES.items()}
+    """Engine name → the commands that start one replica, one per line; or a comment with the reason
+    if the engine cannot run it."""
+    return {name: _text(command_of, start) for name, command_of in _ENGINES.items()}
 
 
-def _told(command_of: Callable[[LaunchPlan], LaunchCommand], start: LaunchPlan) -> str:
+def _text(command_of: Callable[[LaunchPlan], LaunchCommand], start: LaunchPlan) -> str:
     try:
         command = command_of(start)
     except CannotLaunch as reason:
@@ -71,14 +74,14 @@ def _told(command_of: Callable[[LaunchPlan], LaunchCommand], start: LaunchPlan) 
 
 
 def _ridgeline(start: LaunchPlan) -> LaunchCommand:
-    each, weights, kv = start.each, start.each.weight_dtype, start.each.kv_dtype
-    if each.layout.num_devices > 1:
-        number = each.layout.num_devices
-        raise CannotLaunch(f"Ridgeline runs on one device; this replica takes {number}")
+    candidate, weights, kv = start.candidate, start.candidate.weight_dtype, start.candidate.kv_dtype
+    if candidate.layout.num_devices > 1:
+        number = candidate.layout.num_devices
+        raise CannotLaunch(f"Ridgeline runs on one device; this replica needs {number}")
     if weights not in (*_WIDE, *_BITS):
         raise CannotLaunch(f"Ridgeline has no kernels for {weights} weights")
     if kv == _FP8:
-        raise CannotLaunch("Ridgeline has no fp8 KV cache; int8 takes as little: --kv-dtype int8")
+        raise CannotLaunch("Ridgeline has no fp8 KV cache; int8 is as small: use --kv-dtype int8")
     if start.device.vendor != "NVIDIA" and start.device.kind != "cpu":
         raise CannotLaunch(f"Ridgeline runs on CPUs and CUDA devices, not on {start.device.name}")
     words = ["ridgeline", "serve", start.folder]
@@ -86,34 +89,44 @@ def _ridgeline(start: LaunchPlan) -> LaunchCommand:
     if weights != start.stored:
         words += ["--quantization" if weights in _BITS else "--dtype", weights]
     words += ["--kv-cache-dtype", kv] if kv != weights else []
-    words += ["--max-model-len", str(start.max_model_len), "--max-num-seqs", str(each.seats)]
-    words += ["--max-num-batched-tokens", str(each.max_num_batched_tokens)]
+    words += [
+        "--max-model-len",
+        str(start.max_model_len),
+        "--max-num-seqs",
+        str(candidate.max_num_seqs),
+    ]
+    words += ["--max-num-batched-tokens", str(candidate.max_num_batched_tokens)]
     return LaunchCommand(first=start.download, words=words)
 
 
 def vllm_command(start: LaunchPlan) -> LaunchCommand:
-    """Raises NoCommand."""
-    each, layout = start.each, start.each.layout
+    """The `vllm serve` command of one replica. Raises CannotLaunch."""
+    candidate, layout = start.candidate, start.candidate.layout
     first, model, words = _weights("vLLM", start)
-    if each.kv_dtype == "int8":
-        raise CannotLaunch("vLLM has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
-    words += ["--kv-cache-dtype", "fp8"] if each.kv_dtype == _FP8 else []
+    if candidate.kv_dtype == "int8":
+        raise CannotLaunch("vLLM has no int8 KV cache; fp8 is as small: use --kv-dtype fp8")
+    words += ["--kv-cache-dtype", "fp8"] if candidate.kv_dtype == _FP8 else []
     words += _split("--tensor-parallel-size", layout.tp)
     words += _split("--pipeline-parallel-size", layout.pp)
     words += ["--enable-expert-parallel"] if layout.ep > 1 else []
     words += _split("--data-parallel-size", layout.num_attention)
-    sizes = ["--max-model-len", str(start.max_model_len), "--max-num-seqs", str(each.seats)]
-    sizes += ["--max-num-batched-tokens", str(each.max_num_batched_tokens)]
+    sizes = [
+        "--max-model-len",
+        str(start.max_model_len),
+        "--max-num-seqs",
+        str(candidate.max_num_seqs),
+    ]
+    sizes += ["--max-num-batched-tokens", str(candidate.max_num_batched_tokens)]
     sizes += ["--gpu-memory-utilization", "0.9"]
     return LaunchCommand(first=first, words=["vllm", "serve", model, *sizes, *words])
 
 
 def _sglang(start: LaunchPlan) -> LaunchCommand:
-    each, layout = start.each, start.each.layout
+    candidate, layout = start.candidate, start.candidate.layout
     first, model, words = _weights("SGLang", start)
-    if each.kv_dtype == "int8":
-        raise CannotLaunch("SGLang has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
-    words += ["--kv-cache-dtype", "fp8_e4m3"] if each.kv_dtype == _FP8 else []
+    if candidate.kv_dtype == "int8":
+        raise CannotLaunch("SGLang has no int8 KV cache; fp8 is as small: use --kv-dtype fp8")
+    words += ["--kv-cache-dtype", "fp8_e4m3"] if candidate.kv_dtype == _FP8 else []
     tp = layout.tp * layout.num_attention  # SGLang counts all devices of a stage as tp
     words += _split("--tp-size", tp) + _split("--pp-size", layout.pp)
     words += _split("--ep-size", layout.ep)
@@ -121,17 +134,16 @@ def _sglang(start: LaunchPlan) -> LaunchCommand:
     words += _split("--dp-size", layout.num_attention)
     head = ["python", "-m", "sglang.launch_server", "--model-path", model]
     sizes = ["--context-length", str(start.max_model_len)]
-    sizes += ["--max-running-requests", str(each.seats)]
-    sizes += ["--chunked-prefill-size", str(each.max_num_batched_tokens)]
+    sizes += ["--max-running-requests", str(candidate.max_num_seqs)]
+    sizes += ["--chunked-prefill-size", str(candidate.max_num_batched_tokens)]
     return LaunchCommand(first=first, words=[*head, *sizes, *words, "--mem-fraction-static", "0.9"])
 
 
 def _weights(engine: str, start: LaunchPlan) -> tuple[list[str], str, list[str]]:
-    """For vLLM and SGLang, which name formats alike: what is done first, the model that is then
-    served, and the flags for its format."""
-    weights = start.each.weight_dtype
+    """(commands to run first, model to serve, flags for its format), for vLLM and SGLang."""
+    weights = start.candidate.weight_dtype
     if start.device.kind not in ("gpu", "tpu", "npu"):
-        raise CannotLaunch(f"no command of {engine} is known here for {start.device.name}")
+        raise CannotLaunch(f"no {engine} command is known for {start.device.name}")
     if weights == start.stored:
         return [], start.model, []
     if weights in _WIDE:
@@ -139,39 +151,43 @@ def _weights(engine: str, start: LaunchPlan) -> tuple[list[str], str, list[str]]
     if weights == _FP8:
         return [], start.model, ["--quantization", "fp8"]
     if weights not in _BITS:
-        raise CannotLaunch(f"{engine} takes {weights} weights as they are stored; these are not")
-    made = f"{start.folder}-{weights}"
-    make = f"ridgeline quantize {start.folder} --method gptq --bits {_BITS[weights]}"
-    return [*start.download, f"{make} --format compressed-tensors -o {made}"], made, []
+        raise CannotLaunch(f"{engine} needs a checkpoint that is stored in {weights}")
+    output = f"{start.folder}-{weights}"
+    quantize = f"ridgeline quantize {start.folder} --method gptq --bits {_BITS[weights]}"
+    return [*start.download, f"{quantize} --format compressed-tensors -o {output}"], output, []
 
 
 def _split(flag: str, number: int) -> list[str]:
-    """A flag that says over how many devices; 1 needs none."""
+    """A parallelism flag; empty for one device."""
     return [flag, str(number)] if number > 1 else []
 
 
 def _trtllm(start: LaunchPlan) -> LaunchCommand:
-    each, layout, weights = start.each, start.each.layout, start.each.weight_dtype
+    candidate, layout, weights = (
+        start.candidate,
+        start.candidate.layout,
+        start.candidate.weight_dtype,
+    )
     if start.device.vendor != "NVIDIA":
         raise CannotLaunch(f"TensorRT-LLM does not run on {start.device.name}")
     if layout.num_attention > 1:
-        raise CannotLaunch("trtllm-serve: attention data parallelism is set in its YAML options")
-    if each.kv_dtype == "int8":
-        raise CannotLaunch("trtllm-serve: no flag for an int8 KV cache is known; --kv-dtype fp8")
+        raise CannotLaunch("trtllm-serve configures attention data parallelism in its YAML file")
+    if candidate.kv_dtype == "int8":
+        raise CannotLaunch(
+            "trtllm-serve has no known flag for an int8 KV cache; use --kv-dtype fp8"
+        )
     first, model = [], start.model
     if weights != start.stored and weights == _FP8:
         model = f"{start.folder}-fp8"
-        first = [f"# {model}: made from {start.model} by TensorRT Model Optimizer"]
+        first = [f"# {model}: create it from {start.model} with TensorRT Model Optimizer"]
     elif weights != start.stored and weights not in _WIDE:
-        raise CannotLaunch(
-            f"TensorRT-LLM takes {weights} weights as they are stored; these are not"
-        )
+        raise CannotLaunch(f"TensorRT-LLM needs a checkpoint that is stored in {weights}")
     words = ["trtllm-serve", model, "--max_seq_len", str(start.max_model_len)]
-    words += ["--max_batch_size", str(each.seats)]
-    words += ["--max_num_tokens", str(each.max_num_batched_tokens)]
+    words += ["--max_batch_size", str(candidate.max_num_seqs)]
+    words += ["--max_num_tokens", str(candidate.max_num_batched_tokens)]
     words += _split("--tp_size", layout.tp) + _split("--pp_size", layout.pp)
     words += _split("--ep_size", layout.ep)
-    words += ["--kv_cache_dtype", "fp8"] if each.kv_dtype == _FP8 else []
+    words += ["--kv_cache_dtype", "fp8"] if candidate.kv_dtype == _FP8 else []
     words += ["--kv_cache_free_gpu_memory_fraction", "0.9"]
     return LaunchCommand(first=first, words=words)
 

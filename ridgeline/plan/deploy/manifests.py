@@ -1,13 +1,12 @@
-"""A plan as manifests: a Kubernetes Deployment, a Ray Serve configuration, a KubeRay RayService.
+"""Renders a plan as a Kubernetes Deployment, a Ray Serve configuration and a KubeRay RayService.
 
-What a plan says of a fleet is in them: how many replicas, on which device (a node selector and
-the device plugin's resource), with which flags of vLLM. What else a cluster needs is there too:
-an image that does not move, probes whose patience follows the size of the weights, room in
-/dev/shm for tensor parallel ranks, disk for the weights, tolerations of the taints that such
-nodes have, a budget for disruptions. Sizes of the host (cores, memory) are no part of a plan:
-a start, to be measured.
+The manifests contain the plan (number of replicas, device by node selector and device plugin
+resource, vLLM flags) and what a cluster needs in addition: a pinned image, probes with a timeout
+that follows from the size of the weights, space in /dev/shm for tensor parallel ranks, disk for the
+weights, tolerations for the taints of accelerator nodes, and a disruption budget. CPU cores and host
+memory are not part of a plan; the values are starting points to be measured.
 
-Manifests are text, not a tree: people read and edit them.
+Manifests are built as text rather than as a tree, so that comments survive and users can edit them.
 """
 
 from __future__ import annotations
@@ -25,44 +24,45 @@ from ridgeline.plan.deploy.launch import CannotLaunch, LaunchCommand, LaunchPlan
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES
 
 GIB = 1 << 30
-DOWNLOAD_BYTES_S = 100e6  # a hub at a modest rate; slower ones wait for less than they may
+DOWNLOAD_BYTES_S = 100e6  # conservative download rate from the hub, for the startup probe
 CPUS, CPUS_PER_DEVICE = 4, 2
 HOST_GIB, HOST_GIB_PER_DEVICE = 16, 16
 SHM_GIB_PER_DEVICE = 1
-DRAIN_S = 15  # until load balancers have heard that a pod goes
+DRAIN_S = 15  # until load balancers have removed a terminating pod
 GRACE_S = 120
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
-    """`files`: name → text. `left_out`: name → why there is none."""
+    """`files`: name → text. `left_out`: name → why the file was not written."""
 
     files: dict[str, str]
     left_out: dict[str, str]
 
 
 class FleetManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written down. `weight_bytes`: of the whole model, as it is downloaded."""
+    """The content of the manifests. `weight_bytes`: size of the model's files as downloaded;
+    `summary`: the demand and SLO, for the comment at the top."""
 
     start: LaunchPlan
     place: DeploymentTarget
     command: LaunchCommand
     weight_bytes: float
-    promise: str
+    summary: str
 
     @property
     def name(self) -> str:
-        """A DNS label after the model."""
+        """A DNS label derived from the model's name."""
         words = re.sub(r"[^a-z0-9]+", "-", self.start.folder.lower()).strip("-")
         return words[:50].strip("-") or "llm"
 
     @property
     def devices(self) -> int:
-        """Of one pod: all of a replica, or those of one of its nodes."""
-        return min(self.start.each.layout.num_devices, NODE_DEVICES)
+        """Devices of one pod: those of the whole replica, or of one of its nodes."""
+        return min(self.start.candidate.layout.num_devices, NODE_DEVICES)
 
     @property
     def cache_gib(self) -> int:
-        """Disk for the weights, with a fifth to spare."""
+        """Disk for the weights, with a margin of 20 %."""
         return max(1, math.ceil(1.2 * self.weight_bytes / GIB))
 
     @property
@@ -71,14 +71,14 @@ class FleetManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def startup_s(self) -> int:
-        """Ten minutes for the engine, and the weights over the network."""
+        """Startup timeout: ten minutes for the engine, plus the download of the weights."""
         return 600 + math.ceil(self.weight_bytes / DOWNLOAD_BYTES_S / 60) * 60
 
 
 def render_manifests(
-    start: LaunchPlan, place: DeploymentTarget, weight_bytes: float, promise: str
+    start: LaunchPlan, place: DeploymentTarget, weight_bytes: float, summary: str
 ) -> Manifests:
-    """All that can be written of the winner."""
+    """Render every manifest that the plan supports; the others are listed with the reason."""
     files, left_out = {}, {}
     for name, write in _WRITERS.items():
         try:
@@ -89,7 +89,7 @@ def render_manifests(
                     place=place,
                     command=command,
                     weight_bytes=weight_bytes,
-                    promise=promise,
+                    summary=summary,
                 )
             )
         except CannotLaunch as reason:
@@ -101,12 +101,12 @@ def render_manifests(
 
 
 def render_kubernetes(fleet: FleetManifest) -> str:
-    """A Deployment, the Service before it, and a disruption budget."""
-    each = fleet.start.each
-    if each.layout.num_devices > NODE_DEVICES:
+    """A Deployment with its Service and PodDisruptionBudget."""
+    candidate = fleet.start.candidate
+    if candidate.layout.num_devices > NODE_DEVICES:
         raise CannotLaunch(
-            f"a replica takes {each.layout.num_devices} devices on several nodes, a Deployment's "
-            "pod lies on one: use the RayService, or a LeaderWorkerSet"
+            f"a replica needs {candidate.layout.num_devices} devices on several nodes, but a pod of "
+            "a Deployment runs on one node: use the RayService, or a LeaderWorkerSet"
         )
     return f"""{_head(fleet)}apiVersion: apps/v1
 kind: Deployment
@@ -114,8 +114,8 @@ metadata:
   name: {fleet.name}
   labels: {{{_labels(fleet)}}}
 spec:
-  replicas: {each.num_replicas}
-{_strategy(each.num_replicas)}  selector:
+  replicas: {candidate.num_replicas}
+{_strategy(candidate.num_replicas)}  selector:
     matchLabels: {{app.kubernetes.io/name: {fleet.name}}}
   template:
     metadata:
@@ -123,7 +123,7 @@ spec:
       annotations: {{prometheus.io/scrape: "true", prometheus.io/port: "8000"}}
     spec:
       automountServiceAccountToken: false
-      enableServiceLinks: false  # or VLLM_* of a Service's name would be read as settings
+      enableServiceLinks: false  # vLLM would read VLLM_* variables of Services as settings
       terminationGracePeriodSeconds: {GRACE_S}
 {indent(_where(fleet), "      ")}      topologySpreadConstraints:
         - maxSkew: 1
@@ -138,17 +138,15 @@ spec:
 
 
 def _head(fleet: FleetManifest) -> str:
-    """What this is of, and what is done first: the pods must then see the result."""
-    each = fleet.start.each
+    """Comment lines: the plan, and the commands to run first."""
+    candidate = fleet.start.candidate
     lines = [
-        f"# {each.num_replicas} x {each.device} {each.layout}, {each.weight_dtype} weights, "
-        f"{each.kv_dtype} KV: {fleet.promise}"
+        f"# {candidate.num_replicas} x {candidate.device} {candidate.layout}, {candidate.weight_dtype} weights, "
+        f"{candidate.kv_dtype} KV: {fleet.summary}"
     ]
     lines += [f"# first: {line.removeprefix('# ')}" for line in fleet.command.first]
     if fleet.command.first or not fleet.start.on_hub:
-        lines.append(
-            f"# and mount {fleet.command.words[2]} into the pods: the hub does not have it"
-        )
+        lines.append(f"# and mount {fleet.command.words[2]} into the pods: it is not on the hub")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -157,9 +155,9 @@ def _labels(fleet: FleetManifest) -> str:
 
 
 def _strategy(num_replicas: int) -> str:
-    """Devices are seldom to spare: a rollout replaces; one replica alone must be doubled."""
+    # Spare devices are rare, so rollouts replace replicas in place; a single replica must surge.
     surge, unavailable = (1, 0) if num_replicas == 1 else (0, 1)
-    why = "needs spare devices meanwhile" if surge else "in place, without spare devices"
+    why = "needs spare devices during a rollout" if surge else "in place, without spare devices"
     return (
         "  strategy:\n    type: RollingUpdate\n"
         f"    rollingUpdate: {{maxSurge: {surge}, maxUnavailable: {unavailable}}}  # {why}\n"
@@ -177,13 +175,13 @@ def _where(fleet: FleetManifest) -> str:
 
 def _container(fleet: FleetManifest) -> str:
     words = "".join(f'    - "{word}"\n' for word in fleet.command.words[2:])
-    each = fleet.start.each
-    return f"""- name: engine  # one replica on {each.layout.num_devices} x {each.device}
+    candidate = fleet.start.candidate
+    return f"""- name: engine  # one replica on {candidate.layout.num_devices} x {candidate.device}
   image: {fleet.place.image}
   args:
 {words}{indent(_environment(), "  ")}  ports:
     - {{name: http, containerPort: 8000}}
-  startupProbe:  # the weights are fetched and loaded: up to {fleet.startup_s // 60} minutes
+  startupProbe:  # downloads and loads the weights: up to {fleet.startup_s // 60} minutes
     httpGet: {{path: /health, port: http}}
     periodSeconds: 10
     failureThreshold: {fleet.startup_s // 10}
@@ -196,7 +194,7 @@ def _container(fleet: FleetManifest) -> str:
     timeoutSeconds: 5
     failureThreshold: 4
   lifecycle:
-    preStop:  # requests come until everybody knows that this pod goes
+    preStop:  # requests arrive until the endpoints no longer list this pod
       exec: {{command: ["sleep", "{DRAIN_S}"]}}
 {indent(_resources(fleet), "  ")}  securityContext:
     allowPrivilegeEscalation: false
@@ -215,11 +213,10 @@ def _environment() -> str:
 
 
 def _resources(fleet: FleetManifest) -> str:
-    """Cores and memory of the host: a start, measure and set them."""
     cpus = CPUS + CPUS_PER_DEVICE * fleet.devices
     host = HOST_GIB + HOST_GIB_PER_DEVICE * fleet.devices + fleet.shm_gib
     devices = f"{fleet.place.resource}: {fleet.devices}"
-    return f"""resources:  # cores and memory of the host are a start: measure them
+    return f"""resources:  # CPU and host memory are starting points: measure and adjust them
   requests:
     cpu: {cpus}
     memory: {host}Gi
@@ -240,9 +237,9 @@ def _mounts() -> str:
 
 def _volumes(fleet: FleetManifest) -> str:
     return f"""volumes:
-  - name: cache  # weights; a volume claim in its place keeps them over restarts
+  - name: cache  # weights; use a PersistentVolumeClaim to keep them across restarts
     emptyDir: {{sizeLimit: {fleet.cache_gib}Gi}}
-  - name: shm  # tensor parallel ranks talk through it
+  - name: shm  # communication between tensor parallel ranks
     emptyDir: {{medium: Memory, sizeLimit: {fleet.shm_gib}Gi}}
 """
 
@@ -261,7 +258,7 @@ spec:
 
 
 def _budget(fleet: FleetManifest) -> str:
-    """One at a time: with a single replica too, or its node could never be drained."""
+    # maxUnavailable 1 even for a single replica: otherwise its node could never be drained.
     return f"""apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
@@ -277,15 +274,15 @@ spec:
 
 
 def render_ray_serve(fleet: FleetManifest) -> str:
-    """A Ray Serve LLM configuration for `serve run`, on a cluster that is there."""
+    """A Ray Serve LLM configuration for `serve run` on an existing cluster."""
     return _head(fleet) + _application(fleet)
 
 
 def _application(fleet: FleetManifest) -> str:
     start = fleet.start
-    layout = start.each.layout
+    layout = start.candidate.layout
     if layout.num_attention > 1:
-        raise CannotLaunch("Ray Serve: attention data parallelism has its own builder")
+        raise CannotLaunch("Ray Serve needs a separate builder for attention data parallelism")
     arguments = "".join(f"            {k}: {v}\n" for k, v in _engine_arguments(fleet).items())
     return f"""applications:
   - name: llm
@@ -297,38 +294,38 @@ def _application(fleet: FleetManifest) -> str:
             model_id: {fleet.name}
             model_source: {fleet.command.words[2]}
           deployment_config:
-            num_replicas: {start.each.num_replicas}
-            max_ongoing_requests: {2 * start.each.seats}
+            num_replicas: {start.candidate.num_replicas}
+            max_ongoing_requests: {2 * start.candidate.max_num_seqs}
           engine_kwargs:
 {arguments}"""
 
 
 def _engine_arguments(fleet: FleetManifest) -> dict[str, object]:
     start, words = fleet.start, fleet.command.words
-    layout = start.each.layout
-    told: dict[str, object] = {
+    layout = start.candidate.layout
+    arguments: dict[str, object] = {
         "tensor_parallel_size": layout.tp,
         "pipeline_parallel_size": layout.pp,
         "max_model_len": start.max_model_len,
-        "max_num_seqs": start.each.seats,
-        "max_num_batched_tokens": start.each.max_num_batched_tokens,
+        "max_num_seqs": start.candidate.max_num_seqs,
+        "max_num_batched_tokens": start.candidate.max_num_batched_tokens,
         "gpu_memory_utilization": 0.9,
         **({"enable_expert_parallel": "true"} if layout.ep > 1 else {}),
     }
     for flag in ("--quantization", "--dtype", "--kv-cache-dtype"):
         if flag in words:
-            told[flag.removeprefix("--").replace("-", "_")] = words[words.index(flag) + 1]
-    return told
+            arguments[flag.removeprefix("--").replace("-", "_")] = words[words.index(flag) + 1]
+    return arguments
 
 
 def render_ray_service(fleet: FleetManifest) -> str:
-    """KubeRay: a Ray cluster on the planned devices, and the application on it."""
+    """A KubeRay RayService: a Ray cluster on the planned devices, and the application on it."""
     image = fleet.place.ray_image
     if image is None:
         vendor = fleet.start.device.vendor
-        raise CannotLaunch(f"no image of Ray for devices of {vendor} is known: --ray-image")
-    each = fleet.start.each
-    nodes = each.num_replicas * math.ceil(each.layout.num_devices / NODE_DEVICES)
+        raise CannotLaunch(f"no Ray image is known for {vendor} devices: use --ray-image")
+    candidate = fleet.start.candidate
+    nodes = candidate.num_replicas * math.ceil(candidate.layout.num_devices / NODE_DEVICES)
     application = indent(_application(fleet), "    ")
     return f"""{_head(fleet)}apiVersion: ray.io/v1
 kind: RayService
@@ -368,9 +365,9 @@ spec:
 
 
 def _ray_version(image: str) -> str:
-    """KubeRay wants to be told; an image named by its digest does not say."""
-    found = re.search(r":(\d+\.\d+\.\d+)", image)
-    return f'    rayVersion: "{found[1]}"\n' if found else ""
+    """The `rayVersion` line that KubeRay expects; empty for an image named by digest only."""
+    version = re.search(r":(\d+\.\d+\.\d+)", image)
+    return f'    rayVersion: "{version[1]}"\n' if version else ""
 
 
 _WRITERS: Mapping[str, Callable[[FleetManifest], str]] = MappingProxyType(

@@ -1,1 +1,1 @@
-"""Fleet."""
+"""Search for the cheapest fleet that meets an SLO."""

@@ -1,4 +1,4 @@
-"""What is asked of a fleet: requests per second of certain lengths, under a promise."""
+"""The demand on a fleet: request rate and lengths, and whether latencies meet an SLO."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
 
-MOST_RATE = 1e9  # requests per second
+MAX_RATE = 1e9  # requests per second
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens per request: means, and of prompts also the 95th percentile. `rate` requests/s.
+    """`rate` requests per second with mean lengths `isl` and `osl`, in tokens.
 
-    `cached` is the mean number of prompt tokens that a prefix cache holds already; `longest` the
-    largest context (prompt and answer) that occurs; `input_cv2` the squared coefficient of
-    variation of prompt lengths, which lengthens queues.
+    `isl_p95`: 95th percentile prompt. `cached`: mean number of prompt tokens found in the prefix
+    cache. `longest`: the largest context (prompt and answer). `input_cv2`: squared coefficient of
+    variation of the prompt lengths, which lengthens queues.
     """
 
     rate: float
@@ -30,28 +30,31 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     input_cv2: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= MOST_RATE:
+        if not 0 < self.rate <= MAX_RATE:
             raise BadInput(
                 "the request rate must be positive",
                 value=self.rate,
-                limit=f"> 0 /s, at most {MOST_RATE:g}",
+                limit=f"> 0 /s, at most {MAX_RATE:g}",
             )
         if min(self.isl, self.osl) < 1 or not 0 <= self.cached < self.isl:
             raise BadInput(
-                "a demand needs prompts, answers, and fewer cached than prompt tokens",
+                "a demand needs isl >= 1, osl >= 1 and 0 <= cached < isl",
                 value=(self.isl, self.osl, self.cached),
             )
 
 
 def demand_of(lengths: Sequence[tuple[int, int]], rate: float, cached: float = 0.0) -> Demand:
-    """From (prompt, answer) lengths; `cached` is the share of prompt tokens that is hit."""
+    """The demand of a workload of (prompt, answer) lengths; `cached` is the share of prompt tokens
+    found in the prefix cache."""
     if not lengths:
         raise BadInput("the workload has no requests")
     shortest = min(min(pair) for pair in lengths)
     if shortest < 1:
-        raise BadInput("prompts and answers need tokens", value=shortest, limit=">= 1 (isl, osl)")
+        raise BadInput(
+            "prompts and answers need at least one token", value=shortest, limit=">= 1 (isl, osl)"
+        )
     if not 0 <= cached <= 1:
-        raise BadInput("no share of the prompts' tokens", value=cached, limit="cached: 0 to 1")
+        raise BadInput("cached must be a share of the prompt tokens", value=cached, limit="0..1")
     prompts = sorted(length for length, _ in lengths)
     mean = sum(prompts) / len(prompts)
     variance = sum((length - mean) ** 2 for length in prompts) / len(prompts)
@@ -68,10 +71,10 @@ def demand_of(lengths: Sequence[tuple[int, int]], rate: float, cached: float = 0
 
 
 def wait_quantile(rate: float, service_s: float, share: float, cv2: float = 0.0) -> float:
-    """Seconds that `share` of the arrivals of an M/G/1 queue wait at most; inf where it overflows.
+    """The wait that `share` of the arrivals of an M/G/1 queue do not exceed; inf if it is unstable.
 
-    M/D/1 has P(wait > t) ~ rho · exp(-2 (1 - rho) t / service) (heavy-traffic exponent); variance
-    of the service stretches it by 1 + cv2, as it does the Pollaczek-Khinchine mean.
+    For M/D/1, P(wait > t) ~ rho · exp(-2 (1 - rho) t / service) (heavy-traffic exponent); variance
+    of the service time stretches it by 1 + cv2, like the Pollaczek-Khinchine mean.
     """
     rho = rate * service_s
     if rho >= 1:
@@ -82,12 +85,12 @@ def wait_quantile(rate: float, service_s: float, share: float, cv2: float = 0.0)
 
 
 def wait_mean(rate: float, service_s: float, cv2: float = 0.0) -> float:
-    """Mean seconds of that wait (Pollaczek-Khinchine); inf where the queue overflows."""
+    """Mean wait in an M/G/1 queue (Pollaczek-Khinchine); inf if it is unstable."""
     rho = rate * service_s
     return math.inf if rho >= 1 else rho * service_s * (1 + cv2) / (2 * (1 - rho))
 
 
 def meets_slo(slo: Slo, ttft_s: float, tpot_s: float, osl: int) -> bool:
-    """Whether latencies keep every limit of the promise; answers of one token have no TPOT."""
+    """True if the latencies meet every limit of the SLO; answers of one token have no TPOT."""
     e2e_s = ttft_s + (osl - 1) * tpot_s
     return not slo.misses(ttft_s, tpot_s if osl > 1 else None, e2e_s)

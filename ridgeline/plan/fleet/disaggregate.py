@@ -1,14 +1,14 @@
-"""Should prompts and answers live on different devices? A verdict with its numbers.
+"""Decides whether prefill and decode should run on separate devices.
 
-Together, every prompt takes time out of the decodes that run beside it (`mixing`). Apart, that
-interference is gone, and instead every prompt's KV cache crosses a link: bytes / rate added to the
-time to first token. vLLM's own documentation says that disaggregation does not improve throughput;
-it buys separate control of TTFT and of the gaps. So the verdict here is yes only where the pools
-need fewer devices for the same promise, or where no shared fleet can keep it at all.
+On shared replicas every prompt delays the decodes in the same steps. With disaggregation that
+interference disappears, but every prompt's KV cache is sent over the network, which adds bytes / rate
+to the TTFT. According to vLLM's documentation, disaggregation does not improve throughput; it allows
+TTFT and ITL to be controlled separately. The verdict is therefore yes only if the pools need fewer
+devices for the same SLO, or if no shared fleet can meet it.
 
-The pools use one replica kind (device, layout, formats). A prefill replica is an M/G/1 queue of
-prompts; a decode replica holds as many sequences as TPOT and memory allow, one standard deviation
-of the Poisson number in flight set aside, as in `search`.
+Both pools use one replica kind (device, layout, formats). A prefill replica is an M/G/1 queue of
+prompts; a decode replica runs as many sequences as TPOT and memory allow, with a margin of one
+standard deviation of the Poisson number in flight, as in `ridgeline.plan.fleet.search`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BISECTIONS = 40
 
 
 class DisaggregatedPools(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas of the two pools, and what they keep. Seconds."""
+    """Replicas of the two pools, and the latencies that they achieve, in seconds."""
 
     num_prefill: int
     num_decode: int
@@ -43,13 +43,16 @@ class DisaggregatedPools(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> str:
-        """prefill : decode, as small whole numbers."""
+        """prefill : decode, reduced to lowest terms."""
         common = math.gcd(self.num_prefill, self.num_decode)
         return f"{self.num_prefill // common}:{self.num_decode // common}"
 
 
 class DisaggregationVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`yes` or no, why, and both sides' numbers; `smallest_pools` None where no split keeps the promise."""
+    """Whether to disaggregate, the reason, and the figures of both alternatives.
+
+    `pools` is None if no split meets the SLO.
+    """
 
     yes: bool
     why: str
@@ -60,28 +63,30 @@ class DisaggregationVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def transfer_seconds(machine: Replica, demand: Demand) -> float:
-    """A mean prompt's KV over the network, every device of the replica sending its share."""
+    """Seconds to send a mean prompt's KV cache, each device of the replica sending its share."""
     nbytes = machine.cost.kv_bytes(demand.isl) * machine.kv_copies
     return nbytes / (NETWORK_BYTES_S * machine.layout.num_devices)
 
 
 def smallest_pools(machine: Replica, demand: Demand, slo: Slo) -> DisaggregatedPools | None:
-    """The smallest split of this replica kind that keeps the promise; None where there is none.
+    """The smallest split of this replica kind that meets the SLO; None if there is none.
 
-    Under a promise of e2e the pools share its time: what decoding leaves of it is the prompt's.
+    An e2e limit is shared by the pools: the prompt may use the time that decoding leaves.
     """
-    found = (_split(machine, demand, slo, batch) for batch in _decode_batches(machine, demand))
-    fitting = [each for each in found if each is not None]
-    return min(fitting, key=lambda each: (each.num_devices, each.tpot_s), default=None)
+    splits = (_split(machine, demand, slo, batch) for batch in _decode_batches(machine, demand))
+    fitting = [split for split in splits if split is not None]
+    return min(fitting, key=lambda split: (split.num_devices, split.tpot_s), default=None)
 
 
 def _split(machine: Replica, demand: Demand, slo: Slo, batch: int) -> DisaggregatedPools | None:
-    """With a mean of `batch` answers on each decode replica; TPOT is that when one deviation
-    busier. None where the promise is broken."""
+    """The pools with a mean of `batch` answers on each decode replica; None if they miss the SLO.
+
+    TPOT is that of a decode replica with one standard deviation more in flight.
+    """
     transfer_s = transfer_seconds(machine, demand)
     prompt_s = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1).seconds
     tpot_s = decode_step_s(machine, _point(demand, math.ceil(batch + math.sqrt(batch))))
-    held_s = demand.osl * tpot_s + transfer_s  # one token more: the step under way when it comes
+    held_s = demand.osl * tpot_s + transfer_s  # osl, not osl - 1: the step in progress on arrival
     if demand.osl > 1 and tpot_s > (slo.tpot_s or math.inf):
         return None
     left_s = min(
@@ -107,7 +112,7 @@ def _split(machine: Replica, demand: Demand, slo: Slo, batch: int) -> Disaggrega
 
 
 def _wait(machine: Replica, rate: float, prompt_s: float, demand: Demand, slo: Slo) -> float:
-    """A prompt passes through pp stages, each of which takes the next one when it is done."""
+    # A prompt passes through pp stages, each of which accepts the next prompt when it is done.
     layout = machine.layout
     stage_s = prompt_s / layout.pp
     return wait_quantile(rate / layout.num_attention, stage_s, slo.attainment, demand.input_cv2)
@@ -116,7 +121,7 @@ def _wait(machine: Replica, rate: float, prompt_s: float, demand: Demand, slo: S
 def _prefill_rate(
     machine: Replica, prompt_s: float, demand: Demand, slo: Slo, left_s: float
 ) -> float:
-    """Requests per second at which prompts on a prefill replica are just done within `left_s`."""
+    """The highest request rate at which a prefill replica completes prompts within `left_s`."""
     if prompt_s > left_s:
         return 0.0
     low, high = 0.0, 0.95 / prompt_s * machine.layout.pp * machine.layout.num_attention
@@ -128,12 +133,12 @@ def _prefill_rate(
 
 
 def _decode_batches(machine: Replica, demand: Demand) -> Iterator[int]:
-    """Those whose answers fit a decode replica's cache, three deviations above the mean."""
+    """Mean batches whose answers fit a decode replica's cache with three deviations to spare."""
     per_request = machine.cost.kv_bytes(demand.isl + demand.osl) / machine.cost.kv_bytes_per_token
     for batch in batch_sizes():
-        seats = math.ceil(batch + 3 * math.sqrt(batch))
-        asked = MemoryLimits(max_num_batched_tokens=seats, max_num_seqs=seats)
-        if memory_budget(machine, asked).kv_tokens < seats * per_request:
+        num_seqs = math.ceil(batch + 3 * math.sqrt(batch))
+        limits = MemoryLimits(max_num_batched_tokens=num_seqs, max_num_seqs=num_seqs)
+        if memory_budget(machine, limits).kv_tokens < num_seqs * per_request:
             return
         yield batch
 
@@ -145,7 +150,8 @@ def _point(demand: Demand, batch: int) -> OperatingPoint:
 def judge_disaggregation(
     machine: Replica, demand: Demand, slo: Slo, shared: Candidate | None
 ) -> DisaggregationVerdict:
-    """`shared`: the best fleet of this kind whose replicas do both (None: there is none)."""
+    """Compare the smallest pools with `shared`, the best fleet of this replica kind that serves
+    prefill and decode together (None: there is none)."""
     split = smallest_pools(machine, demand, slo)
     transfer_s = transfer_seconds(machine, demand)
     interference_s = None
@@ -169,13 +175,13 @@ def _decide(
     interference_s: float | None,
 ) -> tuple[bool, str]:
     if split is None:
-        return False, "no split of this replica kind keeps the promise"
+        return False, "no split of this replica kind meets the SLO"
     pair = f"{split.num_prefill} prefill + {split.num_decode} decode replicas ({split.ratio})"
     if shared is None or interference_s is None:
-        return True, f"no shared fleet of this kind keeps the promise; {pair} do"
-    told = (
-        f"{pair} take {split.num_devices} devices, a shared fleet {shared.num_devices}; moving a "
-        f"prompt's KV costs {transfer_s * 1000:.3g} ms, prompts beside decodes cost "
+        return True, f"no shared fleet of this kind meets the SLO; {pair} do"
+    why = (
+        f"{pair} need {split.num_devices} devices, a shared fleet {shared.num_devices}; sending a "
+        f"prompt's KV cache takes {transfer_s * 1000:.3g} ms, prompts in decode steps cost "
         f"{interference_s * 1000:.3g} ms per token"
     )
-    return split.num_devices < shared.num_devices, told
+    return split.num_devices < shared.num_devices, why

@@ -1,9 +1,9 @@
-"""Why a promise cannot be kept: the least time that physics allows, device by device.
+"""Explains why no fleet meets an SLO, by comparing it with the roofline bounds of the devices.
 
-The floor of a layout is its step with every share of the peaks at 1 and no overhead: a single
-request, alone. If even the best floor of all layouts exceeds the promise, a physical bound forbids
-it and is named with its arithmetic. If floors would do and the predictions would not, the reason is
-named too: overhead, communication, memory, queues or money.
+The floor of a layout is the time of a single request at the full peaks without overhead. If even the
+lowest floor of all layouts exceeds the SLO, the error names the physical bound with its arithmetic.
+If only the predictions exceed it, the error names overhead, communication, memory, queues or the
+budget as the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ridgeline.roofline import bound
 
 
 class LatencyFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """The least seconds of one layout, and what they are spent on."""
+    """The minimum seconds on one layout, and the resource that bounds them."""
 
     where: str
     seconds: float
@@ -52,13 +52,13 @@ def _floor(machine: Replica, cost: StepCost, what: str) -> LatencyFloor:
 
 
 def tpot_floor(machine: Replica, demand: Demand) -> LatencyFloor:
-    """One token of one request."""
+    """The floor of TPOT: one decode step of a single request."""
     cost = machine.uniform(1, 1, demand.isl + demand.osl // 2, sampled=1)
     return _floor(machine, cost, "one token")
 
 
 def ttft_floor(machine: Replica, demand: Demand) -> LatencyFloor:
-    """One mean prompt in one step."""
+    """The floor of TTFT: one mean prompt in one step."""
     cost = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1)
     return _floor(machine, cost, f"a prompt of {demand.isl} tokens")
 
@@ -69,12 +69,12 @@ def explain_infeasible(
     slo: Slo,
     space: SearchSpace,
     catalogue: Mapping[str, Accelerator],
-    found: SearchResult,
+    result: SearchResult,
 ) -> CannotRun:
-    """The error to raise where `search` found no fleet."""
+    """The error to raise if `search` returned no fleet."""
     known = list(enumerate_replicas(spec, space, catalogue, {}))
-    if not known or not found.num_candidates:
-        return _no_memory(spec, known, found)
+    if not known or not result.num_candidates:
+        return _no_memory(spec, known, result)
     tpot = min((tpot_floor(m, demand) for m in known), key=lambda f: f.seconds)
     ttft = min((ttft_floor(m, demand) for m in known), key=lambda f: f.seconds)
     for name, floor, limit in (("TPOT", tpot, slo.tpot_s), ("TTFT", ttft, slo.ttft_s)):
@@ -85,58 +85,53 @@ def explain_infeasible(
         return _physics(
             f"e2e of {demand.osl} tokens", msgspec.structs.replace(tpot, seconds=e2e), slo.e2e_s
         )
-    return _not_physics(slo, space, found)
+    return _not_physics(slo, space, result)
 
 
 def _physics(name: str, floor: LatencyFloor, limit_s: float) -> CannotRun:
     return CannotRun(
-        f"no device of this plan can keep the promise: {floor.why}",
+        f"no device of this plan can meet the SLO: {floor.why}",
         value=f"{name} {limit_s * 1000:g} ms",
         limit=f"at least {floor.seconds * 1000:.3g} ms even on {floor.where}",
-        fix="allow more time, a smaller model, fewer bits (--weight-dtype), or more devices",
+        fix="relax the SLO, or use a smaller model, fewer bits (--weight-dtype) or more devices",
     )
 
 
-def _no_memory(spec: ModelSpec, known: Sequence[Replica], found: SearchResult) -> CannotRun:
-    reason = next(iter(found.left_out.values()), "")
+def _no_memory(spec: ModelSpec, known: Sequence[Replica], result: SearchResult) -> CannotRun:
+    reason = next(iter(result.left_out.values()), "")
     least = min((m.resident_bytes for m in known), default=0.0)
     value = f"{least / 1e9:.1f} GB of weights per device at least" if known else reason
     return CannotRun(
         f"no layout of {spec.name} fits the memory of these devices (memory capacity)",
         value=value,
-        fix="allow more devices per replica (--max-devices), fewer bits, or larger devices",
+        fix="use more devices per replica (--max-devices), fewer bits, or larger devices",
     )
 
 
-def _not_physics(slo: Slo, space: SearchSpace, found: SearchResult) -> CannotRun:
-    """Nothing in the peaks forbids it, but no candidate is predicted to keep it."""
-    fastest = max(found.front, key=lambda c: c.tok_s_user)
-    if found.too_dear is not None:
-        return _over_budget(found.too_dear, space)
+def _not_physics(slo: Slo, space: SearchSpace, result: SearchResult) -> CannotRun:
+    """The peaks allow the SLO, but no candidate is predicted to meet it within the budget."""
+    if result.over_budget is not None:
+        return _over_budget(result.over_budget, space)
+    fastest = max(result.front, key=lambda c: c.tok_s_user)
     return CannotRun(
-        "no candidate is predicted to keep the promise, although the peaks alone would allow it: "
+        "no candidate is predicted to meet the SLO, although the devices' peaks would allow it: "
         "overhead per step, communication and queues take the rest",
         value=str(slo),
-        limit=_told(fastest),
-        fix="allow more time, or fewer bits",
-    )
-
-
-def _told(each: Candidate) -> str:
-    return (
-        f"the fastest is {each.layout} on {each.device}: TPOT {each.tpot_s * 1000:.3g} ms, "
-        f"TTFT {each.ttft_s * 1000:.3g} ms"
+        limit=(
+            f"the fastest is {fastest.layout} on {fastest.device}: "
+            f"TPOT {fastest.tpot_s * 1000:.3g} ms, TTFT {fastest.ttft_s * 1000:.3g} ms"
+        ),
+        fix="relax the SLO, or use fewer bits",
     )
 
 
 def _over_budget(cheapest: Candidate, space: SearchSpace) -> CannotRun:
-    """The promise can be kept, for more: how much more."""
     dollars = cheapest.dollars_per_hour
     costs = "no price is known" if dollars is None else f"${dollars * HOURS_PER_MONTH:,.0f} a month"
     kind = f"{cheapest.num_replicas} x {cheapest.device} {cheapest.layout}"
     return CannotRun(
-        "every fleet that keeps the promise exceeds the budget",
+        "every fleet that meets the SLO exceeds the budget",
         value=f"the cheapest, {kind}: {costs}",
         limit=f"${space.dollars_per_month or 0:,.0f} a month",
-        fix="raise --budget, allow more time (--slo), or name cheaper devices (--price-per-hour)",
+        fix="raise --budget, relax the SLO (--slo), or use cheaper devices (--price-per-hour)",
     )

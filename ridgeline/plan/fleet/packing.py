@@ -1,13 +1,13 @@
-"""Several models of different sizes on devices of different memory: who shares with whom.
+"""Packs several models of different sizes onto devices with different memory.
 
-A replica takes memory (weights, and the KV cache of the requests that are in flight on it) and a
-share of its device's time. Two replicas fit one device while both sums stay below their limits:
-interleaved in time, neither sees the other but by waiting. A model that needs more time than a
-device has is cut into equal replicas.
+A replica takes memory (weights, and the KV cache of its requests in flight) and a share of its
+device's time. Replicas fit one device while both sums stay below their limits; they are interleaved
+in time and affect each other only by waiting. A model that needs more time than one device has is
+split into equal replicas.
 
-First fit, largest first, on the device that is left with the least room (best fit decreasing,
-Johnson 1973: within 11/9 of the fewest bins in one dimension; no such promise holds in two).
-`least_devices` is what no packing can go below.
+The heuristic is best fit decreasing: largest first, on the device with the least remaining room
+(Johnson 1973: within 11/9 of the fewest bins in one dimension; no such bound is known for two).
+`min_devices` is a lower bound for any packing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION
 from ridgeline.plan.step_time.predict import OperatingPoint, time_point
 from ridgeline.plan.step_time.replica import Replica, build_replica
 
-BUSY = 0.7  # of a device's time that may be promised: beyond it queues grow out of hand
-MOST_TOKENS = 10_000_000  # of a prompt, and of an answer
-COMPANY = 32  # requests in flight on a device that is well used
+MAX_BUSY = 0.7  # share of a device's time that is allocated; beyond it queues grow quickly
+MAX_TOKENS = 10_000_000  # per prompt, and per answer
+TYPICAL_BATCH = 32  # requests in flight on a well-used device
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,14 +36,14 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     model: str
     rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-    isl: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] = 1024
-    osl: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] = 256
+    isl: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] = 1024
+    osl: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] = 256
     weight_dtype: str | None = None
     kv_dtype: str | None = None
 
 
 class PackedReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a tenant on one kind of device: bytes and share of time."""
+    """One replica of a tenant on one kind of device: its bytes and its share of the device's time."""
 
     model: str
     memory_bytes: float
@@ -52,41 +52,42 @@ class PackedReplica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and what is on it."""
+    """One device and the replicas placed on it."""
 
-    device: str
+    name: str
     usable_bytes: float
-    pieces: tuple[PackedReplica, ...] = ()
+    replicas: tuple[PackedReplica, ...] = ()
 
     @property
     def memory_bytes(self) -> float:
-        return sum(piece.memory_bytes for piece in self.pieces)
+        return sum(replica.memory_bytes for replica in self.replicas)
 
     @property
     def busy(self) -> float:
-        return sum(piece.busy for piece in self.pieces)
+        return sum(replica.busy for replica in self.replicas)
 
-    def takes(self, piece: PackedReplica) -> bool:
+    def has_room_for(self, replica: PackedReplica) -> bool:
         return (
-            self.memory_bytes + piece.memory_bytes <= self.usable_bytes
-            and self.busy + piece.busy <= BUSY + 1e-9
+            self.memory_bytes + replica.memory_bytes <= self.usable_bytes
+            and self.busy + replica.busy <= MAX_BUSY + 1e-9
         )
 
 
 class Packing(msgspec.Struct, frozen=True, kw_only=True):
-    """Every device that is used; how few there could be at the least."""
+    """The devices in use, and a lower bound on their number."""
 
-    shelves: tuple[PackedDevice, ...]
-    least_devices: int
+    devices: tuple[PackedDevice, ...]
+    min_devices: int
 
 
 def usable_bytes(device: Accelerator) -> float:
-    """Bytes for weights and caches."""
+    """Bytes of a device's memory available for weights and caches."""
     return device.memory_bytes * UTILIZATION - RUNTIME_BYTES
 
 
 def replicas_of(tenant: Tenant, device: Accelerator) -> tuple[PackedReplica, ...]:
-    """The tenant as replicas on this kind of device. Raises what `build_replica` raises."""
+    """Split a tenant into equal replicas that each fit a device's time. Raises UserError if the
+    model cannot run on this device."""
     machine = build_replica(
         load_planning_spec(tenant.model),
         device,
@@ -97,17 +98,18 @@ def replicas_of(tenant: Tenant, device: Accelerator) -> tuple[PackedReplica, ...
     )
     count = 1
     while True:
-        piece = _piece(tenant, machine, tenant.rate / count)
-        if piece.busy <= BUSY:
-            return (piece,) * count
-        count = max(count + 1, math.ceil(count * piece.busy / BUSY - 1e-9))
+        replica = _packed_replica(tenant, machine, tenant.rate / count)
+        if replica.busy <= MAX_BUSY:
+            return (replica,) * count
+        count = max(count + 1, math.ceil(count * replica.busy / MAX_BUSY - 1e-9))
 
 
-def _piece(tenant: Tenant, machine: Replica, rate: float) -> PackedReplica:
-    """Its time per request is that in the company of others: an emptier device takes longer for
-    each and has the time. In flight by Little's law, at the same pace."""
+def _packed_replica(tenant: Tenant, machine: Replica, rate: float) -> PackedReplica:
+    # Time per request at a typical batch: a less loaded device needs more per request but has it to
+    # spare. The number in flight follows from Little's law at the same batch.
     at = time_point(
-        machine, OperatingPoint(model="", device="", isl=tenant.isl, osl=tenant.osl, batch=COMPANY)
+        machine,
+        OperatingPoint(model="", device="", isl=tenant.isl, osl=tenant.osl, batch=TYPICAL_BATCH),
     )
     in_flight = rate * at.request_s
     spread = math.ceil(in_flight + 3 * math.sqrt(in_flight)) or 1
@@ -123,10 +125,12 @@ def _piece(tenant: Tenant, machine: Replica, rate: float) -> PackedReplica:
 def pack(
     tenants: Sequence[Tenant], stock: Mapping[str, int], catalogue: Mapping[str, Accelerator]
 ) -> Packing:
-    """Place every tenant on the devices of `stock` (name: how many). DoesNotFit names the first
-    one for which there is no room."""
-    shelves = [
-        PackedDevice(device=name, usable_bytes=usable_bytes(catalogue[name]))
+    """Place every tenant on the devices of `stock` (device name → count).
+
+    Raises DoesNotFit naming the first tenant without room.
+    """
+    devices = [
+        PackedDevice(name=name, usable_bytes=usable_bytes(catalogue[name]))
         for name, count in stock.items()
         for _ in range(count)
     ]
@@ -135,79 +139,81 @@ def pack(
     largest = max(usable_bytes(device) for device in kinds.values())
     order = sorted(tenants, key=lambda tenant: -_size(needs[tenant], largest))
     for tenant in order:
-        _place(tenant, needs[tenant], shelves)
-    used = tuple(shelf for shelf in shelves if shelf.pieces)
-    return Packing(shelves=used, least_devices=_least(used, largest))
+        _place(tenant, needs[tenant], devices)
+    used = tuple(device for device in devices if device.replicas)
+    return Packing(devices=used, min_devices=_lower_bound(used, largest))
 
 
 def _by_kind(
     tenant: Tenant, kinds: Mapping[str, Accelerator]
 ) -> dict[str, tuple[PackedReplica, ...]]:
-    found, why = {}, ""
+    by_kind, why = {}, ""
     for name, device in kinds.items():
         try:
-            pieces = replicas_of(tenant, device)
+            replicas = replicas_of(tenant, device)
         except UserError as error:
             why = str(error)
             continue
-        if pieces[0].memory_bytes <= usable_bytes(device):
-            found[name] = pieces
-    if not found:
+        if replicas[0].memory_bytes <= usable_bytes(device):
+            by_kind[name] = replicas
+    if not by_kind:
         raise DoesNotFit(
             f"{tenant.model} fits none of these devices alone",
             value=f"{tenant.rate:g} requests/s",
             limit=", ".join(kinds),
-            fix=why or "a device with more memory, narrower weights, or `ridgeline plan` with tp",
+            fix=why or "use larger devices, fewer bits per weight, or `ridgeline plan` with tp",
         )
-    return found
+    return by_kind
 
 
 def _size(needs: Mapping[str, tuple[PackedReplica, ...]], largest: float) -> float:
-    """Of one replica, in the dimension in which it is larger, where it fits best."""
-    return min(max(p[0].memory_bytes / largest, p[0].busy / BUSY) for p in needs.values())
+    """Relative size of one replica: the larger of memory and time, on its best kind of device."""
+    return min(max(p[0].memory_bytes / largest, p[0].busy / MAX_BUSY) for p in needs.values())
 
 
 def _place(
-    tenant: Tenant, needs: Mapping[str, tuple[PackedReplica, ...]], shelves: list[PackedDevice]
+    tenant: Tenant, needs: Mapping[str, tuple[PackedReplica, ...]], devices: list[PackedDevice]
 ) -> None:
-    """All replicas on one kind of device, the kind that takes the fewest new devices; none moves
-    what is placed."""
+    """Place all replicas of a tenant on the kind of device that opens the fewest new devices;
+    replicas already placed stay."""
     trials = []
-    for name, pieces in needs.items():
-        trial, opened = _fill(name, pieces, shelves)
+    for name, replicas in needs.items():
+        trial, opened = _fill(name, replicas, devices)
         if trial is not None:
             trials.append((opened, device_memory(trial, name), trial))
     if not trials:
         raise DoesNotFit(
-            f"there is no room left for {tenant.model}",
+            f"no room left for {tenant.model}",
             value=f"{len(next(iter(needs.values())))} replicas",
-            limit=f"{len(shelves)} devices",
-            fix="more devices, or fewer models",
+            limit=f"{len(devices)} devices",
+            fix="use more devices, or fewer models",
         )
-    shelves[:] = min(trials, key=lambda trial: trial[:2])[2]
+    devices[:] = min(trials, key=lambda trial: trial[:2])[2]
 
 
-def device_memory(shelves: Sequence[PackedDevice], name: str) -> float:
-    """Usable bytes of one device of this kind: smaller ones are used up first."""
-    return min(shelf.usable_bytes for shelf in shelves if shelf.device == name)
+def device_memory(devices: Sequence[PackedDevice], name: str) -> float:
+    """Usable bytes of one device of this kind; smaller devices are preferred."""
+    return min(device.usable_bytes for device in devices if device.name == name)
 
 
 def _fill(
-    name: str, pieces: Sequence[PackedReplica], shelves: Sequence[PackedDevice]
+    name: str, replicas: Sequence[PackedReplica], devices: Sequence[PackedDevice]
 ) -> tuple[list[PackedDevice] | None, int]:
-    trial, opened = list(shelves), 0
-    for piece in pieces:
-        options = [i for i, s in enumerate(trial) if s.device == name and s.takes(piece)]
+    trial, opened = list(devices), 0
+    for replica in replicas:
+        options = [i for i, s in enumerate(trial) if s.name == name and s.has_room_for(replica)]
         if not options:
             return None, 0
-        best = max(options, key=lambda i: (bool(trial[i].pieces), trial[i].memory_bytes))
-        opened += not trial[best].pieces
-        trial[best] = msgspec.structs.replace(trial[best], pieces=(*trial[best].pieces, piece))
+        best = max(options, key=lambda i: (bool(trial[i].replicas), trial[i].memory_bytes))
+        opened += not trial[best].replicas
+        trial[best] = msgspec.structs.replace(
+            trial[best], replicas=(*trial[best].replicas, replica)
+        )
     return trial, opened
 
 
-def _least(shelves: Sequence[PackedDevice], largest: float) -> int:
-    """No fewer than all memory over the largest device, or all time over what may be promised."""
-    memory = sum(shelf.memory_bytes for shelf in shelves)
-    busy = sum(shelf.busy for shelf in shelves)
-    return max(1, math.ceil(memory / largest - 1e-9), math.ceil(busy / BUSY - 1e-9))
+def _lower_bound(devices: Sequence[PackedDevice], largest: float) -> int:
+    """Total memory over the largest device, or total time over `MAX_BUSY`, rounded up."""
+    memory = sum(device.memory_bytes for device in devices)
+    busy = sum(device.busy for device in devices)
+    return max(1, math.ceil(memory / largest - 1e-9), math.ceil(busy / MAX_BUSY - 1e-9))

@@ -1,4 +1,4 @@
-"""The front as characters: tok/s per user against tok/s per device, with the promise's corner."""
+"""A text plot of the Pareto front: tok/s per user against tok/s per device, with the SLO."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ WIDTH, HEIGHT = 64, 16
 
 
 def draw_front(front: Sequence[Candidate], tpot_s: float | None) -> str:
-    """Both axes logarithmic; `*` a candidate that keeps the promise, `o` one that does not, `|` the
-    speed per user that the promise asks for."""
+    """Plot the front on logarithmic axes; empty for fewer than two candidates.
+
+    `*`: a candidate that meets the SLO; `o`: one that does not; `|`: the SLO's speed per user.
+    """
     if len(front) < 2:
         return ""
-    xs = [math.log10(each.tok_s_user) for each in front]
-    ys = [math.log10(each.tok_s_device) for each in front]
+    xs = [math.log10(candidate.tok_s_user) for candidate in front]
+    ys = [math.log10(candidate.tok_s_device) for candidate in front]
     corner = None if tpot_s is None else math.log10(1 / tpot_s)
     low_x = min([*xs, *([corner] if corner is not None else [])])
     high_x = max([*xs, *([corner] if corner is not None else [])])
@@ -24,8 +26,8 @@ def draw_front(front: Sequence[Candidate], tpot_s: float | None) -> str:
     if corner is not None:
         for row in rows:
             row[_place(corner, low_x, high_x, WIDTH)] = "|"
-    for each, x, y in zip(front, xs, ys, strict=True):
-        mark = "*" if each.holds else "o"
+    for candidate, x, y in zip(front, xs, ys, strict=True):
+        mark = "*" if candidate.holds else "o"
         rows[HEIGHT - _place(y, min(ys), max(ys), HEIGHT)][_place(x, low_x, high_x, WIDTH)] = mark
     return _framed(rows, (low_x, high_x), (min(ys), max(ys)))
 

@@ -1,19 +1,19 @@
-"""A replica under Poisson arrivals: what its promise's quantiles are at a mean number in flight.
+"""Latency quantiles of a replica under Poisson arrivals, at a mean number of requests in flight.
 
-The steps are those of `mixing`. With x chunks of prompts in a mean step of s(x) seconds, arrivals
-come at x / s(x) chunks per second, so that one number x tells all the rest; it is the one at which
-Little's law gives the mean number in flight.
+Steps are priced by `ridgeline.plan.step_time.mixed_steps`. With x prompt chunks in a mean step of
+s(x) seconds, x / s(x) chunks arrive per second, so x determines everything else; it is chosen so that
+Little's law yields the given mean number in flight.
 
-    rho      share of the time that prompts would take in steps full of them: rate · least_s. At 1
-             the queue of prompts has no end, however many seats there are
-    TTFT     the wait quantile of an M/G/1 queue of prompts, a mean step under way, and the prompt
-    TPOT     the quantile of the mean of osl - 1 steps in a row. The prompts of a step are those
-             that came during the one before it, so its length s follows
+    rho      utilisation by prompts, rate · least_s: the share of the time that prompts would need in
+             steps full of prompts. At 1 the queue diverges, whatever the number of slots
+    TTFT     the wait quantile of an M/G/1 queue of prompts, plus one mean step, plus the prompt
+    TPOT     the quantile of the mean of osl - 1 consecutive steps. The prompts of a step are those
+             that arrived during the previous one, so its length s follows
                  s' = decode + prompt · Poisson(rate · s)
-             an autoregression of first order with coefficient rho, whose variance is
-             rho · prompt · mean(s) / (1 - rho²). An answer begins behind its own prompt's step,
-             which was a long one: what it adds to the steps behind it dies out as rho^i. A gamma
-             distribution has the mean and the variance; no step is longer than a full one
+             a first-order autoregression with coefficient rho and variance
+             rho · prompt · mean(s) / (1 - rho²). An answer starts right after its own prompt's long
+             step, whose effect on the following steps decays as rho^i. The distribution is modelled
+             as a gamma distribution with this mean and variance, capped by the length of a full step
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ _BISECTIONS = 30
 
 
 class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica: requests per second, and means in seconds. `tpot_variance`: of the requests'
-    TPOTs; `full_s`: the longest step."""
+    """Load of one replica: requests per second, and mean times in seconds.
+
+    `added_s`: seconds that a prompt adds to its steps; `least_s`: seconds per prompt in full steps;
+    `full_s`: the longest step; `tpot_variance`: variance of TPOT over requests.
+    """
 
     rate: float
     rho: float
@@ -43,22 +46,24 @@ class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
     tpot_variance: float
 
     def ttft_quantile(self, share: float, prompt_s: float, input_cv2: float) -> float:
-        """For a prompt that takes `prompt_s`."""
+        """The TTFT that `share` of the requests meet, for a prompt that takes `prompt_s`."""
         wait_s = wait_quantile(self.rho / self.least_s, self.least_s, share, input_cv2)
         return wait_s + self.step_s + prompt_s
 
     def tpot_quantile(self, share: float, busier_s: float) -> float:
-        """`busier_s`: what one standard deviation more in flight adds to a step."""
+        """The TPOT that `share` of the requests meet. `busier_s`: seconds that one standard
+        deviation more in flight adds to a step."""
         variance = self.tpot_variance + busier_s**2
-        found_s = max(self.tpot_s, _gamma_quantile(self.tpot_s, variance, share))
-        return min(found_s, self.full_s + busier_s)
+        quantile_s = max(self.tpot_s, _gamma_quantile(self.tpot_s, variance, share))
+        return min(quantile_s, self.full_s + busier_s)
 
 
 def load_in_flight(
     mixed: MixedSteps, osl: int, num_groups: int, batch: float, input_cv2: float
 ) -> PoissonLoad:
-    """At a mean of `batch` requests in flight, in `num_groups` attention groups."""
-    low, high = 0.0, mixed.most
+    """The load at which a mean of `batch` requests is in flight, over `num_groups` attention
+    groups."""
+    low, high = 0.0, mixed.max_chunks
     for _ in range(_BISECTIONS):
         chunks = (low + high) / 2
         at = _at(mixed, osl, num_groups, chunks, input_cv2)
@@ -70,7 +75,7 @@ def load_in_flight(
 def _at(
     mixed: MixedSteps, osl: int, num_groups: int, chunks: float, input_cv2: float
 ) -> PoissonLoad:
-    step_s, least_s, later = mixed.arriving(chunks), mixed.least_s, osl - 1
+    step_s, least_s, later = mixed.poisson_seconds(chunks), mixed.least_s, osl - 1
     prompts = chunks / mixed.num_chunks / step_s  # per second, of one micro-batch
     rho = prompts * least_s
     carried_s = tpot_variance = 0.0
@@ -79,7 +84,7 @@ def _at(
         carried_s = max(0.0, mixed.prompt_s - step_s) * lasting
         alike = min(1.0, (1 + rho) / (1 - rho) / later)
         tpot_variance = alike * rho * least_s * step_s / (1 - rho * rho)
-    full_s = mixed.seconds(mixed.most)
+    full_s = mixed.seconds(mixed.max_chunks)
     wait_s = wait_mean(prompts, least_s, input_cv2)
     return PoissonLoad(
         rate=prompts * num_groups * mixed.num_rounds,

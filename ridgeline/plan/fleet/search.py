@@ -1,13 +1,14 @@
-"""Which fleet: every device, layout, format, token budget and batch, priced against a promise.
+"""Searches devices, layouts, formats, token budgets and batches for the cheapest fleet within an SLO.
 
-A candidate is one replica at one mean number of requests in flight, `batch`. Arrivals are Poisson,
-and so would be the number in flight, if answers took no longer where more of them are made; as they
-do, it spreads further (`concurrency`): `seats`, three standard deviations above the mean, must fit the
-KV cache. The rate of a replica follows from Little's law, waits included, so that it stays below
-what the replica can take in; TTFT and TPOT are quantiles at the promise's attainment (`open_loop`),
-TTFT that of the 95th percentile prompt. The number of replicas follows from the demand. Thousands
-of candidates take seconds; the best can then be simulated with the engine's own scheduler
-(`ridgeline simulate`), and the two agree on what holds (tests/plan/test_agreement.py).
+A candidate is one replica at a mean number of requests in flight, `batch`. Arrivals are Poisson. The
+number in flight would be Poisson too if answers took the same time at any load; since they slow down
+with load, it spreads further (`concurrency`). `max_num_seqs`, three standard deviations above the
+mean, must fit the KV cache. The rate of a replica follows from Little's law, including waits, so it
+stays below the replica's capacity. TTFT and TPOT are quantiles at the SLO's attainment
+(`ridgeline.plan.fleet.queueing`); TTFT is that of the 95th percentile prompt. The number of replicas
+follows from the demand. Thousands of candidates take seconds; the best can then be simulated with
+the engine's scheduler (`ridgeline simulate`), and both agree on which fleets meet the SLO
+(tests/plan/test_agreement.py).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from ridgeline.records.price import dollars_per_million
 
 HOURS_PER_MONTH = 730
 BATCH_STEP = 1.5
-HOPELESS = 3.0  # times a promised latency, beyond which larger batches are not looked at
-MOST_BATCH = 1024
+ABANDON_RATIO = 3.0  # latencies this many times over the SLO end the search for larger batches
+MAX_BATCH = 1024
 Interval = tuple[float, float]
 
 
 class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be chosen from. Dtypes None: the checkpoint's, and fp8 where the device has it."""
+    """The options to search. Dtypes None: the checkpoint's, and fp8 if the device supports it."""
 
     devices: tuple[str, ...]
     weight_dtypes: tuple[str, ...] | None = None
@@ -56,7 +57,11 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica at one load, and the fleet that the demand takes of it. Times in seconds."""
+    """One replica at one load, and the fleet of such replicas that serves the demand.
+
+    Times in seconds. `max_num_seqs`: slots for three standard deviations above the mean `batch`.
+    `holds`: the predictions meet the SLO; `sure`: the upper ends of the 80 % intervals do, too.
+    """
 
     device: str
     layout: Layout
@@ -64,7 +69,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     max_num_batched_tokens: int
     batch: int
-    seats: int
+    max_num_seqs: int
     kv_tokens: int
     ttft_s: float
     tpot_s: float
@@ -87,16 +92,18 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`fleets`: those that keep the promise, cheapest first, one per replica kind. `pareto_front`: nobody
-    is better in both tok/s per user and tok/s per device. `left_out`: why others are not there.
-    `too_dear`: the cheapest fleet that keeps the promise, where the budget leaves none.
+    """The result of a search.
+
+    `fleets`: fleets that meet the SLO, cheapest first, one per replica kind. `front`: the Pareto
+    front of tok/s per user and tok/s per device. `left_out`: excluded kinds with the reason.
+    `over_budget`: the cheapest fleet that meets the SLO, if all of them exceed the budget.
     """
 
     num_candidates: int
     fleets: tuple[Candidate, ...]
     front: tuple[Candidate, ...]
     left_out: dict[str, str]
-    too_dear: Candidate | None = None
+    over_budget: Candidate | None = None
 
 
 def search(
@@ -106,30 +113,33 @@ def search(
     space: SearchSpace,
     catalogue: Mapping[str, Accelerator],
 ) -> SearchResult:
-    """Every candidate judged. Raises BadInput for a workload longer than the model's context, or
-    one of which nothing was promised."""
+    """Evaluate every candidate.
+
+    Raises BadInput for a workload longer than the model's context, or an SLO without any limit that
+    applies to it.
+    """
     check_demand(spec, demand)
-    _check_promise(slo, demand)
+    _check_slo(slo, demand)
     left_out: dict[str, str] = {}
     everything: list[Candidate] = []
     for machine in enumerate_replicas(spec, space, catalogue, left_out):
         before = len(everything)
-        everything += _of_machine(machine, demand, slo, space)
+        everything += _candidates(machine, demand, slo, space)
         if len(everything) == before:
-            left_out[_kind(machine)] = "no request of the workload fits its memory"
-    keeping = [each for each in everything if each.holds]
-    holding = [each for each in keeping if _affordable(each, space)]
+            left_out[_kind(machine)] = "its memory fits no request of the workload"
+    meeting = [candidate for candidate in everything if candidate.holds]
+    affordable = [candidate for candidate in meeting if _affordable(candidate, space)]
     return SearchResult(
         num_candidates=len(everything),
-        fleets=tuple(sorted(_best_of_kind(holding), key=ranking_key)),
+        fleets=tuple(sorted(_best_of_kind(affordable), key=ranking_key)),
         front=pareto_front(everything),
         left_out=left_out,
-        too_dear=None if holding or not keeping else min(keeping, key=ranking_key),
+        over_budget=None if affordable or not meeting else min(meeting, key=ranking_key),
     )
 
 
 def check_demand(spec: ModelSpec, demand: Demand) -> None:
-    """BadInput where a request would not fit the model's context."""
+    """Raise BadInput if a request would not fit the model's context."""
     if demand.longest > spec.max_positions:
         raise BadInput(
             "the workload is longer than the model's context",
@@ -139,19 +149,19 @@ def check_demand(spec: ModelSpec, demand: Demand) -> None:
         )
 
 
-def _check_promise(slo: Slo, demand: Demand) -> None:
+def _check_slo(slo: Slo, demand: Demand) -> None:
     if demand.osl == 1 and slo.ttft_s is None and slo.e2e_s is None:
         raise BadInput(
-            "answers of one token have no TPOT, and nothing else is promised",
+            "answers of one token have no TPOT, and the SLO has no other limit",
             value=str(slo),
-            fix="promise ttft or e2e",
+            fix="add ttft or e2e to the SLO",
         )
     if slo.attainment >= 1:
         raise BadInput(
-            "under random arrivals no latency can be promised to everybody",
+            "with random arrivals no latency limit holds for every request",
             value=f"attainment:{slo.attainment:g}",
             limit="below 1",
-            fix="promise it to a share, as attainment:99%",
+            fix="lower the attainment, for example attainment:99%",
         )
 
 
@@ -165,7 +175,7 @@ def enumerate_replicas(
     catalogue: Mapping[str, Accelerator],
     left_out: dict[str, str],
 ) -> Iterator[Replica]:
-    """Every replica kind of the space; why one cannot be is noted in `left_out`."""
+    """Yield every replica kind of the space; `left_out` receives the reasons for excluded kinds."""
     for name in space.devices:
         device = catalogue[name]
         for layout in enumerate_layouts(spec, space.max_devices_per_replica):
@@ -177,15 +187,15 @@ def enumerate_replicas(
                         left_out[f"{name} {layout} {weights}"] = str(error)
 
 
-def enumerate_layouts(spec: ModelSpec, most: int) -> Iterator[Layout]:
-    """tp within a node, pp, and for routed models ep within and beyond tp."""
+def enumerate_layouts(spec: ModelSpec, max_devices: int) -> Iterator[Layout]:
+    """Layouts with tp within a node, pp, and for routed models ep up to and beyond tp."""
     for tp in (1, 2, 4, 8):
         for pp in (1, 2, 4):
-            if tp * pp <= most:
+            if tp * pp <= max_devices:
                 yield Layout(tp=tp, pp=pp)
         if any(layer.mlp.num_experts for layer in spec.layers):
             for ep in (2, 4, 8, 16, 32):
-                if max(tp, 2) <= ep <= most and ep % tp == 0:
+                if max(tp, 2) <= ep <= max_devices and ep % tp == 0:
                     yield Layout(tp=tp, ep=ep)
 
 
@@ -201,40 +211,40 @@ def _kvs(spec: ModelSpec, device: Accelerator, weights: str) -> tuple[str, ...]:
     return (served, "float8_e4m3") if "float8_e4m3" in device.peak_flops else (served,)
 
 
-def batch_sizes(most: int = MOST_BATCH) -> Iterator[int]:
-    """1, 2, 3, … in steps of about `BATCH_STEP`."""
+def batch_sizes() -> Iterator[int]:
+    """1, 2, 3, … up to `MAX_BATCH`, growing by a factor of about `BATCH_STEP`."""
     batch = 1
-    while batch <= most:
+    while batch <= MAX_BATCH:
         yield batch
         batch = max(batch + 1, int(batch * BATCH_STEP))
 
 
-def _of_machine(
+def _candidates(
     machine: Replica, demand: Demand, slo: Slo, space: SearchSpace
 ) -> Iterator[Candidate]:
-    """Every batch and token budget that fits this replica."""
+    """A candidate for each batch and token budget that fits this replica."""
     price = _price(machine.device, space)
     per_request = machine.cost.kv_bytes(demand.isl + demand.osl) / machine.cost.kv_bytes_per_token
     longest = machine.cost.kv_bytes(demand.longest) / machine.cost.kv_bytes_per_token
     for tokens in space.token_budgets:
         for batch in batch_sizes():
             point = _point(demand, batch, tokens)
-            crowd = concurrency(machine, point, demand.input_cv2)
-            if crowd is None:
+            spread = concurrency(machine, point, demand.input_cv2)
+            if spread is None:
                 break
-            asked = MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=crowd.seats)
-            fits = memory_budget(machine, asked).kv_tokens
-            if fits < max(longest, crowd.seats * per_request):
+            limits = MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=spread.max_num_seqs)
+            kv_tokens = memory_budget(machine, limits).kv_tokens
+            if kv_tokens < max(longest, spread.max_num_seqs * per_request):
                 break
-            found = _candidate(machine, demand, slo, (point, crowd, fits), price)
-            yield found
-            if _hopeless(found, slo):
+            candidate = _candidate(machine, demand, slo, (point, spread, kv_tokens), price)
+            yield candidate
+            if _far_beyond(candidate, slo):
                 break
 
 
-def _hopeless(found: Candidate, slo: Slo) -> bool:
-    pairs = ((found.tpot_s, slo.tpot_s), (found.ttft_s, slo.ttft_s))
-    return any(limit is not None and value > HOPELESS * limit for value, limit in pairs)
+def _far_beyond(candidate: Candidate, slo: Slo) -> bool:
+    pairs = ((candidate.tpot_s, slo.tpot_s), (candidate.ttft_s, slo.ttft_s))
+    return any(limit is not None and value > ABANDON_RATIO * limit for value, limit in pairs)
 
 
 def _candidate(
@@ -244,9 +254,9 @@ def _candidate(
     chosen: tuple[OperatingPoint, Concurrency, int],
     price: float | None,
 ) -> Candidate:
-    point, crowd, kv_tokens = chosen
-    at, decode_s = crowd.at, decode_step_s(machine, point)
-    ttft_s, tpot_s = _promised(machine, demand, slo, point, crowd)
+    point, spread, kv_tokens = chosen
+    at, decode_s = spread.at, decode_step_s(machine, point)
+    ttft_s, tpot_s = _latency_quantiles(machine, demand, slo, point, spread)
     num_replicas = math.ceil(demand.rate / at.rate)
     num_devices = num_replicas * machine.layout.num_devices
     eff = machine.efficiency
@@ -262,7 +272,7 @@ def _candidate(
         kv_dtype=machine.kv_dtype,
         max_num_batched_tokens=point.tokens_per_step(machine),
         batch=point.batch,
-        seats=crowd.seats,
+        max_num_seqs=spread.max_num_seqs,
         kv_tokens=kv_tokens,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
@@ -286,44 +296,53 @@ def _candidate(
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean number in flight, and `more`, one standard deviation above it."""
+    """The distribution of the number of requests in flight.
+
+    `at`: the load at the mean; `plus_one_sd`: mean plus one standard deviation; `max_num_seqs`: mean
+    plus three.
+    """
 
     at: PoissonLoad
-    more: int
-    seats: int
+    plus_one_sd: int
+    max_num_seqs: int
 
 
 def concurrency(machine: Replica, point: OperatingPoint, input_cv2: float) -> Concurrency | None:
-    """How far the number in flight n spreads: ends come at the rate r(n) of a replica that holds n,
-    arrivals at r(batch), so that its variance is r / r'(n) (of a birth and death process, to first
-    order; n where r is proportional to it). None where r no longer grows: it is full."""
-    at = _open(machine, point, input_cv2)
+    """The spread of the number n in flight around `point.batch`; None if the replica is saturated.
+
+    Requests complete at the rate r(n) of a replica with n in flight and arrive at r(batch), so the
+    variance of n is r / r'(n) (a birth-death process, to first order; n if r is proportional to n).
+    The replica is saturated if r no longer grows with n.
+    """
+    at = _poisson_load(machine, point, input_cv2)
     wider = math.ceil(math.sqrt(point.batch))
-    steeper = _open(machine, msgspec.structs.replace(point, batch=point.batch + wider), input_cv2)
+    busier = msgspec.structs.replace(point, batch=point.batch + wider)
+    steeper = _poisson_load(machine, busier, input_cv2)
     gained = steeper.rate - at.rate
     if gained <= 1e-6 * at.rate:
         return None
     deviation = math.sqrt(max(at.rate * wider / gained, point.batch))
     return Concurrency(
         at=at,
-        more=math.ceil(point.batch + deviation),
-        seats=math.ceil(point.batch + 3 * deviation),
+        plus_one_sd=math.ceil(point.batch + deviation),
+        max_num_seqs=math.ceil(point.batch + 3 * deviation),
     )
 
 
-def _open(machine: Replica, point: OperatingPoint, input_cv2: float) -> PoissonLoad:
+def _poisson_load(machine: Replica, point: OperatingPoint, input_cv2: float) -> PoissonLoad:
     groups = machine.layout.num_attention
     return load_in_flight(mixed_steps(machine, point), point.osl, groups, point.batch, input_cv2)
 
 
-def _promised(
-    machine: Replica, demand: Demand, slo: Slo, point: OperatingPoint, crowd: Concurrency
+def _latency_quantiles(
+    machine: Replica, demand: Demand, slo: Slo, point: OperatingPoint, spread: Concurrency
 ) -> tuple[float, float]:
-    """TTFT and TPOT at the promise's attainment, the former of the 95th percentile prompt."""
+    """TTFT (of the 95th percentile prompt) and TPOT at the SLO's attainment."""
     longest = msgspec.structs.replace(point, isl=max(demand.isl_p95, demand.cached + 1))
     prompt_s = mixed_steps(machine, longest).prompt_s + request_overhead_s(machine)
-    decode_s, at = decode_step_s(machine, point), crowd.at
-    busier_s = decode_step_s(machine, msgspec.structs.replace(point, batch=crowd.more)) - decode_s
+    decode_s, at = decode_step_s(machine, point), spread.at
+    busier = msgspec.structs.replace(point, batch=spread.plus_one_sd)
+    busier_s = decode_step_s(machine, busier) - decode_s
     return (
         at.ttft_quantile(slo.attainment, prompt_s, demand.input_cv2),
         at.tpot_quantile(slo.attainment, busier_s * at.step_s / decode_s),
@@ -331,9 +350,12 @@ def _promised(
 
 
 def _input_share(prompt_s: float, answer_s: float) -> float:
-    """Of the bill, what prompts are charged: by the seconds of the device that prompts and decoding
-    would take, each alone, whatever stands idle included. What a prompt adds to a decode step would
-    be nothing wherever that step waits for memory, and its tokens free."""
+    """The share of the cost charged to prompts, idle time included.
+
+    Proportional to the device seconds of prompts and of decoding if each ran alone. Charging only
+    the time that a prompt adds to a decode step would make prompt tokens free whenever that step is
+    memory-bound.
+    """
     return prompt_s / (prompt_s + answer_s)
 
 
@@ -361,39 +383,39 @@ def _price(device: Accelerator, space: SearchSpace) -> float | None:
 
 
 def quoted_price(device: Accelerator) -> Price | None:
-    """Of the newest prices the dearest: a plan that turns out too dear is the better surprise."""
+    """The highest of the newest prices, so that the plan's cost is not underestimated."""
     return max(device.prices, key=lambda p: (p.as_of[:7], p.usd_per_hour), default=None)
 
 
-def _affordable(each: Candidate, space: SearchSpace) -> bool:
+def _affordable(candidate: Candidate, space: SearchSpace) -> bool:
     if space.dollars_per_month is None:
         return True
-    if each.dollars_per_hour is None:
+    if candidate.dollars_per_hour is None:
         return False
-    return each.dollars_per_hour * HOURS_PER_MONTH <= space.dollars_per_month
+    return candidate.dollars_per_hour * HOURS_PER_MONTH <= space.dollars_per_month
 
 
-def ranking_key(each: Candidate) -> tuple[float, bool, float, int]:
-    """Cheapest first, then those that hold at the interval's end too, by watts, by devices."""
-    dollars = math.inf if each.dollars_per_hour is None else each.dollars_per_hour
-    watts = math.inf if each.watts is None else each.watts
-    return (dollars, not each.sure, watts, each.num_devices)
+def ranking_key(candidate: Candidate) -> tuple[float, bool, float, int]:
+    """Sort key: price, then whether the interval's upper end meets the SLO, watts, devices."""
+    dollars = math.inf if candidate.dollars_per_hour is None else candidate.dollars_per_hour
+    watts = math.inf if candidate.watts is None else candidate.watts
+    return (dollars, not candidate.sure, watts, candidate.num_devices)
 
 
 def _best_of_kind(candidates: Sequence[Candidate]) -> list[Candidate]:
     best: dict[tuple[object, ...], Candidate] = {}
-    for each in candidates:
-        kind = (each.device, each.layout, each.weight_dtype, each.kv_dtype)
+    for candidate in candidates:
+        kind = (candidate.device, candidate.layout, candidate.weight_dtype, candidate.kv_dtype)
         known = best.get(kind)
-        if known is None or ranking_key(each) < ranking_key(known):
-            best[kind] = each
+        if known is None or ranking_key(candidate) < ranking_key(known):
+            best[kind] = candidate
     return list(best.values())
 
 
 def pareto_front(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those that nobody beats in both tok/s per user and tok/s per device, slowest user first."""
-    kept: list[Candidate] = []
-    for each in sorted(candidates, key=lambda c: (-c.tok_s_user, -c.tok_s_device)):
-        if not kept or each.tok_s_device > kept[-1].tok_s_device:
-            kept.append(each)
-    return tuple(reversed(kept))
+    """The candidates not dominated in tok/s per user and tok/s per device, by tok/s per user."""
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (-c.tok_s_user, -c.tok_s_device)):
+        if not front or candidate.tok_s_device > front[-1].tok_s_device:
+            front.append(candidate)
+    return tuple(reversed(front))

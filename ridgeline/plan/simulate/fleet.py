@@ -305,7 +305,9 @@ class _FleetSimulation:
         paid = [r for r in self.replicas if r.pool == 0 and r.until_s == math.inf]
         serving = [r for r in paid if not r.draining]
         in_flight = sum(self.load[r.id] for r in paid) + len(self.held[0])
-        target = min(scaling.most, max(scaling.least, math.ceil(in_flight / scaling.target)))
+        target = min(
+            scaling.max_replicas, max(scaling.min_replicas, math.ceil(in_flight / scaling.target))
+        )
         for _ in range(target - len(serving)):
             self._add_replica(self.config.replicas[0], 0, scaling.startup_s)
         emptiest = sorted(serving, key=lambda r: (self.load[r.id], -r.id))

@@ -56,8 +56,8 @@ class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     target: float
-    most: int
-    least: int = 1
+    max_replicas: int
+    min_replicas: int = 1
     interval_s: float = 15.0
     startup_s: float = 120.0
 

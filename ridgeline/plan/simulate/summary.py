@@ -154,12 +154,12 @@ def _spread(
     return LatencySpread(mean=float(np.mean(values)), p50=p50, p90=p90, p95=p95, p99=p99)
 
 
-def traces(outcome: FleetOutcome, most: int) -> tuple[RequestTrace, ...]:
-    """Traces of at most `most` requests, evenly sampled.
+def traces(outcome: FleetOutcome, limit: int) -> tuple[RequestTrace, ...]:
+    """Traces of at most `limit` requests, evenly sampled.
 
     Only the times of the first and last token are known: the others form one chunk at the end.
     """
-    step = max(1, math.ceil(len(outcome.requests) / most))
+    step = max(1, math.ceil(len(outcome.requests) / limit))
     return tuple(
         _trace(str(i), outcome.requests[i], outcome.duration_s)
         for i in range(0, len(outcome.requests), step)

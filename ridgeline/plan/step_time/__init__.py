@@ -1,1 +1,1 @@
-"""Step time."""
+"""Step times of a replica on given devices, and the latencies that follow from them."""

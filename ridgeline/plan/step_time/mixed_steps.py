@@ -1,14 +1,14 @@
-"""Prompts among decodes: what a step takes by how many prompts are computed in it.
+"""Time of steps that mix prompts and decodes, by the number of prompt chunks in a step.
 
-A step computes the next token of everybody who decodes, and prompts in the room that is left under
-its token budget: a long prompt in several chunks, one a step; of short ones several in one step.
-`seconds(x)` is the mean over steps that carry x chunks on average: a step carries a whole number of
-them, so that it lies on lines between steps as they are priced (0, 1, 2, 4, 8, … chunks).
+A step computes the next token of every decoding sequence, and prompts in the rest of its token
+budget: long prompts in several chunks, one per step, and several short prompts in one step.
+`seconds(x)` is the mean over steps that carry x chunks on average. A step carries a whole number of
+chunks, so the function interpolates linearly between priced steps (0, 1, 2, 4, 8, … chunks).
 
-With pipeline stages as many micro-batches are under way, each at its own step, and nobody overtakes
-in the pipeline: whoever follows a long step waits for it at every stage, so that a round of all of
-them takes as long as its longest step. A rare prompt therefore delays all micro-batches; what the
-stages add is that in one round each of them may carry prompts.
+With pipeline stages, as many micro-batches are in flight, each at its own step, and none overtakes
+another: a micro-batch behind a long step waits for it at every stage, so a round of all of them
+takes as long as its longest step. A single prompt therefore delays all micro-batches; on the other
+hand each of them can carry prompts in the same round.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from scipy.special import pdtrc
 
 from ridgeline.plan.step_time.replica import Replica
 
-_RARE = 1e-3  # prompts of a step that are not worth the pricing of one with so many
+_RARE = 1e-3  # expected chunks per step below which larger steps are not priced
 
 
 class MixedSteps:
-    """Steps of one attention group. `most`: chunks that fit one step, on average.
+    """Steps of one attention group.
 
-    `prompt`: tokens hit, tokens in all. `decoding`: sequences that decode beside it, and the tokens
-    that each of them holds. `resting_s`: a step without prompts. `num_rounds`: micro-batches.
+    `prompt`: (cached tokens, all tokens). `decoding`: (number of decoding sequences, tokens in the
+    cache of each). `room`: tokens per step that prompts can use. `decode_s`: seconds of a step
+    without prompts. `num_rounds`: micro-batches. `max_chunks`: mean number of chunks in full steps.
     """
 
     def __init__(
@@ -35,55 +36,55 @@ class MixedSteps:
         prompt: tuple[int, int],
         decoding: tuple[int, int],
         room: int,
-        resting_s: float,
+        decode_s: float,
         num_rounds: int,
     ) -> None:
         self._machine, self._prompt, self._decoding = machine, prompt, decoding
         self._room, self.num_rounds = room, num_rounds
         cached, isl = prompt
         self.num_chunks = num_chunks(isl - cached, room)
-        self.most = max_chunks(isl - cached, room)
-        self._known = {0: resting_s}
+        self.max_chunks = max_chunks(isl - cached, room)
+        self._known = {0: decode_s}
 
     @property
     def prompt_s(self) -> float:
-        """Seconds until the first token of a prompt that waits for nobody."""
+        """Seconds to the first token of a prompt that does not wait."""
         return self.num_chunks * self._priced(1)
 
     @property
     def added_s(self) -> float:
-        """Of them, what its steps would not have taken without it."""
+        """Seconds that a prompt adds to the steps that compute it."""
         return self.prompt_s - self.num_chunks * self._known[0]
 
     @property
     def least_s(self) -> float:
-        """Of the device per prompt, where steps are full of them."""
-        return self.num_chunks * self.seconds(self.most) / self.most
+        """Device seconds per prompt when steps are full of prompts."""
+        return self.num_chunks * self.seconds(self.max_chunks) / self.max_chunks
 
     def seconds(self, chunks: float) -> float:
-        """Mean seconds of a step that carries so many chunks on average."""
+        """Mean seconds of a step that carries `chunks` prompt chunks on average."""
         low = 0 if chunks < 1 else 2 ** int(math.log2(chunks))
         high = max(1, 2 * low)
         share = 1 - (1 - (chunks - low) / (high - low)) ** self.num_rounds
         return self._priced(low) + share * (self._priced(high) - self._priced(low))
 
-    def arriving(self, chunks: float) -> float:
-        """As `seconds`, where prompts come at random: a step carries a Poisson number of them. Long
-        prompts queue for their turn, one chunk a step, and stay even."""
+    def poisson_seconds(self, chunks: float) -> float:
+        """Like `seconds`, for random arrivals: a step carries a Poisson number of chunks. Prompts of
+        several chunks queue, one chunk per step, which evens out the arrivals."""
         if self.num_chunks > 1 or self.num_rounds > 1:
             return self.seconds(chunks)
         low, high = 0, 1
-        found_s, slope_s = self._priced(0), 0.0
+        mean_s, slope_s = self._priced(0), 0.0
         beyond = chunks
         while beyond > _RARE:
             steeper_s = (self._priced(high) - self._priced(low)) / (high - low)
-            found_s += (steeper_s - slope_s) * beyond
+            mean_s += (steeper_s - slope_s) * beyond
             slope_s, low, high = steeper_s, high, 2 * high
             beyond = float(chunks * pdtrc(low - 1, chunks) - low * pdtrc(low, chunks))
-        return found_s
+        return mean_s
 
     def _priced(self, num_alike: int) -> float:
-        """A step with so many chunks; the mean over the chunks of a prompt."""
+        """Seconds of a step with `num_alike` equal chunks; the mean over the chunks of a prompt."""
         known = self._known.get(num_alike)
         if known is None:
             known = self._known[num_alike] = self._mean_of_chunks(num_alike)
@@ -98,15 +99,15 @@ class MixedSteps:
             runs = ((num_alike, new, at), (others, 1, held))
             took_s += self._machine.grouped(runs, sampled).seconds
             at += new
-        # Without decodes a step of few tokens may cost less than one decode, which rests here.
+        # Without decodes, a step of few tokens could be cheaper than the decode step.
         return max(took_s / self.num_chunks, self._known[0])
 
 
 def num_chunks(new: int, room: int) -> int:
-    """Steps that a prompt of `new` tokens takes."""
+    """Number of steps that compute a prompt of `new` tokens."""
     return math.ceil(new / room)
 
 
 def max_chunks(new: int, room: int) -> float:
-    """Chunks of such prompts that a step holds, on average: at least one."""
+    """Mean number of chunks of such prompts in a full step; at least one."""
     return room * num_chunks(new, room) / new

@@ -1,16 +1,16 @@
-"""How one replica of a model lies on devices, and what its parts have to tell each other.
+"""Parallel layouts of one replica over devices, and the communication that they need.
 
     tp   tensor parallel: every matrix and the heads split over `tp` devices; two all-reduces per
          layer
-    pp   pipeline: the layers in `pp` stages; activations are handed on between them
+    pp   pipeline parallel: the layers in `pp` stages, which pass activations on
     ep   expert parallel: whole experts on `ep` devices; two all-to-alls per routed layer. ep > tp:
          the attention is replicated ep / tp times, each with its own sequences ("wide" EP)
-    dp   replicas are the fleet's business: nothing is exchanged between them
+    dp   separate replicas, which the fleet search counts; they exchange nothing
 
 Times are those of a ring: 2(n-1)/n · bytes / link for an all-reduce, (n-1)/n · bytes / link for an
-all-to-all, and a constant per collective. Nothing is assumed to overlap with computation. What
-goes between nodes of 8 devices goes at the network's rate: 400 Gbit/s per device, as the data
-sheets of DGX H100 and HGX systems of 2023 to 2026 have it.
+all-to-all, and a constant per collective. Nothing is assumed to overlap with computation. Traffic
+between nodes of 8 devices runs at the network's rate: 400 Gbit/s per device, according to the data
+sheets of DGX H100 and HGX systems from 2023 to 2026.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ NETWORK_BYTES_S = 50e9
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """See the head of this file. `ep` 1: experts are split like every other matrix."""
+    """Degrees of tensor, pipeline and expert parallelism of one replica.
+
+    `ep` 1: experts are split by tp like other matrices. `ep` > `tp`: attention is replicated.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -35,7 +38,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_attention(self) -> int:
-        """Groups of devices that each attend for sequences of their own."""
+        """Number of attention replicas, each with different sequences."""
         return max(1, self.ep // self.tp)
 
     @property
@@ -50,7 +53,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_layout(layout: Layout, spec: ModelSpec, device: Accelerator) -> None:
-    """BadInput or CannotRun, with the number that does not go."""
+    """Raise BadInput or CannotRun if the model or the device does not allow the layout."""
     for name in ("tp", "pp", "ep"):
         if getattr(layout, name) < 1:
             raise BadInput(f"{name} must be positive", value=getattr(layout, name), limit=">= 1")
@@ -65,16 +68,16 @@ def check_layout(layout: Layout, spec: ModelSpec, device: Accelerator) -> None:
         _check_experts(layout, spec)
     if layout.num_devices > 1 and device.link_bytes_s is None:
         raise CannotRun(
-            f"no rate of a link between {device.name} devices is known",
+            f"the link rate between {device.name} devices is unknown",
             value=str(layout),
-            fix="use one device, or name a catalogue that tells link_gb_s",
+            fix="use one device, or a catalogue that specifies link_gb_s",
         )
 
 
 def _check_experts(layout: Layout, spec: ModelSpec) -> None:
     routed = _routed(spec)
     if not routed:
-        raise CannotRun(f"{spec.name} has no experts to spread", value=f"ep {layout.ep}")
+        raise CannotRun(f"{spec.name} has no experts to distribute", value=f"ep {layout.ep}")
     experts = min(mlp.num_experts for mlp, _ in routed)
     if experts % layout.ep:
         raise CannotRun("ep must divide the experts", value=layout.ep, limit=experts)
@@ -83,7 +86,7 @@ def _check_experts(layout: Layout, spec: ModelSpec) -> None:
 
 
 def _routed(spec: ModelSpec) -> list[tuple[MlpSpec, int]]:
-    """Routed MLPs, and in how many layers each occurs."""
+    """Routed MLPs, and the number of layers in which each occurs."""
     return [(layer.mlp, n) for layer, n in count_layers(spec).items() if layer.mlp.num_experts]
 
 

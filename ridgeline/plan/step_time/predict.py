@@ -1,24 +1,24 @@
-"""`predict`: one operating point, from arithmetic alone.
+"""Predicts latency and throughput at one operating point from the cost model alone.
 
-The point is a closed loop: `batch` clients, each of which sends a prompt of `isl` tokens, gets
-`osl` tokens, and sends the next. What is told:
+The operating point is a closed loop: each of `batch` clients sends a prompt of `isl` tokens, receives
+`osl` tokens, and sends the next prompt. The prediction contains:
 
-    ttft_ms         a prompt that waits for nobody: its steps, with the other clients' decodes in
-                    them (batch 1: an idle engine)
+    ttft_ms         a prompt that does not wait: its steps, including the decodes of the other
+                    clients in them (batch 1: an idle engine)
     decode_ms       one decode step of the batch in the middle of the answers
-    tpot_ms         a step as a client that decodes meets it: decode_ms, and the other clients'
-                    prompts in it. A client is there for K = osl - 1 + (steps of its prompt) steps,
-                    or as many as the token budget needs for everybody's prompts; in these every
-                    other client sends one prompt. Where a step holds one at most, that is
-                    decode + (batch - 1) / K · (what a prompt adds to its steps)
+    tpot_ms         the mean step of a decoding client: decode_ms plus the other clients' prompts. A
+                    request lasts K = osl - 1 + (steps of its prompt) steps, or as many as the token
+                    budget needs for all clients' prompts; in that time every other client sends one
+                    prompt. If a step holds at most one prompt, this is
+                    decode + (batch - 1) / K · (time that a prompt adds to its steps)
     output_tok_s    batch · osl / (K steps, with all clients' prompts in them), by Little's law.
-                    What K steps take beyond ttft + (osl - 1) · tpot is the wait for others' prompts
+                    The time of K steps beyond ttft + (osl - 1) · tpot is the wait for other prompts
     kv_tokens_max   tokens of KV cache that the replica can hold
-    bound           what the decode step's time is mostly made of
-    mbu, mfu        bytes and FLOPs of the decode step against the device's peaks (dense)
-    interval        80 % intervals of the three, from the errors in efficiency.toml
+    bound           the largest part of the decode step's time
+    mbu, mfu        bytes and FLOPs of the decode step relative to the device's dense peaks
+    interval        80 % intervals of TTFT, TPOT and throughput, from the errors in efficiency.toml
 
-With pp > 1 the batch goes round in pp micro-batches.
+With pp > 1 the batch is divided into pp micro-batches.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ from ridgeline.roofline import bound
 
 MAX_NUM_BATCHED_TOKENS = 8192
 MAX_NUM_SEQS = 256
-ENGINE_TOKENS, ENGINE_SEATS = 512, 64  # what Ridgeline's own engine has by default on a CPU
+ENGINE_TOKENS, ENGINE_NUM_SEQS = 512, 64  # defaults of Ridgeline's engine on a CPU
 
 
 class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One question; dtypes None: as the checkpoint stores them. `cached`: prompt tokens hit.
+    """A model on a device with a workload in a closed loop.
 
-    With `num_speculative_tokens` drafts per step, of which each is accepted with the probability
-    `acceptance`, drafted by `draft_model` on the same devices (None: by lookup, for nothing).
+    Dtypes None: as stored in the checkpoint. `cached`: prompt tokens found in the prefix cache.
+    `num_speculative_tokens` tokens are drafted per step, each accepted with probability
+    `acceptance`; `draft_model` runs on the same devices (None: prompt lookup, free of cost).
     """
 
     model: str
@@ -71,12 +72,17 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     draft_model: str | None = None
 
     def tokens_per_step(self, machine: Replica) -> int:
-        """As asked, or the default of the engine that the device was calibrated with."""
+        """`max_num_batched_tokens`, or the default of the engine that runs on the device."""
         return resolve_limits(machine, None, self.max_num_batched_tokens)[1]
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer; see the head of this file."""
+    """Predicted latencies and throughput of an operating point.
+
+    `decode_ms`: one decode step of the whole batch. `tpot_ms`: the mean step of a decoding client,
+    including other clients' prompts. `mbu`, `mfu`: share of the device's dense peaks that the decode
+    step uses. `interval`: 80 % intervals by field name.
+    """
 
     ttft_ms: float
     tpot_ms: float
@@ -92,8 +98,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds at one operating point. `request_s`: from a prompt to its answer's end, waits for
-    others' prompts included; `device_s`: of it, what each request takes of the replica."""
+    """Seconds at one operating point. `request_s`: from a prompt to the end of its answer, including
+    waits for other prompts; `device_s`: each request's share of the replica's time."""
 
     ttft_s: float
     decode_s: float
@@ -107,9 +113,9 @@ def predict(
     point: OperatingPoint,
     catalogue: Mapping[str, Accelerator] | None = None,
 ) -> Prediction:
-    """Raises BadInput, BadModel, CannotRun, or DoesNotFit where the point cannot be run.
+    """Predict an operating point. `catalogue` replaces the built-in accelerators.
 
-    `catalogue` replaces the accelerators that come with Ridgeline.
+    Raises BadInput, BadModel, CannotRun, or DoesNotFit if the point cannot be run.
     """
     validate_point(point)
     rows = _catalogue() if catalogue is None else dict(catalogue)
@@ -128,9 +134,10 @@ _planning_spec = lru_cache(maxsize=64)(load_planning_spec)
 
 
 def predict_on(
-    machine: Replica, point: OperatingPoint, asked: MemoryLimits | None = None
+    machine: Replica, point: OperatingPoint, limits: MemoryLimits | None = None
 ) -> Prediction:
-    """As `predict`, for a replica at hand; model, device and layout of the point are not read."""
+    """Predict an operating point on an existing replica; the point's model, device and layout are
+    ignored."""
     context = point.isl + point.osl
     if context > machine.spec.max_positions:
         raise BadInput(
@@ -139,8 +146,7 @@ def predict_on(
             limit=machine.spec.max_positions,
         )
     tokens = point.tokens_per_step(machine)
-    asked = asked or _memory_asked(machine, point)
-    fits = memory_budget(machine, asked)
+    fits = memory_budget(machine, limits or _memory_limits(machine, point))
     require_fit(machine, fits, context, point.batch)
     drafts = speculation_model(machine, point)
     at = time_point(machine, point, drafts)
@@ -170,27 +176,27 @@ def predict_on(
     )
 
 
-def _memory_asked(machine: Replica, point: OperatingPoint) -> MemoryLimits:
-    """The seats that the point needs, and no fewer than servers have by default."""
-    seats, tokens = resolve_limits(machine, None, point.max_num_batched_tokens)
-    return MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=max(seats, point.batch))
+def _memory_limits(machine: Replica, point: OperatingPoint) -> MemoryLimits:
+    """Slots for the point's batch, but at least the server's default."""
+    num_seqs, tokens = resolve_limits(machine, None, point.max_num_batched_tokens)
+    return MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=max(num_seqs, point.batch))
 
 
-def resolve_limits(machine: Replica, seats: int | None, tokens: int | None) -> tuple[int, int]:
-    """Seats and tokens per step: as asked, or what the engine there has by default."""
-    own = machine.calibration is not None
+def resolve_limits(machine: Replica, num_seqs: int | None, tokens: int | None) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens): as given, or the defaults of the engine on it."""
+    is_ridgeline = machine.calibration is not None
     return (
-        seats or (ENGINE_SEATS if own else MAX_NUM_SEQS),
-        tokens or (ENGINE_TOKENS if own else MAX_NUM_BATCHED_TOKENS),
+        num_seqs or (ENGINE_NUM_SEQS if is_ridgeline else MAX_NUM_SEQS),
+        tokens or (ENGINE_TOKENS if is_ridgeline else MAX_NUM_BATCHED_TOKENS),
     )
 
 
 def validate_point(point: OperatingPoint) -> None:
-    """BadInput for a number out of range."""
+    """Raise BadInput for a number out of range."""
     for name in ("isl", "osl", "batch", "max_num_batched_tokens"):
-        asked = getattr(point, name)
-        if asked is not None and asked < 1:
-            raise BadInput(f"{name} must be positive", value=asked, limit=">= 1")
+        value = getattr(point, name)
+        if value is not None and value < 1:
+            raise BadInput(f"{name} must be positive", value=value, limit=">= 1")
     if not 0 <= point.cached < point.isl:
         raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
 
@@ -206,7 +212,7 @@ def _middle(point: OperatingPoint) -> int:
 
 
 def speculation_model(machine: Replica, point: OperatingPoint) -> SpeculationModel | None:
-    """What the point says of drafts; BadInput where it says half of it."""
+    """The speculation of a point, or None. Raises BadInput if its options are incomplete."""
     if not point.num_speculative_tokens:
         if point.acceptance is not None or point.draft_model is not None:
             raise BadInput(
@@ -233,11 +239,11 @@ def speculation_model(machine: Replica, point: OperatingPoint) -> SpeculationMod
 def time_point(
     machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
 ) -> PointTiming:
-    """The seconds of a point, whether it fits or not."""
+    """The times of a point, whether or not it fits the memory."""
     decode_s = decode_step_s(machine, point, drafts)
     mixed = mixed_steps(machine, point, drafts)
     clients = point.batch / machine.layout.num_attention / mixed.num_rounds
-    steps = _steps(point, clients, mixed.num_chunks, mixed.most)
+    steps = _steps(point, clients, mixed.num_chunks, mixed.max_chunks)
     chunks = clients * mixed.num_chunks / steps
     request_s = steps * mixed.seconds(chunks)
     first_s = request_overhead_s(machine)
@@ -251,50 +257,50 @@ def time_point(
     )
 
 
-def _steps(point: OperatingPoint, clients: float, num_chunks: int, most: float) -> float:
-    """That a client of the loop is there for: those of its prompt and its answer, or as many as it
-    takes to compute the prompts of all `clients` of its micro-batch, `most` chunks in each."""
-    return max(point.osl - 1 + num_chunks, clients * num_chunks / most)
+def _steps(point: OperatingPoint, clients: float, num_chunks: int, chunks_per_step: float) -> float:
+    """Steps that a request lasts: those of its prompt and answer, or as many as the prompts of all
+    `clients` of its micro-batch need at `chunks_per_step`."""
+    return max(point.osl - 1 + num_chunks, clients * num_chunks / chunks_per_step)
 
 
 def mixed_steps(
     machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
 ) -> MixedSteps:
     """The steps of one micro-batch of one attention group at this point."""
-    seated, new = _decoding(machine, point), point.isl - point.cached
+    active, new = _decoding(machine, point), point.isl - point.cached
     groups = machine.layout.num_attention
     num_rounds = min(machine.layout.pp, math.ceil(point.batch / groups))
-    room = max(1, point.tokens_per_step(machine) - (seated - 1))
+    room = max(1, point.tokens_per_step(machine) - (active - 1))
     clients = point.batch / groups / num_rounds
     steps = _steps(point, clients, num_chunks(new, room), max_chunks(new, room))
-    # Beside a prompt everybody else decodes, unless prompts are most of what there is.
-    others = min(seated - 1, math.ceil(clients * (point.osl - 1) / steps))
+    # All other sequences decode during a prompt, unless the workload consists mostly of prompts.
+    others = min(active - 1, math.ceil(clients * (point.osl - 1) / steps))
     return MixedSteps(
         machine,
         prompt=(point.cached, point.isl),
         decoding=(others, _middle(point)),
         room=room,
-        resting_s=_decode_s(machine, point, drafts, seated if others == seated - 1 else others),
+        decode_s=_decode_s(machine, point, drafts, active if others == active - 1 else others),
         num_rounds=num_rounds,
     )
 
 
 def request_overhead_s(machine: Replica) -> float:
-    """What a request takes on its way in and out besides its steps, where that was measured."""
+    """Seconds of a request outside its steps, on a calibrated machine; else 0."""
     return 0.0 if machine.calibration is None else machine.calibration.overheads.first_s
 
 
 def decode_step_s(
     machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
 ) -> float:
-    """Seconds of a decode step with everybody in it, in the middle of the answers."""
+    """Seconds of a decode step of the whole batch, in the middle of the answers."""
     return _decode_s(machine, point, drafts, _decoding(machine, point))
 
 
 def _decode_s(
     machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None, batch: int
 ) -> float:
-    """Seconds of a decode step; with drafts, per token of each sequence."""
+    """Seconds of a decode step; with drafts, seconds per token of each sequence."""
     batch = max(1, batch)
     if drafts is None:
         return machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
@@ -304,21 +310,20 @@ def _decode_s(
 def predict_lines(
     lines: Iterable[str | bytes], answer: Callable[[OperatingPoint], Prediction] = predict
 ) -> Iterator[dict[str, Any]]:
-    """JSONL in, one object out per line: the answer, or `error` where the point cannot be run.
+    """Predict the operating points of JSON lines.
 
-    An `id` on a line is given back. Empty lines are skipped.
+    Yields one object per line: the prediction, or `error`. An `id` is copied to the output. Empty
+    lines are skipped.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
             fields = msgspec.json.decode(line, type=dict[str, Any])
             if "id" in fields:
-                told["id"] = fields.pop("id")
-            told |= msgspec.to_builtins(answer(msgspec.convert(fields, OperatingPoint)))
-        except msgspec.MsgspecError as error:
-            told["error"] = f"line {number}: {error}"
-        except UserError as error:
-            told["error"] = f"line {number}: {error}"
-        yield told
+                result["id"] = fields.pop("id")
+            result |= msgspec.to_builtins(answer(msgspec.convert(fields, OperatingPoint)))
+        except (msgspec.MsgspecError, UserError) as error:
+            result["error"] = f"line {number}: {error}"
+        yield result

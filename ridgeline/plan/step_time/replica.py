@@ -1,12 +1,12 @@
-"""One replica as the predictions see it: what a step costs on its devices, and what fits on them.
+"""The cost of a step on one replica: a model in given formats on the devices of a layout.
 
     t = max(bytes / (bandwidth · share), FLOPs / (peak · share)) + overhead + communication
 
-Bytes and FLOPs are those of ONE device: matrices and heads divided by tp, experts by ep (or tp),
-the KV cache by min(tp, KV heads): with more devices than KV heads every head is held several times.
-Experts are read as far as a step's tokens are expected to touch them. A pass through pipeline
-stages takes as long as one through all layers on one stage: the stages only divide the memory, and
-let several micro-batches be under way at once.
+Bytes and FLOPs are those of ONE device: matrices and heads divided by tp, experts by ep (or tp), the
+KV cache by min(tp, KV heads): with more devices than KV heads, each head is stored several times.
+Only the experts that a step's tokens are expected to choose are read. A pass through all pipeline
+stages takes as long as one stage with all layers would: stages divide the memory, and allow several
+micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ Bound = Literal["bandwidth", "compute", "overhead", "communication"]
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on one device. `busy_s`: memory and compute as they overlap; the larger of the two
-    where nothing was measured."""
+    """Cost of one step on one device. `busy_s`: memory and compute time with their overlap; without
+    a calibration, the larger of the two."""
 
     weight_bytes: float
     kv_bytes: float
@@ -84,7 +84,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in its formats on the devices of one layout; build it with `build_replica`."""
+    """A model in its formats on the devices of one layout. Built by `build_replica`."""
 
     spec: ModelSpec
     cost: CostModel
@@ -198,7 +198,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_copies(self) -> float:
-        """How often each cached number is held: tp over the parts that the cache splits into."""
+        """Copies of each cached value: tp divided by the number of parts of the cache."""
         return self.layout.tp / min(self.layout.tp, self.num_kv_heads)
 
 
@@ -211,10 +211,10 @@ def build_replica(
     kv_dtype: str | None = None,
     efficiency: Efficiency | None = None,
 ) -> Replica:
-    """A model on a device.
+    """Place a model on devices.
 
-    Formats default to the checkpoint's; on a measured device, to those its engine chooses. Raises
-    BadInput or CannotRun for a layout or format that the model or the device does not allow.
+    Formats default to the checkpoint's; on a calibrated device, to the engine's choice. Raises
+    BadInput or CannotRun for a layout or format that the model or the device does not support.
     """
     layout = Layout() if layout is None else layout
     calibration = device.calibration if isinstance(device, MeasuredDevice) else None
@@ -267,11 +267,11 @@ def build_replica(
 
 
 def served_dtype(spec: ModelSpec, device: Accelerator, weight_dtype: str | None = None) -> str:
-    """The dtype of what is not quantised, and by default of the KV cache.
+    """The dtype of everything that is not quantised, and the default of the KV cache.
 
-    That is the requested weight dtype where it is a float format, else the stored one. A float32
-    checkpoint is served in 16 bits wherever float32 has no peak, as engines on accelerators do. On
-    a measured device it is the dtype that its engine computes in.
+    This is the requested weight dtype if it is a float format, else the stored one. A float32
+    checkpoint is served in 16 bits on devices without a float32 peak, as engines on accelerators do.
+    On a calibrated device it is the dtype in which its engine computes.
     """
     if isinstance(device, MeasuredDevice):
         return device.calibration.dense_dtype
@@ -282,8 +282,8 @@ def served_dtype(spec: ModelSpec, device: Accelerator, weight_dtype: str | None 
 
 
 def _default_weights(spec: ModelSpec, rest_dtype: str, calibration: Calibration | None) -> str:
-    """As quantised in the checkpoint, else `rest_dtype`; Ridgeline's engine leaves the weights of a
-    large bfloat16 checkpoint as they are."""
+    """The checkpoint's quantisation, else `rest_dtype`; Ridgeline's engine keeps the weights of a
+    large bfloat16 checkpoint in bfloat16."""
     quantised = quantised_as(spec)
     if quantised is not None:
         return quantised
@@ -298,10 +298,10 @@ def _resident_bytes(
     dtypes: tuple[str, str],
     calibration: Calibration | None,
 ) -> float:
-    """Weights in the memory of one device. `dtypes`: of what is not quantised, and of the head."""
+    """Weight bytes in the memory of one device. `dtypes`: (unquantised weights, LM head)."""
     rest_dtype, head_dtype = dtypes
     shares_table = spec.tied_embeddings and (calibration is None or head_dtype == rest_dtype)
-    # A table that the LM head does not share stays in bfloat16 where it is stored so.
+    # A bfloat16 table that the LM head does not share stays in bfloat16.
     table_dtype = "bfloat16" if spec.stored_dtype == "bfloat16" else rest_dtype
     tables = cost.head_weight_bytes
     tables += 0.0 if shares_table else table_bytes_in(spec, table_dtype)
@@ -311,7 +311,7 @@ def _resident_bytes(
 
 
 def _errors(calibration: Calibration) -> Efficiency:
-    """Of a calibrated device only the errors and their source are read."""
+    """An efficiency record for a calibrated device, of which only errors and source are used."""
     return Efficiency(
         bandwidth=1.0,
         compute=1.0,
@@ -327,8 +327,8 @@ def _errors(calibration: Calibration) -> Efficiency:
 
 
 def _head_dtype(spec: ModelSpec, weight_dtype: str, calibration: Calibration) -> str:
-    """Ridgeline's engine keeps what it does not quantise in its dense dtype, but the head of a
-    quantised bfloat16 checkpoint as it is stored."""
+    """Ridgeline's engine keeps the LM head in its dense dtype, except that of a quantised bfloat16
+    checkpoint, which stays in bfloat16."""
     dense, stored = calibration.dense_dtype, spec.stored_dtype
     quantised = weight_dtype != dense
     return stored if quantised and (stored, dense) == ("bfloat16", "float32") else dense
@@ -336,7 +336,7 @@ def _head_dtype(spec: ModelSpec, weight_dtype: str, calibration: Calibration) ->
 
 def _check_calibrated(calibration: Calibration, layout: Layout, formats: tuple[str, ...]) -> None:
     if layout.num_devices > 1:
-        raise CannotRun("one device was calibrated", value=str(layout), limit="tp1")
+        raise CannotRun("a calibration covers one device only", value=str(layout), limit="tp1")
     for name in formats:
         calibration.linear(name)
 

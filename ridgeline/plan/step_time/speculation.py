@@ -1,13 +1,13 @@
-"""Speculative decoding as predictions see it: what a step costs more, and how many tokens it gives.
+"""The cost and yield of speculative decoding in predictions.
 
-A step verifies γ drafts behind each sequence's last token: it computes γ + 1 rows of each. If every
-draft is accepted with probability α, independently (Leviathan et al. 2023), it yields
+A step verifies γ draft tokens after each sequence's last token: it computes γ + 1 rows of each. If
+each draft is accepted independently with probability α (Leviathan et al. 2023), a step yields
 
     E = 1 + α + α² + … + α^γ = (1 - α^(γ+1)) / (1 - α)
 
-tokens of each on average. A draft model adds γ decode steps of its own; drafts by n-gram lookup are
-free here. It loses where the rows cost as much as they save: once arithmetic, not the weights'
-bytes, is what a step waits for. Acceptance is the workload's: take it from a measurement.
+tokens per sequence on average. A draft model adds γ decode steps; n-gram lookup is modelled as free.
+Speculation stops paying once steps are bound by arithmetic rather than by weight bandwidth. The
+acceptance rate depends on the workload and should be measured.
 """
 
 from __future__ import annotations
@@ -29,20 +29,24 @@ class SpeculationModel(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 <= self.num_tokens <= MAX_DRAFT_TOKENS:
             raise BadInput(
-                "no step has so many drafts", value=self.num_tokens, limit=f"1..{MAX_DRAFT_TOKENS}"
+                "the number of draft tokens per step is out of range",
+                value=self.num_tokens,
+                limit=f"1..{MAX_DRAFT_TOKENS}",
             )
         if not 0 <= self.acceptance <= 1:
             raise BadInput(
-                "the acceptance of drafts is a probability", value=self.acceptance, limit="0..1"
+                "the acceptance rate of drafts must be a probability",
+                value=self.acceptance,
+                limit="0..1",
             )
 
     @property
     def tokens_per_step(self) -> float:
-        """E; see the head of this file."""
+        """Expected tokens per sequence and step: the sum of α^i for i = 0..γ."""
         return sum(self.acceptance**i for i in range(self.num_tokens + 1))
 
     def verify(self, machine: Replica, batch: int, done: int) -> StepCost:
-        """The step that checks the drafts of `batch` sequences behind `done` tokens each."""
+        """The step that verifies the drafts of `batch` sequences with `done` tokens each."""
         rows = self.num_tokens + 1
         return machine.uniform(batch, rows, done, sampled=batch * rows)
 

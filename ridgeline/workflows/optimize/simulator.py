@@ -23,7 +23,7 @@ from ridgeline.errors import CannotRun
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.plan.calibration.roofline_fit import (
-    LEAST_STEPS,
+    MIN_STEPS,
     StepSample,
     StepTime,
     fit_step_time,
@@ -68,7 +68,7 @@ class SimulatedEngine:
         samples = self._samples.setdefault((settings.model, settings.quantization), [])
         samples += [_sample(bounds, step) for step in steps if step.shapes]
         del samples[:-MAX_SAMPLES]
-        if len(samples) >= LEAST_STEPS:
+        if len(samples) >= MIN_STEPS:
             self._fit = fit_step_time([*samples, *_assumed_batches(bounds, samples)])
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
@@ -106,7 +106,7 @@ class SimulatedEngine:
             return calibrated
         fit = self._fit
         if fit is None:
-            raise CannotRun("too few steps were measured to predict from", limit=LEAST_STEPS)
+            raise CannotRun("too few steps were measured to predict from", limit=MIN_STEPS)
         bounds = self._bounds_of(settings)
 
         def step_s(shapes: Shapes, num_sampled: int) -> float:

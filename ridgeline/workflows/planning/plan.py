@@ -223,7 +223,7 @@ def _result(
         kv_dtype=best.kv_dtype,
     )
     limits = MemoryLimits(
-        max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.seats
+        max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.max_num_seqs
     )
     start = _start(options, spec, demand, best, catalogue)
     written = None
@@ -257,7 +257,7 @@ def _start(
     path = Path(options.model)
     longest = min(spec.max_positions, -(-demand.longest // 256) * 256)
     return LaunchPlan(
-        each=best,
+        candidate=best,
         device=catalogue[best.device],
         model=hub or str(path.parent if path.suffix == ".json" else path),
         stored=quantised_as(spec) or spec.stored_dtype,

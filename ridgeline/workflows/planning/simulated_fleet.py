@@ -19,7 +19,7 @@ from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
-from ridgeline.plan.calibration.interference import MIDDLE, InterferenceSampler
+from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSampler
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.records import Autoscaling, FaultModel, FleetConfig, ReplicaConfig
 from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryLimits, memory_budget, require_fit
@@ -117,7 +117,7 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
     step_times: StepTimes = ModelledStepTimes(model, _speculation(options))
     calibration = model.calibration
     weather = None if calibration is None else calibration.interference
-    level = MIDDLE if options.num_seeds == 1 else None
+    level = MEDIAN_LEVEL if options.num_seeds == 1 else None
     return ReplicaConfig(
         name=model.device.name,
         scheduler=make_scheduler,
@@ -155,7 +155,7 @@ def _scaling(options: SimulateOptions) -> Autoscaling | None:
         return None
     return Autoscaling(
         target=options.target_in_flight,
-        most=options.autoscale,
-        least=options.replicas,
+        max_replicas=options.autoscale,
+        min_replicas=options.replicas,
         startup_s=options.startup_s,
     )

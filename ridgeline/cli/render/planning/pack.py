@@ -12,17 +12,17 @@ def pack_table(result: PackResult) -> Table:
     packing = result.packing
     table = Table(box=None, pad_edge=False, title_justify="left")
     table.title = (
-        f"{len(packing.shelves)} devices (no packing takes fewer than {packing.least_devices})"
+        f"{len(packing.devices)} devices (no packing takes fewer than {packing.min_devices})"
     )
     for name in ("device", "memory GB", "of GB", "busy", "models"):
         table.add_column(name, justify="left" if name in ("device", "models") else "right")
-    for shelf in sorted(packing.shelves, key=lambda shelf: (shelf.device, -shelf.memory_bytes)):
-        models = ", ".join(f"{p.model} ({p.memory_bytes / 1e9:.1f} GB)" for p in shelf.pieces)
+    for device in sorted(packing.devices, key=lambda device: (device.name, -device.memory_bytes)):
+        models = ", ".join(f"{p.model} ({p.memory_bytes / 1e9:.1f} GB)" for p in device.replicas)
         table.add_row(
-            shelf.device,
-            f"{shelf.memory_bytes / 1e9:.1f}",
-            f"{shelf.usable_bytes / 1e9:.1f}",
-            f"{shelf.busy:.0%}",
+            device.name,
+            f"{device.memory_bytes / 1e9:.1f}",
+            f"{device.usable_bytes / 1e9:.1f}",
+            f"{device.busy:.0%}",
             models,
         )
     return table
