@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Needs Linux, Python >= 3.11, a C++17 compiler.
+# On a fresh machine: `make demo`, and `make check` or `make test`. Needs Linux, Python >= 3.11, a C++17 compiler.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,11 @@ SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml; find
   | sort | xargs cat) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(SOURCES)
 
-.PHONY: install demo test lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers
+# Test processes: one per CPU that this process may use. Eight at most: each holds a few models in memory.
+WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+.PHONY: install demo test check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers
 
 install: $(STAMP)
 
@@ -35,8 +39,17 @@ lint: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
+# The whole suite. One process, for a debugger: .venv/bin/python -m pytest
 test: install lint
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+# The project's own rules: layers, sizes, language, documentation.
+house: install
+	$(PYTEST) tests/house
+
+# Before each commit: lint, types, house rules and the tests that are quick.
+check: install lint
+	$(PYTEST) -m "not slow"
 
 # The native code without Python: every header on its own, the kernels under sanitizers; and the AVX-512 and
 # AMX variants emulated (needs SIMDe).

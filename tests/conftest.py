@@ -1,7 +1,71 @@
-"""No test downloads anything: a model that is not here is an error."""
+"""Settings of the whole suite: a cache of its own, threads of parallel workers, and the fast tier.
+
+The fast tier (`-m "not slow"`, part of `make check`) leaves out the tests marked `slow`. A file whose
+every test is slow says so with `pytestmark = pytest.mark.slow`: the fast tier does not import it.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+import pytest
+from hypothesis import settings
+
+SLOW_FILE = "pytestmark = pytest.mark.slow\n"
+FAST_CPU_S = 4.0
+"""CPU seconds that a test of the fast tier may take. Tests above 0.5 s on a quiet machine are marked
+slow; the margin is for slower machines."""
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads: a model that is not here is an error
+
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if IS_WORKER:  # before torch is imported: the workers share the CPUs among them
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example may take its time where other workers compute at the same time.
+settings.register_profile("ridgeline", deadline=None)
+settings.load_profile("ridgeline")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the tests out of the user's cache. Workers inherit the controller's folder."""
+    if not IS_WORKER:
+        os.environ["RIDGELINE_CACHE"] = tempfile.mkdtemp(prefix="ridgeline-test-cache-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not IS_WORKER:
+        shutil.rmtree(os.environ.pop("RIDGELINE_CACHE"), ignore_errors=True)
+
+
+def _is_fast_tier(config: pytest.Config) -> bool:
+    return bool(config.getoption("markexpr") == "not slow")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip the import of slow files in the fast tier."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if is_test and _is_fast_tier(config) and SLOW_FILE in collection_path.read_text("utf-8"):
+        return True
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test of the fast tier that needs too much CPU time to be in it."""
+    before = _cpu_s()
+    yield
+    used = _cpu_s() - before
+    if _is_fast_tier(item.config) and used > FAST_CPU_S:
+        pytest.fail(f"took {used:.1f} s of CPU time, above {FAST_CPU_S} s: mark it slow")
+
+
+def _cpu_s() -> float:
+    """CPU time of this process and of the children that it has waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

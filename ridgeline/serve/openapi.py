@@ -109,7 +109,9 @@ def json_or_events(event: str) -> Responses:
 
 def build_document(app: FastAPI, event_models: tuple[Any, ...] = ()) -> dict[str, Any]:
     """FastAPI's document, with the schemas that routes refer to, and without the 422 that FastAPI
-    adds to every route with a body: this server answers 400."""
+    adds to every route with a body: this server answers 400. Built once per application."""
+    if app.openapi_schema is not None:
+        return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = document["components"]["schemas"]
     for model in (ErrorResponse, AnthropicErrorResponse, *event_models):
@@ -121,4 +123,5 @@ def build_document(app: FastAPI, event_models: tuple[Any, ...] = ()) -> dict[str
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
+    app.openapi_schema = document
     return document

@@ -179,6 +179,7 @@ def test_a_cache_that_cannot_be_written_only_costs_time(counter: Counter, tmp_pa
 
 
 def test_the_cache_follows_xdg(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.delenv("RIDGELINE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_dir() == tmp_path / "ridgeline"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard says: ignore
