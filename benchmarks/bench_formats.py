@@ -33,7 +33,6 @@ import torch
 from safetensors.torch import save_file
 
 import ridgeline._native as _native
-from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import assemble
@@ -44,6 +43,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import weight_bytes
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
+from ridgeline.workflows.quantize.quantize import quantize
 
 REFERENCE, CONTEXT, PROMPT = "int4-g128", 128, 512
 PLAIN = {"float32": None, "bf16": "bf16"}
@@ -112,7 +112,7 @@ def make(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         if name in MADE and not (folder / name).exists():
             shutil.rmtree(folder / f"{name}.partial", ignore_errors=True)
-            run_quantize(dense, folder / name, QuantizeOptions(**MADE[name]))
+            quantize(dense, folder / name, QuantizeOptions(**MADE[name]))
 
 
 def path_of(folder: Path, name: str) -> str:

@@ -18,9 +18,6 @@ from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
-from rich.console import Console
-
-from ridgeline.cli.render.diagnose import print_profile
 from ridgeline.config.settings import settings_from
 from ridgeline.diagnose.roofline.operators import judge
 from ridgeline.engine.build import EngineParts, assemble
@@ -39,6 +36,17 @@ def profile_steps(
     ceilings = before.best_of(measure_ceilings(resolved.num_threads))
     target = f"{resolved.model}, {options.batch} sequences"
     return ProfileResult(profile=judge(target, phases, resolved.spec, ceilings))
+
+
+def print_profile(result: ProfileResult) -> None:
+    """A line per operator: its time, its share of the pass, and the share of its bound."""
+    print(result.profile.target)
+    for phase in result.profile.phases:
+        pass_ms, bound_ms = 1e3 * phase.pass_s, 1e3 * phase.bound_s
+        print(f"{phase.phase}: {phase.what}, {pass_ms:.4g} ms, bound {bound_ms:.4g} ms")
+        for row in phase.rows:
+            of_bound = "" if row.of_bound is None else f"  {row.of_bound:.0%} of {row.limit}"
+            print(f"  {row.title:<32} {1e3 * row.time_s:9.4g} ms {row.share:5.0%}{of_bound}")
 
 
 def main() -> None:
@@ -88,7 +96,7 @@ def main() -> None:
     parts, results = assemble(resolved), []
     for options in runs:
         result = profile_steps(resolved, parts, options)
-        print_profile(result, Console(highlight=False, soft_wrap=True))
+        print_profile(result)
         if asked.html:
             asked.html.mkdir(parents=True, exist_ok=True)
             result.save(asked.html / f"{options.batch}-sequences.html")

@@ -121,8 +121,8 @@ def random_experts(folder: Path, family: str) -> str:
 
 def make(folder: Path) -> int:
     """Write every format and `expected.json`."""
-    from ridgeline.cli.commands.quantize import run_quantize
     from ridgeline.config.improve import QuantizeOptions
+    from ridgeline.workflows.quantize.quantize import quantize
 
     models = {"demo": "demo"} | {
         family: random_experts(folder / f"random-{family}", family) for family in (*MOE, *WHOLE)
@@ -130,7 +130,7 @@ def make(folder: Path) -> int:
     for name, choices in FORMATS.items():
         shutil.rmtree(folder / name, ignore_errors=True)  # written by the code as it is now
         model = models[choices.get("model", "demo")]
-        run_quantize(
+        quantize(
             model,
             folder / name,
             QuantizeOptions(**{key: value for key, value in choices.items() if key != "model"}),

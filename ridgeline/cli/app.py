@@ -39,7 +39,7 @@ FUNCTIONS = {
     "predict": "planning:predict",
     "simulate": "simulate:simulate_command",
     "cost": "planning:cost",
-    "pack": "pack:pack",
+    "pack": "planning:pack",
     "calibrate": "calibrate:calibrate",
     "explain": "explain:explain",
     "inspect": "inspect:inspect",

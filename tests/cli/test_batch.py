@@ -32,7 +32,7 @@ def test_a_file_in_a_file_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["batch", str(file), "-o", str(output), *SMALL]) == 1
     assert custom_ids(output) == Counter("ab")
     assert custom_ids(errors_path(output)) == Counter(["bad"])
-    assert "2 of 3 lines answered" in capsys.readouterr().err
+    assert "2 of 3 requests answered" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "in.jsonl", "out.errors.jsonl", "out.jsonl"
     ]  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_same_command_goes_on_after_a_kill(
     process.wait()
     assert not output.exists() and settled(output) >= 4
     assert main(arguments) == 0
-    assert "going on where an earlier call was cut off" in capsys.readouterr().err
+    assert "resuming an interrupted run" in capsys.readouterr().err
     assert custom_ids(output) == Counter(names)
     assert not store_path(output).exists()
 

@@ -6,22 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.commands.quantize import run_quantize
+from ridgeline.cli.main import main
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.config.settings import Settings
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.rewrite import linears
-from ridgeline.workflows.quantize.quantize import recipe_for
+from ridgeline.workflows.quantize.quantize import quantize, recipe_for
 
 
 def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "demo-int4"
-    assert (
-        run_quantize("demo", target, QuantizeOptions(group_size=64, zeros=True, lm_head_bits=8))
-        == 0
-    )
+    flags = ["--group-size", "64", "--asym", "--lm-head-bits", "8"]
+    assert main(["quantize", "demo", "-o", str(target), *flags]) == 0
     assert str(target) in capsys.readouterr().out
     kinds = {path: linear.format for path, linear in linears(load_spec(str(target))).items()}
     assert (kinds["lm_head"].kind, kinds["layers.0.mlp.up"].group_size) == ("int8", 64)
@@ -42,7 +40,7 @@ def test_the_head_stays_as_stored_unless_asked(tmp_path: Path) -> None:
         (QuantizeOptions(rotate=True, bits=8), "dense"),  # its numbers are no longer bfloat16's
     ]:
         target = tmp_path / f"{choices.bits}-{choices.lm_head_bits}-{choices.rotate}"
-        run_quantize("demo", target, choices)
+        quantize("demo", target, choices)
         assert load_spec(str(target)).lm_head.format.kind == kind
 
 
@@ -58,7 +56,7 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         {"method": "qat", "steps": 0},
     ]:
         with pytest.raises(BadInput):
-            run_quantize("demo", tmp_path / "out", QuantizeOptions(**wrong))
+            quantize("demo", tmp_path / "out", QuantizeOptions(**wrong))
     assert recipe_for(QuantizeOptions(bits=3)).group_size == 128
 
 

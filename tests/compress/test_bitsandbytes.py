@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.quant.outlier_rows import OutlierRowsLinear
@@ -17,6 +16,7 @@ from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.quantised import read_quantization_config
 from ridgeline.modelspec.rewrite import linears
+from ridgeline.workflows.quantize.quantize import quantize
 from tests.compress.test_make import dense, kl, logits, logprobs, with_outliers
 from tests.compress.test_make import windows as windows
 
@@ -24,7 +24,7 @@ IDS = [(37 * i) % 4000 for i in range(48)]
 
 
 def written(target: Path, model: str = "demo", threshold: float = 6.0) -> str:
-    run_quantize(model, target, QuantizeOptions(bits=8, format="bitsandbytes"))
+    quantize(model, target, QuantizeOptions(bits=8, format="bitsandbytes"))
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["llm_int8_threshold"] = threshold
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -34,7 +34,7 @@ def written(target: Path, model: str = "demo", threshold: float = 6.0) -> str:
 def test_read_back_as_the_same(tmp_path: Path) -> None:
     """Without a threshold it is our own W8A8, bit for bit but for the head's order of adding."""
     theirs = written(tmp_path / "theirs", threshold=0.0)
-    run_quantize("demo", tmp_path / "own", QuantizeOptions(bits=8))
+    quantize("demo", tmp_path / "own", QuantizeOptions(bits=8))
     own = str(tmp_path / "own")
     wanted = logits(own, dense(own), IDS)
     assert (logits(theirs, dense(theirs), IDS) - wanted).norm() < 1e-6 * wanted.norm()
@@ -43,7 +43,7 @@ def test_read_back_as_the_same(tmp_path: Path) -> None:
     assert tensors[f"{start}.weight"].dtype == torch.int8
     assert tensors[f"{start}.SCB"].shape == tensors[f"{start}.weight"].shape[:1]
     with pytest.raises(CannotRun, match="NF4, and whole numbers of 8 bits"):
-        run_quantize("demo", tmp_path / "m", QuantizeOptions(bits=4, format="bitsandbytes"))
+        quantize("demo", tmp_path / "m", QuantizeOptions(bits=4, format="bitsandbytes"))
 
 
 def test_the_threshold_is_the_checkpoints(tmp_path: Path) -> None:

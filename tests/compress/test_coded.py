@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.compress.formats.coded import BLOCKS, CodedWeight
 from ridgeline.compress.formats.floats import code_fp8, code_nf4
 from ridgeline.compress.formats.k_quants import k_lattice
@@ -25,6 +24,7 @@ from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.rewrite import with_dtype
+from ridgeline.workflows.quantize.quantize import quantize
 
 SIZES = {"q": (256, 256), "v": (128, 256), "down": (256, 704), "gate": (704, 256)}
 
@@ -105,7 +105,7 @@ WRITTEN = {
 def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
     """Every weight bit for bit what rounding the original again gives."""
     format, kind = WRITTEN[numbers]
-    run_quantize("demo", tmp_path / "m", QuantizeOptions(numbers=numbers, format=format))
+    quantize("demo", tmp_path / "m", QuantizeOptions(numbers=numbers, format=format))
     dense = with_dtype(load_spec("demo"), "float32")
     recipe = check(QuantizeRecipe(numbers=numbers))  # type: ignore[arg-type]
     name = str(tmp_path / "m" / "model.gguf" if format == "gguf" else tmp_path / "m")
@@ -141,7 +141,7 @@ def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
     ],
 )
 def test_gguf_grids(tmp_path: Path, choices: QuantizeOptions, kind: str) -> None:
-    run_quantize("demo", tmp_path / "m", choices)
+    quantize("demo", tmp_path / "m", choices)
     name = str(tmp_path / "m" / "model.gguf")
     assert read_gguf(name).tensors["blk.1.ffn_up.weight"].kind == kind
     dense = with_dtype(load_spec("demo"), "float32")
@@ -165,15 +165,13 @@ def test_numbers_that_a_format_does_not_hold(tmp_path: Path) -> None:
         (QuantizeOptions(numbers="fp8-block", format="gguf"), "no such grid"),
     ):
         with pytest.raises(CannotRun, match=told):
-            run_quantize("demo", tmp_path / "m", choices)
+            quantize("demo", tmp_path / "m", choices)
         assert not (tmp_path / "m").exists()
     with pytest.raises(BadInput, match="is not made by"):
-        run_quantize(
+        quantize(
             "demo",
             tmp_path / "m",
             QuantizeOptions(numbers="nf4", method="gptq", format="bitsandbytes"),
         )
     with pytest.raises(BadInput, match="zero-points"):
-        run_quantize(
-            "demo", tmp_path / "m", QuantizeOptions(numbers="q6_k", zeros=True, format="gguf")
-        )
+        quantize("demo", tmp_path / "m", QuantizeOptions(numbers="q6_k", zeros=True, format="gguf"))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.compress.methods.mixed_precision import (
     MixedPrecision,
     PrecisionVariant,
@@ -31,6 +30,7 @@ from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.checkpoints.quantised import read_quantization_config
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, linears, with_dtype
+from ridgeline.workflows.quantize.quantize import quantize
 from ridgeline.workflows.quantize.step_budget import READ_SHARE, step_budget
 
 SITES = {(0, ("o",)): 1000, (0, ("down",)): 3000, (1, ("o",)): 1000}
@@ -74,7 +74,7 @@ def test_measured_by_itself() -> None:
 @pytest.mark.parametrize("format", ["ridgeline", "compressed-tensors"])
 def test_written_and_read_by_module(tmp_path: Path, format: str) -> None:
     size = {"group_size": 64, "calibration_windows": 4, "calibration_tokens": 64, "format": format}
-    run_quantize("demo", tmp_path / "m", QuantizeOptions(bits_budget=5.5, **size))  # type: ignore[arg-type]
+    quantize("demo", tmp_path / "m", QuantizeOptions(bits_budget=5.5, **size))  # type: ignore[arg-type]
     spec = with_dtype(load_spec(str(tmp_path / "m")), "float32")
     kinds = {p: linear.format.kind for p, linear in linears(spec).items() if p != "lm_head"}
     assert set(kinds.values()) == {"int4", "int8"}
@@ -107,14 +107,14 @@ def spec_of_demo() -> ModelSpec:
 def test_what_cannot_be(tmp_path: Path) -> None:
     short = {"calibration_windows": 4, "calibration_tokens": 32}
     with pytest.raises(BadInput, match="no choice of widths is so small"):
-        run_quantize("demo", tmp_path / "m", QuantizeOptions(bits_budget=3.0, **short))  # type: ignore[arg-type]
+        quantize("demo", tmp_path / "m", QuantizeOptions(bits_budget=3.0, **short))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="several widths"):
-        run_quantize("demo", tmp_path / "m", QuantizeOptions(bits_budget=5.0, format="gguf"))
+        quantize("demo", tmp_path / "m", QuantizeOptions(bits_budget=5.0, format="gguf"))
     for bits in (3, 8, 16):
         with pytest.raises(BadInput):
-            run_quantize("demo", tmp_path / "m", QuantizeOptions(bits_budget=5.0, bits=bits))
+            quantize("demo", tmp_path / "m", QuantizeOptions(bits_budget=5.0, bits=bits))
     with pytest.raises(BadInput, match="--steps"):
-        run_quantize("demo", tmp_path / "m", QuantizeOptions(steps=5))
+        quantize("demo", tmp_path / "m", QuantizeOptions(steps=5))
     assert not (tmp_path / "m").exists()
 
 
@@ -129,7 +129,7 @@ def test_a_budget_of_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bandwidth(monkeypatch, 1e9)
     milliseconds = 5.4
     short = {"group_size": 64, "calibration_windows": 4, "calibration_tokens": 64}
-    run_quantize("demo", tmp_path / "m", QuantizeOptions(step_budget=milliseconds, **short))  # type: ignore[arg-type]
+    quantize("demo", tmp_path / "m", QuantizeOptions(step_budget=milliseconds, **short))  # type: ignore[arg-type]
     spec = with_dtype(load_spec(str(tmp_path / "m")), "float32")
     head = spec.vocab_size * spec.hidden_size * 2
     reads_ms = 1e3 * (layer_bytes(spec) + head) / 1e9
@@ -154,7 +154,7 @@ def test_budgets_of_time_that_cannot_be(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(CannotRun, match="experts"):
         step_budget("dummy:mixtral-8x7b", 100.0, None)
     with pytest.raises(BadInput, match="cannot be combined with --step-budget"):
-        run_quantize("demo", tmp_path / "m", QuantizeOptions(step_budget=5.0, bits_budget=5.0))
+        quantize("demo", tmp_path / "m", QuantizeOptions(step_budget=5.0, bits_budget=5.0))
     assert not (tmp_path / "m").exists()
 
 
@@ -167,5 +167,5 @@ def test_an_output_that_is_there_is_told_before_anything_is_measured(
     monkeypatch.setattr("ridgeline.compress.quantize_model.choose_widths", measured)
     (tmp_path / "kept.txt").write_text("theirs", encoding="utf-8")
     with pytest.raises(BadInput, match="not an empty directory"):
-        run_quantize("demo", tmp_path, QuantizeOptions(bits_budget=5.0))
+        quantize("demo", tmp_path, QuantizeOptions(bits_budget=5.0))
     assert [file.name for file in tmp_path.iterdir()] == ["kept.txt"]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
@@ -18,6 +17,7 @@ from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears, with_dtype
+from ridgeline.workflows.quantize.quantize import quantize
 
 IDS = [(37 * i) % 4000 for i in range(48)]
 
@@ -29,7 +29,7 @@ def logits(model: Path) -> torch.Tensor:
 
 
 def write(target: Path, **choices: object) -> Path:
-    run_quantize("demo", target, QuantizeOptions(**choices))  # type: ignore[arg-type]
+    quantize("demo", target, QuantizeOptions(**choices))  # type: ignore[arg-type]
     return target
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ridgeline.cli.commands.measure.diagnose import run_nsight
 from ridgeline.cli.main import main
+from ridgeline.config.load import DiagnoseOptions
 from ridgeline.diagnose.nsight import kind_of, read_profile, sentences
 from ridgeline.errors import BadInput
 
@@ -184,7 +185,7 @@ def test_the_command(tmp_path, capsys):
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
     console = Console(record=True, width=160)
-    assert run_nsight(path, False, console) == 0
+    run_nsight(path, DiagnoseOptions(), console)
     text = console.export_text()
     assert "GPU idle 65%" in text and "flash_fwd_kernel" in text and "host-overhead-bound" in text
     capsys.readouterr()

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.measure.diagnose import DiagnoseOutputs, run_diagnose
-from ridgeline.config.load import BenchOptions
+from ridgeline.cli.commands.measure.diagnose import run_diagnose
+from ridgeline.config.load import BenchOptions, BenchReport, DiagnoseOptions
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
@@ -237,7 +237,7 @@ def test_a_baseline_is_learnt_and_a_slower_machine_is_seen(tmp_path) -> None:
     assert [each.cause for each in found.findings] == ["machine-slower-than-it-was"]
     assert diagnose(BenchOptions(), fast, baseline=fast).findings == ()
     console = Console(record=True, width=300)
-    assert run_diagnose(BenchOptions(), slow, DiagnoseOutputs(), console=console) == 0
+    run_diagnose(BenchOptions(), slow, DiagnoseOptions(), console=console)
 
 
 def test_the_command_prints_everything_a_reader_needs(tmp_path, capsys) -> None:
@@ -245,12 +245,12 @@ def test_the_command_prints_everything_a_reader_needs(tmp_path, capsys) -> None:
     log = tmp_path / "run.jsonl"
     write_run(record, log)
     console = Console(record=True, width=300)
-    assert run_diagnose(BenchOptions(), log, DiagnoseOutputs(), console=console) == 0
+    run_diagnose(BenchOptions(), log, DiagnoseOptions(), console=console)
     text = console.export_text()
     for words in ("1. queue-bound", "fix", "--max-num-seqs", "trade-off", "will not help", "up to"):
         assert words in text
     capsys.readouterr()
-    assert run_diagnose(BenchOptions(), log, DiagnoseOutputs(json=True)) == 0
+    run_diagnose(BenchOptions(), log, DiagnoseOptions(json=True))
     told = json.loads(capsys.readouterr().out)
     assert told["findings"][0]["cause"] == "too-few-slots"
 
@@ -301,14 +301,14 @@ def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
 
 
 def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
-    from ridgeline.cli.commands.measure.bench import BenchOutputs, run_bench
+    from ridgeline.cli.commands.measure.bench import run_bench
     from tests.diagnose.mock_thread import mock_server
 
     options = BenchOptions(
         workload="synthetic:input=8,output=4", num_prompts=30, request_rate=200.0, num_warmups=0
     )
     with mock_server(slots=1, ttft_s=0.02, itl_s=0.001) as url:
-        outputs = BenchOutputs(log=tmp_path / "run.jsonl", json=tmp_path / "run.json")
+        outputs = BenchReport(log=tmp_path / "run.jsonl", output_json=tmp_path / "run.json")
         assert run_bench(options, RemoteServer(url=url), outputs, Console(record=True)) == 0
     later = diagnose(BenchOptions(), tmp_path)
     assert later.server == "vllm" and later.findings[0].cause == "too-few-slots"

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.commands.inspect import command as inspect
-from ridgeline.cli.commands.quantize import run_quantize
+from ridgeline.cli.main import main
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.self_check import check_layers
 from ridgeline.errors import BadInput
+from ridgeline.workflows.inspect_model import inspect_model
+from ridgeline.workflows.quantize.quantize import quantize
 
 
 @pytest.mark.parametrize(
@@ -29,20 +30,20 @@ from ridgeline.errors import BadInput
 def test_intact_checkpoints_pass(
     tmp_path: Path, choices: QuantizeOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_quantize("demo", tmp_path / "m", choices)
+    quantize("demo", tmp_path / "m", choices)
     name = str(tmp_path / "m" / "model.gguf" if choices.format == "gguf" else tmp_path / "m")
     checks = list(check_layers(name, "demo"))
     assert [each.num_weights for each in checks] == [7] * 6
     assert not any(each.faults for each in checks)
     assert all(each.error is not None and 0.05 < each.error < 0.15 for each in checks)
     capsys.readouterr()
-    assert inspect(name, json=True) == 0
+    assert main(["inspect", name, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert len(told["self_check"]) == 6 and told["self_check"][0]["error"] is None
 
 
 def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_quantize("demo", tmp_path / "m", QuantizeOptions(group_size=32, format="gptq"))
+    quantize("demo", tmp_path / "m", QuantizeOptions(group_size=32, format="gptq"))
     file = next((tmp_path / "m").glob("model-00004*"))  # layer 2
     tensors = load_file(file)
     name = next(n for n in tensors if n.endswith("o_proj.scales"))
@@ -51,12 +52,12 @@ def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[
     checks = list(check_layers(str(tmp_path / "m")))
     assert [each.layer for each in checks if each.faults] == [2]
     assert any("scales are not finite" in fault for fault in checks[2].faults)
-    assert inspect(str(tmp_path / "m")) == 1
+    assert main(["inspect", str(tmp_path / "m")]) == 1
     assert "o of layer 2: scales are not finite" in capsys.readouterr().out
 
 
 def test_original_is_only_for_quantised_models() -> None:
-    with pytest.raises(BadInput, match="only a quantised model"):
-        inspect("demo", against="demo")
-    assert inspect("demo", json=True) == 0
+    with pytest.raises(BadInput, match="needs a quantised model"):
+        inspect_model("demo", against="demo")
+    assert main(["inspect", "demo", "--json"]) == 0
     assert torch.is_inference_mode_enabled() is False

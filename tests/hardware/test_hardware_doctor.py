@@ -9,11 +9,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands import doctor as doctor_cli
-from ridgeline.cli.commands import inspect as inspect_cli
+from ridgeline.cli.main import main
+from ridgeline.cli.render.doctor import print_readiness
+from ridgeline.cli.render.inspect import inspection_tables
 from ridgeline.hardware.doctor import Check, Surroundings, run_checks
 from ridgeline.hardware.machine import Gpu, Machine
 from ridgeline.hardware.system import Cores
+from ridgeline.workflows import check_machine
+from ridgeline.workflows.inspect_model import inspect_model
 
 MACHINE = Machine(
     cpu_model="Some CPU",
@@ -119,31 +122,35 @@ def test_a_hidden_gpu_is_reported(monkeypatch: Any) -> None:
 
 def test_the_command_prints_lines_or_json(monkeypatch: Any, capsys: Any) -> None:
     checks = run_checks(around(python=(3, 9, 0), free_disk_bytes=5))
-    monkeypatch.setattr(doctor_cli, "diagnose", lambda **_: checks)
+    monkeypatch.setattr(check_machine, "diagnose", lambda **_: checks)
     console = Console(width=60, record=True)
-    assert doctor_cli.command(console=console) == 1
+    print_readiness(check_machine.check_machine(), console)
     text = console.export_text()
     assert "! Python" in text
     assert "✓ PyTorch" in text
     assert "→ install Python 3.11" in text
     assert "cannot run here" in text
     capsys.readouterr()
-    assert doctor_cli.command(json=True) == 1
+    assert main(["doctor"]) == 1
+    capsys.readouterr()
+    assert main(["doctor", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["ready"] is False
     assert len(document["checks"]) == len(checks)
-    monkeypatch.setattr(doctor_cli, "diagnose", lambda **_: run_checks(around(free_disk_bytes=5)))
-    assert doctor_cli.command(console=console) == 0
+    monkeypatch.setattr(
+        check_machine, "diagnose", lambda **_: run_checks(around(free_disk_bytes=5))
+    )
+    assert main(["doctor"]) == 0
 
 
 def test_inspect_prints_the_arithmetic_or_json(capsys: Any) -> None:
     console = Console(width=120, record=True)
-    assert inspect_cli.command("dummy:llama-3.1-8b", console=console) == 0
+    console.print(inspection_tables(inspect_model("dummy:llama-3.1-8b")))
     text = console.export_text()
     assert "8.03 B" in text
     assert "131,072 B" in text
     capsys.readouterr()
-    assert inspect_cli.command("dummy:mixtral-8x7b", json=True) == 0
+    assert main(["inspect", "dummy:mixtral-8x7b", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     rows = {(row["section"], row["name"]): row for row in document["rows"]}
     assert rows["KV cache", "per token"]["value"] == 131_072

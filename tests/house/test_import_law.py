@@ -43,7 +43,10 @@ LAW: dict[str, set[str]] = {
     "optimize": FLOOR | {"measure", "diagnose", "plan"},
     "workflows": FLOOR | PARTS,
     "api": FLOOR | PARTS | {"workflows"},
-    "cli": FLOOR | PARTS | {"workflows"},
+    "cli": {"errors", "records", "config", "report", "hub", "workflows", "cli.render"},
+    # Renderers draw the records that the parts define, and compute nothing of their own.
+    "cli.render": {"errors", "records", "config", "report", "workflows"}
+    | {"stats", "modelspec", "hardware", "measure", "diagnose", "plan", "optimize"},
 }
 """Part → the other parts of ridgeline that it may import."""
 
@@ -75,6 +78,15 @@ FORBIDDEN: dict[str, set[str]] = {
 """Part → outside modules that it must not import, not even inside a function."""
 
 
+EXCEPTIONS: dict[str, set[str]] = {
+    # They stream from an open engine.
+    "ridgeline/cli/commands/run/chat.py": {"engine", "measure"},
+    "ridgeline/cli/commands/run/generate.py": {"engine"},
+    # It tells a model's name from a topic while the words are parsed.
+    "ridgeline/cli/params/explain_command.py": {"modelspec"},
+}
+"""File → parts that it may import in addition."""
+
 TOP = [ROOT / "ridgeline" / name for name in ("__init__.py", "__main__.py")]
 """They name the parts that they open on first use."""
 
@@ -90,7 +102,7 @@ def violations(path: Path) -> list[str]:
     part = part_of(module_of(path), set(LAW))
     if part is None:
         return [f"{name_of(path)}: belongs to no part of the law's table"]
-    allowed = LAW[part] | {part}
+    allowed = LAW[part] | {part} | EXCEPTIONS.get(name_of(path), set())
     found = []
     for module, line in imports(path):
         outside = module.partition(".")[0]
@@ -108,6 +120,43 @@ def test_the_law() -> None:
     inner = [path for path in files("ridgeline") if path not in TOP]
     found = [violation for path in inner for violation in violations(path)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "violation"),
+    [
+        (
+            "ridgeline/cli/commands/bad.py",
+            "from ridgeline.plan.fleet.search import search",
+            "cli must not import ridgeline.plan.fleet.search.search",
+        ),
+        (
+            "ridgeline/cli/commands/bad.py",
+            "def f():\n    from ridgeline.engine.engine import Engine",
+            "cli must not import ridgeline.engine.engine.Engine",
+        ),
+        (
+            "ridgeline/cli/render/bad.py",
+            "from ridgeline.cli.params.invocation import Invocation",
+            "cli.render must not import ridgeline.cli.params.invocation.Invocation",
+        ),
+        (
+            "ridgeline/workflows/planning/bad.py",
+            "from ridgeline.cli.render.top import server_table",
+            "workflows must not import ridgeline.cli.render.top.server_table",
+        ),
+        ("ridgeline/workflows/bad.py", "import rich.console", "workflows must not import rich"),
+    ],
+)
+def test_planted_import_of_the_command_line_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str, violation: str
+) -> None:
+    monkeypatch.setattr("tests.house.code.ROOT", tmp_path)
+    bad = tmp_path / file
+    bad.parent.mkdir(parents=True)
+    bad.write_text(f"{line}\n")
+    number = line.count("\n") + 1
+    assert violations(bad) == [f"{file}:{number}: {violation}"]
 
 
 def test_the_law_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

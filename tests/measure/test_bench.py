@@ -10,10 +10,9 @@ import math
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.measure.bench import BenchOutputs
 from ridgeline.cli.commands.measure.bench import run_bench as bench_command
 from ridgeline.cli.render.bench import bench_tables
-from ridgeline.config.load import BenchOptions
+from ridgeline.config.load import BenchOptions, BenchReport
 from ridgeline.config.sources import section_from
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.measure.bench_options import (
@@ -223,7 +222,7 @@ def server():
 
 def bench(server, tmp_path, **options):
     console = Console(width=120, record=True, quiet=False, file=(tmp_path / "out").open("w"))
-    outputs = BenchOutputs(json=tmp_path / "result.json", log=tmp_path / "run.jsonl")
+    outputs = BenchReport(output_json=tmp_path / "result.json", log=tmp_path / "run.jsonl")
     asked = BenchOptions(num_prompts=4, max_concurrency=2, num_warmups=1, **options)
     with console.file:
         code = bench_command(asked, RemoteServer(url=server.url), outputs, console)
@@ -244,7 +243,7 @@ def test_the_command_measures_prints_and_writes(server, tmp_path):
 def test_a_folder_that_is_missing_costs_no_run(server, tmp_path):
     asked = BenchOptions(num_prompts=1)
     with pytest.raises(BadInput, match="no such folder"):
-        outputs = BenchOutputs(json=tmp_path / "no" / "r.json")
+        outputs = BenchReport(output_json=tmp_path / "no" / "r.json")
         bench_command(asked, RemoteServer(url=server.url), outputs)
     assert server.num_requests == 0
 

@@ -9,14 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.measure.bench import (
-    BenchOutputs,
-    parse_range,
-    parse_rates,
-    run_bench,
-    run_bench_series,
-)
-from ridgeline.config.load import BenchOptions
+from ridgeline.cli.commands.measure.bench import run_bench, run_bench_series
+from ridgeline.config.load import BenchOptions, BenchReport
 from ridgeline.errors import BadInput
 from ridgeline.measure.metrics.run_cost import prefill_share
 from ridgeline.measure.metrics.summary import summarise
@@ -24,7 +18,12 @@ from ridgeline.measure.report.bench_page import RunSeries, bench_page
 from ridgeline.measure.report.charts import SweepPoint
 from ridgeline.measure.report.chrome_trace import chrome_trace
 from ridgeline.records import Slo
-from ridgeline.workflows.bench.bench_series import SeriesPlan, figures_of
+from ridgeline.workflows.bench.bench_series import (
+    SeriesPlan,
+    figures_of,
+    parse_range,
+    parse_rates,
+)
 from ridgeline.workflows.targets import RemoteServer
 from tests.diagnose.mock_thread import mock_server
 
@@ -32,8 +31,8 @@ LOAD = "synthetic:input=8,output=4"
 
 
 def test_one_run_in_every_form(tmp_path):
-    paths = {name: tmp_path / name for name in ("json", "log", "html", "trace")}
-    outputs = BenchOutputs(**paths, layout="vllm", dollars_per_hour=2.0)
+    paths = {name: tmp_path / name for name in ("output_json", "log", "html", "trace")}
+    outputs = BenchReport(**paths, layout="vllm", price_per_hour=2.0)
     console = Console(record=True, width=120)
     options = BenchOptions(workload=LOAD, num_prompts=12, num_warmups=0, max_concurrency=4)
     with mock_server(ttft_s=0.01, itl_s=0.002) as url:
@@ -42,7 +41,7 @@ def test_one_run_in_every_form(tmp_path):
     assert "============ Serving Benchmark Result ============" in text
     assert re.search(r"Successful requests: +12", text)
     assert re.search(r"P99 TTFT \(ms\): +\d", text) and "cost at $2/h" in text
-    result = json.loads(paths["json"].read_text())
+    result = json.loads(paths["output_json"].read_text())
     assert result["ridgeline"]["cost"]["per_million_output"] > 0
     page = paths["html"].read_text()
     assert "<svg" in page and "http://" not in page.replace(url, "") and "<script" not in page
@@ -63,7 +62,7 @@ def test_several_runs(tmp_path):
             SeriesPlan(rates=(40.0, 80.0)),
             SeriesPlan(search=(40.0, 80.0)),
         ):
-            assert run_bench_series(options, server, many, BenchOutputs(html=html), console) == 0
+            assert run_bench_series(options, server, many, BenchReport(html=html), console) == 0
     text = console.export_text()
     assert "over 2 runs" in text and text.count("knee") == 2
     assert "Latency against rate" in html.read_text()
@@ -80,7 +79,7 @@ def test_several_runs(tmp_path):
 def test_a_search_needs_a_promise_that_can_be_shown(options, words):
     with pytest.raises(BadInput, match=words):
         run_bench_series(
-            options, RemoteServer(url="http://h"), SeriesPlan(search=(1.0, 2.0)), BenchOutputs()
+            options, RemoteServer(url="http://h"), SeriesPlan(search=(1.0, 2.0)), BenchReport()
         )
 
 
@@ -147,7 +146,7 @@ def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
     console = Console(record=True, width=120)
     folder = tmp_path / "runs"
     folder.mkdir()
-    outputs = BenchOutputs(log=folder / "run.jsonl", json=tmp_path / "out.json")
+    outputs = BenchReport(log=folder / "run.jsonl", output_json=tmp_path / "out.json")
     with mock_server(slots=1, ttft_s=0.02, itl_s=0.001) as url:
         server = RemoteServer(url=url, shape="dummy:tinyllama-1.1b", accelerator="h100-sxm")
         run_bench_series(options, server, SeriesPlan(rates=(20.0, 200.0)), outputs, console)
@@ -179,26 +178,28 @@ def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
             options,
             RemoteServer(url=url),
             SeriesPlan(rates=(60.0,)),
-            BenchOutputs(json=out),
+            BenchReport(output_json=out),
             Console(record=True),
         )
     assert json.loads(out.read_text())["completed"] == 60  # vLLM's keys: all that was sent
     whole = BenchOptions(slo=Slo.parse("ttft:9"), num_prompts=100, warmup_s=1.0)
     with pytest.raises(BadInput, match="--warmup-s has no effect with --find-goodput"):
         run_bench_series(
-            whole, RemoteServer(url="http://h"), SeriesPlan(search=(1.0, 2.0)), BenchOutputs()
+            whole, RemoteServer(url="http://h"), SeriesPlan(search=(1.0, 2.0)), BenchReport()
         )
 
 
 def test_a_log_and_a_result_of_one_run_are_one_run(tmp_path):
-    from ridgeline.cli.commands.measure.compare import results
+    from ridgeline.workflows.compare_runs import read_results
 
     options = BenchOptions(workload=LOAD, num_prompts=5, num_warmups=0)
     with mock_server(ttft_s=0.002, itl_s=0.001) as url:
         for seed in (0, 1):
             chosen = msgspec.structs.replace(options, seed=seed)
-            outputs = BenchOutputs(log=tmp_path / f"{seed}.jsonl", json=tmp_path / f"{seed}.json")
+            outputs = BenchReport(
+                log=tmp_path / f"{seed}.jsonl", output_json=tmp_path / f"{seed}.json"
+            )
             assert run_bench(chosen, RemoteServer(url=url), outputs, Console(record=True)) == 0
-    assert [each.tool for each in results(tmp_path)] == ["ridgeline", "ridgeline"]
+    assert [each.tool for each in read_results(tmp_path)] == ["ridgeline", "ridgeline"]
     (tmp_path / "1.jsonl").unlink()
-    assert [each.tool for each in results(tmp_path)] == ["ridgeline", "vllm"]
+    assert [each.tool for each in read_results(tmp_path)] == ["ridgeline", "vllm"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.cli.commands.measure.bench import BenchOutputs
+from ridgeline.config.load import BenchReport
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.server_metrics import ServerReport
@@ -28,6 +28,7 @@ from ridgeline.measure.results.readers import read_result
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.report import files
 from ridgeline.report.files import write_file
+from ridgeline.workflows.bench.bench import check_outputs
 
 INFO = EngineInfo(
     model="tiny",
@@ -208,11 +209,11 @@ def test_without_its_library_a_table_is_refused_before_anything_is_measured(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / "run.parquet"
     with pytest.raises(CannotRun, match=r"ridgeline\[parquet\]"):
-        BenchOutputs(log=path).check_writable()
+        check_outputs(BenchReport(log=path))
     with pytest.raises(CannotRun, match="pyarrow"):
         write_run(run, path)
     assert not path.exists()
-    BenchOutputs(log=tmp_path / "run.jsonl").check_writable()
+    check_outputs(BenchReport(log=tmp_path / "run.jsonl"))
 
 
 TOLD = ServerReport(

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.measure.bench import BenchOutputs, run_bench
-from ridgeline.config.load import BenchOptions
+from ridgeline.cli.commands.measure.bench import run_bench
+from ridgeline.config.load import BenchOptions, BenchReport
 from ridgeline.measure.monitors import gpu as gpu_module
 from ridgeline.measure.monitors.gpu import NoGpus, NvmlGpus, gpu_usages, open_gpus
 from ridgeline.measure.monitors.machine_monitor import MachineMonitor, MachineReport
@@ -242,7 +242,7 @@ def test_of_a_server_elsewhere_nothing_is_said_to_be_measured():
 def test_bench_tells_what_it_saw_everywhere(tmp_path, nvml):
     """Console, JSON and page; the server is a thread here, so its process is this one."""
     console = Console(record=True, width=160)
-    outputs = BenchOutputs(json=tmp_path / "r.json", html=tmp_path / "r.html")
+    outputs = BenchReport(output_json=tmp_path / "r.json", html=tmp_path / "r.html")
     options = BenchOptions(workload="synthetic:input=8,output=4", num_prompts=6, num_warmups=0)
     with mock_server(ttft_s=0.01, itl_s=0.002) as url:
         assert run_bench(options, RemoteServer(url=url), outputs, console) == 0

@@ -10,13 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ridgeline.cli.commands.measure.compare import command, results
+from ridgeline.cli.commands.measure.compare import EXIT_CODES
+from ridgeline.cli.main import main
+from ridgeline.cli.render.compare import print_comparison
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.comparison import compare_results, load_differences
 from ridgeline.measure.results.event_log import write_run
 from ridgeline.measure.results.readers import read_result
 from ridgeline.measure.results.result_file import LoadedResult
 from ridgeline.stats import percentile
+from ridgeline.workflows.compare_runs import compare_runs, read_results
 
 VLLM = {
     "num_prompts": 3,
@@ -184,10 +187,10 @@ def test_a_folder_that_aiperf_wrote_is_one_run(tmp_path):
             (folder / named).write_bytes((OTHERS / f"aiperf-0.13.0.{end}").read_bytes())
         (folder / "inputs.json").write_text('{"data": []}')
         (folder / ".aiperf_results_ready.json").write_text("{}")
-    (one,) = results(tmp_path / "one")
+    (one,) = read_results(tmp_path / "one")
     assert one.samples == read_result(OTHERS / "aiperf-0.13.0.jsonl").samples
     (tmp_path / ".hidden.json").write_text("{}")
-    assert [each.samples for each in results(tmp_path)] == [one.samples] * 2
+    assert [each.samples for each in read_results(tmp_path)] == [one.samples] * 2
 
 
 def test_inference_perfs_requests_agree_with_its_summary():
@@ -333,11 +336,11 @@ def test_the_commands_exit_code(tmp_path, request_trace, run_trace, capsys):
         return path
 
     a, worse = log("a.jsonl", 1.0, 1), log("b.jsonl", 2.0, 2)
-    assert command(a, worse, 0.02, False) == 1
-    assert command(a, a, 0.02, False) == 0
-    assert command(a, log("c.jsonl", 1.0, 1, "other"), 0.02, False) == 3
+    assert main(["compare", str(a), str(worse)]) == 1
+    assert main(["compare", str(a), str(a)]) == 0
+    assert main(["compare", str(a), str(log("c.jsonl", 1.0, 1, "other"))]) == 3
     capsys.readouterr()
-    assert command(a, worse, 0.02, True) == 1
+    assert main(["compare", str(a), str(worse), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["exit_code"] == 1 and told["judgements"]
 
@@ -361,5 +364,7 @@ def test_a_flag_without_effect_is_found(tmp_path, request_trace, run_trace):
         return path
 
     console = Console(record=True, width=200)
-    assert command(log("a.jsonl", 4), log("b.jsonl", 8), 0.02, False, console) == 0
+    comparison = compare_runs(log("a.jsonl", 4), log("b.jsonl", 8))
+    assert EXIT_CODES[comparison.conclusion] == 0
+    print_comparison(comparison, console)
     assert "no effect: max_num_seqs 4 → 8" in console.export_text()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.measure.compare import command
+from ridgeline.cli.render.compare import print_comparison
 from ridgeline.diagnose import facts_of
 from ridgeline.measure.client.http_connection import HttpConnectionError, HttpReply
 from ridgeline.measure.metrics.summary import summarise
@@ -18,6 +18,7 @@ from ridgeline.measure.monitors.server_config import ELSEWHERE, fetch_engine_inf
 from ridgeline.measure.results.event_log import write_run
 from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.records import EngineInfo
+from ridgeline.workflows.compare_runs import compare_runs
 from tests.diagnose.faults import LOADS, Engine, run
 
 PAGES = Path(__file__).parent / "pages"
@@ -123,6 +124,8 @@ def test_a_change_that_changed_nothing_is_named(tmp_path, form):
         else:
             sides[-1].write_bytes(msgspec.json.encode(vllm_result(side, summarise(side))))
     console = Console(record=True, width=200)
-    assert command(*sides, 0.02, False, console) == 0
+    comparison = compare_runs(*sides)
+    assert comparison.conclusion == "not regressed"
+    print_comparison(comparison, console)
     text = console.export_text()
     assert "this change had no effect: enable_prefix_caching True → False" in text

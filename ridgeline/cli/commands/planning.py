@@ -1,47 +1,46 @@
-"""The commands that need no hardware: predict, plan and cost."""
+"""The planning commands: predict, plan, cost and pack."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+
+from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.config.planning import CostOptions, PlanOptions, PredictOptions
-from ridgeline.errors import BadInput
-
-if TYPE_CHECKING:
-    from ridgeline.hardware.catalogue import Accelerator
-    from ridgeline.plan.step_time.predict import OperatingPoint
+from ridgeline.cli.render.planning.cost import print_cost
+from ridgeline.cli.render.planning.pack import pack_table
+from ridgeline.cli.render.planning.plan import print_manifests, print_plan
+from ridgeline.cli.render.planning.predict import prediction_table
+from ridgeline.config.planning import CostOptions, PackOptions, PlanOptions, PredictOptions
+from ridgeline.report.files import write_file
+from ridgeline.report.json_line import json_line
+from ridgeline.workflows.planning.cost import cost as compare_cost
+from ridgeline.workflows.planning.pack import pack as place_models
+from ridgeline.workflows.planning.plan import plan as make_plan
+from ridgeline.workflows.planning.predict import (
+    known_names,
+    operating_point,
+    predict_file,
+    predict_point,
+)
 
 SOME_FAILED = 2
 
 
 def predict(call: Invocation) -> int:
     """`ridgeline predict`: one operating point, or a file of them."""
-    from rich.console import Console
-
-    from ridgeline.cli.render.planning.predict import prediction_table
-    from ridgeline.modelspec.families.shapes import known_shapes
-    from ridgeline.report.json_line import json_line
-    from ridgeline.workflows.planning.device_catalogue import read_catalogue
-    from ridgeline.workflows.planning.predict import predict_point
-
     options = call.read(PredictOptions)
     out = Console(highlight=False)
+    catalogue, calibration = options.catalogue, options.calibration
     if options.list_models:
-        out.print("models:       " + " ".join(known_shapes()))
-        out.print(
-            "accelerators: " + " ".join(read_catalogue(options.catalogue, options.calibration))
-        )
+        names = known_names(catalogue=catalogue, calibration=calibration)
+        out.print("models:       " + " ".join(names.models))
+        out.print("accelerators: " + " ".join(names.accelerators))
         return 0
     if options.input is not None:
-        rows = read_catalogue(options.catalogue, options.calibration)
-        return 0 if predict_file(options.input, options.output, rows) else SOME_FAILED
-    result = predict_point(
-        point_of(options), catalogue=options.catalogue, calibration=options.calibration
-    )
+        return _predict_file(options, options.input)
+    point = operating_point(options)
+    result = predict_point(point, catalogue=catalogue, calibration=calibration)
     if options.json:
         print(json_line(result.to_dict()))
     else:
@@ -49,68 +48,28 @@ def predict(call: Invocation) -> int:
     return 0
 
 
-def point_of(options: PredictOptions) -> OperatingPoint:
-    """The operating point that the options describe."""
-    from ridgeline.plan.step_time.predict import OperatingPoint
-
-    return OperatingPoint(
-        model=options.model or "",
-        device=options.accelerator or "",
-        isl=options.input_len,
-        osl=options.output_len,
-        batch=options.max_concurrency,
-        tp=options.tensor_parallel_size,
-        pp=options.pipeline_parallel_size,
-        ep=options.expert_parallel_size,
-        weight_dtype=options.quantization,
-        kv_dtype=options.kv_cache_dtype,
-        cached=options.cached_tokens,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        num_speculative_tokens=options.num_speculative_tokens,
-        acceptance=options.acceptance,
-        draft_model=options.draft_model,
-    )
-
-
-def predict_file(source: str, output: Path | None, rows: dict[str, Accelerator]) -> bool:
-    """Predict every line of a JSONL file (`-`: stdin); False if a line could not be predicted."""
-    from ridgeline.plan.step_time.predict import predict as predict_point
-    from ridgeline.plan.step_time.predict import predict_lines
-    from ridgeline.report.files import write_file
-    from ridgeline.report.json_line import json_line
-
+def _predict_file(options: PredictOptions, source: str) -> int:
+    """Predict every line of a file; 2 if a line could not be predicted."""
     failed = False
 
-    def answers(points: Iterable[str]) -> Iterator[str]:
+    def lines() -> Iterator[str]:
         nonlocal failed
-        for answer in predict_lines(points, lambda point: predict_point(point, rows)):
-            failed |= "error" in answer
-            yield json_line(answer)
+        for prediction in predict_file(
+            source, catalogue=options.catalogue, calibration=options.calibration
+        ):
+            failed |= "error" in prediction
+            yield json_line(prediction)
 
-    if source == "-":
-        points: Iterable[str] = sys.stdin
+    if options.output is not None:
+        write_file(options.output, (f"{line}\n".encode() for line in lines()))
     else:
-        try:
-            points = Path(source).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput("cannot read the points", value=source, fix=str(error)) from None
-    if output is not None:
-        write_file(output, (f"{line}\n".encode() for line in answers(points)))
-    else:
-        for line in answers(points):
+        for line in lines():
             print(line)
-    return not failed
+    return SOME_FAILED if failed else 0
 
 
 def plan(call: Invocation) -> None:
     """`ridgeline plan`."""
-    from rich.console import Console
-
-    from ridgeline.cli.render.planning.plan import print_plan
-    from ridgeline.report.files import write_file
-    from ridgeline.report.json_line import json_line
-    from ridgeline.workflows.planning.plan import plan as make_plan
-
     options = call.read(PlanOptions)
     result = make_plan(options)
     if options.html is not None:
@@ -120,25 +79,25 @@ def plan(call: Invocation) -> None:
     else:
         print_plan(result, Console(highlight=False))
     if options.manifests is not None:
-        err = Console(highlight=False, stderr=True)
-        for path in result.save_manifests(options.manifests):
-            err.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
-        left_out = {} if result.manifests is None else result.manifests.left_out
-        for name, why in left_out.items():
-            err.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
+        paths = result.save_manifests(options.manifests)
+        print_manifests(result, paths, Console(highlight=False, stderr=True))
 
 
 def cost(call: Invocation) -> None:
     """`ridgeline cost`."""
-    from rich.console import Console
-
-    from ridgeline.cli.render.planning.cost import print_cost
-    from ridgeline.report.json_line import json_line
-    from ridgeline.workflows.planning.cost import cost as compare_cost
-
     options = call.read(CostOptions)
     result = compare_cost(options)
     if options.json:
         print(json_line(result.to_dict()))
     else:
         print_cost(result, Console(highlight=False))
+
+
+def pack(call: Invocation) -> None:
+    """`ridgeline pack`: several models on a stock of devices."""
+    options = call.read(PackOptions)
+    result = place_models(options.models, options.accelerator, catalogue=options.catalogue)
+    if options.json:
+        print(json_line(result.to_dict()))
+    else:
+        Console(highlight=False).print(pack_table(result))

@@ -9,8 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.config.load import BenchOptions
+from ridgeline.config.load import BenchOptions, ReportLayout
 from ridgeline.measure.metrics.latency import Distribution, by_kind, split
+from ridgeline.measure.metrics.run_cost import cost_line
 from ridgeline.measure.metrics.step_metrics import LatencyBounds, Occupancy
 from ridgeline.measure.metrics.summary import Summary, summarise
 from ridgeline.measure.report.bench_page import MonitorTable
@@ -27,12 +28,17 @@ MAX_ERRORS = 3
 HELD_BACK_S = 0.010  # the client delayed requests by more than this: show latencies from the send
 
 
-def print_bench(result: BenchResult, out: Console) -> None:
-    """Latencies, throughput, engine, what was observed, and what bounds the run."""
-    out.print(bench_tables(result))
-    for table in result.tables():
-        out.print(observed_table(table))
-    out.print(result.diagnosis, markup=False)
+def print_bench(result: BenchResult, out: Console, layout: ReportLayout = "ridgeline") -> None:
+    """Latencies, throughput, engine, what was observed, what bounds the run, and its cost."""
+    if layout == "vllm":
+        out.print(result.to_vllm_text(), markup=False)
+    else:
+        out.print(bench_tables(result))
+        for table in result.tables():
+            out.print(observed_table(table))
+        out.print(result.diagnosis, markup=False)
+    if result.cost is not None:
+        out.print(cost_line(result.cost), markup=False)
 
 
 def bench_tables(result: BenchResult) -> Group:

@@ -37,7 +37,7 @@ def live_progress(console: Console | None = None, *, steps: bool = False) -> Ite
     """
     console = console or Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield _Lines(console, steps)
+        yield ProgressLines(console, steps)
         return
     columns = (
         SpinnerColumn(),
@@ -51,10 +51,13 @@ def live_progress(console: Console | None = None, *, steps: bool = False) -> Ite
         yield _Bars(progress)
 
 
-class _Lines:
-    """An observer for logs and pipes."""
+class ProgressLines:
+    """An observer that prints a line per event, for logs, pipes and servers.
 
-    def __init__(self, console: Console, steps: bool) -> None:
+    `steps`: also a line for every step of a stage.
+    """
+
+    def __init__(self, console: Console, steps: bool = False) -> None:
         self._console, self._steps = console, steps
 
     def __call__(self, event: ProgressEvent, /) -> None:

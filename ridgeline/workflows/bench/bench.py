@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.config.load import BenchOptions
+from ridgeline.config.load import BenchOptions, BenchReport
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose import facts_of, time_shares, verdict
 from ridgeline.measure.bench_options import check_options
@@ -25,12 +25,15 @@ from ridgeline.measure.metrics.summary import Summary, summarise
 from ridgeline.measure.metrics.window import window_of
 from ridgeline.measure.report.bench_page import MonitorTable, bench_page
 from ridgeline.measure.report.chrome_trace import chrome_trace
+from ridgeline.measure.report.vllm_block import vllm_block
+from ridgeline.measure.results import event_log_parquet
 from ridgeline.measure.results.event_log import RunContext, write_run
 from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.records import RunTrace
 from ridgeline.records.progress import Observer, silent
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line, plain
+from ridgeline.report.output_paths import check_file
 from ridgeline.report.result import Result
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.bench.observed_tables import observed_tables
@@ -88,6 +91,10 @@ class BenchResult(Result, frozen=True, kw_only=True):
             self.run, self.summary, self.options.slo, cost=self.cost, monitors=self.tables()
         )
 
+    def to_vllm_text(self) -> str:
+        """The result as `vllm bench serve` prints it."""
+        return vllm_block(self.to_dict(), self.options.metrics, self.options.percentiles)
+
     def tables(self) -> list[MonitorTable]:
         """What was observed: the server's metrics, its device, the machine."""
         return observed_tables(
@@ -103,6 +110,21 @@ class BenchResult(Result, frozen=True, kw_only=True):
         """Write a Chrome trace, for Perfetto."""
         write_file(Path(path), [json_line(chrome_trace(self.run)).encode()])
         return Path(path)
+
+
+def check_outputs(report: BenchReport) -> None:
+    """BadInput for an output file that cannot be written, before anything is measured."""
+    files = {
+        "--output-json": report.output_json,
+        "--log": report.log,
+        "--html": report.html,
+        "--trace": report.trace,
+    }
+    for flag, path in files.items():
+        if path is not None:
+            check_file(path, flag)
+    if report.log is not None and event_log_parquet.is_parquet(report.log):
+        event_log_parquet.load_pyarrow(report.log)
 
 
 def bench(

@@ -6,13 +6,14 @@ the prefix cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ridgeline.config.load import BenchOptions
+from ridgeline.config.load import BenchOptions, BenchReport
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench_options import check_options
@@ -51,6 +52,41 @@ class SeriesPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_runs: int | None = None
     rates: tuple[float, ...] = ()
     search: tuple[float, float] | None = None
+
+
+def series_plan(report: BenchReport) -> SeriesPlan | None:
+    """The series that the options describe; None for a single run. Raises BadInput."""
+    if report.num_runs is None and report.sweep is None and report.find_goodput is None:
+        return None
+    return SeriesPlan(
+        num_runs=report.num_runs,
+        rates=() if report.sweep is None else parse_rates(report.sweep),
+        search=None if report.find_goodput is None else parse_range(report.find_goodput),
+    )
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """`1,2,4`: positive rates."""
+    return _positive_numbers("--sweep", text, ",", "write e.g. 1,2,4,8")
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """`1:32`: the lowest and the highest rate to try."""
+    fix = "write e.g. 1:32"
+    low, high = (*_positive_numbers("--find-goodput", text, ":", fix), math.nan)[:2]
+    if not low <= high:
+        raise BadInput("--find-goodput needs a range", value=text, fix=fix)
+    return low, high
+
+
+def _positive_numbers(flag: str, text: str, separator: str, fix: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in text.split(separator))
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(math.isfinite(x) and x > 0 for x in numbers):
+        raise BadInput(f"{flag} needs positive numbers", value=text, fix=fix)
+    return numbers
 
 
 class SeriesRun(msgspec.Struct, frozen=True, kw_only=True):

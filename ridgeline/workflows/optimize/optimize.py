@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.config.improve import OptimizeOptions
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.optimize.comparison.objective import Objective
 from ridgeline.optimize.cost import MachinePrice
 from ridgeline.optimize.environment import Environment
 from ridgeline.optimize.job import OptimizeJob
@@ -28,7 +28,7 @@ from ridgeline.optimize.search import optimize as search
 from ridgeline.plan.calibration.calibration import Calibration, load_calibration
 from ridgeline.records import Slo
 from ridgeline.records.progress import Message, Observer, silent
-from ridgeline.report.files import write_files
+from ridgeline.report.files import check_writable, write_files
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.optimize.restartable_server import (
@@ -38,27 +38,9 @@ from ridgeline.workflows.optimize.restartable_server import (
 )
 from ridgeline.workflows.run_async import run_async
 
-DEFAULT_SLO = "ttft:500 tpot:50 error:1%"
 ENGINE_FILES = ("report.html", "ladder.json", "ridgeline.toml", "vllm.sh")
 SERVER_FILES = ("report.html", "ladder.json", "serve.sh")
 """Files of a result, for an engine and for a server."""
-
-
-class OptimizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to optimise for, and for how long.
-
-    `dollars_per_hour`: what the machine costs; None means a notional $1. `ladder`: a TOML file of
-    rungs to use instead of the built-in ones. `calibration`: predict with this file.
-    """
-
-    workload: str = "chat-and-code"
-    slo: str | None = None
-    objective: Objective = "goodput"
-    budget_s: float = 300.0
-    dollars_per_hour: float | None = None
-    seed: int = 0
-    ladder: Path | None = None
-    calibration: Path | None = None
 
 
 class OptimizeResult(Result, frozen=True, kw_only=True):
@@ -96,7 +78,7 @@ class OptimizeResult(Result, frozen=True, kw_only=True):
 
 def optimize(
     settings: Settings,
-    options: OptimizeRequest,
+    options: OptimizeOptions,
     *,
     server: RestartableServer | None = None,
     logs: Path | None = None,
@@ -129,9 +111,35 @@ def optimize(
     return OptimizeResult(ladder=result, files=_server_files(result, recipe, settings))
 
 
-def job_of(settings: Settings, options: OptimizeRequest) -> OptimizeJob:
+def check_search(
+    settings: Settings,
+    options: OptimizeOptions,
+    server: RestartableServer | None = None,
+    config: Path | None = None,
+) -> None:
+    """Check everything that needs no measurement. Raises BadInput.
+
+    `config`: the file that the settings were read from, which must not be overwritten.
+    """
+    job_of(settings, options)
+    ladder_of(options.ladder)
+    if server is not None:
+        server_recipe(server)
+    names = ENGINE_FILES if server is None else SERVER_FILES
+    written = {(options.output / name).resolve() for name in names}
+    for path in (config, options.ladder, options.calibration):
+        if path is not None and path.resolve() in written:
+            raise BadInput(
+                "the results would overwrite a file that they are made from",
+                value=str(path),
+                fix="give another --output",
+            )
+    check_writable(options.output)
+
+
+def job_of(settings: Settings, options: OptimizeOptions) -> OptimizeJob:
     """The options, checked before anything is loaded. Raises BadInput."""
-    dollars = options.dollars_per_hour
+    dollars = options.price_per_hour
     if dollars is not None and not dollars > 0:
         raise BadInput("--price-per-hour must be positive", value=dollars, limit="> 0 $/hour")
     price = MachinePrice()
@@ -140,11 +148,11 @@ def job_of(settings: Settings, options: OptimizeRequest) -> OptimizeJob:
     return OptimizeJob(
         settings=settings,
         workload=options.workload,
-        slo=Slo.parse(DEFAULT_SLO if options.slo is None else options.slo),
+        slo=Slo.parse(options.slo),
         objective=options.objective,
-        budget_s=options.budget_s,
+        budget_s=options.budget,
         price=price,
-        seed=options.seed,
+        seed=settings.seed,
     )
 
 
@@ -158,7 +166,7 @@ def ladder_of(path: Path | None) -> Ladder:
         raise BadInput("cannot read the ladder", value=str(path), fix=str(error)) from None
 
 
-def _calibration(options: OptimizeRequest, recipe: ServerRecipe | None) -> Calibration | None:
+def _calibration(options: OptimizeOptions, recipe: ServerRecipe | None) -> Calibration | None:
     if options.calibration is None:
         return None
     if recipe is not None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from ridgeline.config.planning import PredictOptions
 from ridgeline.errors import BadInput
+from ridgeline.modelspec.families.shapes import known_shapes
 from ridgeline.plan.calibration.calibration import is_server_calibration
 from ridgeline.plan.calibration.remote_server import (
     ServerPrediction,
@@ -14,7 +19,12 @@ from ridgeline.plan.calibration.remote_server import (
     load_server_times,
     predict_server_times,
 )
-from ridgeline.plan.step_time.predict import OperatingPoint, Prediction, predict
+from ridgeline.plan.step_time.predict import (
+    OperatingPoint,
+    Prediction,
+    predict,
+    predict_lines,
+)
 from ridgeline.report.result import Result
 from ridgeline.workflows.planning.device_catalogue import default_device, read_catalogue
 
@@ -53,6 +63,57 @@ def predict_point(
         )
     point = msgspec.structs.replace(point, device=device)
     return OperatingPointResult(point=point, prediction=predict(point, rows))
+
+
+def operating_point(options: PredictOptions) -> OperatingPoint:
+    """The operating point that the options describe."""
+    return OperatingPoint(
+        model=options.model or "",
+        device=options.accelerator or "",
+        isl=options.input_len,
+        osl=options.output_len,
+        batch=options.max_concurrency,
+        tp=options.tensor_parallel_size,
+        pp=options.pipeline_parallel_size,
+        ep=options.expert_parallel_size,
+        weight_dtype=options.quantization,
+        kv_dtype=options.kv_cache_dtype,
+        cached=options.cached_tokens,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        num_speculative_tokens=options.num_speculative_tokens,
+        acceptance=options.acceptance,
+        draft_model=options.draft_model,
+    )
+
+
+def predict_file(
+    source: str, *, catalogue: Path | None = None, calibration: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """Predict every line of a JSONL file of operating points; `-` reads stdin.
+
+    A line that cannot be predicted yields its error. Raises BadInput if the file cannot be read.
+    """
+    rows = read_catalogue(catalogue, calibration)
+    points: Iterable[str] = sys.stdin
+    if source != "-":
+        try:
+            points = Path(source).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput("cannot read the points", value=source, fix=str(error)) from None
+    return predict_lines(points, lambda point: predict(point, rows))
+
+
+class KnownNames(Result, frozen=True, kw_only=True):
+    """The names that planning accepts without files."""
+
+    models: tuple[str, ...]
+    accelerators: tuple[str, ...]
+
+
+def known_names(*, catalogue: Path | None = None, calibration: Path | None = None) -> KnownNames:
+    """Built-in models, and the accelerators of the catalogue."""
+    accelerators = read_catalogue(catalogue, calibration)
+    return KnownNames(models=tuple(known_shapes()), accelerators=tuple(accelerators))
 
 
 def _predict_server(point: OperatingPoint, server: ServerTimes) -> OperatingPointResult:

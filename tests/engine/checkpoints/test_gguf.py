@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.quantize_model import WriteJob
 from ridgeline.compress.writers import gguf
@@ -34,6 +33,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.format import blocks
 from ridgeline.modelspec.rewrite import linears, with_blocks_decoded, with_dtype
+from ridgeline.workflows.quantize.quantize import quantize
 
 VECTORS = load_file(Path(__file__).with_name("gguf_vectors.safetensors"))
 IDS = [(37 * i) % 4000 for i in range(48)]
@@ -72,12 +72,12 @@ def logits(model: str) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf") / "q4"
-    run_quantize("demo", folder, QuantizeOptions(group_size=32, format="gguf"))
+    quantize("demo", folder, QuantizeOptions(group_size=32, format="gguf"))
     return folder / "model.gguf"
 
 
 def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
-    run_quantize("demo", tmp_path / "own", QuantizeOptions(group_size=32))
+    quantize("demo", tmp_path / "own", QuantizeOptions(group_size=32))
     spec = load_spec(str(q4))
     assert spec.layers[3].mlp.down.format == blocks(4, 32)
     assert spec.lm_head.format.kind == "dense"
@@ -88,7 +88,7 @@ def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
 
 def test_q8_0_there_and_back(tmp_path: Path) -> None:
     """What its rounding costs, and that of rows to 8 bits in groups of 32."""
-    run_quantize("demo", tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
+    quantize("demo", tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
     truth = logits("demo")
     change = (logits(str(tmp_path / "q8" / "model.gguf")) - truth).norm() / truth.norm()
     assert 1e-4 < change < 0.03
@@ -122,7 +122,7 @@ def test_types_that_differ_within_a_product(
     """Every layer packed, in native segments; the model of the decoded weights within what rows of
     8 bits cost; nothing of it in float32."""
     as_q4_k_m(monkeypatch, tables=True)
-    run_quantize("demo", tmp_path / "m", QuantizeOptions(numbers=numbers, format="gguf"))  # type: ignore[arg-type]
+    quantize("demo", tmp_path / "m", QuantizeOptions(numbers=numbers, format="gguf"))  # type: ignore[arg-type]
     name = str(tmp_path / "m" / "model.gguf")
     kinds = {key: tensor.kind for key, tensor in read_gguf(name).tensors.items()}
     assert kinds["blk.1.attn_v.weight"] == "Q8_0" != kinds["blk.1.attn_q.weight"]
@@ -157,7 +157,7 @@ def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         gguf, "_kind", lambda job, part: "Q4_0" if part.key == "embed" else kind_of(job, part)
     )
-    run_quantize("demo", tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
+    quantize("demo", tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
     name = str(tmp_path / "q4" / "model.gguf")
     spec = with_dtype(load_spec(name), "float32")
     decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
@@ -223,9 +223,9 @@ def test_what_is_not_read_is_refused(q4: Path, tmp_path: Path) -> None:
         QuantizeOptions(format="gguf", group_size=64, zeros=True),
     ):
         with pytest.raises(CannotRun, match="GGUF holds no such grid"):
-            run_quantize("demo", tmp_path / "x", choices)
+            quantize("demo", tmp_path / "x", choices)
     with pytest.raises(BadInput):
-        run_quantize("demo", tmp_path / "x", QuantizeOptions(bits=16, format="gguf"))
+        quantize("demo", tmp_path / "x", QuantizeOptions(bits=16, format="gguf"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.load import load_decoder
@@ -18,6 +17,7 @@ from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.format import blocks
 from ridgeline.modelspec.rewrite import with_dtype
+from ridgeline.workflows.quantize.quantize import quantize
 from scripts.readback import MOE, random_experts
 
 IDS = [(37 * i) % 4000 for i in range(24)]
@@ -40,7 +40,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_eight_bits_mean_the_dense_model(model: Path, tmp_path: Path) -> None:
     """Every part within what rounding moves it, none at another expert's place."""
-    run_quantize(str(model), tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
+    quantize(str(model), tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
     name = str(tmp_path / "q8" / "model.gguf")
     dense, spec = load_spec(str(model)), load_spec(name)
     assert spec.family == dense.family and spec.layers[0].mlp.num_experts in (4, 6)
@@ -55,8 +55,8 @@ def test_eight_bits_mean_the_dense_model(model: Path, tmp_path: Path) -> None:
 
 
 def test_four_bits_run_packed_as_our_own(model: Path, tmp_path: Path) -> None:
-    run_quantize(str(model), tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
-    run_quantize(str(model), tmp_path / "own", QuantizeOptions(group_size=32))
+    quantize(str(model), tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
+    quantize(str(model), tmp_path / "own", QuantizeOptions(group_size=32))
     name = str(tmp_path / "q4" / "model.gguf")
     assert load_spec(name).layers[1].mlp.down.format == blocks(4, 32)
     assert load_spec(name).layers[1].mlp.router.format.kind == "dense"  # type: ignore[union-attr]
@@ -69,9 +69,9 @@ def test_what_llama_cpp_has_no_place_for(tmp_path: Path) -> None:
     told = file.read_text(encoding="utf-8")
     file.write_text(told.replace('"norm_topk_prob": true', '"norm_topk_prob": false'))
     with pytest.raises(CannotRun, match="renormalises"):
-        run_quantize(str(folder), tmp_path / "x", QuantizeOptions(bits=8, format="gguf"))
+        quantize(str(folder), tmp_path / "x", QuantizeOptions(bits=8, format="gguf"))
     file.write_text(told)
-    run_quantize(str(folder), tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
+    quantize(str(folder), tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
     raw = (tmp_path / "q8" / "model.gguf").read_bytes()
     other = tmp_path / "other.gguf"
     other.write_bytes(raw.replace(b"blk.1.ffn_gate_exps", b"blk.1.ffn_gate_exqs"))

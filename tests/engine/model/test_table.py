@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.commands.quantize import run_quantize
 from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.packed import PackedWeights
@@ -28,6 +27,7 @@ from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
+from ridgeline.workflows.quantize.quantize import quantize
 
 IDS = [(37 * i) % 4000 for i in range(48)]
 
@@ -69,7 +69,7 @@ def untied(target: Path) -> str:
 
 
 def write(model: str, target: Path, **choices: object) -> str:
-    run_quantize(model, target, QuantizeOptions(bits=8, **choices))  # type: ignore[arg-type]
+    quantize(model, target, QuantizeOptions(bits=8, **choices))  # type: ignore[arg-type]
     return str(target)
 
 

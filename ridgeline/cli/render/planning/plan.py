@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -90,3 +91,12 @@ def _short_dtype(dtype: str) -> str:
 
 def _dollars(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}" if value < 1 else f"{value:.3g}"
+
+
+def print_manifests(result: PlanResult, paths: Iterable[Path], console: Console) -> None:
+    """The manifests that were written, and why others were not."""
+    for path in paths:
+        console.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
+    left_out = {} if result.manifests is None else result.manifests.left_out
+    for name, why in left_out.items():
+        console.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)

@@ -1,0 +1,89 @@
+"""A model's arithmetic as tables, and the check of its quantised layers as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+
+from ridgeline.workflows.inspect_model import ModelInspection
+
+if TYPE_CHECKING:
+    from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup
+
+_SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def inspection_tables(inspection: ModelInspection) -> Group:
+    """The model as a whole, then its layers."""
+    return Group(_summary(inspection.model, inspection.rows), _layers(inspection.layers))
+
+
+def check_lines(inspection: ModelInspection) -> Iterator[str]:
+    """The result of the self-check; no lines for a model without one."""
+    checks = inspection.self_check
+    if not checks:
+        return
+    faults = [f"  layer {check.layer}: {fault}" for check in checks for fault in check.faults]
+    count = sum(check.num_weights for check in checks)
+    yield f"self-check: {count} weights in {len(checks)} layers, " + (
+        f"{len(faults)} faults" if faults else "scales finite, integers and zero-points in range"
+    )
+    yield from faults
+    errors = ", ".join(f"{check.error:.3f}" for check in checks if check.error is not None)
+    if errors:
+        yield f"  relative error of the weights, largest of each layer: {errors}"
+
+
+def _summary(model: str, rows: Sequence[InspectRow]) -> Table:
+    table = Table(title=model, title_justify="left", show_header=False, box=None, pad_edge=False)
+    for style in ("dim", "", "bold", "dim"):
+        table.add_column(style=style)
+    table.columns[2].justify = "right"
+    section = ""
+    for row in rows:
+        heading = row.section if row.section != section else ""
+        table.add_row(heading, row.name, amount(row), row.note)
+        section = row.section
+    return table
+
+
+def _layers(groups: Sequence[LayerGroup]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layers", no_wrap=True)
+    for name in ("params", "weights", "FLOP/token", "KV B/token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("kind")
+    for group in groups:
+        table.add_row(
+            str(group.num_layers),
+            scaled(group.params),
+            scaled(group.weight_bytes) + "B",
+            scaled(group.linear_flops_per_token),
+            f"{group.kv_bytes_per_token:,}",
+            f"{group.attention}; {group.mlp} (layers {group.numbers})",
+        )
+    return table
+
+
+def amount(row: InspectRow) -> str:
+    """The value with its unit, scaled to three or four digits."""
+    if isinstance(row.value, str):
+        return row.value
+    if row.unit in ("", "tokens"):
+        return f"{row.value:,} {row.unit}".strip()
+    if row.unit == "params":
+        return f"{row.value / 1e9:.2f} B" if row.value >= 1e9 else f"{row.value / 1e6:.2f} M"
+    if row.unit == "B" and row.value < 1e6:
+        return f"{row.value:,.0f} B"
+    return f"{scaled(row.value)}{row.unit}" if row.unit != "FLOP/B" else f"{row.value:,.1f} FLOP/B"
+
+
+def scaled(value: float) -> str:
+    """A decimal prefix and two decimals: `1.23 G`."""
+    for scale, prefix in _SCALES:
+        if value >= scale:
+            return f"{value / scale:.2f} {prefix}"
+    return f"{value:.0f} "

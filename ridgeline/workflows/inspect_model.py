@@ -1,0 +1,67 @@
+"""Describe a model: its arithmetic, and the integrity of a quantised checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ridgeline.errors import BadInput
+from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
+from ridgeline.modelspec.checkpoints.load import load_spec, read_json
+from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
+from ridgeline.modelspec.checkpoints.packed_config import KEY
+from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import linears
+from ridgeline.report.result import Result
+
+if TYPE_CHECKING:
+    from ridgeline.engine.checkpoints.self_check import LayerCheck
+
+
+class ModelInspection(Result, frozen=True, kw_only=True):
+    """Parameters, FLOPs, bytes and intensity in `rows`; `layers` groups those that are alike.
+
+    `self_check`: one entry per layer of a quantised checkpoint, empty for other models.
+    """
+
+    model: str
+    rows: tuple[InspectRow, ...]
+    layers: tuple[LayerGroup, ...]
+    self_check: tuple[LayerCheck, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no layer has a fault."""
+        return not any(check.faults for check in self.self_check)
+
+
+def inspect_model(model: str, *, against: str | None = None) -> ModelInspection:
+    """Describe `model`; a quantised checkpoint is read and checked layer by layer.
+
+    `against`: the original of a quantised model, to measure the error of its weights. Raises
+    BadModel, and BadInput for an original of a model that is not quantised.
+    """
+    spec = load_spec(model)
+    return ModelInspection(
+        model=spec.name,
+        rows=tuple(inspect_table(spec)),
+        layers=tuple(layer_groups(spec)),
+        self_check=_self_check(model, spec, against),
+    )
+
+
+def is_quantized(model: str) -> bool:
+    """Whether the checkpoint says that it is quantised."""
+    return is_gguf(model) or KEY in read_json(model_path(model) / "config.json")
+
+
+def _self_check(model: str, spec: ModelSpec, against: str | None) -> tuple[LayerCheck, ...]:
+    has_weights = not is_dummy(model)
+    quantized = any(linear.format.kind != "dense" for linear in linears(spec).values())
+    if has_weights and (quantized or is_quantized(model)):
+        from ridgeline.engine.checkpoints.self_check import check_layers
+
+        return tuple(check_layers(model, against))
+    if against is not None:
+        raise BadInput("--against needs a quantised model", value=model, fix="leave --against out")
+    return ()

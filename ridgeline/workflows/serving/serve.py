@@ -1,0 +1,140 @@
+"""Serve a model over HTTP until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ridgeline.config.server import ServerOptions
+from ridgeline.config.settings import Settings
+from ridgeline.hardware.probe import cached_machine
+from ridgeline.records import EngineInfo
+from ridgeline.records.progress import Message, Observer, silent
+from ridgeline.report.output_paths import check_file
+from ridgeline.report.result import Result
+from ridgeline.roofline import Peaks
+from ridgeline.serve.auth.keys import load_keys
+from ridgeline.serve.auth.keys import new_key as make_key
+from ridgeline.serve.config import batch_app_options
+from ridgeline.serve.server import AdminListener, check_exposed, listen, run, url_of
+from ridgeline.workflows.configuration_costs import ConfigurationCosts
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ridgeline.engine.engine import Engine
+    from ridgeline.serve.batch.worker import DailyWindow
+
+
+class ServedModel(Result, frozen=True, kw_only=True):
+    """A model that is being served. `admin_url`: the operators' pages, if they have a port."""
+
+    name: str
+    url: str
+    admin_url: str | None
+    engine: EngineInfo
+
+
+def _ignore(served: ServedModel) -> None:
+    pass
+
+
+def serve(
+    settings: Settings,
+    options: ServerOptions,
+    *,
+    on_ready: Callable[[ServedModel], None] = _ignore,
+    observer: Observer = silent,
+) -> ServedModel:
+    """Load the model and serve it until SIGINT or SIGTERM; returns what was served.
+
+    `on_ready` is called as soon as requests are accepted. Options and address are checked before
+    the model is loaded. Raises BadInput, BadModel or CannotRun.
+    """
+    check_exposed(options)
+    load_keys(options.api_key, options.api_keys_file)
+    if options.batch_store is not None:
+        check_file(Path(options.batch_store), "--batch-store")
+        _batch_window(options)
+    with contextlib.ExitStack() as resources:
+        listener = resources.enter_context(listen(options))
+        admin_listener = _listen_for_admin(options, resources)
+        from ridgeline.engine.engine import Engine  # imports torch: only after the checks
+        from ridgeline.serve.app import create_admin_app, create_app
+
+        observer(Message(text=f"loading {settings.model} …"))
+        engine = Engine.from_settings(settings)
+        resources.callback(engine.close)
+        app = create_app(engine, options, peaks=_peaks(settings))
+        _attach_batches(app, engine, options)
+        service = app.state.service
+        admin = None
+        if admin_listener is not None:
+            admin = AdminListener(create_admin_app(service), admin_listener)
+        served = ServedModel(
+            name=service.name,
+            url=url_of(listener),
+            admin_url=None if admin_listener is None else url_of(admin_listener),
+            engine=engine.info,
+        )
+        run(app, listener, options, on_ready=lambda: on_ready(served), admin=admin)
+    return served
+
+
+class NewApiKey(Result, frozen=True, kw_only=True):
+    """A new API key, and the entry of the keys file that accepts it (it holds only a hash)."""
+
+    key: str
+    entry: str
+
+
+def new_key(name: str) -> NewApiKey:
+    """Create an API key for the owner `name`."""
+    key, entry = make_key(name)
+    return NewApiKey(key=key, entry=entry)
+
+
+def _peaks(settings: Settings) -> Peaks | None:
+    """The peaks that `ridgeline doctor` last measured; None rather than a delay of the start."""
+    machine = cached_machine()
+    return None if machine is None else ConfigurationCosts(machine).peaks(settings)
+
+
+def _listen_for_admin(
+    options: ServerOptions, resources: contextlib.ExitStack
+) -> socket.socket | None:
+    if options.admin_port is None:
+        return None
+    return resources.enter_context(
+        listen(replace(options, host="127.0.0.1", port=options.admin_port))
+    )
+
+
+def _batch_window(options: ServerOptions) -> DailyWindow | None:
+    from ridgeline.serve.batch.worker import DailyWindow
+
+    return None if options.batch_window is None else DailyWindow.parse(options.batch_window)
+
+
+def _attach_batches(app: FastAPI, engine: Engine, options: ServerOptions) -> None:
+    """Add the Batch API if a store is configured."""
+    if options.batch_store is None:
+        return
+    from ridgeline.serve.app import create_app
+    from ridgeline.serve.batch.attach import BatchOptions, attach_batches
+    from ridgeline.serve.batch.executor import background_engine
+
+    batch_app = create_app(background_engine(engine), batch_app_options(options))
+    limit = options.batch_store_max_bytes
+    settings = BatchOptions(
+        store=Path(options.batch_store),
+        max_concurrency=engine.resolved.max_num_seqs,
+        window=_batch_window(options),
+        **({"max_bytes": limit} if limit is not None else {}),
+    )
+    attach_batches(app, batch_app, settings)
