@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
-from ridgeline.modelspec.checkpoints.load import load_spec, read_json
+from ridgeline.modelspec.checkpoints.json_files import read_json
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY
 from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups

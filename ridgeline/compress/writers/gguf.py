@@ -30,7 +30,7 @@ from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
 from ridgeline.modelspec.checkpoints.gguf_header import TYPES
-from ridgeline.modelspec.checkpoints.load import read_json
+from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.model import MlpSpec, ModelSpec
 
 NAME = "model.gguf"

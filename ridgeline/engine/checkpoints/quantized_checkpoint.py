@@ -30,7 +30,7 @@ from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal, stack_grids
 from ridgeline.engine.quant.ordered import OrderedPacked
 from ridgeline.errors import BadModel, CannotRun
-from ridgeline.modelspec.checkpoints.load import read_json
+from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.packed_config import KEY
 from ridgeline.modelspec.checkpoints.quantised import (
     QuantisedCheckpoint,

@@ -29,7 +29,7 @@ from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
 from ridgeline.engine.quant.outliers import OutlierPacked
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.modelspec.checkpoints.load import read_json
+from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY, PACKED_FILE, packed_config
 from ridgeline.modelspec.cost import shares_table

@@ -1,8 +1,7 @@
-"""Chat templates: Jinja text from the model directory, rendered in a sandbox.
+"""Chat templates: conversations as prompt text, the same text that transformers renders.
 
-A template is untrusted code. It runs in jinja2's ImmutableSandboxedEnvironment: no attributes that
-begin with an underscore, no changes to its arguments, no imports. It may use the names that Hugging
-Face's templates expect.
+Messages are first brought into the form that the template takes (`ridgeline.engine.tokenization.
+template_traits`), so that no part of a conversation is lost without an error.
 """
 
 from __future__ import annotations
@@ -10,23 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
-import msgspec
-
-from ridgeline.errors import BadInput, BadModel
-from ridgeline.modelspec.checkpoints.load import read_json
-
-if TYPE_CHECKING:
-    import jinja2
-
-_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-_MAX_TEMPLATE_BYTES = 1_000_000
-_GLOBALS = frozenset(
-    ("raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace")
+from ridgeline.engine.tokenization.jinja_environment import GLOBALS, compile_template
+from ridgeline.engine.tokenization.template_traits import (
+    CallTraits,
+    Message,
+    TemplateTraits,
+    find_call_traits,
+    find_traits,
+    text_part,
 )
+from ridgeline.errors import BadInput, BadModel
+
+_CONTINUED = "RidgelineContinuesHere "
+"""Marks the end of the message to continue; its blank shows whether the template trims content."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate(Protocol):
@@ -61,54 +60,165 @@ class NoChatTemplate:
 
 
 class JinjaTemplate:
-    """A Jinja chat template; `names` are the special tokens it may use.
+    """The Jinja chat templates of a model by name; `names` are the special tokens they may use.
 
-    `source` is compiled on first use, so a broken template does not prevent text completion.
+    `tool_use` renders conversations with tools where there is one, `default` all others. Each is
+    compiled on first use, so a broken template does not prevent text completion.
     """
 
-    def __init__(self, source: str, names: Mapping[str, str]) -> None:
-        self._source, self._names = source, dict(names)
-        self._compiled: jinja2.Template | None = None
+    def __init__(self, sources: Mapping[str, str], names: Mapping[str, str]) -> None:
+        self._sources, self._names = dict(sources), dict(names)
+        self._compiled: dict[str, _Compiled] = {}
 
     def render(self, chat: Chat) -> str:
+        return self._selected(chat).render(chat)
+
+    def _selected(self, chat: Chat) -> _Compiled:
+        name = "tool_use" if chat.tools is not None and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise BadModel(
+                "the model has several chat templates and none is named default",
+                value=", ".join(sorted(self._sources)),
+                fix="rename one of them to default in its tokenizer_config.json",
+            )
+        if name not in self._compiled:
+            self._compiled[name] = _Compiled(self._sources[name], self._names)
+        return self._compiled[name]
+
+
+class _Compiled:
+    """One compiled template with what is known of the messages it takes."""
+
+    def __init__(self, source: str, names: Mapping[str, str]) -> None:
+        self._template, self._names = compile_template(source), names
+        # A template that only copies the role was trained on "system", not on "developer".
+        self._knows_developer = "developer" in source
+
+    @cached_property
+    def _traits(self) -> TemplateTraits:
+        return find_traits(self._probe)
+
+    @cached_property
+    def _call_traits(self) -> CallTraits:
+        return find_call_traits(self._probe, self._traits)
+
+    def _probe(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> str | None:
+        try:
+            return self._render(Chat(messages, add_generation_prompt=False, tools=tools), messages)
+        except BadInput:
+            return None
+
+    def render(self, chat: Chat) -> str:
+        messages = [self._adapted(message) for message in chat.messages]
+        if not chat.continue_final_message:
+            return self._render(chat, messages)
+        messages[-1] = _marked(messages[-1])
+        return _before_mark(self._render(chat, messages))
+
+    def _adapted(self, message: Mapping[str, Any]) -> Message:
+        """The message in the form that the template takes; fields that are null are left out."""
+        adapted = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((adapted[key] for key in _REASONING if key in adapted), None)
+        if reasoning is not None:
+            adapted = {"thinking": reasoning, **adapted, "reasoning_content": reasoning}
+        if adapted.get("role") == "developer" and not self._knows_developer:
+            adapted["role"] = "system"
+        content = adapted.get("content")
+        if isinstance(content, str) and not self._traits.takes_text:
+            adapted["content"] = [text_part(content)]
+        elif isinstance(content, list | tuple) and not self._traits.takes_parts:
+            adapted["content"] = "\n".join(_text_of(part) for part in content)
+        return self._with_calls(adapted) if adapted.get("tool_calls") else adapted
+
+    def _with_calls(self, message: Message) -> Message:
+        """A message that calls tools, its arguments and missing content as the template takes them."""
+        traits = self._call_traits
+        calls = [_call_for_template(call, traits.text_arguments) for call in message["tool_calls"]]
+        if "content" not in message and traits.missing_content != "absent":
+            message["content"] = None if traits.missing_content == "null" else ""
+        return {**message, "tool_calls": calls}
+
+    def _render(self, chat: Chat, messages: Sequence[Message]) -> str:
         from jinja2.exceptions import TemplateError
 
-        self._compiled = self._compiled or _compile(self._source)
         own_variables = {
             **self._names,
-            "messages": list(chat.messages),
+            "messages": list(messages),
             "tools": None if chat.tools is None else list(chat.tools),
             "documents": None,
             "add_generation_prompt": chat.add_generation_prompt,
         }
         _check_variables(chat.variables, own_variables)
         try:
-            text = self._compiled.render({**chat.variables, **own_variables})
+            return self._template.render({**chat.variables, **own_variables})
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise _rejected(str(error) or type(error).__name__) from None
         except (RecursionError, MemoryError, AttributeError) as error:
             raise _rejected(type(error).__name__) from None
-        return _truncate(text, chat.messages[-1]) if chat.continue_final_message else text
+
+
+def _text_of(part: object) -> str:
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise BadInput(
+        "a content part is not text", value=str(kind), limit="text", fix="send text parts only"
+    )
+
+
+def _call_for_template(call: Mapping[str, Any], text_arguments: bool) -> Message:
+    """A tool call with its arguments as JSON text, or as a value where they are JSON."""
+    function = call.get("function", call)
+    if not isinstance(function, Mapping):
+        return dict(call)
+    arguments = function.get("arguments", {})
+    if text_arguments and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not text_arguments and isinstance(arguments, str):
+        arguments = _parsed(arguments)
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _parsed(arguments: str) -> object:
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _marked(message: Message) -> Message:
+    """The message with the mark at the end of its content, or of its last text part."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + _CONTINUED}
+    parts = list(content) if isinstance(content, list | tuple) else []
+    for at in range(len(parts) - 1, -1, -1):
+        if isinstance(parts[at], Mapping) and isinstance(parts[at].get("text"), str):
+            parts[at] = {**parts[at], "text": parts[at]["text"] + _CONTINUED}
+            return {**message, "content": parts}
+    raise BadInput("the final message has no content to continue", fix="send its text so far")
+
+
+def _before_mark(text: str) -> str:
+    """The text up to the mark; without trailing white space where the template trims content."""
+    at = text.rfind(_CONTINUED.strip())
+    if at < 0:
+        raise _rejected("it does not render the final message, which therefore cannot be continued")
+    return text[:at] if text.startswith(_CONTINUED, at) else text[:at].rstrip()
 
 
 def _check_variables(variables: Mapping[str, Any], own_variables: Mapping[str, Any]) -> None:
     """Reject variables that would override names of the renderer or the sandbox."""
     for name in variables:
-        if name in own_variables or name in _GLOBALS or not name.isidentifier() or len(name) > 64:
+        if name in own_variables or name in GLOBALS or not name.isidentifier() or len(name) > 64:
             raise BadInput(
                 "chat_template_kwargs contains a reserved or invalid name",
                 value=name[:64],
                 fix="leave it out",
             )
-
-
-def _truncate(text: str, last: Mapping[str, Any]) -> str:
-    """The text up to the end of the last message's content."""
-    content = str(last.get("content") or "").strip()
-    at = text.rfind(content) if content else -1
-    if at < 0:
-        raise _rejected("its output does not contain the last message, so that cannot be continued")
-    return text[: at + len(content)]
 
 
 def _rejected(why: str) -> BadInput:
@@ -117,98 +227,3 @@ def _rejected(why: str) -> BadInput:
         limit=why[:500],
         fix="check the roles, the order and the contents of the messages",
     )
-
-
-def load_chat_template(path: Path) -> ChatTemplate:
-    """Load `chat_template.jinja`, or else the template in tokenizer_config.json ("default" of several)."""
-    config = _config(path)
-    source = _source(path, config)
-    if source is None:
-        return NoChatTemplate()
-    named = {name: _content(config.get(name)) for name in _TOKENS}
-    return JinjaTemplate(source, {name: text for name, text in named.items() if text is not None})
-
-
-def _config(path: Path) -> dict[str, Any]:
-    file = path / "tokenizer_config.json"
-    return read_json(file) if file.is_file() else {}
-
-
-def _source(path: Path, config: Mapping[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        if file.stat().st_size > _MAX_TEMPLATE_BYTES:
-            raise BadModel("the chat template is too large", value=str(file))
-        try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise BadModel("the chat template is not valid UTF-8", value=str(error)) from None
-    try:
-        return msgspec.convert(config, _Templates).default()
-    except msgspec.ValidationError as error:
-        raise BadModel(f"tokenizer_config.json of {path}: {error}") from None
-
-
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
-class _Templates(msgspec.Struct):
-    """The templates in tokenizer_config.json: one, or several with names."""
-
-    chat_template: str | list[_NamedTemplate] | None = None
-
-    def default(self) -> str | None:
-        if not isinstance(self.chat_template, list):
-            return self.chat_template
-        return next((t.template for t in self.chat_template if t.name == "default"), None)
-
-
-def _content(token: object) -> str | None:
-    """The text of a special token, which is a string or an object with a content."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _compile(source: str) -> jinja2.Template:
-    from jinja2 import nodes
-    from jinja2.exceptions import TemplateSyntaxError
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationTag(Extension):
-        """`{% generation %}` marks text to train on; for inference it is replaced by its body."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
-    try:
-        return environment.from_string(source)
-    except TemplateSyntaxError as error:
-        raise BadModel("the model's chat template is not valid Jinja", fix=str(error)) from None
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    """JSON without jinja's HTML escaping."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> None:
-    from jinja2.exceptions import TemplateError
-
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)

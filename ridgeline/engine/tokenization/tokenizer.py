@@ -16,7 +16,6 @@ from ridgeline.engine.tokenization.chat import (
     ChatTemplate,
     JinjaTemplate,
     NoChatTemplate,
-    load_chat_template,
 )
 from ridgeline.engine.tokenization.detokenize import (
     ByteDetokenizer,
@@ -25,9 +24,10 @@ from ridgeline.engine.tokenization.detokenize import (
     NoText,
     PrefixDetokenizer,
 )
+from ridgeline.engine.tokenization.template_files import load_chat_template
 from ridgeline.errors import BadInput, BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
-from ridgeline.modelspec.checkpoints.load import read_json
+from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def _from_gguf(model: str) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception, and metadata may be anything
         what = f"{type(error).__name__}: {error}"
         raise BadModel("the tokenizer in the GGUF file cannot be read", value=what) from None
-    return HfTokenizer(inner, NoChatTemplate() if source is None else JinjaTemplate(source, names))
+    return HfTokenizer(
+        inner, NoChatTemplate() if source is None else JinjaTemplate({"default": source}, names)
+    )
 
 
 def _read(file: Path) -> tokenizers.Tokenizer:

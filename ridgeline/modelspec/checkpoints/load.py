@@ -11,25 +11,26 @@ import msgspec
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.gguf_spec import gguf_spec
+from ridgeline.modelspec.checkpoints.json_files import MAX_JSON_BYTES, read_json
 from ridgeline.modelspec.checkpoints.locate import dummy_shape, is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY, packed_formats, with_packed_formats
 from ridgeline.modelspec.checkpoints.quantised import (
     read_quantization_config,
     with_quantised_formats,
 )
+from ridgeline.modelspec.checkpoints.special_tokens import tokenizer_eos_ids
 from ridgeline.modelspec.families.build import eos_in_vocabulary
 from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.families.shapes import shape_config
 from ridgeline.modelspec.model import ModelSpec
 
-_MAX_JSON_BYTES = 50_000_000
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def load_spec(model: str) -> ModelSpec:
     """The spec of a model directory, a GGUF file, "demo", or `dummy:NAME`. Raises BadModel.
 
-    The end-of-sequence tokens are those of config.json and of generation_config.json together.
+    The end-of-sequence tokens are those of config.json, generation_config.json and the tokenizer.
     If the config names no dtype, the first weight file decides.
     """
     if is_dummy(model):
@@ -52,33 +53,18 @@ def load_spec(model: str) -> ModelSpec:
     return with_quantised_formats(spec, foreign, _dtypes(path), model)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises BadModel if the file is missing, too large or not an object."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise BadModel(
-                "the file is too large", value=str(path), limit=f"{_MAX_JSON_BYTES} bytes"
-            )
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadModel("cannot read the file", value=str(path), fix=str(error)) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise BadModel("the file is not valid JSON", value=str(path), fix=str(error)) from None
-    if not isinstance(document, dict):
-        raise BadModel("the file is not a JSON object", value=str(path))
-    return document
-
-
 def _all_eos(spec: ModelSpec, path: Path) -> tuple[int, ...]:
-    # Chat models often list their end-of-turn tokens in generation_config.json only.
+    """The ends of config.json, of generation_config.json and of the tokenizer together.
+
+    A chat model often ends its turns with a token that only one of the latter two names.
+    """
     generation = path / "generation_config.json"
-    if not generation.is_file():
-        return spec.eos_token_ids
-    more = read_json(generation).get("eos_token_id")
+    more = read_json(generation).get("eos_token_id") if generation.is_file() else None
     ids = more if isinstance(more, list) else [] if more is None else [more]
     if not all(isinstance(token, int) and token >= 0 for token in ids):
         raise BadModel("eos_token_id is not a token id", value=more, limit=str(generation))
-    return eos_in_vocabulary((*spec.eos_token_ids, *ids), spec.vocab_size)
+    everything = (*spec.eos_token_ids, *ids, *tokenizer_eos_ids(path))
+    return eos_in_vocabulary(everything, spec.vocab_size)
 
 
 def _dtype_of_weights(path: Path) -> str | None:
@@ -106,7 +92,7 @@ def _header(file: Path) -> dict[str, Any]:
     the weight loader reports the damage in detail."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if not 0 < length <= _MAX_JSON_BYTES:
+        if not 0 < length <= MAX_JSON_BYTES:
             return {}
         try:
             header = json.loads(stream.read(length))

@@ -10,7 +10,8 @@ from typing import Any
 
 from ridgeline.errors import BadModel
 from ridgeline.hub.names import HubModel, parse_remote
-from ridgeline.modelspec.checkpoints.load import load_spec, read_json
+from ridgeline.modelspec.checkpoints.json_files import read_json
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import BUILT_IN, dummy_shape, is_dummy, model_path
 from ridgeline.modelspec.cost.serving_formats import SERVING_FORMATS
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config

@@ -117,7 +117,7 @@ async def chat_prompt(body: ChatCompletionRequest, tokenizer: ServedTokenizer) -
         variables.setdefault("reasoning_effort", body.reasoning_effort)
         variables.setdefault("enable_thinking", body.reasoning_effort != "none")
     tokens = await _run_without_blocking(
-        sum(len(message["content"] or "") for message in messages),
+        sum(map(_num_chars, body.messages)),
         lambda: tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=body.add_generation_prompt is not False and not continues,
@@ -208,11 +208,17 @@ async def _run_without_blocking(num_chars: int, tokenize: Callable[[], list[int]
     return tokenize() if num_chars < _LONG_TEXT_CHARS else await asyncio.to_thread(tokenize)
 
 
+def _num_chars(message: ChatMessage) -> int:
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+
+
 def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates expect it: its text parts are joined by newlines."""
-    content = message.content
-    text = "\n".join(part.text for part in content) if isinstance(content, list) else content
-    plain = {**(message.model_extra or {}), "role": message.role, "content": text}
+    """A message as chat templates expect it."""
+    content: Any = message.content
+    if isinstance(content, list):
+        content = [{"type": "text", "text": part.text} for part in content]
+    plain = {**(message.model_extra or {}), "role": message.role, "content": content}
     if message.tool_calls:
         plain["tool_calls"] = [_template_call(call) for call in message.tool_calls]
     if message.tool_call_id is not None:

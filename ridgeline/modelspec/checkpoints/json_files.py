@@ -1,0 +1,28 @@
+"""Reads the JSON files of a model directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ridgeline.errors import BadModel
+
+MAX_JSON_BYTES = 50_000_000
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; BadModel where it is missing, too large, or not one."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise BadModel(
+                "the file is too large", value=str(path), limit=f"{MAX_JSON_BYTES} bytes"
+            )
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadModel("cannot read the file", value=str(path), fix=str(error)) from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise BadModel("the file is not valid JSON", value=str(path), fix=str(error)) from None
+    if not isinstance(document, dict):
+        raise BadModel("the file is not a JSON object", value=str(path))
+    return document

@@ -1,0 +1,92 @@
+"""The special tokens that a model directory declares, with the precedence transformers uses.
+
+`tokenizer_config.json` names them (`bos_token`, `eos_token`, `image_token`, …). Where it has no
+`added_tokens_decoder`, as in directories written before transformers 4.34, the entries of
+`special_tokens_map.json` replace them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.json_files import MAX_JSON_BYTES, read_json
+
+_LISTS = ("extra_special_tokens", "additional_special_tokens")
+
+
+def tokenizer_config(path: Path) -> dict[str, Any]:
+    """`tokenizer_config.json` with the entries of `special_tokens_map.json` where they apply."""
+    file, legacy = path / "tokenizer_config.json", path / "special_tokens_map.json"
+    config = read_json(file) if file.is_file() else {}
+    if "added_tokens_decoder" not in config and legacy.is_file():
+        config |= read_json(legacy)
+    return config
+
+
+def special_token_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """The text of each named special token (`bos_token`, `sep_token`, …), for chat templates."""
+    tables = [config, *(t for name in _LISTS if isinstance(t := config.get(name), Mapping))]
+    return {
+        name: text
+        for table in tables
+        for name, token in table.items()
+        if name.endswith("_token") and (text := token_text(token)) is not None
+    }
+
+
+def token_text(token: object) -> str | None:
+    """The text of a special token, which is a string or an object with a `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def tokenizer_eos_ids(path: Path) -> tuple[int, ...]:
+    """The id of the tokenizer's own `eos_token`: () if it has none, or no id is known for it.
+
+    Fine-tunes on a chat format often change only the tokenizer's `eos_token`, and leave the base
+    model's in config.json. Raises BadModel for files that are not JSON objects.
+    """
+    config = tokenizer_config(path)
+    text = token_text(config.get("eos_token"))
+    if text is None:
+        return ()
+    added = config.get("added_tokens_decoder")
+    if isinstance(added, Mapping):
+        for index, token in added.items():
+            if token_text(token) == text and str(index).isdigit():
+                return (int(index),)
+    ids = _ids_in_tokenizer(path, text)
+    return ids or _ids_in_table(path / "added_tokens.json", text)
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+def _ids_in_tokenizer(path: Path, text: str) -> tuple[int, ...]:
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        return _ids_in_table(path / "vocab.json", text)
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise BadModel("the file is too large", value=str(file), limit=f"{MAX_JSON_BYTES} bytes")
+    try:
+        tokenizer = msgspec.json.decode(file.read_bytes(), type=_Tokenizer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ()  # the tokenizer's own reader reports what is wrong with the file
+    return next(((each.id,) for each in tokenizer.added_tokens if each.content == text), ())
+
+
+def _ids_in_table(file: Path, text: str) -> tuple[int, ...]:
+    index = read_json(file).get(text) if file.is_file() else None
+    return (index,) if isinstance(index, int) else ()
