@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from concurrent.futures import Future
 from typing import Any, Literal
 
+from ridgeline.engine.tokenization.chat import Chat, JinjaTemplate
 from ridgeline.errors import BadInput
 from ridgeline.records import (
     EngineInfo,
@@ -59,10 +60,19 @@ class CharTokenizer:
     ) -> list[int]:
         if not self._has_template:
             raise BadInput("the model has no chat template", fix="use /v1/completions")
-        text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
-        text = "".join(f"<tool>{tool['function']['name']}" for tool in tools or ()) + text
         self.variables = dict(variables or {})
-        return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
+        chat = Chat(messages, add_generation_prompt, tools, self.variables, continue_final_message)
+        return self.encode(_TEMPLATE.render(chat))
+
+
+_TEMPLATE = JinjaTemplate(
+    {
+        "default": "{% for tool in tools or [] %}<tool>{{ tool.function.name }}{% endfor %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    },
+    {},
+)
 
 
 def _character(token: int) -> str:
