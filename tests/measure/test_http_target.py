@@ -17,7 +17,7 @@ from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.metrics.latency import itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.workload import ChatPrompt, LoadRequest, PromptMessage
 from ridgeline.measure.workload.arrivals import Closed, burst
-from tests.measure.memory import Answering, connect_to
+from tests.measure.memory_transport import Answering, connect_to
 from tests.measure.sse_server import DONE, SseServer, sse, text_chunk, usage
 
 

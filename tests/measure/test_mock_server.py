@@ -18,7 +18,7 @@ from ridgeline.measure.mock.server import MockServer
 from ridgeline.measure.workload import ChatPrompt, LoadRequest, PromptMessage
 from ridgeline.measure.workload.arrivals import Closed, burst, constant
 from ridgeline.records import Slo
-from tests.measure.memory import connect_to_mock
+from tests.measure.memory_transport import connect_to_mock
 
 SLO = Slo.parse("ttft:150 tpot:25")
 MS = 1e-3

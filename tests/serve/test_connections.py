@@ -22,7 +22,7 @@ from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
-from tests.serve.test_run import SERVER
+from tests.serve.test_server_process import SERVER
 
 QUICK = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "max_num_connections": 20}
 

@@ -8,7 +8,7 @@ import pytest
 from ridgeline.diagnose import attribute_server_latency, facts_of, findings, split_gpu_losses
 from ridgeline.diagnose.losses.gpu_losses import in_flight_share
 from tests.diagnose.faults import LOADS, SLO, Engine
-from tests.diagnose.test_sources import as_server
+from tests.diagnose.test_server_losses import as_server
 
 HEALTHY = {"gpu_busy_share": 0.97, "gpu_clock_share": 0.99, "gpu_slowed_share": 0.0}
 

@@ -13,7 +13,7 @@ from ridgeline.measure.client.http_target import HttpTarget, queue_time_s
 from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.metrics.latency import e2e_s, queue_s, tpot_s
 from ridgeline.measure.workload import ChatPrompt, LoadRequest, PromptMessage
-from tests.measure.memory import Answering, connect_to
+from tests.measure.memory_transport import Answering, connect_to
 
 CHAT = LoadRequest(
     id="r", kind="chat", prompt=ChatPrompt((PromptMessage("user", "hi"),)), max_tokens=4

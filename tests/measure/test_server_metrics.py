@@ -17,7 +17,7 @@ from ridgeline.measure.monitors.server_metrics import (
     metric_names,
     parse_page,
 )
-from tests.measure.memory import connect_to_mock
+from tests.measure.memory_transport import connect_to_mock
 
 PAGES = {
     "vllm": 'vllm:num_requests_running{model_name="m"} 3\n',

@@ -60,7 +60,7 @@ def test_every_cause_is_heard_and_told_whole() -> None:
 
 
 BY_PROMISE = {"decode-reads-weights", "prompts-are-computed-slowly"}
-BY_GPU = {"gpu-waits-for-the-host", "gpu-slowed-down"}  # test_from_gpu.py
+BY_GPU = {"gpu-waits-for-the-host", "gpu-slowed-down"}  # test_gpu_losses.py
 
 
 @pytest.mark.parametrize(
