@@ -17,9 +17,9 @@ import pytest
 from hypothesis import settings
 
 SLOW_FILE = "pytestmark = pytest.mark.slow\n"
-FAST_CPU_S = 4.0
+FAST_CPU_S = 8.0
 """CPU seconds that a test of the fast tier may take. Tests above 0.5 s on a quiet machine are marked
-slow; the margin is for slower machines."""
+slow; the margin is for slower machines, and for house rules that parse the whole source."""
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads: a model that is not here is an error
 

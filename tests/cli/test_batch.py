@@ -24,6 +24,7 @@ def custom_ids(path: Path) -> Counter[str]:
     return Counter(json.loads(line)["custom_id"] for line in path.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_a_file_in_a_file_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     bad = request("bad")
@@ -94,6 +95,7 @@ def test_nothing_is_written_over_the_requests(
     assert file.read_bytes() == asked and [*tmp_path.iterdir()] == [file]
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_after_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

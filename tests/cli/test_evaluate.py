@@ -19,6 +19,7 @@ def panel() -> Evaluation:
     return evaluate(Settings(model="demo"), Settings(model="demo", quantization="int4"), size)
 
 
+@pytest.mark.slow
 def test_the_panel_on_the_demo_model(panel: Evaluation) -> None:
     assert panel.floor.check("KL mean (nats)").measured.mid < 1e-6
     assert panel.floor.verdict != "fail"

@@ -50,6 +50,7 @@ def answers(found: Mapping[str, object]) -> dict[str, bool | None]:
     return {row["id"]: row["answer"] for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "id"), SUBJECTS)
 def test_every_subject_has_a_page_without_gaps(
     kind: str, id: str, context: topics.TopicContext
@@ -84,6 +85,7 @@ def test_metrics_name_what_there_is() -> None:
         assert topics.normalise(row.id) in words or topics.normalise(row.title) in words, row.id
 
 
+@pytest.mark.slow
 def test_a_promise_below_the_bound_is_refused_by_physics(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_promise_below_the_bound_is_refused_by_physics(
     assert "room" not in broken and "slots" not in broken, "no batch helps one answer"
 
 
+@pytest.mark.slow
 def test_load_and_seats_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
     busy = told(capsys, "demo", "--request-rate", "1e6", "--max-num-seqs", "1")
     assert answers(busy)["load"] is False
@@ -103,6 +106,7 @@ def test_load_and_seats_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
     assert answers(busy)["slots"] is False
 
 
+@pytest.mark.slow
 def test_a_small_kv_cache_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
     small = told(capsys, "demo", "--kv-cache-memory-bytes", "16MiB")
     assert answers(small)["kv-room"] is False
@@ -151,6 +155,7 @@ def test_a_rate_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--request-rate" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -171,6 +176,7 @@ def test_a_flag_is_explained_with_its_dashes_or_without(
     assert [page["id"] for page in json.loads(capsys.readouterr().out)] == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [("--max-num-seqs", "8"), ("--max-num-seqs=8",), ("demo", "--max-num-seqs", "8")],

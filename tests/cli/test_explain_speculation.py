@@ -11,6 +11,7 @@ from ridgeline.cli.main import main
 SMALL = ("--kv-cache-memory-bytes", "32MiB", "--num-threads", "1", "--max-num-seqs", "8")
 
 
+@pytest.mark.slow
 def test_it_measures_this_model_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "speculation", "demo", "--json", *SMALL]) == 0
     told = json.loads(capsys.readouterr().out)

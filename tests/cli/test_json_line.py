@@ -29,6 +29,7 @@ def test_what_is_no_number_is_null() -> None:
     assert strictly(json_line(told)) == {"a": None, "b": [None, None], "c": 1.5, "d": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

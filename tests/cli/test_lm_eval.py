@@ -85,6 +85,7 @@ def program(tmp_path: Path) -> str:
     return str(script)
 
 
+@pytest.mark.slow
 def test_both_models_are_asked_and_documents_paired(program: str) -> None:
     harness = LmEvalOptions("colours", program=program)
     tokenizer = tokenizer_folder(["dummy:llama-1b-32k", "demo"])

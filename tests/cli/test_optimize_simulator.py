@@ -115,6 +115,7 @@ def test_smaller_weights_move_the_roof_and_leave_the_overhead() -> None:
     assert median_tpot_s(oracle, small) == pytest.approx(truth_s([(1, 72)], small), rel=0.03)
 
 
+@pytest.mark.slow
 def test_lone_steps_leave_batching_cheap_until_a_batch_was_measured() -> None:
     """One request at a time says nothing about a second; a guess must not forbid the trial."""
     oracle = engine()

@@ -285,6 +285,7 @@ def test_required_options_are_named_when_missing(capsys: pytest.CaptureFixture[s
         assert named in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_explain_tells_each_default_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "demo", "--max-num-seqs", "3", "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)

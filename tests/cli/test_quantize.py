@@ -16,6 +16,7 @@ from ridgeline.modelspec.rewrite import linears
 from ridgeline.workflows.quantize.quantize import quantize, recipe_for
 
 
+@pytest.mark.slow
 def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "demo-int4"
     flags = ["--group-size", "64", "--asym", "--lm-head-bits", "8"]
@@ -32,6 +33,7 @@ def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFix
         resolve(Settings(model=str(target), lm_head_quantization="int4"))
 
 
+@pytest.mark.slow
 def test_the_head_stays_as_stored_unless_asked(tmp_path: Path) -> None:
     for choices, kind in [
         (QuantizeOptions(), "bf16"),

@@ -31,6 +31,7 @@ def make(tmp_path: Path) -> MakeWeights:
     )
 
 
+@pytest.mark.slow
 def test_it_is_made_once_and_opens_as_a_model(make: MakeWeights, tmp_path: Path) -> None:
     found = make(INT4, "rtn", 60.0)
     assert found.quantization is None and found.max_num_seqs == 4
@@ -40,6 +41,7 @@ def test_it_is_made_once_and_opens_as_a_model(make: MakeWeights, tmp_path: Path)
     assert (Path(found.model) / "config.json").stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_a_model_that_was_trained_on_is_made_anew(make: MakeWeights, tmp_path: Path) -> None:
     """Its files have the names and sizes of before."""
     own = tmp_path / "own"
@@ -72,6 +74,7 @@ def test_a_large_file_is_known_by_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(digests | {pipeline.content_digest(file)}) == 6
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_refused_and_leaves_no_half_model(
     make: MakeWeights, tmp_path: Path
 ) -> None:

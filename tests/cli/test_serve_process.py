@@ -37,6 +37,7 @@ def serving(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_configuration_file_serves_and_a_signal_ends_it(tmp_path: Path) -> None:
     file = tmp_path / "ridgeline.toml"
     file.write_text(

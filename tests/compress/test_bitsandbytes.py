@@ -20,6 +20,8 @@ from ridgeline.workflows.quantize.quantize import quantize
 from tests.compress.test_make import dense, kl, logits, logprobs, with_outliers
 from tests.compress.test_make import windows as windows
 
+pytestmark = pytest.mark.slow
+
 IDS = [(37 * i) % 4000 for i in range(48)]
 
 

@@ -26,6 +26,8 @@ from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.rewrite import with_dtype
 from ridgeline.workflows.quantize.quantize import quantize
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"q": (256, 256), "v": (128, 256), "down": (256, 704), "gate": (704, 256)}
 
 

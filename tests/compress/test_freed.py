@@ -9,6 +9,8 @@ import pytest
 
 from ridgeline.compress.free_memory import release_free_pages
 
+pytestmark = pytest.mark.slow
+
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

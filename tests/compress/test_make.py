@@ -29,6 +29,8 @@ from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"num_windows": 10, "window_tokens": 128}
 
 

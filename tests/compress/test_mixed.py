@@ -33,6 +33,8 @@ from ridgeline.modelspec.rewrite import apply_quantization, linears, with_dtype
 from ridgeline.workflows.quantize.quantize import quantize
 from ridgeline.workflows.quantize.step_budget import READ_SHARE, step_budget
 
+pytestmark = pytest.mark.slow
+
 SITES = {(0, ("o",)): 1000, (0, ("down",)): 3000, (1, ("o",)): 1000}
 
 

@@ -31,6 +31,8 @@ from ridgeline.workflows.quantize.quantize import recipe_for
 from tests.compress.test_make import SMALL, dense, kl, logprobs, with_outliers
 from tests.compress.test_make import windows as windows
 
+pytestmark = pytest.mark.slow
+
 LLM_INT8 = QuantizeRecipe(method="llm-int8", bits=8, group_size=None, **SMALL)  # type: ignore[arg-type]
 
 

@@ -25,6 +25,8 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.rewrite import with_dtype
 
+pytestmark = pytest.mark.slow
+
 QUICK = QuantizeRecipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50)
 
 

@@ -17,6 +17,8 @@ from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.scale_search import search_scales
 from ridgeline.engine.quant.dense import DenseLinear
 
+pytestmark = pytest.mark.slow
+
 
 class Source:
     def get(self, part: Part) -> torch.Tensor:

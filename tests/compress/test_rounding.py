@@ -15,6 +15,8 @@ from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.format import blocks, format_for
 
+pytestmark = pytest.mark.slow
+
 
 def by_gptq(weight_OI: torch.Tensor, stats: InputStats, recipe: QuantizeRecipe) -> Grid:
     factor = factor_of(stats, recipe)

@@ -19,6 +19,8 @@ from ridgeline.compress.drafter_training.train_drafter import (
 from ridgeline.engine.speculate.drafters.checkpoint import CONFIG
 from ridgeline.errors import BadInput, CannotRun
 
+pytestmark = pytest.mark.slow
+
 TEXT = [(i * 7 + (i // 5) % 11) % 50 + 40 for i in range(32 * 40)]
 
 

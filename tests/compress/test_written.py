@@ -19,6 +19,8 @@ from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears, with_dtype
 from ridgeline.workflows.quantize.quantize import quantize
 
+pytestmark = pytest.mark.slow
+
 IDS = [(37 * i) % 4000 for i in range(48)]
 
 

@@ -32,6 +32,8 @@ from ridgeline.modelspec.model import (
     RopeSpec,
 )
 
+pytestmark = pytest.mark.slow
+
 FAST = [name for name in BACKENDS if name != "reference"]
 NUM_BLOCKS = 48
 JUNK = 50.0  # what lies in blocks and positions that nobody may read

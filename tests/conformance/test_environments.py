@@ -11,6 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from peers import environments
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def here() -> Path:

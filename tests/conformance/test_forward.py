@@ -31,6 +31,8 @@ from ridgeline.modelspec.rewrite import (
 )
 from tests.conformance.tiny_models import FAMILIES, make_model
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TOLERANCE = {
     "none": 2e-5,

@@ -25,6 +25,8 @@ from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_activations, with_dtype
 
+pytestmark = pytest.mark.slow
+
 GROUP_SIZE = 128  # of INT4, the format that --quantization int4 chooses
 QUANTISED = {"q", "k", "v", "o", "gate", "up", "down"}
 

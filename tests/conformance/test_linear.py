@@ -13,6 +13,8 @@ from ridgeline.errors import CannotRun
 from ridgeline.modelspec.format import BF16, FP32, INT4, INT8, Format, blocks, dense, int4
 from ridgeline.modelspec.model import LinearSpec
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SIZES = [(1, 1), (5, 7), (64, 48), (130, 257)]
 

@@ -23,6 +23,8 @@ from tests.conformance.tiny_models import (
     make_model,
 )
 
+pytestmark = pytest.mark.slow
+
 ABS_TOL = 1e-4  # of log-probabilities; typically 1e-6 is reached
 TIE_GAP = 1e-4  # greedy tokens may differ only where the two best are nearer than this
 

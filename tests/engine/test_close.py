@@ -14,6 +14,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

@@ -40,6 +40,7 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.slow
 def test_every_answer_of_a_mixed_batch_matches_its_grammar(engine: Engine) -> None:
     kinds = [JSON, DATE, CHOICE, SUM, None]
     sampling = [
@@ -141,6 +142,7 @@ def test_unconstrained_requests_in_the_batch_are_unaffected(engine: Engine) -> N
     assert together[1].tokens == engine.generate([PROMPT], beside)[0].tokens
 
 
+@pytest.mark.slow
 def test_answer_is_the_same_after_preemption() -> None:
     asked = [
         Sampling(max_tokens=60, temperature=1.2, seed=seed, structured=JSON) for seed in range(4)
@@ -226,6 +228,7 @@ def test_options_that_contradict_a_grammar_are_rejected() -> None:
         Sampling(structured=DATE, ignore_eos=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter",
     [
@@ -295,6 +298,7 @@ def test_failed_matcher_is_not_used_again(engine: Engine) -> None:
     assert masks.apply(torch.zeros(1, 4096), [good]).isfinite().any()
 
 
+@pytest.mark.slow
 def test_drafts_past_the_end_of_an_answer_change_nothing(engine: Engine) -> None:
     """An earlier answer is drafted together with its end and with the answer after it."""
     sampling = [

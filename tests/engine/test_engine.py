@@ -183,6 +183,7 @@ async def test_passed_deadline_fails_the_request(engine: Engine) -> None:
     assert isinstance(events[-1], Failed) and "deadline" in events[-1].error
 
 
+@pytest.mark.slow
 async def test_the_asyncio_loop_stays_responsive(engine: Engine) -> None:
     """The event loop keeps ticking while the engine computes a long prompt and many answers."""
     gaps, running = [], True

@@ -103,6 +103,7 @@ async def test_id_in_use_is_rejected(engine: Engine) -> None:
     assert [event async for event in engine.stream("b", GREEDY, request_id="same")]
 
 
+@pytest.mark.slow
 async def test_generated_ids_never_collide_with_given_ones(engine: Engine) -> None:
     """Whatever ids callers choose, before or after the engine generated its own."""
     endless = Sampling(max_tokens=100, ignore_eos=True)
@@ -139,6 +140,7 @@ def test_bad_settings_are_rejected(settings: dict, error: type[UserError], words
         Engine.open(**settings)
 
 
+@pytest.mark.slow
 def test_kv_budget_too_small_for_one_sequence_names_a_working_fix() -> None:
     """The error shows the budget table and one change that fixes it."""
     with pytest.raises(DoesNotFit) as caught:

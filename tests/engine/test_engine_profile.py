@@ -47,6 +47,7 @@ def test_nested_calls_are_counted_once() -> None:
     assert watch.read() == {}
 
 
+@pytest.mark.slow
 def test_operators_and_host_add_up_to_the_step(
     engine: tuple[ResolvedSettings, EngineParts],
 ) -> None:

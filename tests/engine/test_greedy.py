@@ -67,6 +67,7 @@ def right_at_first(runner: TorchRunner, runs: Sequence[Run], rng: random.Random)
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_drafts", [0, 6])
 def test_fast_path_equals_the_general_path(parts: EngineParts, max_drafts: int) -> None:
     """Tokens and cache bit for bit, with one row per run and with varying numbers of rows."""

@@ -17,6 +17,7 @@ from ridgeline.workflows.inspect_model import inspect_model
 from ridgeline.workflows.quantize.quantize import quantize
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices",
     [
@@ -42,6 +43,7 @@ def test_intact_checkpoints_pass(
     assert len(told["self_check"]) == 6 and told["self_check"][0]["error"] is None
 
 
+@pytest.mark.slow
 def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quantize("demo", tmp_path / "m", QuantizeOptions(group_size=32, format="gptq"))
     file = next((tmp_path / "m").glob("model-00004*"))  # layer 2

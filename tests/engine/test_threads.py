@@ -83,6 +83,7 @@ def test_thread_count_set_by_another_engine_is_noticed() -> None:
         assert torch.get_num_threads() == count
 
 
+@pytest.mark.slow
 def test_this_machine_can_be_measured() -> None:
     found = resolve(Settings(model="demo", thread_plan="auto", max_model_len=64))
     plain = resolve(Settings(model="demo", max_model_len=64))

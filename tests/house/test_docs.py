@@ -139,6 +139,7 @@ def test_mentioned_flags_exist() -> None:
 WITH_PYTHON = [page for page in PAGES if any(blocks(page, "python"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_python_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess

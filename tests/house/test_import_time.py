@@ -59,6 +59,7 @@ print(begun.count("start"))
 """
 
 
+@pytest.mark.slow
 def test_torch_is_imported_with_the_collector_at_rest() -> None:
     """Some 380 collections else: a twelfth of the time until an engine is ready."""
     done = subprocess.run(

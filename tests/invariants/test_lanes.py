@@ -108,6 +108,7 @@ def count_differing(seeds: range) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_interactive_runs_are_those_of_an_engine_without_background() -> None:
     assert count_differing(range(300)) == 0
 

@@ -32,6 +32,8 @@ from tests.invariants.serving import (
     serve_alone,
 )
 
+pytestmark = pytest.mark.slow
+
 GREEDY = Sampling(temperature=0.0, max_tokens=10, ignore_eos=True)
 SEEDED = Sampling(temperature=1.6, top_p=0.95, seed=7, max_tokens=10, ignore_eos=True)
 PENALISED = Sampling(

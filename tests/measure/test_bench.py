@@ -229,6 +229,7 @@ def bench(server, tmp_path, **options):
     return code, console.export_text()
 
 
+@pytest.mark.slow
 def test_the_command_measures_prints_and_writes(server, tmp_path):
     code, text = bench(server, tmp_path, slo=Slo.parse("ttft:20000"), output_len=3)
     assert code == 0

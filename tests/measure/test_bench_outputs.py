@@ -49,6 +49,7 @@ def test_one_run_in_every_form(tmp_path):
     assert sum(event["name"] == "decode" for event in events) == 12
 
 
+@pytest.mark.slow
 def test_several_runs(tmp_path):
     options = BenchOptions(
         workload=LOAD, num_prompts=30, num_warmups=0, slo=Slo.parse("ttft:2000"), request_rate=50.0
@@ -138,6 +139,7 @@ def test_a_page_has_no_powers_of_ten() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
     """One log per run, each judged later as a single one is; server and use beside each rate."""
     from ridgeline.workflows.diagnose.diagnose import diagnose, read_recorded_run

@@ -96,6 +96,7 @@ requests = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(requests, max_size=3), number, st.none() | number)
 def test_any_record_reads_back(tmp_path_factory, made, duration_s, share):
     run = RunTrace(

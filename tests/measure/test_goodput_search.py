@@ -208,6 +208,7 @@ def test_giving_up_saves_time_and_never_changes_the_verdict(in_virtual_time, scr
     assert cut.duration_s < 0.5 * whole.duration_s
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 200), st.floats(0.5, 1.0), st.lists(st.booleans(), min_size=200, max_size=200)
 )

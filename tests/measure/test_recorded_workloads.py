@@ -141,6 +141,7 @@ def test_token_ids_cannot_become_a_conversation():
         request.next_turn("so")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_lengths_that_they_document(name):
     shape = PRESETS[name]

@@ -265,6 +265,7 @@ def test_no_change_is_not_called_one_and_noise_is_named():
     assert found.outcome == "inconclusive" and "noisy" in found.reason
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_promised():
     """Equal sides, 60 times: at 95 % some three are expected."""
     alarms = 0

@@ -36,6 +36,7 @@ def test_quiet_equal_sides_had_no_effect() -> None:
     assert "within ±5%" in found.sentence and found.sentence.endswith(ONE_RUN)
 
 
+@pytest.mark.slow
 def test_noise_is_no_proof_of_no_effect_and_the_way_out_is_told() -> None:
     found = effect([side(seed=1, noise=0.3)], [side(seed=2, noise=0.3)])
     assert found.outcome == "inconclusive"
@@ -53,6 +54,7 @@ def repeated(factor: float, *, seed: int, noise: float) -> list[LoadedResult]:
     ]
 
 
+@pytest.mark.slow
 def test_equal_sides_are_rarely_said_to_differ() -> None:
     """Of 40 pairs, 5 % are two."""
     outcomes = [
@@ -71,6 +73,7 @@ def test_one_run_a_side_never_shows_an_effect() -> None:
     assert "repeat both sides, interleaved" in found.sentence and found.sentence.endswith(ONE_RUN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.2, 1 / 1.2])
 def test_a_change_beyond_the_threshold_is_never_called_none(factor: float) -> None:
     outcomes = [

@@ -15,6 +15,8 @@ from ridgeline.modelspec import cost
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.model import ModelSpec
 
+pytestmark = pytest.mark.slow
+
 CONFIG_CLASSES = {
     "llama": "LlamaConfig",
     "mistral": "MistralConfig",

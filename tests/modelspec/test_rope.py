@@ -15,6 +15,8 @@ from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.model import RopeSpec
 from ridgeline.modelspec.rope import attention_factor, depends_on_length, inv_freq
 
+pytestmark = pytest.mark.slow
+
 BASE: dict[str, Any] = {
     "hidden_size": 256,
     "num_attention_heads": 4,

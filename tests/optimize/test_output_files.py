@@ -74,6 +74,7 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_report_is_one_well_formed_page_that_fetches_nothing(result: LadderResult) -> None:
     html = page(result)
     checker = Checker()

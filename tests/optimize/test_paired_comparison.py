@@ -54,6 +54,7 @@ async def fight(
     return await compare_in_rounds(runner(fake, seed, objective), *sides, max_rounds=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("speed", "start"), [(1.2, 1.0), (1.5, 1.2)])
 async def test_the_ratio_is_unbiased_and_its_interval_covers_the_truth(
     speed: float, start: float
@@ -66,17 +67,20 @@ async def test_the_ratio_is_unbiased_and_its_interval_covers_the_truth(
     assert covered >= 10
 
 
+@pytest.mark.slow
 async def test_equal_servers_are_hardly_ever_called_unequal() -> None:
     outcomes = [(await fight(seed, 1.0)).outcome for seed in range(14)]
     assert sum(outcome in ("improved", "regressed") for outcome in outcomes) <= 2
 
 
+@pytest.mark.slow
 async def test_a_clear_gain_is_found_in_few_rounds() -> None:
     comparisons = [await fight(seed, 1.5) for seed in range(4)]
     assert all(found.outcome == "improved" for found in comparisons)
     assert statistics.fmean(len(found.log_ratios) for found in comparisons) < 5.5
 
 
+@pytest.mark.slow
 async def test_noise_is_called_noise() -> None:
     """A machine whose speed wanders by 20 % from run to run must not be taken for a gain."""
     outcomes = [(await fight(seed, 1.0, noise=0.2)).outcome for seed in range(60)]
@@ -155,6 +159,7 @@ async def test_a_clear_loser_needs_no_rounds() -> None:
     assert found.beaten_at is not None and found.beaten_at <= 0.8 * 30.0
 
 
+@pytest.mark.slow
 async def test_equals_are_never_beaten_in_the_approach() -> None:
     for seed in range(20):
         fake = Fake()
@@ -171,6 +176,7 @@ async def test_equals_are_never_beaten_in_the_approach() -> None:
         assert found.beaten_at is None
 
 
+@pytest.mark.slow
 async def test_what_earlier_duels_scattered_narrows_the_next_ones_honestly() -> None:
     """Climbs of many comparisons, each on its runner: intervals from shared scatter still cover the
     truth, nine in ten of them at least (of a single climb's fourteen 79 % do now and then)."""

@@ -122,6 +122,7 @@ class Coin:
         return (check_max("coin", mean_interval(self.values.tolist(), level=level), 0.0),)
 
 
+@pytest.mark.slow
 def test_many_looks_pass_what_is_on_the_limit_no_more_often_than_one() -> None:
     """One-sided 2.5 % in all six looks together; six naive looks at 95 % pass about 8 %."""
     passed = 0
@@ -231,6 +232,7 @@ def summed(text: str) -> int:
     return sum(sign * int(word) for sign, word in zip(signs, words[::2], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["arithmetic", "variables", "recall"])
 def test_right_answers_are_right_and_evenly_drawn(name: str) -> None:
     task = task_of(name)

@@ -54,6 +54,7 @@ def trial_of(result: LadderResult, rung: str) -> Trial:
     return next(trial for trial in result.trials if trial.rung == rung)
 
 
+@pytest.mark.slow
 async def test_the_climb_finds_what_helps_and_ends_within_its_budget() -> None:
     fake = Fake()
     result = await climb(fake)
@@ -98,6 +99,7 @@ async def test_a_fast_rung_of_good_quality_is_kept() -> None:
     assert settings_from(result.final.settings).quantization == "int8"
 
 
+@pytest.mark.slow
 async def test_noise_without_a_gain_is_inconclusive() -> None:
     fake = Fake(quirks={INT8: Quirks(noise=0.25), ("batching", "continuous"): Quirks(noise=0.25)})
     result = await climb(fake, rungs=only("continuous-batching", "int8"))
@@ -114,6 +116,7 @@ async def test_an_exact_rung_with_other_tokens_is_refused_before_it_is_measured(
     assert result.total is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quirks", "verdict", "reason"),
     [
@@ -131,6 +134,7 @@ async def test_a_crash_is_an_outcome(quirks: Quirks, verdict: str, reason: str) 
     assert result.total is not None
 
 
+@pytest.mark.slow
 async def test_what_does_not_fit_the_budget_is_left_out_with_the_arithmetic() -> None:
     fake = Fake()
     result = await climb(fake, budget_s=110.0)
@@ -145,6 +149,7 @@ async def test_a_hopeless_budget_is_refused_with_the_one_that_would_do() -> None
         await climb(Fake(), budget_s=15.0)
 
 
+@pytest.mark.slow
 async def test_an_interruption_leaves_a_valid_result() -> None:
     whole = await climb(Fake())
     fake = Fake(interrupt_at_s=60.0)
@@ -202,6 +207,7 @@ async def test_the_loss_of_a_rung_is_remembered_for_its_next_variant() -> None:
     assert [trial.rung for trial in result.trials].count("batch-limit") <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["latency", "cost"])
 async def test_other_objectives_climb_too(objective: str) -> None:
     result = await climb(Fake(), objective=objective)
@@ -284,6 +290,7 @@ async def test_a_change_that_the_simulator_does_not_see_comes_after_promises() -
     assert "does not model" in result.trials[1].predicted.note
 
 
+@pytest.mark.slow
 async def test_ranking_ends_with_its_share_of_the_time() -> None:
     """A simulator that takes 3 s a run: without a share the ranking would eat the budget."""
     fake = Fake()
@@ -306,6 +313,7 @@ async def test_ranking_ends_with_its_share_of_the_time() -> None:
     assert len(result.trials) >= 2
 
 
+@pytest.mark.slow
 async def test_one_bad_first_run_does_not_end_the_climb(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cold server, a disturbed machine: the search begins again, lower."""
     whole, rates = SimulatedDeployment.run, []

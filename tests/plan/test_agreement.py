@@ -68,6 +68,7 @@ def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> f
     return found.attainment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2048, 8192])
 @pytest.mark.parametrize(
     ("isl", "osl", "promise"),

@@ -213,6 +213,7 @@ def test_decodes_that_the_cache_cannot_hold_are_left_out() -> None:
     assert all(batch * context < 600 * 16 for batch, context in few)
 
 
+@pytest.mark.slow
 def test_no_product_is_fitted_faster_than_its_instructions() -> None:
     """Where a step could as well be products or outputs, the arithmetic's peak decides."""
     truth, peak = made_up(), 5e11
@@ -329,6 +330,7 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
         assert "calibration" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_single_simulation_is_the_best_guess_and_seeds_draw_moods(
     found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

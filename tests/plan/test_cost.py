@@ -118,6 +118,7 @@ def test_the_fleet_is_cheaper_from_where_the_bills_meet() -> None:
     assert break_even(fleet, 1.8, api_dollars=1e-9).rate is None
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["cost", "llama-3.1-8b", "--device", "h100-sxm", "--rate", "2", "--accept-stale"]
     assert main([*asked, "--isl", "6000", "--prefix", "5000", "--hit-rate", "0.9"]) == 0

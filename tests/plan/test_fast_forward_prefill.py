@@ -6,6 +6,7 @@ import math
 
 import msgspec
 import numpy as np
+import pytest
 
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.simulate.fleet import simulate_fleet
@@ -43,6 +44,7 @@ def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_entries_at_the_edge_of_room_agree() -> None:
     """Budget and blocks that are just enough, or just not, for who wants to join."""
     rng = np.random.default_rng(5)

@@ -105,6 +105,7 @@ requests_of = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @example(  # how long the step with a line took was learnt from a step that was foreseen later on
     asked=[
@@ -212,6 +213,7 @@ def lindley(at_s: np.ndarray, service_s: float) -> np.ndarray:
     return drift - np.minimum.accumulate(drift)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.5, 0.8])
 def test_one_seat_and_one_token_are_an_m_d_1(rho: float) -> None:
     service_s = 0.01
@@ -243,6 +245,7 @@ def erlang_c_wait(rate: float, mu: float, servers: int) -> float:
     return last / (sum(terms) + last) / (servers * mu - rate)
 
 
+@pytest.mark.slow
 def test_seats_that_share_their_steps_are_an_m_m_c() -> None:
     """Answers of exponential length at 1 ms per token: c servers, up to the step that all share."""
     seats, step_s, mean = 4, 1e-3, 60

@@ -35,6 +35,7 @@ def found(model: str = "llama-3.1-70b", slo: Slo = SLO, space: SearchSpace = SPA
     return search(load_planning_spec(model), DEMAND, slo, space, CATALOGUE)
 
 
+@pytest.mark.slow
 def test_fleets_keep_the_promise_and_come_by_price() -> None:
     result = found()
     prices = [each.dollars_per_hour for each in result.fleets]
@@ -49,6 +50,7 @@ def test_fleets_keep_the_promise_and_come_by_price() -> None:
         assert low < each.tpot_s < high
 
 
+@pytest.mark.slow
 def test_a_price_splits_into_what_was_paid() -> None:
     best = found().fleets[0]
     assert best.input_dollars_per_mtok and best.output_dollars_per_mtok and best.dollars_per_hour
@@ -71,6 +73,7 @@ def test_prompts_are_charged_even_where_their_steps_wait_for_memory() -> None:
     assert prompts_s < paid_in / paid < 0.5
 
 
+@pytest.mark.slow
 def test_the_front_is_what_nobody_beats() -> None:
     result = found()
     for each in result.front:
@@ -83,6 +86,7 @@ def test_the_front_is_what_nobody_beats() -> None:
     assert "*" in picture and "|" in picture and "tok/s per user" in picture
 
 
+@pytest.mark.slow
 def test_a_looser_promise_is_never_dearer() -> None:
     tight = found(slo=Slo.parse("ttft:400 tpot:25")).fleets[0].dollars_per_hour
     loose = found().fleets[0].dollars_per_hour
@@ -104,6 +108,7 @@ def refusal(slo: str, space: SearchSpace = SPACE, model: str = "llama-3.1-70b") 
     return explain_infeasible(spec, DEMAND, promise, space, CATALOGUE, result)
 
 
+@pytest.mark.slow
 def test_an_impossible_promise_names_the_bound() -> None:
     assert "memory bandwidth" in str(refusal("tpot:0.5"))
     assert "(compute)" in str(refusal("ttft:1"))
@@ -139,6 +144,7 @@ def test_the_transfer_by_hand() -> None:
     assert transfer_seconds(machine, DEMAND) == pytest.approx(1024 * 327_680 / (4 * 50e9))
 
 
+@pytest.mark.slow
 def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
     best = found().fleets[0]
     machine = build_replica(
@@ -194,6 +200,7 @@ def test_a_promise_of_tpot_alone_says_nothing_of_one_token() -> None:
     assert search(load_planning_spec("llama-3.1-8b"), single, same, space, CATALOGUE).fleets
 
 
+@pytest.mark.slow
 def test_nothing_is_promised_to_everybody() -> None:
     """Some queue is longer than any limit: the quantile of all requests is no number."""
     with pytest.raises(BadInput, match="every request"):
@@ -201,6 +208,7 @@ def test_nothing_is_promised_to_everybody() -> None:
     assert found(slo=Slo.parse("ttft:1000 tpot:50 attainment:99.9%")).fleets
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "llama-3.1-8b", "--rate", "5", "--device", "h100-sxm", "--max-devices", "2"]
     page, folder = tmp_path / "plan.html", tmp_path / "out"
@@ -242,6 +250,7 @@ def test_what_the_printed_commands_could_not_serve_is_refused(
     assert named in said.err and not said.out
 
 
+@pytest.mark.slow
 def test_a_context_as_long_as_the_longest_request_will_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -90,6 +90,7 @@ def test_windows_bound_what_is_read_and_kept() -> None:
     assert grown == full * 32_768
 
 
+@pytest.mark.slow
 @given(
     batch=st.integers(1, 64),
     isl=st.integers(1, 4000),
@@ -109,6 +110,7 @@ def test_more_load_is_never_faster_and_fewer_bits_never_slower(
     assert low < here.tpot_ms < high
 
 
+@pytest.mark.slow
 @given(
     model=st.sampled_from(["llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite"]),
     layout=st.sampled_from([Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=4)]),

@@ -157,6 +157,7 @@ def test_a_request_is_judged_as_a_measured_one_is(num_output: int, promise: str)
         assert not meets(trace, slo)
 
 
+@pytest.mark.slow
 def test_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "--num-seeds", "5", "--slo", "ttft:300 tpot:20")
     figures: dict[str, dict[str, float]] = found["figures"]  # type: ignore[assignment]

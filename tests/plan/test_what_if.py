@@ -38,6 +38,7 @@ def machine(model: str = "llama-3.1-8b") -> Replica:
     return build_replica(load_planning_spec(model), find_accelerator("h100-sxm"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_counted_blocks_change_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -91,6 +92,7 @@ def test_batch_requests_wait_for_their_window(capsys: pytest.CaptureFixture[str]
     assert main([*WORDS, "--off-peak", "01:00-02:00"]) == 2
 
 
+@pytest.mark.slow
 def test_lines_of_batches_are_promised_nothing_and_stand_in_nobody_s_way(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -111,6 +113,7 @@ def test_lines_of_batches_are_promised_nothing_and_stand_in_nobody_s_way(
     assert mixed["batch"]["e2e"]["p50"] > mixed["e2e"]["p50"]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_its_fleets_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--sweep", "replicas=1,2", "--sweep", "max-num-seqs=4,64"]
     assert main([*WORDS, "--slo", "ttft:500 tpot:30", *asked, "--json"]) == 0

@@ -85,6 +85,7 @@ async def disconnect(url: str, rng: random.Random) -> None:
     writer.close()
 
 
+@pytest.mark.slow
 async def test_200_random_disconnects_leave_nothing_behind(url: str, engine: Engine) -> None:
     before, rng = await complete(url), random.Random(11)
     for _ in range(10):
@@ -93,6 +94,7 @@ async def test_200_random_disconnects_leave_nothing_behind(url: str, engine: Eng
     assert await complete(url) == before
 
 
+@pytest.mark.slow
 async def test_10000_cancelled_streams_leave_nothing_behind(engine: Engine) -> None:
     """Directly on the engine: streams that are closed before, while and after they start."""
     rng, sampling = random.Random(5), Sampling(max_tokens=50, ignore_eos=True)
@@ -113,6 +115,7 @@ async def test_10000_cancelled_streams_leave_nothing_behind(engine: Engine) -> N
     await assert_idle(engine)
 
 
+@pytest.mark.slow
 async def test_full_queue_gives_503_with_retry_after(url: str, engine: Engine) -> None:
     body = {"prompt": PROMPTS[1], "max_tokens": 60, "ignore_eos": True}
     limits = httpx.Limits(max_connections=100)
@@ -132,6 +135,7 @@ async def test_full_queue_gives_503_with_retry_after(url: str, engine: Engine) -
     await assert_idle(engine)
 
 
+@pytest.mark.slow
 async def test_more_sequences_than_blocks_all_finish(url: str, engine: Engine) -> None:
     """Every sequence needs half of the KV cache: some are preempted, and all finish."""
     tokens = engine.info.num_blocks * engine.info.block_size
@@ -175,6 +179,7 @@ def rss_bytes() -> int:
     return int(fields[1]) * 4096
 
 
+@pytest.mark.slow
 async def test_memory_and_open_files_stay_flat(url: str, engine: Engine) -> None:
     """Requests of every kind: memory grows by a few MiB at most after a warm-up."""
 

@@ -14,6 +14,8 @@ from tests.serve import fake_engine
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
+pytestmark = pytest.mark.slow
+
 CALL = '<tool_call>{"name": "look", "arguments": {"place": "Paris"}}</tool_call>'
 TOOL: dict[str, object] = {"name": "look", "input_schema": {"type": "object"}}
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -206,6 +206,7 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_draining_server_finishes_requests_and_refuses_new_ones(
     process: tuple[subprocess.Popen[str], str],
 ) -> None:
@@ -224,6 +225,7 @@ def test_draining_server_finishes_requests_and_refuses_new_ones(
     assert server.wait(timeout=10) == 0
 
 
+@pytest.mark.slow
 def test_second_signal_stops_at_once(process: tuple[subprocess.Popen[str], str]) -> None:
     server, url = process
 

@@ -215,6 +215,7 @@ async def scrape(http: httpx.AsyncClient) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
+@pytest.mark.slow
 async def test_counters_equal_what_clients_received(
     http: httpx.AsyncClient, engine: Engine, recorder: EventRecorder
 ) -> None:

@@ -12,6 +12,8 @@ from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
 from tests.serve.fake_engine import ANSWER, MAX_MODEL_LEN, FakeEngine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def client(served: str) -> openai.OpenAI:

@@ -31,6 +31,8 @@ from ridgeline.serve.app import create_admin_app, create_app
 from tests.serve.batch.conftest import with_batches
 from tests.serve.fake_engine import FakeEngine
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("RIDGELINE_SCHEMATHESIS_EXAMPLES", "3"))
 OPTIONS = ServerOptions(enable_auto_tool_choice=True, tool_call_parser="hermes")
 APP = create_app(FakeEngine(), OPTIONS)

@@ -40,6 +40,7 @@ ODD_PATHS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT"])
 async def test_every_route_but_the_open_ones_needs_a_key(method: str) -> None:
     async with guarded(api_key="sesame") as http:

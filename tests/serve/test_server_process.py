@@ -57,6 +57,7 @@ def stop(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, s
     return process.returncode, out, time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_drains_and_exits_normally(number: signal.Signals) -> None:
     process, url = start(shutdown_timeout_s=20)
@@ -73,6 +74,7 @@ def test_signal_drains_and_exits_normally(number: signal.Signals) -> None:
     assert texts[-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_connections_queue_in_the_system_while_the_loop_is_busy() -> None:
     """Few are accepted per iteration of the loop; many more may wait in the system."""
     process, url = start(shutdown_timeout_s=1)
@@ -90,6 +92,7 @@ def test_connections_queue_in_the_system_while_the_loop_is_busy() -> None:
     assert stop(process, signal.SIGTERM)[0] == 0
 
 
+@pytest.mark.slow
 def test_requests_are_cut_off_after_the_shutdown_timeout() -> None:
     process, url = start(shutdown_timeout_s=1)
 
@@ -133,6 +136,7 @@ def send(url: str, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_signals", [1, 2])
 def test_cut_off_requests_end_with_an_error(num_signals: int) -> None:
     """A stream that has started ends with an error in the shape of its API, anything else is a 503

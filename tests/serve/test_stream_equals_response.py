@@ -119,6 +119,7 @@ def lists_of(entry: dict[str, Any]) -> list[tuple[str, list[Any]]]:
     return [(name, value) for name, value in streamed.items() if value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "make"), [("/v1/completions", completion), ("/v1/chat/completions", chat)]
 )

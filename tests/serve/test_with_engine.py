@@ -122,6 +122,7 @@ def test_requests_that_the_engine_refuses_get_400(url: str, fields: dict[str, ob
         assert len(reply.json()["error"]["message"]) < 500
 
 
+@pytest.mark.slow
 async def test_health_is_fast_while_the_engine_computes(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         body = {"prompt": PROMPTS * 2, "max_tokens": 100, "ignore_eos": True}
@@ -252,6 +253,7 @@ def test_engine_metrics(url: str) -> None:
     assert 0 < hits <= queries
 
 
+@pytest.mark.slow
 async def test_token_counters_equal_the_usage(url: str) -> None:
     """Requests and tokens of a mixed load, to the last one."""
 

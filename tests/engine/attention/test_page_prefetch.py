@@ -114,6 +114,7 @@ def test_memory_of_a_device_is_not_asked_for() -> None:
     assert not asked.spans
 
 
+@pytest.mark.slow
 def test_an_engine_asks_from_its_opening_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
     monkeypatch.setattr("ridgeline.engine.attention.page_prefetch.populate_pages", asked)

@@ -76,6 +76,7 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.gguf"
 
 
+@pytest.mark.slow
 def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
     quantize("demo", tmp_path / "own", QuantizeOptions(group_size=32))
     spec = load_spec(str(q4))
@@ -86,6 +87,7 @@ def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
     assert (logits(str(q4)) - own).norm() < 1e-6 * own.norm()
 
 
+@pytest.mark.slow
 def test_q8_0_there_and_back(tmp_path: Path) -> None:
     """What its rounding costs, and that of rows to 8 bits in groups of 32."""
     quantize("demo", tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
@@ -115,6 +117,7 @@ def as_q4_k_m(monkeypatch: pytest.MonkeyPatch, tables: bool) -> None:
     monkeypatch.setattr(gguf, "_blocks", blocks_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", ["q4_k", "q6_k"])
 def test_types_that_differ_within_a_product(
     numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +143,7 @@ def test_types_that_differ_within_a_product(
     assert 0 < (found - truth).norm() < 0.03 * truth.norm()
 
 
+@pytest.mark.slow
 def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As llama.cpp writes it: looked up in 4 bits, multiplied with by the tied head, exactly."""
     source = {}

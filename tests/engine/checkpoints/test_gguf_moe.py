@@ -54,6 +54,7 @@ def test_eight_bits_mean_the_dense_model(model: Path, tmp_path: Path) -> None:
     assert apart_T.median() < 0.08, apart_T
 
 
+@pytest.mark.slow
 def test_four_bits_run_packed_as_our_own(model: Path, tmp_path: Path) -> None:
     quantize(str(model), tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
     quantize(str(model), tmp_path / "own", QuantizeOptions(group_size=32))

@@ -39,6 +39,7 @@ def mapping_of(tensor: torch.Tensor) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.slow
 def test_tensors_are_their_own_and_begin_at_lines() -> None:
     slabs, generator = Slabs(SLAB), torch.Generator().manual_seed(torch.seed() % 2**31)
     sizes = torch.randint(0, LARGE_PAGE, (60,), generator=generator).tolist()
@@ -86,6 +87,7 @@ def test_lines_are_whole_panels(num_out: int) -> None:
     assert lines.nbytes == -(-num_out // PANEL) * PANEL * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux where memory lies")
 def test_all_that_a_step_streams_through_lies_in_large_pages(tmp_path: Path) -> None:
     for format in (int4(128), int4(32, zeros=True), INT8):

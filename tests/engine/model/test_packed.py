@@ -35,6 +35,7 @@ def logits(model: str, spec: ModelSpec) -> torch.Tensor:
     return TorchRunner(decoder, None, None).logits(TOKENS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "mixtral", "gemma3"])
 @pytest.mark.parametrize("layers", [int4(32), int4(64, zeros=True), INT8], ids=["4", "4z", "8"])
 def test_packed_is_quantised_while_loading(tmp_path: Path, kind: str, layers: Format) -> None:
@@ -49,6 +50,7 @@ def test_packed_is_quantised_while_loading(tmp_path: Path, kind: str, layers: Fo
     assert torch.equal(logits(str(packed), opened), logits(source, spec))
 
 
+@pytest.mark.slow
 def test_the_demo_packed_with_its_head_as_stored(tmp_path: Path) -> None:
     spec = spec_with("demo", int4(), BF16)
     pack_model("demo", spec, tmp_path / "out")
@@ -61,6 +63,7 @@ def test_the_demo_packed_with_its_head_as_stored(tmp_path: Path) -> None:
         apply_quantization(opened, "int8")
 
 
+@pytest.mark.slow
 def test_the_file_is_the_same_where_another_kernel_is_the_fastest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +97,7 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
         pack_model("demo", spec_with("demo", int4()), tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_has_left_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "m.partial").mkdir()
     (tmp_path / "m.partial" / PACKED_FILE).write_bytes(b"half")
@@ -116,6 +120,7 @@ def copy_of(packed: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0, 4, 100, -1000])
 def test_a_truncated_file_is_told(packed_demo: Path, tmp_path: Path, keep: int) -> None:
     path = copy_of(packed_demo, tmp_path / "cut")
@@ -156,6 +161,7 @@ def test_another_version_and_a_stray_path_are_told(packed_demo: Path, tmp_path: 
             load_spec(str(path))
 
 
+@pytest.mark.slow
 def test_dummy_weights_are_random_in_packed_formats_too() -> None:
     spec = spec_with("dummy:llama-1b-32k", int4())
     small = ModelSpec(

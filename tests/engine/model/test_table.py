@@ -89,6 +89,7 @@ class Without(PackedWeights):
         return super().get(part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "head", "shared"), [(8, None, True), (4, None, True), (4, 8, False)]
 )
@@ -114,6 +115,7 @@ def test_a_tied_table(
     assert error < {8: 0.01, 4: 0.15}[bits], error
 
 
+@pytest.mark.slow
 def test_an_untied_table_and_what_it_saves(tmp_path: Path) -> None:
     model = untied(tmp_path / "untied")
     sizes = {}

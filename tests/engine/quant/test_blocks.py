@@ -109,6 +109,7 @@ def test_products_are_those_of_the_rounded_rows(kind: str, isa: str) -> None:
         assert ((linear(x_TI) - exact).abs() <= 1e-6 * added + 1e-30).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q8_0", "Q6_K", "Q2_K", "Q5_K"])
 def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(kind: str) -> None:
     weight, _ = made(kind, 2050, 512)

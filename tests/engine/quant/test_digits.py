@@ -124,6 +124,7 @@ def test_three_digits_are_as_exact_as_products_of_floats(kind: str) -> None:
     assert ours < max(theirs, 2e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digits", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(kind: str, digits: int) -> None:

@@ -98,6 +98,7 @@ def test_sums_are_exact_where_every_product_is_largest(isa: str, zero: int, num_
     assert torch.equal(linear(x_TI).double(), x_TI.double() @ (sign_OI.double() - zero).T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_out", "num_in"), [(2050, 515), (70, 1100)])
 @pytest.mark.parametrize("kind", ["int4", "int8", "bf16", "fp32"])
 def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(

@@ -63,6 +63,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SamplePoint]]:
     return torch.tensor(logits, dtype=torch.float32), [draw(spots(vocab)) for _ in range(rows)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["native", "batched"])
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(steps())
@@ -94,6 +95,7 @@ def _same_logprobs(found: object, expected: object) -> None:
     assert [v for _, v in found.top] == pytest.approx([v for _, v in expected.top], abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(steps())
 def test_a_row_chooses_the_same_alone_and_batched(

@@ -71,6 +71,7 @@ def test_named_tokens_are_walked_as_sampled_ones(seed: int) -> None:
     assert not seen[0] and seen[1][:5] == seen[1][5:] and len(seen[1]) == 10
 
 
+@pytest.mark.slow
 def test_judged_drafts_keep_the_distribution() -> None:
     """The first token of a step, over many seeds, after temperature and top-k."""
     logits_SV = torch.tensor([[1.0, 0.5, 0.2, -0.3, 2.0], [0.0, 1.0, 0.0, 0.0, 0.0]])

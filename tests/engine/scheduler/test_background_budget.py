@@ -181,6 +181,7 @@ def seconds_of(curve: StepTimeByRows, rows: int) -> float:
     return curve._machine * (low_s + (high_s - low_s) * share)
 
 
+@pytest.mark.slow
 @given(
     base_s=st.floats(1e-3, 0.1),
     row_s=st.floats(1e-6, 1e-3),

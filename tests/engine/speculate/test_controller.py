@@ -98,6 +98,7 @@ def rate(world: World, depth: int | None, steps: int = 600) -> float:
     return world.num_tokens / world.now_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [flat, steep, stairs])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8])
 @pytest.mark.parametrize("batch", [1, 16])
@@ -204,6 +205,7 @@ def test_what_a_drafter_loses_is_no_reason_to_look_up_less() -> None:
     assert account.gain_lately < gain / 100
 
 
+@pytest.mark.slow
 def test_an_engine_measures_its_curve_and_answers_as_without() -> None:
     """The real parts: calibrated at the start, and the tokens are those of plain decoding."""
     greedy = Sampling(temperature=0.0, max_tokens=60, ignore_eos=True)

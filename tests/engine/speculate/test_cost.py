@@ -117,6 +117,7 @@ def test_no_step_is_dearer_than_one_with_more_rows() -> None:
     assert line == sorted(line) and line[-1] == pytest.approx(cost.seconds(1, 21))
 
 
+@pytest.mark.slow
 def test_the_curve_is_that_of_the_plain_way() -> None:
     """Whatever was measured, and whatever was learnt since."""
     rng = random.Random(8)

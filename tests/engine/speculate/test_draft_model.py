@@ -105,6 +105,7 @@ def test_without_blocks_it_says_nothing(drafter: DraftModelDrafter) -> None:
     drafter._pool = pool
 
 
+@pytest.mark.slow
 def test_answers_without_a_seed_are_drawn_and_verified() -> None:
     """They run to their length, and drafts of a good drafter are accepted."""
     with Engine.from_settings(asked(num_speculative_tokens=4)) as engine:

@@ -129,6 +129,7 @@ def test_layers_that_do_nothing_are_left_out(target: TargetModel, parts: EngineP
     assert found[1] == pytest.approx(0.0, abs=1e-6) and min(found[0], found[2]) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_best_measured_set_is_taken(target: TargetModel, parts: EngineParts) -> None:
     tokens = parts.tokenizer.encode(TEXT * 3)[:64]
     kept = choose_layers(target, tokens, 3, time.perf_counter, 60.0)

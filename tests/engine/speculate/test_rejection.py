@@ -140,6 +140,7 @@ def step(toy: Toy, rule: Rule, text: tuple[int, ...], depth: int) -> dict[tuple[
     return outcomes(toy, rule, text, depth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RULES))
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize(("seed", "likeness"), [(0, 0.0), (1, 0.7)])
@@ -150,6 +151,7 @@ def test_by_enumeration(name: str, depth: int, seed: int, likeness: float) -> No
         assert found[text] == pytest.approx(chance, abs=1e-9), text
 
 
+@pytest.mark.slow
 def test_block_never_keeps_less_than_standard() -> None:
     for seed in range(2):
         toy = Toy(seed, 3, 0.6)
@@ -185,6 +187,7 @@ def p_value(toy: Toy, texts: Counter[tuple[int, ...]]) -> float:
     return float(chisquare([texts[t] for t in truth], [c * num for c in truth.values()]).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_by_draws(name: str) -> None:
     toy = Toy(7, 3, 0.5)
@@ -192,6 +195,7 @@ def test_by_draws(name: str) -> None:
     assert p_value(toy, texts) > 1e-3
 
 
+@pytest.mark.slow
 def test_draws_of_a_certain_drafter() -> None:
     """Walking with drafts that are named with certainty: greedy drafts, n-grams."""
     toy = Toy(8, 3, 0.5)
@@ -318,12 +322,14 @@ def test_the_array_form_is_the_rule(name: str) -> None:
         assert np.allclose(weight_V.numpy(), many_weight[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_by_a_million_draws(name: str) -> None:
     toy = Toy(21, 4, 0.3)
     assert p_value(toy, many(toy, name, 1_000_000, 2)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RULES))
 @pytest.mark.parametrize("bug", ["p and q swapped", "one number for all", "residual forgotten"])
 def test_planted_bugs_are_caught(name: str, bug: str) -> None:

@@ -218,6 +218,7 @@ def plain() -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, "medusa, a tree"])
 @pytest.mark.parametrize("extra", [{}, {"quantization": "int8", "max_num_batched_tokens": 24}])
 def test_answers_are_those_of_plain_decoding(
@@ -245,6 +246,7 @@ def test_answers_are_those_of_plain_decoding(
     assert drafted > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [{}, {"speculative_token_tree": TREE}])
 def test_masked_rows_tell_raw_log_probabilities(
     plain: Engine, folders: dict[str, Path], tree: dict[str, str]
@@ -265,6 +267,7 @@ def test_masked_rows_tell_raw_log_probabilities(
             assert told.logprob == pytest.approx(float(raw_V[token]), abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_drawn_drafts_and_automatic_depth(folders: dict[str, Path], kind: str) -> None:
     settings = asked(kind, folders[kind], num_speculative_tokens=None)
@@ -278,6 +281,7 @@ def test_drawn_drafts_and_automatic_depth(folders: dict[str, Path], kind: str) -
     assert all(len(each.tokens) == 30 for each in found)
 
 
+@pytest.mark.slow
 def test_trees_of_drawn_guesses(folders: dict[str, Path]) -> None:
     """Nobody has a seed: the children of each node are drawn and judged; a repeated prompt hits
     what the first one published."""
@@ -392,6 +396,7 @@ def test_a_cancelled_request_leaves_nothing(folders: dict[str, Path]) -> None:
     assert drafter._pool.num_owned == 0 and msgspec.to_builtins(parts.scheduler.totals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_context_too_short_to_measure_drafts_on_opens(
     folders: dict[str, Path], kind: str

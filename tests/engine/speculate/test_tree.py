@@ -44,6 +44,8 @@ from tests.engine.speculate.test_rejection import (
     whole,
 )
 
+pytestmark = pytest.mark.slow
+
 TREES = {
     "two beside each other": "[(0,), (1,)]",
     "wide, then narrow": "[(0,), (0, 0), (0, 1), (1,), (1, 0), (2,)]",

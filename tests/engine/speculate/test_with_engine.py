@@ -63,6 +63,7 @@ def same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_answers_are_those_of_plain_decoding(
     plain: Engine, drafting: Engine, sampling: Sampling
@@ -79,6 +80,7 @@ def test_answers_are_those_of_plain_decoding(
     assert gained["num_steps"] <= 48
 
 
+@pytest.mark.slow
 def test_guesses_that_fail_now_and_then_change_nothing(
     plain: Engine, drafting: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +102,7 @@ def test_guesses_that_fail_now_and_then_change_nothing(
     assert not computes or next(calls) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_inside_a_draft(plain: Engine, drafting: Engine, include: bool) -> None:
     """At every place of the answer: text, tokens, usage and reason are those of plain decoding."""
@@ -119,6 +122,7 @@ def test_a_stop_string_inside_a_draft(plain: Engine, drafting: Engine, include: 
     same(drafting.generate(prompts, samplings), plain.generate(prompts, samplings))
 
 
+@pytest.mark.slow
 def test_stop_tokens_and_short_answers(plain: Engine, drafting: Engine) -> None:
     """The end of an answer inside a draft: a stop token, max_tokens, several choices."""
     [free] = plain.generate(PROMPTS[:1], GREEDY)

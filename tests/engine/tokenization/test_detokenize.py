@@ -61,6 +61,7 @@ def test_text_survives_the_round_trip_piece_by_piece(text: str) -> None:
         assert not any("\ufffd" in piece for piece in found)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 4100) | st.integers(0, 300), max_size=30), st.booleans())
 def test_any_tokens_at_all_join_to_the_full_decode(tokens: list[int], skip: bool) -> None:
@@ -69,6 +70,7 @@ def test_any_tokens_at_all_join_to_the_full_decode(tokens: list[int], skip: bool
     assert "".join(found) == DEMO.decode(tokens, skip_special_tokens=skip)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(TEXTS, TEXTS)
 @example("a", " b 👩‍👩‍👧‍👦 你")

@@ -34,6 +34,7 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
     return text, None
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(LETTERS, max_size=5), STOPS, st.booleans())
 @example(["a", "ab"], ["aab"], False)
@@ -45,6 +46,7 @@ def test_independent_of_where_the_pieces_end(
     assert found == expected("".join(texts), stops, include)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(LETTERS, STOPS)
 def test_nothing_that_was_shown_could_have_been_the_start_of_a_stop(

@@ -113,6 +113,7 @@ async def test_cancelled_batch_keeps_its_results(api: httpx.AsyncClient) -> None
     assert reply.json()["status"] == "cancelled"
 
 
+@pytest.mark.slow
 async def test_completed_batch_cannot_be_cancelled(api: httpx.AsyncClient) -> None:
     batch_id = (await create(api, jsonl(request("a")))).json()["id"]
     await until(api, batch_id, "completed")

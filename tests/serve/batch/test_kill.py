@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from ridgeline.serve.batch.store import BatchStore
 from tests.house.code import ROOT
 from tests.serve.batch.helpers import created, now, results
@@ -36,6 +38,7 @@ def killed_after(store: Path, seconds: float) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_killed_worker_loses_and_repeats_nothing(tmp_path: Path) -> None:
     path = tmp_path / "batches.sqlite"
     store = BatchStore(path)

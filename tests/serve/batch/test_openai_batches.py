@@ -17,6 +17,8 @@ from tests.serve.batch.conftest import with_batches
 from tests.serve.batch.helpers import CHAT, jsonl, request
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def client(engine: FakeEngine, tmp_path: Path) -> Iterator[openai.OpenAI]:

@@ -31,6 +31,7 @@ async def generate(engine: Engine, text: str) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 async def test_batch_requests_yield_their_slots_and_all_finish(
     engine: Engine, tmp_path: Path
 ) -> None:

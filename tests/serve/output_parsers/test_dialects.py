@@ -200,6 +200,7 @@ def test_reasoning_then_a_call() -> None:
     assert parts == [Reasoning("I should look"), call("look", PARIS)]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", '"',
                               "<function=f>", "</function>", "x", " ", "\n", ";", "<", "é",

@@ -21,6 +21,8 @@ from tests.serve.batch.conftest import with_batches
 from tests.serve.batch.helpers import jsonl, request
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
