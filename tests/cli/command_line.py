@@ -24,7 +24,6 @@ NEEDED = {
     "quantize": ["demo", "-o", "made"],
     "train-drafter": ["demo", "-o", "made"],
     "eval": ["demo", "demo"],
-    "chat": NO_SERVER,
     "top": [*NO_SERVER, "--once"],
     "inspect": ["demo"],
     "new-key": ["alice"],
