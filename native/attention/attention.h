@@ -51,6 +51,8 @@ struct AttentionArgs {
   int window;       // keys that a query sees, itself included; 0: all
   float softcap;    // scores become softcap * tanh(score / softcap); 0: off
   int num_threads;  // at most; a small problem takes fewer
+  // [H]: a logit of each head that takes part in the softmax and has no value; null: none
+  const float* sinks;
 };
 
 // REDUCTION ORDER. It makes the result of a row independent of batching, chunking and threads. Keys

@@ -820,10 +820,13 @@ struct Kernel {
     }
   }
 
-  void write_row(int r, const float* values, float sum) const {
+  // `max` is the largest score, in units of 2^x as all scores are.
+  void write_row(int r, const float* values, float max, float sum) const {
     const int flat = item.first_row + r % item.num_rows, kv_head = item.kv_head + r / item.num_rows;
     const int64_t row = a.row_start[item.run] + flat / group();
     float* out = a.out + (row * a.num_heads + kv_head * group() + flat % group()) * a.head_dim;
+    if (a.sinks)
+      sum += exp2f(a.sinks[kv_head * group() + flat % group()] * kLog2E - max);
     const float inverse = 1.0f / sum;
     int slot = 0;
     for (; slot + kPanelKeys <= a.head_dim; slot += kPanelKeys)

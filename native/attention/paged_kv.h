@@ -76,6 +76,7 @@ struct AttentionParams {
   float scale;
   int window;     // 0: all
   float softcap;  // 0: none
+  const float* sinks = nullptr;
 
   void check(const PagedKv& kv) const {
     require(num_heads > 0 && num_heads % kv.num_kv_heads == 0,
@@ -104,6 +105,7 @@ inline AttentionArgs attention_args(const AttentionPlan& plan, const PagedKv& kv
   a.scale = params.scale;
   a.window = params.window;
   a.softcap = params.softcap;
+  a.sinks = params.sinks;
   a.num_threads = 1;
   return a;
 }

@@ -98,7 +98,7 @@ void attend_item(const AttentionWork& w, int i, Workspace<S>& workspace) {
     kernel.attend_chunk(c, part);
     for (int r = 0; r < item.all_rows(); ++r) merge(all, part, r);
   }
-  for (int r = 0; r < item.all_rows(); ++r) kernel.write_row(r, all.row(r), all.sum[r]);
+  for (int r = 0; r < item.all_rows(); ++r) kernel.write_row(r, all.row(r), all.max[r], all.sum[r]);
 }
 
 // A unit that is a chunk of item i.
@@ -129,7 +129,7 @@ void merge_chunks(const AttentionWork& w, int i, Workspace<S>& workspace) {
   const PartialSoftmax all = chunk(first);
   for (int r = 0; r < w.items[i].all_rows(); ++r) {
     for (int unit = first + 1; unit < end; ++unit) merge(all, chunk(unit), r);
-    kernel.write_row(r, all.row(r), all.sum[r]);
+    kernel.write_row(r, all.row(r), all.max[r], all.sum[r]);
   }
 }
 

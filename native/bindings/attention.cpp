@@ -59,9 +59,10 @@ AttentionPlan make_plan(Runs runs, int num_blocks, int block_size) {
 
 void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q_stride_row,
             int64_t q_stride_head, int num_heads, uintptr_t out, float scale, int window,
-            float softcap, int num_threads, const std::string& isa) {
+            float softcap, int num_threads, const std::string& isa, uintptr_t sinks) {
   require(q && out && num_threads > 0, "q and out need memory, and there must be threads");
-  const AttentionParams params = {num_heads, scale, window, softcap};
+  const AttentionParams params = {num_heads, scale, window, softcap,
+                                  reinterpret_cast<const float*>(sinks)};
   params.check(kv);
   plan.check(kv);
   AttentionArgs a = attention_args(plan, kv, params);
@@ -135,6 +136,7 @@ void bind_attention(nb::module_& m) {
   m.def("attend", &attend, nb::arg("plan"), nb::arg("kv"), nb::arg("q"), nb::arg("q_stride_row"),
         nb::arg("q_stride_head"), nb::arg("num_heads"), nb::arg("out"), nb::arg("scale"),
         nb::arg("window"), nb::arg("softcap"), nb::arg("num_threads"), nb::arg("isa"),
+        nb::arg("sinks") = 0,
         "Attention of q [rows, heads, head dim] over the cache, to out.");
 }
 

@@ -25,7 +25,10 @@ Activation activation_of(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "gelu") return Activation::kGelu;
   if (name == "gelu_tanh") return Activation::kGeluTanh;
-  throw std::invalid_argument("unknown activation " + name + "; known: silu, gelu, gelu_tanh");
+  if (name == "relu2") return Activation::kRelu2;
+  if (name == "clamped_swiglu") return Activation::kClampedSwiglu;
+  throw std::invalid_argument("unknown activation " + name +
+                              "; known: silu, gelu, gelu_tanh, relu2, clamped_swiglu");
 }
 
 Slot slot_of(const std::string& name) {
@@ -89,8 +92,9 @@ std::map<std::string, double> profile(Frame& frame, bool on) {
 GatePlan gate_plan(uintptr_t weight, const std::string& act, uintptr_t for_weight) {
   require(weight && for_weight, "no weight");
   const PackedWeight &from = *weight_at(weight), &into = *weight_at(for_weight);
-  require(from.num_out == 2 * into.num_in, "the weight has another number of inputs");
-  return {&from, activation_of(act), into.num_in, &into};
+  const bool gated = from.num_out == 2 * into.num_in;
+  require(gated || from.num_out == into.num_in, "the weight has another number of inputs");
+  return {&from, activation_of(act), into.num_in, &into, gated};
 }
 
 }  // namespace
@@ -135,14 +139,16 @@ void bind_layer(nb::module_& m) {
       .def(
           "rows",
           [](Segment& s, const std::string& from, int width, bool add_branch, uintptr_t branch_gain,
-             bool norm, uintptr_t gain, float eps, uintptr_t for_weight, const std::string& to) {
+             bool norm, uintptr_t gain, float eps, uintptr_t for_weight, const std::string& to,
+             float branch_scale) {
             require(width > 0 && (!for_weight || weight_at(for_weight)->num_in == width),
                     "the weight has another number of inputs");
             s.add(row_op({slot_of(from), width, add_branch, floats(branch_gain), norm, floats(gain),
-                          eps, weight_at(for_weight), slot_of(to)}));
+                          eps, weight_at(for_weight), slot_of(to), branch_scale}));
           },
           nb::arg("source"), nb::arg("width"), nb::arg("add_branch"), nb::arg("branch_gain"),
-          nb::arg("norm"), nb::arg("gain"), nb::arg("eps"), nb::arg("for_weight"), nb::arg("to"))
+          nb::arg("norm"), nb::arg("gain"), nb::arg("eps"), nb::arg("for_weight"), nb::arg("to"),
+          nb::arg("branch_scale") = 1.0f)
       .def(
           "linear",
           [](Segment& s, uintptr_t weight, const std::string& to, bool gated) {
@@ -166,7 +172,7 @@ void bind_layer(nb::module_& m) {
           "rope",
           [](Segment& s, int num_q, int num_k, int num_heads, int head_dim, int rope,
              uintptr_t q_gain, uintptr_t k_gain, float eps, const PagedKv* kv,
-             const std::string& isa) {
+             const std::string& isa, bool norm_rows, bool interleaved) {
             require(
                 num_q > 0 && num_k > 0 && num_q + num_k <= num_heads && head_dim > 0 && rope >= 0,
                 "heads out of range");
@@ -174,35 +180,44 @@ void bind_layer(nb::module_& m) {
                             num_q + 2 * num_k == num_heads),
                     "the KV cache has other heads");
             s.add(rope_op({num_q, num_k, num_heads, head_dim, rope, floats(q_gain), floats(k_gain),
-                           eps, kv, &attention_ops(isa)}));
+                           eps, kv, &attention_ops(isa), norm_rows, interleaved}));
           },
           nb::arg("num_q"), nb::arg("num_k"), nb::arg("num_heads"), nb::arg("head_dim"),
           nb::arg("rope"), nb::arg("q_gain"), nb::arg("k_gain"), nb::arg("eps"),
-          nb::arg("kv").none(), nb::arg("isa"))
+          nb::arg("kv").none(), nb::arg("isa"), nb::arg("norm_rows") = false,
+          nb::arg("interleaved") = false)
       .def(
           "attend",
           [](Segment& s, const PagedKv& kv, int num_heads, float scale, int window, float softcap,
-             const std::string& isa) {
-            add_attention(s, kv, {num_heads, scale, window, softcap}, attention_ops(isa));
+             const std::string& isa, uintptr_t sinks) {
+            add_attention(s, kv, {num_heads, scale, window, softcap, floats(sinks)},
+                          attention_ops(isa));
             s.end_layer();
           },
           nb::arg("kv"), nb::arg("num_heads"), nb::arg("scale"), nb::arg("window"),
-          nb::arg("softcap"), nb::arg("isa"))
+          nb::arg("softcap"), nb::arg("isa"), nb::arg("sinks") = 0)
       .def("mark", &Segment::mark, nb::arg("name"))
       .def(
           "experts",
           [](Segment& s, uintptr_t router, const std::vector<uintptr_t>& gate_up,
              const std::vector<uintptr_t>& down, int width, int num_chosen, bool norm_topk,
-             const std::string& act) {
-            ExpertsPlan plan = {floats(router),    {}, {}, width, num_chosen, norm_topk,
-                                activation_of(act)};
+             const std::string& act, uintptr_t router_bias, uintptr_t correction, bool sigmoid,
+             float factor) {
+            ExpertsPlan plan = {floats(router),      {},
+                                {},                  width,
+                                num_chosen,          norm_topk,
+                                activation_of(act),  floats(router_bias),
+                                floats(correction),  sigmoid,
+                                factor};
             for (uintptr_t each : gate_up) plan.gate_up.push_back(weight_at(each));
             for (uintptr_t each : down) plan.down.push_back(weight_at(each));
             require(router, "the router needs memory");
             add_experts(s, plan);
           },
           nb::arg("router"), nb::arg("gate_up"), nb::arg("down"), nb::arg("width"),
-          nb::arg("num_chosen"), nb::arg("norm_topk"), nb::arg("activation"))
+          nb::arg("num_chosen"), nb::arg("norm_topk"), nb::arg("activation"),
+          nb::arg("router_bias") = 0, nb::arg("correction") = 0, nb::arg("sigmoid") = false,
+          nb::arg("factor") = 1.0f)
       .def("run_step", &run_step, nb::arg("frame"), nb::arg("plan"), nb::arg("num_threads"))
       .def("run", &run, nb::arg("frame"), nb::arg("attended"), nb::arg("heads"),
            nb::arg("num_threads"));

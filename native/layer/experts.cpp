@@ -26,25 +26,34 @@ class RouteOp : public Op {
     require(frame.slots[kNormed], "a slot has no memory");
   }
   int64_t num_items(const Frame& frame) const override { return frame.num_rows; }
-  int scratch_floats() const override { return num_experts(); }
+  int scratch_floats() const override { return 2 * num_experts(); }
   void run(const Frame& frame, int64_t item, float* probs) const override {
     const float* x = frame.at(kNormed, item, plan_.width);
     for (int e = 0; e < num_experts(); ++e)
       probs[e] =
-          frame.row->dot(x, plan_.router + static_cast<int64_t>(e) * plan_.width, plan_.width);
-    softmax(probs);
+          frame.row->dot(x, plan_.router + static_cast<int64_t>(e) * plan_.width, plan_.width) +
+          (plan_.router_bias ? plan_.router_bias[e] : 0.0f);
+    if (plan_.sigmoid)
+      for (int e = 0; e < num_experts(); ++e) probs[e] = 1.0f / (1.0f + std::exp(-probs[e]));
+    else
+      softmax(probs);
+    float* const ranks = probs + num_experts();  // of the experts, until they are chosen
+    for (int e = 0; e < num_experts(); ++e)
+      ranks[e] = probs[e] + (plan_.correction ? plan_.correction[e] : 0.0f);
     int32_t* expert = frame.experts.expert.data() + item * plan_.num_chosen;
     float* weight = frame.experts.weight.data() + item * plan_.num_chosen;
     float sum = 0;
     for (int k = 0; k < plan_.num_chosen; ++k) {
-      const int best = static_cast<int>(std::max_element(probs, probs + num_experts()) - probs);
+      const int best = static_cast<int>(std::max_element(ranks, ranks + num_experts()) - ranks);
       expert[k] = best;
       weight[k] = probs[best];
       sum += probs[best];
-      probs[best] = -1.0f;
+      ranks[best] = -INFINITY;
     }
     if (plan_.norm_topk)
       for (int k = 0; k < plan_.num_chosen; ++k) weight[k] /= sum;
+    if (plan_.factor != 1.0f)
+      for (int k = 0; k < plan_.num_chosen; ++k) weight[k] *= plan_.factor;
   }
 
  private:

@@ -1,6 +1,7 @@
 // The gate of a feed-forward layer, fused with the product before it where that pays: see GatePlan.
 #include <algorithm>
 #include <stdexcept>
+#include <vector>
 
 #include "layer/segment.h"
 #include "simd/dispatch.h"
@@ -10,11 +11,18 @@ namespace {
 
 constexpr int kMaxFusedGroup = 256;  // inputs of `for_weight`, which are outputs here
 
+// `num` ones: what an activation without a gate is multiplied by.
+const float* ones(int num) {
+  thread_local std::vector<float> values;
+  if (static_cast<int>(values.size()) < num) values.resize(num, 1.0f);
+  return values.data();
+}
+
 // Whether the thread that multiplies also gates: where a group of the prepared rows is whole panels
 // of both halves. For a single row, cutting the product into groups does not pay.
 bool fuses_gate(const Frame& frame, const GatePlan& plan) {
   const PackedWeight& next = *plan.for_weight;
-  return frame.num_rows > 1 && has_groups(next.kind) && next.group % kPanel == 0 &&
+  return plan.gated && frame.num_rows > 1 && has_groups(next.kind) && next.group % kPanel == 0 &&
          next.group <= kMaxFusedGroup && plan.width % next.group == 0;
 }
 
@@ -96,8 +104,9 @@ class GateOp : public Op {
     const int width = plan_.width, groups = next.num_groups(), first = groups * span / num,
               end = groups * (span + 1) / num;
     const int start = first * next.group, stop = std::min(width, end * next.group);
-    const float* gate = frame.at(kGateUp, row, 2 * width);
-    frame.row->gate(plan_.activation, gate + start, gate + width + start, stop - start, scratch);
+    const float* gate = frame.at(kGateUp, row, plan_.gated ? 2 * width : width);
+    const float* up = plan_.gated ? gate + width + start : ones(stop - start);
+    frame.row->gate(plan_.activation, gate + start, up, stop - start, scratch);
     prepare(frame, next, all_rows_for(frame, frame.gated, next), row, scratch, first, end);
   }
 

@@ -107,6 +107,10 @@ class RowOp : public Op {
       frame.row->scale(branch, by, plan_.branch_gain, plan_.width, scratch);
       branch = scratch;
     }
+    if (plan_.branch_scale != 1.0f) {
+      frame.row->scale(branch, plan_.branch_scale, nullptr, plan_.width, scratch);
+      branch = scratch;
+    }
     frame.row->add(x, branch, plan_.width);
   }
   RowPlan plan_;
@@ -189,17 +193,33 @@ class RopeOp : public Op {
     const RopeTable& rope = frame.ropes[plan_.rope];
     const float* cos = rope.table + frame.positions[item] * 2 * rope.rotated;
     float* head = frame.at(kQkv, item, plan_.num_heads * plan_.head_dim);
+    if (plan_.norm_rows) {
+      normalise(frame, head, plan_.q_gain, plan_.num_q * plan_.head_dim);
+      normalise(frame, head + plan_.num_q * plan_.head_dim, plan_.k_gain,
+                plan_.num_k * plan_.head_dim);
+    }
     for (int h = 0; h < plan_.num_q + plan_.num_k; ++h, head += plan_.head_dim) {
       const float* gain = h < plan_.num_q ? plan_.q_gain : plan_.k_gain;
-      if (gain)
-        frame.row->scale(head, frame.row->inverse_rms(head, plan_.head_dim, plan_.eps), gain,
-                         plan_.head_dim, head);
-      frame.row->rotate(head, cos, cos + rope.rotated, rope.rotated);
+      if (gain && !plan_.norm_rows) normalise(frame, head, gain, plan_.head_dim);
+      if (plan_.interleaved)
+        rotate_interleaved(head, cos, cos + rope.rotated, rope.rotated);
+      else
+        frame.row->rotate(head, cos, cos + rope.rotated, rope.rotated);
     }
     if (plan_.kv) store(frame, item, head - plan_.num_k * plan_.head_dim);
   }
 
  private:
+  void normalise(const Frame& frame, float* x, const float* gain, int size) const {
+    frame.row->scale(x, frame.row->inverse_rms(x, size, plan_.eps), gain, size, x);
+  }
+  static void rotate_interleaved(float* x, const float* cos, const float* sin, int rotated) {
+    for (int i = 0; i < rotated / 2; ++i) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      x[2 * i] = a * cos[i] + b * sin[i];  // the first half of sin is negated
+      x[2 * i + 1] = b * cos[i] + a * sin[rotated / 2 + i];
+    }
+  }
   void store(const Frame& frame, int64_t item, const float* keys) const {
     const int64_t offset = frame.plan->block_offset(kv_, static_cast<int>(item));
     const int32_t* within = frame.plan->within_block.data() + item;

@@ -93,11 +93,24 @@ struct RowKernels : Generic<kLanes> {
     return x;
   }
 
+  static inline Vec relu(Vec x) { return select(x > splat(0.0f), x, splat(0.0f)); }
+
+  static inline Vec clamped_swiglu(Vec gate, Vec up) {
+    const Vec limit = splat(7.0f);
+    gate = select(gate > limit, limit, gate);
+    up = select(up > limit, limit, select(up < -limit, -limit, up));
+    return gate * sigmoid(gate * splat(1.702f)) * (up + splat(1.0f));
+  }
+
   static void gate(Activation activation, const float* gate, const float* up, int n, float* y) {
     switch (activation) {
       case Activation::kSilu: return map(n, y, [](Vec a, Vec b) { return silu(a) * b; }, gate, up);
       case Activation::kGeluTanh:
         return map(n, y, [](Vec a, Vec b) { return gelu_tanh(a) * b; }, gate, up);
+      case Activation::kRelu2:
+        return map(n, y, [](Vec a, Vec b) { return relu(a) * relu(a) * b; }, gate, up);
+      case Activation::kClampedSwiglu:
+        return map(n, y, [](Vec a, Vec b) { return clamped_swiglu(a, b); }, gate, up);
       case Activation::kGelu: return map(n, y, [](Vec a, Vec b) { return gelu(a) * b; }, gate, up);
     }
   }

@@ -10,7 +10,7 @@
 
 namespace ridgeline {
 
-enum class Activation { kSilu, kGelu, kGeluTanh };
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu2, kClampedSwiglu };
 
 // One ISA's functions.
 struct RowOps {
@@ -20,7 +20,8 @@ struct RowOps {
   float (*inverse_rms)(const float* x, int n, float eps);
   // y = (x * by) * gain; without gain y = x * by.
   void (*scale)(const float* x, float by, const float* gain, int n, float* y);
-  // y = activation(gate) * up.
+  // y = activation(gate) * up. kClampedSwiglu (gpt-oss) bounds both by 7 first, and is
+  // gate * sigmoid(1.702 * gate) * (up + 1).
   void (*gate)(Activation activation, const float* gate, const float* up, int n, float* y);
   // Rotary embedding of the first `rotated` numbers of a head: x[i] * cos[i] + swapped halves of
   // x * sin[i], where sin's first half is negated.

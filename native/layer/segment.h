@@ -217,19 +217,21 @@ struct RowPlan {
   float eps;
   const PackedWeight* for_weight;
   Slot to;
+  float branch_scale = 1.0f;  // multiplies the branch, after its norm
 };
 std::unique_ptr<Op> row_op(const RowPlan& plan);
 // Multiplies the rows prepared by a row_op or, where `gated`, by gating.
 std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to, bool gated);
 
-// activation(first half) * second half of what `weight` makes of the prepared rows, prepared for
-// `for_weight`: two operators. Rows are gated by the thread that multiplied them (fuses_gate), else
+// activation(first half) * second half of what `weight` makes of the prepared rows, or where it is
+// not `gated` activation of all of it, prepared for `for_weight`: two operators. Rows are gated by the thread that multiplied them (fuses_gate), else
 // written to kGateUp and gated by the second operator.
 struct GatePlan {
   const PackedWeight* weight;
   Activation activation;
   int width;
   const PackedWeight* for_weight;
+  bool gated = true;
 };
 std::unique_ptr<Op> gate_up_op(const GatePlan& plan);
 std::unique_ptr<Op> gate_op(const GatePlan& plan);
@@ -246,6 +248,8 @@ struct RopePlan {
   float eps;
   const PagedKv* kv;  // where keys and values are stored; null: they are not
   const AttentionOps* store;
+  bool norm_rows = false;    // q, and k, are each normalised as one row over all heads
+  bool interleaved = false;  // dimension 2i turns with 2i + 1, not i with i + rotated / 2
 };
 std::unique_ptr<Op> rope_op(const RopePlan& plan);
 
@@ -256,6 +260,11 @@ struct ExpertsPlan {
   int width, num_chosen;
   bool norm_topk;
   Activation activation;
+  // [E] each, or null: added to the router's logits; added to probabilities where experts are
+  // chosen, and to nothing else.
+  const float *router_bias = nullptr, *correction = nullptr;
+  bool sigmoid = false;  // probabilities are sigmoids of the logits, not their softmax
+  float factor = 1.0f;   // multiplies the chosen experts' weights
 };
 void add_experts(Segment& segment, const ExpertsPlan& plan);
 

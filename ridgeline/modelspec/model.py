@@ -13,11 +13,14 @@ import msgspec
 from ridgeline.modelspec.format import Format
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
+NormPlaces = Literal["before", "both", "after"]
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding of one attention; rotates the first `dim` dimensions of each head.
+    """Rotary embedding of one attention; rotates the first `dim` dimensions of each head (0: none).
+
+    Dimension i turns with i + dim/2, or, where the embedding is `interleaved`, 2i with 2i + 1.
 
     `factor`, `low_freq_factor`, … are the fields of Hugging Face's `rope_scaling` of that kind.
     `attention_factor` multiplies cos and sin (yarn, longrope); None means the kind's default.
@@ -38,6 +41,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    interleaved: bool = False
 
 
 class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +89,12 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention of one layer. `window` W: a query at position p sees keys p-W+1..p (None: all).
 
     `scale` multiplies q·k; `softcap` c bounds scores as c·tanh(s/c); `qk_norm` normalises each
-    head of q and k (RMS over head_dim) before the rotation; `sinks` adds one learned logit per
-    head to the softmax. With `shares_kv` the layer has no k and v projections and reads the KV
-    cache of an earlier layer, whose projections `k` and `v` then describe. With `latent`, q, k and
-    v are the up-projections, `head_dim` is the size of a query head, and `num_kv_heads` is 1: the
-    latent vector serves every head.
+    head of q and k (RMS over head_dim) before the rotation, or with `qk_norm_rows` q and k each as
+    one row over all heads; `sinks` adds one learned logit per head to the softmax. With
+    `shares_kv` the layer has no k and v projections and reads the KV cache of an earlier layer,
+    whose projections `k` and `v` then describe. With `latent`, q, k and v are the up-projections,
+    `head_dim` is the size of a query head, and `num_kv_heads` is 1: the latent vector serves every
+    head.
     """
 
     num_heads: int
@@ -104,6 +109,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     softcap: float | None = None
     qk_norm: bool = False
+    qk_norm_rows: bool = False
     sinks: bool = False
     shares_kv: bool = False
     latent: LatentSpec | None = None
@@ -111,6 +117,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Feed-forward layer: down(act(gate(x)) · up(x)), or down(act(up(x))) where it is not `gated`.
+
+    `clamped_swiglu` (gpt-oss) bounds gate and up by 7 and is down(g · sigmoid(1.702 g) · (u + 1)).
 
     With `num_experts` > 0 a router picks `experts_per_token` of them for each token; every token
     also passes through the `num_shared_experts`. The three linears then describe ONE expert.
@@ -130,11 +138,16 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One decoder block. `sandwich_norms`: each branch's output is normalised too (Gemma 2, 3)."""
+    """One decoder block.
+
+    `norms`: each branch's input is normalised ("before"), its output ("after", OLMo 2), or both
+    (Gemma 2). `residual_scale` multiplies a branch's output before it is added (Granite).
+    """
 
     attention: AttentionSpec
     mlp: MlpSpec
-    sandwich_norms: bool = False
+    norms: NormPlaces = "before"
+    residual_scale: float = 1.0
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,10 +156,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `stored_dtype` is the dtype of the checkpoint; `dtype` that of embeddings, norms and activations
     at run time. `norm_plus_one`: the RMSNorm gain is 1 + w (Gemma); `norm_bias`: norms have a bias
     (LayerNorm). `embed_scale` multiplies embedding rows and is rounded to the compute dtype by the
-    model. `embed_format` is the format of a packed embedding table (None: plain); a tied LM head of
-    the same format shares the table. `learned_positions` counts rows of a position table (0: none).
-    `rewrites` lists the techniques applied, in order, each with its reason. `unsupported` says why
-    the engine cannot run the model; planning still can ("": the engine runs it).
+    model; `logit_scale` multiplies logits before `final_softcap` bounds them. `embed_format` is the
+    format of a packed embedding table (None: plain); a tied LM head of the same format shares the
+    table. `learned_positions` counts rows of a position table (0: none). `rewrites` lists the
+    techniques applied, in order, each with its reason. `unsupported` says why the engine cannot run
+    the model; planning still can ("": the engine runs it).
     """
 
     name: str
@@ -163,6 +177,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     norm_plus_one: bool = False
     norm_bias: bool = False
     embed_scale: float = 1.0
+    logit_scale: float = 1.0
     final_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

@@ -251,10 +251,11 @@ def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> 
 
 
 def _map_mlp(mlp: MlpSpec, path: str, on_linear: OnLinear) -> MlpSpec:
+    up = on_linear(f"{path}.mlp.up", mlp.up)
     return replace(
         mlp,
-        gate=on_linear(f"{path}.mlp.gate", mlp.gate),
-        up=on_linear(f"{path}.mlp.up", mlp.up),
+        gate=on_linear(f"{path}.mlp.gate", mlp.gate) if mlp.gated else up,
+        up=up,
         down=on_linear(f"{path}.mlp.down", mlp.down),
         router=on_linear(f"{path}.router", mlp.router) if mlp.router else None,
     )

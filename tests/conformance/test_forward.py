@@ -96,7 +96,24 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+NOT_NATIVE = {
+    "olmo2": "normalised over all heads",
+    "olmo3": "normalised over all heads",
+    "granite": "scaled before they are added",
+    "ernie4.5": "interleaved",
+    "helium": "interleaved",
+    "arcee": "no gate",
+    "gpt-oss": "sinks",
+}
+
+
+@pytest.mark.parametrize("name", NOT_NATIVE)
+def test_native_layers_say_what_they_lack(name: str, checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(CannotRun, match=NOT_NATIVE[name]):
+        decoder_of(checkpoint(name), "none", "native")
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NOT_NATIVE])
 @pytest.mark.parametrize("quantization", TOLERANCE)
 def test_native_layers_equal_torch(
     name: str, quantization: str, checkpoint: Callable[[str], Path]

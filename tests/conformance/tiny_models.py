@@ -101,6 +101,65 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "smollm3-window": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 6, "no_rope_layers": [1, 0, 1]},
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 24,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "seed-oss": ("seed_oss", {"head_dim": 8, "attention_out_bias": True}),
+    "exaone4": ("exaone4", {"sliding_window": 7, "sliding_window_pattern": 3}),
+    "exaone4-full": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "ernie4.5": ("ernie4_5", {"head_dim": 8, "use_bias": True, **_rope("default")}),
+    "arcee": ("arcee", {"mlp_bias": True}),
+    "helium": ("helium", {"head_dim": 6, "num_key_value_heads": 2}),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 8,
+            "sliding_window": 7,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "max_position_embeddings": 96,
+            **_rope(
+                "yarn",
+                factor=4.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=24,
+            ),
+        },
+    ),
     "qwen2-vl": ("qwen2_vl", _rope("default", mrope_section=[1, 1, 1])),
     "qwen2.5-vl": ("qwen2_5_vl", _rope("default", mrope_section=[1, 1, 1])),
     "qwen3-vl": (

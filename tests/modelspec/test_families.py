@@ -28,6 +28,16 @@ CONFIG_CLASSES = {
     "gemma2": "Gemma2Config",
     "gemma3_text": "Gemma3TextConfig",
     "phi3": "Phi3Config",
+    "smollm3": "SmolLM3Config",
+    "olmo2": "Olmo2Config",
+    "olmo3": "Olmo3Config",
+    "granite": "GraniteConfig",
+    "seed_oss": "SeedOssConfig",
+    "exaone4": "Exaone4Config",
+    "ernie4_5": "Ernie4_5Config",
+    "arcee": "ArceeConfig",
+    "helium": "HeliumConfig",
+    "gpt_oss": "GptOssConfig",
 }
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -59,6 +69,21 @@ TINY_OF: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 16},
     "gemma3_text": {"head_dim": 16},
     "phi3": {},
+    "smollm3": {"attention_bias": True, "mlp_bias": True},
+    "olmo2": {"attention_bias": True},
+    "olmo3": {},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 8.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625,
+    },
+    "seed_oss": {"head_dim": 16, "attention_out_bias": True},
+    "exaone4": {},
+    "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "arcee": {"mlp_bias": True},
+    "helium": {"head_dim": 8},
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -88,7 +113,8 @@ def test_a_bare_config_means_what_transformers_defaults_mean(family: str, tmp_pa
 def test_default_values_are_those_of_the_config_class(family: str) -> None:
     config = config_class(family)()
     derived = {"head_dim", "num_key_value_heads", "layer_types", "sliding_window_pattern"}
-    only_here = {"max_window_layers"} if family == "qwen3_moe" else set()
+    derived |= {"no_rope_layers"}
+    only_here = {"max_window_layers"} if family in ("qwen3_moe", "smollm3") else set()
     for key, value in FAMILIES[family].defaults.items():
         if value is None and key in derived | only_here | {"mlp_only_layers"}:
             continue
@@ -116,10 +142,15 @@ def test_facts_that_transformers_models_hold_as_attributes(family: str, tmp_path
         assert layer.attention.scale == pytest.approx(theirs.self_attn.scaling)
         assert layer.attention.head_dim == theirs.self_attn.head_dim
         assert layer.attention.qk_norm == hasattr(theirs.self_attn, "q_norm")
-        assert layer.sandwich_norms == hasattr(theirs, "pre_feedforward_layernorm")
+        assert (layer.norms == "both") == hasattr(theirs, "pre_feedforward_layernorm")
+        assert (layer.norms == "after") == (
+            hasattr(theirs, "post_feedforward_layernorm") and layer.norms != "both"
+        )
         assert (layer.mlp.num_experts > 0) == hasattr(theirs.mlp, "experts")
         if hasattr(theirs.self_attn, "sliding_window"):
-            assert layer.attention.window == theirs.self_attn.sliding_window
+            slides = getattr(theirs.self_attn, "is_sliding", True)
+            window = theirs.self_attn.sliding_window if slides else None
+            assert layer.attention.window == window
         if hasattr(theirs.self_attn, "q_proj"):
             for name in ("q", "k", "v", "o"):
                 linear = getattr(layer.attention, name)
@@ -127,6 +158,8 @@ def test_facts_that_transformers_models_hold_as_attributes(family: str, tmp_path
                 assert (linear.num_out, linear.num_in) == tuple(module.weight.shape)
                 assert linear.bias == (module.bias is not None)
     embed_scale = getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0)
+    embed_scale *= getattr(config, "embedding_multiplier", 1.0)
+    assert 1 / spec.logit_scale == pytest.approx(getattr(config, "logits_scaling", 1.0))
     assert spec.embed_scale == pytest.approx(embed_scale)
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.decoder import Decoder, final_logits
 from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.engine.speculate.drafters.eagle import EagleShape, normed
 from ridgeline.engine.speculate.drafters.target_model import states
@@ -59,8 +59,7 @@ class Teacher:
         return DrafterBatch(tokens_BL, h_BLC, self.logits(h_BLC))
 
     def logits(self, x_BLC: Tensor) -> Tensor:
-        logits_BLV, cap = F.linear(x_BLC, self.head_VC), self.decoder.spec.final_softcap
-        return logits_BLV if cap is None else torch.tanh(logits_BLV / cap) * cap
+        return final_logits(self.decoder.spec, F.linear(x_BLC, self.head_VC))
 
 
 class Student(Protocol):

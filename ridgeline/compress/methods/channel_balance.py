@@ -55,11 +55,15 @@ class BalanceSite(NamedTuple):
 
 def sites(layer: LayerSpec, index: int) -> Iterator[BalanceSite]:
     """Where layer `index` can be balanced."""
-    yield BalanceSite(index, "attention_norm", ("q", "k", "v"))
+    before = layer.norms != "after"
+    if before:
+        yield BalanceSite(index, "attention_norm", ("q", "k", "v"))
     yield BalanceSite(index, "v", ("o",))
     if layer.mlp.router is None:
-        yield BalanceSite(index, "mlp_norm", ("gate", "up"))
-        yield BalanceSite(index, "up", ("down",))
+        if before:
+            yield BalanceSite(index, "mlp_norm", ("gate", "up") if layer.mlp.gated else ("up",))
+        if layer.mlp.gated:  # else an activation that is not linear lies between up and down
+            yield BalanceSite(index, "up", ("down",))
         return
     for expert in range(layer.mlp.num_experts):
         yield BalanceSite(index, "expert_up", ("expert_down",), expert)

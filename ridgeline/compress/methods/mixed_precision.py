@@ -33,6 +33,7 @@ from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.checkpoints.write_packed import layer_products
+from ridgeline.engine.model.decoder import final_logits
 from ridgeline.engine.model.layers import make_norm
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.model import ModelSpec
@@ -216,11 +217,7 @@ def _divergences(
     head_VC = source.get(Part(head, (spec.vocab_size, spec.hidden_size))).float()
 
     def logprobs(x_TC: Tensor) -> Tensor:
-        logits_TV = norm(x_TC) @ head_VC.T
-        cap = spec.final_softcap
-        return torch.log_softmax(
-            logits_TV if cap is None else torch.tanh(logits_TV / cap) * cap, -1
-        )
+        return torch.log_softmax(final_logits(spec, norm(x_TC) @ head_VC.T), -1)
 
     totals = dict.fromkeys(walks, 0.0)
     for at, x_TC in enumerate(clean.states):

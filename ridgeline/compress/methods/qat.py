@@ -46,6 +46,7 @@ from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.model.decoder import final_logits
 from ridgeline.engine.model.layers import ConcatLinear, make_norm
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.quant.base import Linear
@@ -184,9 +185,7 @@ class TrainingModel:
         for index, block in enumerate(self._blocks):
             x_TC = block(x_TC, self._turns, self._attend, index)
         logits_TV = F.linear(self._norm(x_TC), self._head_VC)
-        cap = spec.final_softcap
-        capped_TV = logits_TV if cap is None else torch.tanh(logits_TV / cap) * cap
-        return torch.log_softmax(capped_TV, -1)
+        return torch.log_softmax(final_logits(spec, logits_TV), -1)
 
 
 def train_quantised(

@@ -41,7 +41,7 @@ _WRITERS = ("o", "down", "expert_down")
 
 def rotated_spec(spec: ModelSpec) -> ModelSpec:
     """The spec of the rotated model, whose LM head has its own table. Raises CannotRun."""
-    if any(layer.sandwich_norms for layer in spec.layers):
+    if any(layer.norms != "before" for layer in spec.layers):
         raise CannotRun(
             "a model that normalises its branches' outputs cannot be rotated",
             value=spec.family,

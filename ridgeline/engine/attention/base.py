@@ -35,10 +35,13 @@ from ridgeline.modelspec.model import ModelSpec
 class Attend(Protocol):
     """Attention of one step, called by every layer.
 
-    `kv_T2KD` holds the new keys at [:, 0] and the new values at [:, 1].
+    `kv_T2KD` holds the new keys at [:, 0] and the new values at [:, 1]. `sinks_H` is a logit per
+    query head that takes part in the softmax and has no value (None: the layer has none).
     """
 
-    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
         """o_THD, newly allocated or a view of a new tensor."""
         ...
 
@@ -61,6 +64,7 @@ class AttentionSite:
     head_dims: tuple[int, ...]
     has_softcap: bool = False
     has_window: bool = False
+    has_sinks: bool = False
     kv_dtype: str = "float32"
 
     @staticmethod
@@ -76,6 +80,7 @@ class AttentionSite:
             head_dims=tuple(sorted({a.head_dim for a in attentions})),
             has_softcap=any(a.softcap is not None for a in attentions),
             has_window=any(a.window is not None for a in attentions),
+            has_sinks=any(a.sinks for a in attentions),
             kv_dtype=spec.kv_dtype,
         )
 

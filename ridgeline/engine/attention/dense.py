@@ -7,8 +7,8 @@ Grouped-query attention is expressed in the shapes, so no key or value is repeat
 * many queries of one sequence (prefill): key heads become the batch, and the G query heads read the
   same keys through a stride of zero.
 
-Soft-capped layers (Gemma 2) need explicit scores, computed by `capped`; all others use the device's
-fused attention.
+Layers with soft caps (Gemma 2) or sinks (gpt-oss) need explicit scores, computed by `explicit`; all
+others use the device's fused attention.
 
 Shape legend: S sequences, K key heads, G query heads per key head, T queries, L keys, D head_dim.
 """
@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.modelspec.model import AttentionSpec
+
 
 def attend_decode(
     q_SKGD: Tensor,
@@ -27,10 +29,12 @@ def attend_decode(
     mask_S11L: Tensor | None,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """o_SKGD of one query per sequence; the additive mask hides positions of no sequence."""
-    if softcap is not None:
-        return capped(q_SKGD, k_SKLD, v_SKLD, mask_S11L, scale, softcap)
+    if softcap is not None or sinks_H is not None:
+        sinks_KX = None if sinks_H is None else sinks_H.view(q_SKGD.shape[1], -1)
+        return explicit(q_SKGD, k_SKLD, v_SKLD, mask_S11L, scale, softcap, sinks_KX)
     return F.scaled_dot_product_attention(q_SKGD, k_SKLD, v_SKLD, attn_mask=mask_S11L, scale=scale)
 
 
@@ -41,14 +45,19 @@ def attend_prefill(
     mask_TL: Tensor | None,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """o_KGTD of several queries of one sequence. Without a mask, T = L and query t sees keys 0..t."""
     num_groups, num_queries = q_KGTD.shape[1:3]
-    if softcap is not None:
+    if softcap is not None or sinks_H is not None:
         assert mask_TL is not None
         q_KXD = q_KGTD.flatten(1, 2).unsqueeze(0)
         mask_XL = mask_TL.repeat(num_groups, 1)
-        out = capped(q_KXD, k_KLD.unsqueeze(0), v_KLD.unsqueeze(0), mask_XL, scale, softcap)
+        sinks_KX = None
+        if sinks_H is not None:  # row x = g · T + t is head g of its key head
+            sinks_KX = sinks_H.view(-1, num_groups).repeat_interleave(num_queries, 1)
+        k_SKLD, v_SKLD = k_KLD.unsqueeze(0), v_KLD.unsqueeze(0)
+        out = explicit(q_KXD, k_SKLD, v_SKLD, mask_XL, scale, softcap, sinks_KX)
         return out.view(-1, num_groups, num_queries, q_KGTD.shape[-1])
     k_KGLD = k_KLD.unsqueeze(1).expand(-1, num_groups, -1, -1)
     v_KGLD = v_KLD.unsqueeze(1).expand(-1, num_groups, -1, -1)
@@ -57,23 +66,36 @@ def attend_prefill(
     )
 
 
-def capped(
+def explicit(
     q_SKXD: Tensor,
     k_SKLD: Tensor,
     v_SKLD: Tensor,
     mask: Tensor | None,
     scale: float,
-    softcap: float,
+    softcap: float | None,
+    sinks_KX: Tensor | None,
 ) -> Tensor:
-    """softmax(c·tanh(q·k·scale/c) + mask) v, with the softmax in float32.
+    """softmax(scores + mask) v with the softmax in float32.
 
-    `mask` broadcasts to [S, K, X, L].
+    Scores are q·k·scale, as c·tanh(s/c) where there is a cap. `mask` broadcasts to [S, K, X, L]; a
+    sink is one more score of its row, without a value.
     """
     scores = torch.matmul(q_SKXD, k_SKLD.transpose(-1, -2)).float()
-    scores = scores.mul_(scale / softcap).tanh_().mul_(softcap)
+    scores = scores.mul_(scale if softcap is None else scale / softcap)
+    if softcap is not None:
+        scores = scores.tanh_().mul_(softcap)
     if mask is not None:
         scores = scores.add_(mask)
-    return torch.matmul(torch.softmax(scores, dim=-1).to(v_SKLD.dtype), v_SKLD)
+    if sinks_KX is not None:
+        sinks = sinks_KX.float().unsqueeze(-1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = torch.softmax(scores, dim=-1)[..., : k_SKLD.shape[-2]]
+    return torch.matmul(weights.to(v_SKLD.dtype), v_SKLD)
+
+
+def needs_scores(attention: AttentionSpec) -> bool:
+    """Whether a layer's scores must be computed explicitly."""
+    return attention.softcap is not None or attention.sinks
 
 
 def causal_mask(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend, Attention, AttentionBackend
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.attention.dense import attend_prefill, causal_mask
+from ridgeline.engine.attention.dense import attend_prefill, causal_mask, needs_scores
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import ModelSpec
@@ -28,21 +28,29 @@ class FullAttention:
     def __init__(self, spec: ModelSpec, num_tokens: int, like: Tensor) -> None:
         self.format = kv_format(spec.kv_dtype)
         self.attentions = tuple(layer.attention for layer in spec.layers)
-        kinds = {(a.window, a.softcap is not None) for a in self.attentions}
+        kinds = {(a.window, needs_scores(a)) for a in self.attentions}
         self.masks = {
             kind: _mask(num_tokens, window=kind[0], explicit_scores=kind[1], like=like)
             for kind in kinds
         }
 
-    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
         attention = self.attentions[layer]
         stored_T2KW = self.format.encode(kv_T2KD)
         k_KTD, v_KTD = self.format.decode(stored_T2KW, kv_T2KD.dtype).permute(1, 2, 0, 3)
         num_groups = attention.num_heads // attention.num_kv_heads
         q_TKGD = q_THD.view(-1, attention.num_kv_heads, num_groups, attention.head_dim)
-        mask_TT = self.masks[attention.window, attention.softcap is not None]
+        mask_TT = self.masks[attention.window, needs_scores(attention)]
         o_KGTD = attend_prefill(
-            q_TKGD.permute(1, 2, 0, 3), k_KTD, v_KTD, mask_TT, attention.scale, attention.softcap
+            q_TKGD.permute(1, 2, 0, 3),
+            k_KTD,
+            v_KTD,
+            mask_TT,
+            attention.scale,
+            attention.softcap,
+            sinks_H,
         )
         return o_KGTD.permute(2, 0, 1, 3).flatten(1, 2)
 

@@ -58,6 +58,8 @@ class NativeAttention:
             reasons.append(f"computes in float32 only, not in {site.dtype}")
         if site.kv_dtype not in KV_FORMATS:
             reasons.append(f"reads a KV cache of {', '.join(KV_FORMATS)}, not {site.kv_dtype}")
+        if site.has_sinks:
+            reasons.append("its softmax has no sinks")
         if max(site.head_dims) > MAX_HEAD_DIM:
             reasons.append(f"head_dim {max(site.head_dims)} > {MAX_HEAD_DIM}")
         return tuple(reasons)
@@ -81,7 +83,9 @@ class NativeStep:
     def __init__(self, owner: NativeAttention, plan: _native.AttentionPlan) -> None:
         self.owner, self.plan = owner, plan
 
-    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
         owner, plan, attention = self.owner, self.plan, self.owner.attentions[layer]
         _check(q_THD, plan.num_rows, attention.num_heads, attention.head_dim)
         _check(kv_T2KD, plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
@@ -101,6 +105,7 @@ class NativeStep:
             attention.softcap or 0.0,
             torch.get_num_threads(),
             owner.isa,
+            **sinks_argument(sinks_H),
         )
         return out_THD
 
@@ -125,6 +130,14 @@ def _paged_kv(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
         stride_head=stride_head,
         num_bytes=kv_N2KBW.nbytes - stride_kind,
     )
+
+
+def sinks_argument(sinks_H: Tensor | None) -> dict[str, int]:
+    """The kernels' argument for a layer's sinks, whose memory must outlive the call."""
+    if sinks_H is None:
+        return {}
+    _check(sinks_H, sinks_H.numel())
+    return {"sinks": sinks_H.data_ptr()}
 
 
 def _check(tensor: Tensor, *shape: int) -> None:

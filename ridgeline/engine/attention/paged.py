@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.attention.dense import attend_decode, attend_prefill
+from ridgeline.engine.attention.dense import attend_decode, attend_prefill, needs_scores
 from ridgeline.engine.attention.indices import DecodeGroup, IndexBuilder, PrefillRun, StepIndices
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
@@ -39,7 +39,7 @@ from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 @dataclass(frozen=True)
 class IndexKind:
-    """What the indices of a layer depend on. `explicit_scores`: a soft cap needs explicit masks."""
+    """What the indices of a layer depend on. `explicit_scores` need explicit masks."""
 
     window: int | None
     num_kv_heads: int
@@ -47,7 +47,7 @@ class IndexKind:
 
     @staticmethod
     def of(attention: AttentionSpec) -> IndexKind:
-        return IndexKind(attention.window, attention.num_kv_heads, attention.softcap is not None)
+        return IndexKind(attention.window, attention.num_kv_heads, needs_scores(attention))
 
 
 class PagedAttention:
@@ -84,18 +84,20 @@ class PagedStep:
     def __init__(self, owner: PagedAttention, indices: tuple[StepIndices, ...]) -> None:
         self.attentions, self.cache, self.indices = owner.attentions, owner.cache, indices
 
-    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
         attention, indices = self.attentions[layer], self.indices[layer]
         kv = LayerCache(self.cache, layer)
         kv.write(indices.slots_R, kv_T2KD.reshape(-1, attention.head_dim))
         if indices.whole is not None:
-            return _decode(q_THD, kv, indices.whole, attention)
+            return _decode(q_THD, kv, indices.whole, attention, sinks_H)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for group in indices.groups:
-            o_SHD = _decode(q_THD.index_select(0, group.rows_S), kv, group, attention)
+            o_SHD = _decode(q_THD.index_select(0, group.rows_S), kv, group, attention, sinks_H)
             out_THD.index_copy_(0, group.rows_S, o_SHD)
         for prefill in indices.prefills:
-            _prefill(q_THD, kv, prefill, attention, out_THD)
+            _prefill(q_THD, kv, prefill, attention, sinks_H, out_THD)
         return out_THD
 
 
@@ -117,18 +119,35 @@ class LayerCache:
         return self.format.decode(rows_2YBW.view(2, num_seqs, num_heads, -1, width), self.dtype)
 
 
-def _decode(q_SHD: Tensor, kv: LayerCache, group: DecodeGroup, attention: AttentionSpec) -> Tensor:
+def _decode(
+    q_SHD: Tensor,
+    kv: LayerCache,
+    group: DecodeGroup,
+    attention: AttentionSpec,
+    sinks_H: Tensor | None,
+) -> Tensor:
     num_seqs = q_SHD.shape[0]
     kv_2SKLD = kv.gather(group.tiles, num_seqs)[:, :, :, group.first : group.end]
     q_SKGD = q_SHD.reshape(num_seqs, attention.num_kv_heads, -1, attention.head_dim)
     o_SKGD = attend_decode(
-        q_SKGD, kv_2SKLD[0], kv_2SKLD[1], group.mask_S11L, attention.scale, attention.softcap
+        q_SKGD,
+        kv_2SKLD[0],
+        kv_2SKLD[1],
+        group.mask_S11L,
+        attention.scale,
+        attention.softcap,
+        sinks_H,
     )
     return o_SKGD.reshape(num_seqs, attention.num_heads, attention.head_dim)
 
 
 def _prefill(
-    q_THD: Tensor, kv: LayerCache, prefill: PrefillRun, attention: AttentionSpec, out_THD: Tensor
+    q_THD: Tensor,
+    kv: LayerCache,
+    prefill: PrefillRun,
+    attention: AttentionSpec,
+    sinks_H: Tensor | None,
+    out_THD: Tensor,
 ) -> None:
     k_KLD, v_KLD = kv.gather(prefill.tiles, 1)[:, 0]
     num_kv_heads, num_groups = attention.num_kv_heads, attention.num_heads // attention.num_kv_heads
@@ -141,5 +160,6 @@ def _prefill(
             span.mask_TL,
             attention.scale,
             attention.softcap,
+            sinks_H,
         )
         out_THD[span.rows] = o_KGTD.permute(2, 0, 1, 3).flatten(1, 2)

@@ -37,7 +37,9 @@ class _ReferenceStep:
     def __init__(self, spec: ModelSpec, cache: KvCache, runs: tuple[Run, ...]) -> None:
         self.spec, self.cache, self.runs = spec, cache, runs
 
-    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
         attention, kv_N2KBW = self.spec.layers[layer].attention, self.cache.layers[layer]
         stored_T2KW = self.cache.format.encode(kv_T2KD)
         rows = [(run, run.start + offset) for run in self.runs for offset in range(len(run.tokens))]
@@ -55,7 +57,7 @@ class _ReferenceStep:
             }
             kv_L2KW = torch.stack([rows_N2KBW[block][:, :, offset] for block, offset in places])
             kv_L2KD = self.cache.format.decode(kv_L2KW, torch.float32)
-            out_THD[row] = attend_one(q_THD[row], kv_L2KD, attention)
+            out_THD[row] = attend_one(q_THD[row], kv_L2KD, attention, sinks_H)
         return out_THD
 
     def _place(self, run: Run, position: int) -> tuple[int, int]:
@@ -63,7 +65,9 @@ class _ReferenceStep:
         return run.blocks[position // size], position % size
 
 
-def attend_one(q_HD: Tensor, kv_L2KD: Tensor, attention: AttentionSpec) -> Tensor:
+def attend_one(
+    q_HD: Tensor, kv_L2KD: Tensor, attention: AttentionSpec, sinks_H: Tensor | None = None
+) -> Tensor:
     """o_HD of one query over the L positions it sees, head by head, in float64."""
     out = []
     for head in range(attention.num_heads):
@@ -72,5 +76,7 @@ def attend_one(q_HD: Tensor, kv_L2KD: Tensor, attention: AttentionSpec) -> Tenso
         scores_L = (k_LD @ q_HD[head].double()) * attention.scale
         if attention.softcap is not None:
             scores_L = attention.softcap * torch.tanh(scores_L / attention.softcap)
-        out.append(torch.softmax(scores_L, dim=0) @ v_LD)
+        if sinks_H is not None:  # one more score, whose value is zero
+            scores_L = torch.cat((scores_L, sinks_H[head : head + 1].double()))
+        out.append(torch.softmax(scores_L, dim=0)[: len(v_LD)] @ v_LD)
     return torch.stack(out).to(q_HD.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -25,8 +26,12 @@ from ridgeline.engine.model.layers import (
     Block,
     ConcatLinear,
     GatedMlp,
+    Norm,
     QkNorm,
+    QkRowNorm,
     RmsNorm,
+    Scale,
+    UngatedMlp,
     make_norm,
     no_norm,
     no_qk_norm,
@@ -42,6 +47,7 @@ from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import PACKED_FILE
 from ridgeline.modelspec.cost import shares_table, table_dtype
+from ridgeline.modelspec.cost.parameters import qk_norm_sizes
 from ridgeline.modelspec.format import FP32, Format
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
 
@@ -174,20 +180,21 @@ class DecoderBuilder:
 
     def block(self, layer: LayerSpec, index: int, ropes: list[RopeSpec]) -> Block:
         size = self.spec.hidden_size
-        after = (
-            (
-                self._norm("after_attention_norm", size, index),
-                self._norm("after_mlp_norm", size, index),
-            )
-            if layer.sandwich_norms
-            else (no_norm, no_norm)
-        )
+
+        def norms(attention: str, mlp: str, present: bool) -> tuple[Norm, Norm]:
+            if not present:
+                return no_norm, no_norm
+            return self._norm(attention, size, index), self._norm(mlp, size, index)
+
+        before = norms("attention_norm", "mlp_norm", layer.norms != "after")
+        after = norms("after_attention_norm", "after_mlp_norm", layer.norms != "before")
+        if layer.residual_scale != 1.0:
+            factor = layer.residual_scale
+            after = Scale(after[0], factor), Scale(after[1], factor)
         return Block(
             self._attention(layer, index),
-            self._mlp(layer.mlp, index)
-            if layer.mlp.router is None
-            else self._moe(layer.mlp, index),
-            (self._norm("attention_norm", size, index), self._norm("mlp_norm", size, index)),
+            self._mlp(layer.mlp, index),
+            before,
             after,
             ropes.index(layer.attention.rope),
         )
@@ -196,14 +203,28 @@ class DecoderBuilder:
         spec = layer.attention
         qkv = self._linear(["q", "k", "v"], [spec.q, spec.k, spec.v], index)
         o = self._linear(["o"], [spec.o], index)
+        sinks_H = None
+        if spec.sinks:
+            sinks_H = self._tensor("sinks", (spec.num_heads,), index).to(self.dtype)
+            self.nbytes += sinks_H.nbytes
         if not spec.qk_norm:
-            return AttentionLayer(spec, qkv, o, no_qk_norm)
-        q_norm = self._norm("q_norm", spec.head_dim, index)
-        k_norm = self._norm("k_norm", spec.head_dim, index)
-        norm_qk = QkNorm(spec, q_norm.gain_C, k_norm.gain_C, self.spec.norm_eps)
-        return AttentionLayer(spec, qkv, o, norm_qk)
+            return AttentionLayer(spec, qkv, o, no_qk_norm, sinks_H)
+        q_size, k_size = qk_norm_sizes(spec)
+        q_norm = self._norm("q_norm", q_size, index)
+        k_norm = self._norm("k_norm", k_size, index)
+        make = QkRowNorm if spec.qk_norm_rows else QkNorm
+        norm_qk = make(spec, q_norm.gain_C, k_norm.gain_C, self.spec.norm_eps)
+        return AttentionLayer(spec, qkv, o, norm_qk, sinks_H)
 
-    def _mlp(
+    def _mlp(self, spec: MlpSpec, index: int) -> Callable[[Tensor], Tensor]:
+        if spec.router is not None:
+            return self._moe(spec, index)
+        if spec.gated:
+            return self._gated_mlp(spec, index)
+        up = self._linear(["up"], [spec.up], index)
+        return UngatedMlp(spec.activation, up, self._linear(["down"], [spec.down], index))
+
+    def _gated_mlp(
         self, spec: MlpSpec, index: int, prefix: str = "", expert: int | None = None
     ) -> GatedMlp:
         gate_up = self._linear(
@@ -215,7 +236,7 @@ class DecoderBuilder:
     def _moe(self, spec: MlpSpec, index: int) -> MoeMlp:
         assert spec.router is not None
         router = self._linear(["router"], [spec.router], index)
-        experts = [self._mlp(spec, index, "expert_", e) for e in range(spec.num_experts)]
+        experts = [self._gated_mlp(spec, index, "expert_", e) for e in range(spec.num_experts)]
         return MoeMlp(spec, router, experts)
 
     def _norm(self, key: str, size: int, layer: int | None) -> RmsNorm:

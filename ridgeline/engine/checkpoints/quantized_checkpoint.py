@@ -138,11 +138,7 @@ class QuantizedWeights:
 
     def _plain(self, part: Part) -> Tensor:
         at = self._located[part]
-        file = self._files[self._entries[at.name].file]
-        view = file.get_slice(at.name)
-        rows = at.rows or slice(None)
-        piece: Tensor = view[rows] if at.expert is None else view[at.expert, rows]
-        return piece.clone()
+        return at.read(self._files[self._entries[at.name].file])
 
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None

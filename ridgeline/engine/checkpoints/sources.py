@@ -93,10 +93,7 @@ class CheckpointWeights(PlainWeights):
         if at.rows is None and at.expert is None:
             whole: Tensor = file.get_tensor(at.name)
             return whole.clone()
-        view = file.get_slice(at.name)
-        rows = at.rows or slice(None)
-        piece: Tensor = view[rows] if at.expert is None else view[at.expert, rows]
-        return piece.clone()
+        return at.read(file)
 
 
 def match(spec: ModelSpec, entries: Mapping[str, TensorEntry]) -> dict[Part, LocatedTensor]:

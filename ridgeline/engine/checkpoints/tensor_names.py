@@ -9,8 +9,11 @@ the checkpoint shows which.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+from torch import Tensor
+
+from ridgeline.modelspec.cost.parameters import qk_norm_sizes
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
 
 Shape = tuple[int, ...]
@@ -33,12 +36,15 @@ class TensorLocation(NamedTuple):
     """`template` is formatted with layer and expert; `fused` lists the keys stacked along the rows,
     in order.
 
-    `stacked`: the tensor holds all experts along a leading axis.
+    `stacked`: the tensor holds all experts along a leading axis. `transposed`: inputs are its rows.
+    `interleaved`: rows of the fused keys alternate.
     """
 
     template: str
     fused: tuple[str, ...] = ()
     stacked: bool = False
+    transposed: bool = False
+    interleaved: bool = False
 
 
 Layout = Mapping[str, TensorLocation]
@@ -56,20 +62,23 @@ def parts(spec: ModelSpec) -> Iterator[Part]:
 
 def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part]:
     attention, mlp = layer.attention, layer.mlp
-    names = ["attention_norm", "mlp_norm"]
-    names += ["after_attention_norm", "after_mlp_norm"] if layer.sandwich_norms else []
+    names = ["attention_norm", "mlp_norm"] if layer.norms != "after" else []
+    names += ["after_attention_norm", "after_mlp_norm"] if layer.norms != "before" else []
     yield from (Part(name, (spec.hidden_size,), index) for name in names)
     for name in ("q", "k", "v", "o"):
         yield from _linear_parts(name, getattr(attention, name), index)
-    if attention.qk_norm:
-        yield from (Part(name, (attention.head_dim,), index) for name in ("q_norm", "k_norm"))
+    for name, size in zip(("q_norm", "k_norm"), qk_norm_sizes(attention), strict=False):
+        yield Part(name, (size,), index)
+    keys = ("gate", "up", "down") if mlp.gated else ("up", "down")
+    if attention.sinks:
+        yield Part("sinks", (attention.num_heads,), index)
     if mlp.router is None:
-        for name in ("gate", "up", "down"):
+        for name in keys:
             yield from _linear_parts(name, getattr(mlp, name), index)
         return
     yield from _linear_parts("router", mlp.router, index)
     for expert in range(mlp.num_experts):
-        for name in ("gate", "up", "down"):
+        for name in keys:
             yield from _linear_parts(f"expert_{name}", getattr(mlp, name), index, expert)
 
 
@@ -99,6 +108,7 @@ def _llama() -> dict[str, TensorLocation]:
         "mlp_norm": TensorLocation(f"{layer}post_attention_layernorm.weight"),
         "q_norm": TensorLocation(f"{layer}self_attn.q_norm.weight"),
         "k_norm": TensorLocation(f"{layer}self_attn.k_norm.weight"),
+        "sinks": TensorLocation(f"{layer}self_attn.sinks"),
         **_singles(f"{layer}self_attn.", q="q_proj", k="k_proj", v="v_proj", o="o_proj"),
         **_singles(f"{layer}mlp.", gate="gate_proj", up="up_proj", down="down_proj"),
     }
@@ -110,6 +120,15 @@ def _sandwiched() -> dict[str, TensorLocation]:
         **_llama(),
         "after_attention_norm": TensorLocation(f"{layer}post_attention_layernorm.weight"),
         "mlp_norm": TensorLocation(f"{layer}pre_feedforward_layernorm.weight"),
+        "after_mlp_norm": TensorLocation(f"{layer}post_feedforward_layernorm.weight"),
+    }
+
+
+def _normed_after() -> dict[str, TensorLocation]:
+    layer = "model.layers.{layer}."
+    return {
+        **_llama(),
+        "after_attention_norm": TensorLocation(f"{layer}post_attention_layernorm.weight"),
         "after_mlp_norm": TensorLocation(f"{layer}post_feedforward_layernorm.weight"),
     }
 
@@ -147,14 +166,30 @@ def _stacked_experts(module: str) -> dict[str, TensorLocation]:
     }
 
 
+def _gpt_oss() -> dict[str, TensorLocation]:
+    """Experts as [experts, inputs, outputs], gate and up alternating; biases beside them."""
+    at = "model.layers.{layer}.mlp.experts."
+    out = {**_llama(), **_singles("model.layers.{layer}.", router="mlp.router")}
+    for key in ("gate", "up", "down"):
+        fused = () if key == "down" else ("expert_gate", "expert_up")
+        name = f"{at}{'down_proj' if key == 'down' else 'gate_up_proj'}"
+        weight = TensorLocation(name, fused, True, True, bool(fused))
+        out[f"expert_{key}"] = weight
+        out[f"expert_{key}.bias"] = weight._replace(template=f"{name}_bias")
+    return out
+
+
 LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "llama": (_llama(),),
     "mistral": (_llama(),),
     "qwen2": (_llama(),),
     "qwen3": (_llama(),),
+    **dict.fromkeys(("arcee", "ernie4_5", "granite", "helium", "seed_oss", "smollm3"), (_llama(),)),
+    **dict.fromkeys(("exaone4", "olmo2", "olmo3"), (_normed_after(),)),
     "gemma": (_llama(),),
     "gemma2": (_sandwiched(),),
     "gemma3_text": (_sandwiched(),),
+    "gpt_oss": (_gpt_oss(),),
     "phi3": (_phi3(),),
     "mixtral": (
         _experts("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
@@ -204,12 +239,27 @@ def _under(prefix: tuple[str, str], place: TensorLocation) -> TensorLocation:
 
 
 class LocatedTensor(NamedTuple):
-    """A part within the checkpoint: `rows` of `expert` in tensor `name` of shape `whole`."""
+    """A part within the checkpoint: `rows` of `expert` in tensor `name` of shape `whole`.
+
+    `transposed`: of the expert's matrix with its axes swapped.
+    """
 
     name: str
     whole: Shape
     rows: slice | None
     expert: int | None
+    transposed: bool = False
+
+    def read(self, tensors: Any) -> Tensor:
+        """The part from an open safetensors file."""
+        view = tensors.get_slice(self.name)
+        rows = slice(None) if self.rows is None else self.rows
+        if self.expert is None:
+            return cast(Tensor, view[rows]).clone()
+        if rows.step in (None, 1) and not self.transposed:
+            return cast(Tensor, view[self.expert, rows]).clone()
+        matrix = cast(Tensor, view[self.expert])
+        return (matrix.T if self.transposed else matrix)[rows].contiguous()
 
 
 def locate(part: Part, layout: Layout, sizes: Mapping[str, int]) -> LocatedTensor:
@@ -218,13 +268,17 @@ def locate(part: Part, layout: Layout, sizes: Mapping[str, int]) -> LocatedTenso
     name = place.template.format(layer=part.layer, expert=part.expert)
     whole, rows = part.shape, None
     if place.fused:
-        before = place.fused.index(part.key)
+        before = place.fused.index(part.key.removesuffix(".bias"))
         start = sum(sizes[key] for key in place.fused[:before])
         rows = slice(start, start + part.shape[0])
+        if place.interleaved:
+            rows = slice(before, None, len(place.fused))
         whole = (sum(sizes[key] for key in place.fused), *part.shape[1:])
     if not place.stacked:
         return LocatedTensor(name, whole, rows, None)
-    return LocatedTensor(name, (sizes["num_experts"], *whole), rows, part.expert)
+    transposed = place.transposed and len(whole) == 2
+    whole = whole[::-1] if transposed else whole
+    return LocatedTensor(name, (sizes["num_experts"], *whole), rows, part.expert, transposed)
 
 
 def row_sizes(layer: LayerSpec) -> dict[str, int]:

@@ -62,7 +62,8 @@ def layer_products(layer: LayerSpec, index: int) -> Iterator[LinearProduct]:
     yield LinearProduct(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
     yield LinearProduct(["o"], [attention.o], index)
     if mlp.router is None:
-        yield LinearProduct(["gate", "up"], [mlp.gate, mlp.up], index)
+        gate_up = LinearProduct(["gate", "up"], [mlp.gate, mlp.up], index)
+        yield gate_up if mlp.gated else LinearProduct(["up"], [mlp.up], index)
         yield LinearProduct(["down"], [mlp.down], index)
         return
     yield LinearProduct(["router"], [mlp.router], index)

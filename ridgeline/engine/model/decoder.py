@@ -15,6 +15,15 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.model.base import DecoderBody, LayerForward
 from ridgeline.engine.quant.base import Linear
+from ridgeline.modelspec.model import ModelSpec
+
+
+def final_logits(spec: ModelSpec, logits: Tensor) -> Tensor:
+    """Logits of the LM head as the model scales and bounds them."""
+    if spec.logit_scale != 1.0:
+        logits = logits * spec.logit_scale
+    cap = spec.final_softcap
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 class Decoder:
@@ -37,6 +46,4 @@ class Decoder:
 
     def logits(self, x_SC: Tensor) -> Tensor:
         """Float32 logits_SV of hidden states x_SC."""
-        logits_SV = self.lm_head(x_SC).float()
-        cap = self.spec.final_softcap
-        return logits_SV if cap is None else torch.tanh(logits_SV / cap) * cap
+        return final_logits(self.spec, self.lm_head(x_SC).float())

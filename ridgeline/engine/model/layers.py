@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.model.rope import rotate_
+from ridgeline.engine.model.rope import rotate_, rotate_interleaved_
 from ridgeline.engine.quant.base import Linear
 from ridgeline.modelspec.model import AttentionSpec
 
@@ -24,8 +24,25 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 Norm = Callable[[Tensor], Tensor]
+Gate = Callable[[Tensor, Tensor], Tensor]
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gpt-oss: both bounded by 7, g · sigmoid(1.702 g) · (u + 1)."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+def gate_of(activation: str) -> Gate:
+    """The function of gate and up in front of the down projection."""
+    if activation == "clamped_swiglu":
+        return clamped_swiglu
+    act = ACTIVATIONS[activation]
+    return lambda gate, up: act(gate).mul_(up)
 
 
 class RmsNorm:
@@ -77,6 +94,24 @@ class QkNorm:
         qk_TXD.copy_(normed.mul_(self.gain_XD))
 
 
+class QkRowNorm:
+    """RMS-normalises q, and k, each as one row over all heads, in place (OLMo 2)."""
+
+    __slots__ = ("eps", "k_gain", "num_heads", "q_gain")
+
+    def __init__(self, spec: AttentionSpec, q_gain: Tensor, k_gain: Tensor, eps: float) -> None:
+        self.num_heads, self.eps = spec.num_heads, eps
+        self.q_gain = q_gain.view(spec.num_heads, spec.head_dim)
+        self.k_gain = k_gain.view(spec.num_kv_heads, spec.head_dim)
+
+    def __call__(self, qk_TXD: Tensor) -> None:
+        for part, gain in (
+            (qk_TXD[:, : self.num_heads], self.q_gain),
+            (qk_TXD[:, self.num_heads :], self.k_gain),
+        ):
+            part.copy_(F.rms_norm(part.to(gain.dtype), gain.shape, gain, self.eps))
+
+
 def no_qk_norm(qk_TXD: Tensor) -> None:
     """Does nothing, for models that do not normalise heads."""
 
@@ -100,14 +135,21 @@ class ConcatLinear:
 class AttentionLayer:
     """q, k, v in one product, norm and rotation in place, the step's attention, output projection."""
 
-    __slots__ = ("head_dim", "norm_qk", "num_heads", "num_kv_heads", "o", "qkv")
+    __slots__ = ("head_dim", "norm_qk", "num_heads", "num_kv_heads", "o", "qkv", "rotate", "sinks")
 
     def __init__(
-        self, spec: AttentionSpec, qkv: Linear, o: Linear, norm_qk: Callable[[Tensor], None]
+        self,
+        spec: AttentionSpec,
+        qkv: Linear,
+        o: Linear,
+        norm_qk: Callable[[Tensor], None],
+        sinks_H: Tensor | None = None,
     ) -> None:
+        self.sinks: tuple[Tensor, ...] = () if sinks_H is None else (sinks_H,)
         self.qkv, self.o, self.norm_qk = qkv, o, norm_qk
         self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
         self.head_dim = spec.head_dim
+        self.rotate = rotate_interleaved_ if spec.rope.interleaved else rotate_
 
     def __call__(
         self, x_TC: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, layer: int
@@ -116,28 +158,56 @@ class AttentionLayer:
         heads_TXD = self.qkv(x_TC).view(-1, num_queries + 2 * num_keys, self.head_dim)
         qk_TXD = heads_TXD[:, : num_queries + num_keys]
         self.norm_qk(qk_TXD)
-        rotate_(qk_TXD, *rotation)
+        self.rotate(qk_TXD, *rotation)
         kv_T2KD = heads_TXD[:, num_queries:].view(-1, 2, num_keys, self.head_dim)
-        o_THD = attend(heads_TXD[:, :num_queries], kv_T2KD, layer)
+        o_THD = attend(heads_TXD[:, :num_queries], kv_T2KD, layer, *self.sinks)
         return self.o(o_THD.reshape(-1, num_queries * self.head_dim))
 
 
 class GatedMlp:
     """down(act(gate(x)) · up(x)), gate and up in one product."""
 
-    __slots__ = ("act", "activation", "down", "gate_up")
+    __slots__ = ("activation", "down", "gate", "gate_up")
 
     def __init__(self, activation: str, gate_up: Linear, down: Linear) -> None:
-        self.activation, self.act = activation, ACTIVATIONS[activation]
+        self.activation, self.gate = activation, gate_of(activation)
         self.gate_up, self.down = gate_up, down
 
     def __call__(self, x_TC: Tensor) -> Tensor:
         gate_TI, up_TI = self.gate_up(x_TC).chunk(2, dim=-1)
-        return self.down(self.act(gate_TI).mul_(up_TI))
+        return self.down(self.gate(gate_TI, up_TI))
+
+
+class UngatedMlp:
+    """down(act(up(x)))."""
+
+    __slots__ = ("act", "activation", "down", "up")
+
+    def __init__(self, activation: str, up: Linear, down: Linear) -> None:
+        self.activation, self.act = activation, ACTIVATIONS[activation]
+        self.up, self.down = up, down
+
+    def __call__(self, x_TC: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x_TC)))
+
+
+class Scale:
+    """Multiplies a branch's output, normalised before where it is, by a constant."""
+
+    __slots__ = ("factor", "norm")
+
+    def __init__(self, norm: Norm, factor: float) -> None:
+        self.norm, self.factor = norm, factor
+
+    def __call__(self, x_TC: Tensor) -> Tensor:
+        return self.norm(x_TC) * self.factor
 
 
 class Block:
-    """x + attention(norm(x)), then x + mlp(norm(x)); branch outputs may be normalised as well."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Branch outputs may be normalised and scaled (`branch_norms`); inputs may be left as they are.
+    """
 
     __slots__ = ("attention", "attention_norm", "branch_norms", "mlp", "mlp_norm", "rope")
 

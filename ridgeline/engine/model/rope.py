@@ -86,6 +86,16 @@ class RopeTables:
         return (both * attention_factor(rope)).to(device=self.device, dtype=self.dtype)
 
 
+def rotate_interleaved_(x_THD: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> None:
+    """Rotate dimensions 2i and 2i + 1 of the leading R of each head in place."""
+    half = cos_T1R.shape[-1] // 2
+    cos_T1P, sin_T1P = cos_T1R[..., :half], sin_T1R[..., half:]
+    even_THP, odd_THP = x_THD[..., 0 : 2 * half : 2], x_THD[..., 1 : 2 * half : 2]
+    turned_THP = odd_THP * cos_T1P + even_THP * sin_T1P
+    even_THP.mul_(cos_T1P).sub_(odd_THP * sin_T1P)
+    odd_THP.copy_(turned_THP)
+
+
 def rotate_(x_THD: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> None:
     """Rotate the leading R dimensions of each head in place."""
     num_rotated = cos_T1R.shape[-1]

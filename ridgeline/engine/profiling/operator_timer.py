@@ -26,7 +26,7 @@ from ridgeline.engine.execution.greedy_fast_path import NativeGreedyPath
 from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.execution.runner import TorchRunner
-from ridgeline.engine.model.layers import Block, GatedMlp, no_norm
+from ridgeline.engine.model.layers import Block, GatedMlp, UngatedMlp, no_norm
 from ridgeline.engine.sampling.argmax_head import NativeArgmax
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
@@ -194,10 +194,11 @@ def _time_layers(runner: TorchRunner, watch: Stopwatch, put: Put) -> None:
 
 def _timed_block(block: Block, watch: Stopwatch) -> Block:
     timed, of = copy(block), watch.timed
-    timed.attention_norm = of("norm", block.attention_norm)
-    timed.mlp_norm = of("norm", block.mlp_norm)
-    first, second = (norm if norm is no_norm else of("norm", norm) for norm in block.branch_norms)
-    timed.branch_norms = first, second
+    timed.attention_norm, timed.mlp_norm, *branch_norms = (
+        norm if norm is no_norm else of("norm", norm)
+        for norm in (block.attention_norm, block.mlp_norm, *block.branch_norms)
+    )
+    timed.branch_norms = branch_norms[0], branch_norms[1]
     layer: Any = copy(block.attention)
     layer.qkv, layer.o = of("qkv", layer.qkv), of("o", layer.o)
     attention: Any = of("rope", layer)
@@ -207,9 +208,10 @@ def _timed_block(block: Block, watch: Stopwatch) -> Block:
 
 
 def _timed_mlp(mlp: Any, watch: Stopwatch) -> Callable[..., Any]:
-    if not isinstance(mlp, GatedMlp):
+    if not isinstance(mlp, GatedMlp | UngatedMlp):
         return watch.timed("router+experts", mlp)
     timed: Any = copy(mlp)
-    timed.gate_up = watch.timed("gate_up", mlp.gate_up)
+    first = "gate_up" if isinstance(mlp, GatedMlp) else "up"
+    setattr(timed, first, watch.timed("gate_up", getattr(mlp, first)))
     timed.down = watch.timed("down", mlp.down)
     return watch.timed("activation", timed)

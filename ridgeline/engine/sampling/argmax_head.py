@@ -88,7 +88,7 @@ def make_argmax_head(decoder: Decoder, max_tokens: int | None = None) -> ArgmaxH
     head, num_tokens = decoder.lm_head, decoder.spec.vocab_size
     if max_tokens is not None:
         num_tokens = min(num_tokens, max_tokens)
-    plain = decoder.spec.final_softcap is None
+    plain = decoder.spec.final_softcap is None and decoder.spec.logit_scale == 1.0
     if type(head) is PackedLinear and head.dtype == torch.float32 and plain:
         return NativeArgmax(head.native, num_tokens)
     return LogitsArgmax(decoder, num_tokens)

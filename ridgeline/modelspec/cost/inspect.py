@@ -80,15 +80,16 @@ def _attention_words(layer: LayerSpec) -> str:
     a = layer.attention
     parts = [f"{a.num_heads} heads of {a.head_dim}, {a.num_kv_heads} KV"]
     parts += [f"window {a.window}"] if a.window else []
-    parts += ["qk-norm"] if a.qk_norm else []
+    parts += [f"qk-norm{' over all heads' if a.qk_norm_rows else ''}"] if a.qk_norm else []
     parts += [f"softcap {a.softcap:g}"] if a.softcap else []
-    parts += [f"rope {a.rope.kind}"] if a.rope.kind != "default" else []
+    parts += ["no rope"] if not a.rope.dim else []
+    parts += [f"rope {a.rope.kind}"] if a.rope.dim and a.rope.kind != "default" else []
     return ", ".join(parts)
 
 
 def _mlp_words(layer: LayerSpec) -> str:
     m = layer.mlp
-    size = f"{m.up.num_out} {m.activation}"
+    size = f"{m.up.num_out} {m.activation}{'' if m.gated else ', no gate'}"
     return f"{m.experts_per_token} of {m.num_experts} experts of {size}" if m.num_experts else size
 
 

@@ -19,6 +19,7 @@ from types import MappingProxyType
 import msgspec
 
 from ridgeline.modelspec.cost import Shape, layer_kv_bytes, norm_params, visible
+from ridgeline.modelspec.cost.parameters import mlp_linears
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
 from ridgeline.modelspec.model import AttentionSpec, LinearSpec, MlpSpec, ModelSpec
 
@@ -104,7 +105,7 @@ def operator_work(
     for layer, count in Counter(spec.layers).items():
         rows = _Rows(spec, num_tokens)
         parts = {**_attention(rows, layer.attention, shapes), **_mlp(rows, layer.mlp)}
-        parts["norm"] = rows.through(spec.hidden_size, 4 if layer.sandwich_norms else 2)
+        parts["norm"] = rows.through(spec.hidden_size, 4 if layer.norms == "both" else 2)
         parts["residual"] = rows.moved(3 * 2 * spec.hidden_size)
         for name, work in parts.items():
             by_part[name] = by_part.get(name, NO_WORK) + work.scaled(count)
@@ -172,7 +173,7 @@ def _attention(
     turned = attention.num_heads + attention.num_kv_heads
     return {
         "qkv": rows.linears(attention.q, attention.k, attention.v),
-        "rope": rows.moved(2 * turned * attention.head_dim),
+        "rope": rows.moved(2 * turned * attention.rope.dim),
         "kv_write": OperatorWork(memory_bytes=per_token * rows.num_tokens),
         "attention": OperatorWork(
             flops=4.0 * pairs * attention.num_heads * attention.head_dim,
@@ -195,15 +196,15 @@ def _mlp(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:
     if mlp.num_experts:
         return _routed(rows, mlp)
     return {
-        "gate_up": rows.linears(mlp.gate, mlp.up),
-        "activation": rows.moved(3 * mlp.gate.num_out),
+        "gate_up": rows.linears(*mlp_linears(mlp)[:-1]),
+        "activation": rows.moved((3 if mlp.gated else 2) * mlp.up.num_out),
         "down": rows.linears(mlp.down),
     }
 
 
 def _routed(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:
     """Router and experts; bytes are those of the distinct experts expected to be read."""
-    one = rows.linears(mlp.gate, mlp.up, mlp.down)
+    one = rows.linears(*mlp_linears(mlp))
     missed = (1 - mlp.experts_per_token / mlp.num_experts) ** rows.num_tokens
     experts = OperatorWork(
         flops=mlp.experts_per_token * one.flops,

@@ -53,13 +53,22 @@ def norm_params(spec: ModelSpec) -> int:
     total = spec.hidden_size
     for layer, count in count_layers(spec).items():
         attention = layer.attention
-        per_layer = spec.hidden_size * (4 if layer.sandwich_norms else 2)
-        per_layer += 2 * attention.head_dim if attention.qk_norm else 0
+        per_layer = spec.hidden_size * (4 if layer.norms == "both" else 2)
+        per_layer += sum(qk_norm_sizes(attention))
         if attention.latent is not None:
             q_down = attention.latent.q_down
             per_layer += attention.latent.rank + (0 if q_down is None else q_down.num_out)
         total += count * per_layer
     return 2 * total if spec.norm_bias else total
+
+
+def qk_norm_sizes(attention: AttentionSpec) -> tuple[int, ...]:
+    """Gains of the norms of q and of k; empty where they are not normalised."""
+    if not attention.qk_norm:
+        return ()
+    size = attention.head_dim
+    rows = (attention.num_heads * size, attention.num_kv_heads * size)
+    return rows if attention.qk_norm_rows else (size, size)
 
 
 def layer_params(layer: LayerSpec, *, active: bool = False) -> int:

@@ -20,7 +20,7 @@ from ridgeline.modelspec.model import (
 )
 
 if TYPE_CHECKING:
-    from ridgeline.modelspec.families.registry import Family
+    from ridgeline.modelspec.families.family import Family
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -28,6 +28,7 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "relu2": "relu2",
 }
 MAX_EXPERTS = 4096  # per layer; bounds the number of tensors (DeepSeek-V3 has 256 experts)
 DTYPES = {name: name for name in ("float32", "bfloat16", "float16")} | {
@@ -55,7 +56,9 @@ def build(values: ConfigFields, row: Family, *, name: str, family: str) -> Model
         dtype=dtype,
         kv_dtype=dtype,
         norm_plus_one=row.gemma_norms,
-        embed_scale=hidden_size**0.5 if row.gemma_norms else 1.0,
+        embed_scale=_multiplier(values, "embedding_multiplier")
+        * (hidden_size**0.5 if row.gemma_norms else 1.0),
+        logit_scale=1.0 / _multiplier(values, "logits_scaling"),
         final_softcap=values.opt_number("final_logit_softcapping"),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos_in_vocabulary(values.token_ids("eos_token_id"), vocab_size),
@@ -77,18 +80,24 @@ def _layers(values: ConfigFields, row: Family, fmt: Format) -> tuple[LayerSpec, 
     # Equal layers share one object, which keeps later arithmetic cheap.
     kinds = row.layer_kinds(values)
     routed = _routed_layers(values, row, len(kinds))
-    made: dict[tuple[str, bool], LayerSpec] = {}
+    rotated = row.rotated(values, kinds) if row.rotated else [True] * len(kinds)
+    made: dict[tuple[str, bool, bool], LayerSpec] = {}
     ropes = rope_by_layer_kind(values, row.rope, _heads(values)[2])
-    for key in dict.fromkeys(zip(kinds, routed, strict=True)):
-        kind, is_routed = key
+    for key in dict.fromkeys(zip(kinds, routed, rotated, strict=True)):
+        kind, is_routed, is_rotated = key
+        rope = ropes[kind] if is_rotated else RopeSpec(dim=0, theta=ropes[kind].theta)
         made[key] = LayerSpec(
-            attention=_attention(
-                values, row, fmt, ropes[kind], layer_kinds.window_of(values, kind)
-            ),
+            attention=_attention(values, row, fmt, rope, layer_kinds.window_of(values, kind)),
             mlp=_experts(values, row, fmt) if is_routed else _mlp(values, row, fmt),
-            sandwich_norms=row.sandwich_norms,
+            norms=row.norms,
+            residual_scale=_multiplier(values, "residual_multiplier"),
         )
-    return tuple(made[key] for key in zip(kinds, routed, strict=True))
+    return tuple(made[key] for key in zip(kinds, routed, rotated, strict=True))
+
+
+def _multiplier(values: ConfigFields, key: str) -> float:
+    """A field that multiplies something, in families that have it; else 1."""
+    return values.number(key) if key in values else 1.0
 
 
 def _routed_layers(values: ConfigFields, row: Family, num: int) -> list[bool]:
@@ -115,8 +124,9 @@ def _attention(
 ) -> AttentionSpec:
     num_heads, num_kv_heads, head_dim = _heads(values)
     hidden_size = values.count("hidden_size")
-    by_field = row.biases == "attention_bias" and values.flag("attention_bias")
-    qkv_bias, o_bias = by_field or row.biases == "qkv", by_field
+    qkv_bias, o_bias = (
+        values.flag(bias) if isinstance(bias, str) else bias for bias in (row.qkv_bias, row.o_bias)
+    )
 
     def linear(num_out: int, num_in: int, bias: bool) -> LinearSpec:
         return LinearSpec(num_out=num_out, num_in=num_in, format=fmt, bias=bias)
@@ -125,7 +135,8 @@ def _attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        scale=(values.opt_number("query_pre_attn_scalar") or head_dim) ** -0.5,
+        scale=values.opt_number("attention_multiplier")
+        or (values.opt_number("query_pre_attn_scalar") or head_dim) ** -0.5,
         rope=rope,
         q=linear(num_heads * head_dim, hidden_size, qkv_bias),
         k=linear(num_kv_heads * head_dim, hidden_size, qkv_bias),
@@ -134,10 +145,14 @@ def _attention(
         window=window,
         softcap=values.opt_number("attn_logit_softcapping"),
         qk_norm=row.qk_norm,
+        qk_norm_rows=row.qk_norm_rows,
+        sinks=row.sinks,
     )
 
 
 def _activation(values: ConfigFields, row: Family) -> Activation:
+    if row.activation is not None:
+        return row.activation
     meaning = values.choice(row.activation_key, ACTIVATIONS)
     if row.gelu_is_tanh and meaning == "gelu":
         meaning = "gelu_tanh"  # Gemma 1 says "gelu" and means the tanh form
@@ -145,11 +160,11 @@ def _activation(values: ConfigFields, row: Family) -> Activation:
 
 
 def _mlp(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
-    bias = values.flag("mlp_bias") if "mlp_bias" in values else False
+    bias = values.flag(row.mlp_bias) if row.mlp_bias in values else False
     hidden_size, inner = values.count("hidden_size"), values.count("intermediate_size")
     up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=bias)
     down = LinearSpec(num_out=hidden_size, num_in=inner, format=fmt, bias=bias)
-    return MlpSpec(activation=_activation(values, row), gate=up, up=up, down=down)
+    return MlpSpec(activation=_activation(values, row), gate=up, up=up, down=down, gated=row.gated)
 
 
 def _experts(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
@@ -160,14 +175,14 @@ def _experts(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
     top_k = values.count("num_experts_per_tok")
     if top_k > num_experts:
         raise values.bad("num_experts_per_tok", f"at most {moe.num_experts_key} {num_experts}")
-    up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt)
+    up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=moe.bias)
     return MlpSpec(
         activation=_activation(values, row),
         gate=up,
         up=up,
-        down=LinearSpec(num_out=hidden_size, num_in=inner, format=fmt),
+        down=LinearSpec(num_out=hidden_size, num_in=inner, format=fmt, bias=moe.bias),
         num_experts=num_experts,
         experts_per_token=top_k,
         norm_topk=values.flag(moe.norm_topk_key) if moe.norm_topk_key else True,
-        router=LinearSpec(num_out=num_experts, num_in=hidden_size, format=fmt),
+        router=LinearSpec(num_out=num_experts, num_in=hidden_size, format=fmt, bias=moe.bias),
     )

@@ -19,7 +19,7 @@ HARMLESS = frozenset(
     attn_implementation cache_implementation chunk_size_feed_forward dtype embd_pdrop id2label
     initializer_range is_llama_config label2id model_type name_or_path num_labels
     output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
-    problem_type resid_pdrop return_dict router_aux_loss_coef router_jitter_noise
+    problem_type resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise
     task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config
     transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905

@@ -66,6 +66,47 @@ def every_nth_full(values: ConfigFields) -> list[str]:
     return _every(values, values.count(key if values.raw(key) is not None else f"_{key}"))
 
 
+def every_nth_full_unless_explicit(values: ConfigFields, n: int) -> list[str]:
+    """OLMo 3: every fourth layer is global where `layer_types` does not say otherwise."""
+    return explicit(values) if values.raw("layer_types") is not None else _every(values, n)
+
+
+def sliding_by_pattern(values: ConfigFields) -> list[str]:
+    """EXAONE 4: `layer_types`, else one global layer after each `sliding_window_pattern` - 1."""
+    if values.raw("layer_types") is not None:
+        return explicit(values)
+    if values.raw("sliding_window") is None:
+        return all_full(values)
+    return _every(values, values.count("sliding_window_pattern"))
+
+
+def rotated_where_sliding(values: ConfigFields, kinds: list[str]) -> list[bool]:
+    """EXAONE 4: global layers have no rotary embedding where the model has windows."""
+    windowed = values.raw("sliding_window") is not None
+    return [kind == SLIDING or not windowed for kind in kinds]
+
+
+def rotated_layers(values: ConfigFields) -> list[bool]:
+    """SmolLM3: `no_rope_layers` (1: rotated), else all but every `no_rope_layer_interval`-th."""
+    flags: Any = values.raw("no_rope_layers")
+    num = num_layers(values)
+    if flags is None:
+        interval = values.count("no_rope_layer_interval")
+        return [(i + 1) % interval != 0 for i in range(num)]
+    if not isinstance(flags, list) or len(flags) != num or any(x not in (0, 1) for x in flags):
+        raise values.bad("no_rope_layers", f"a list of {num} numbers, each 0 or 1")
+    return [bool(flag) for flag in flags]
+
+
+def sliding_where_not_rotated(values: ConfigFields) -> list[str]:
+    """SmolLM3: with `use_sliding_window`, `layer_types`, else the layers that are not rotated."""
+    if not values.flag("use_sliding_window") or values.raw("sliding_window") is None:
+        return all_full(values)
+    if values.raw("layer_types") is not None:
+        return explicit(values)
+    return [FULL if rotated else SLIDING for rotated in rotated_layers(values)]
+
+
 def explicit(values: ConfigFields) -> list[str]:
     """`layer_types`, one name per layer."""
     names: Any = values.raw("layer_types")

@@ -7,70 +7,21 @@ a row and a config.json into a ModelSpec without branching on a family's name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.build import build
 from ridgeline.modelspec.families.config_fields import ConfigFields, check_names
-from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
+from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
+from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
+from ridgeline.modelspec.families.mixtures import MIXTURES
+from ridgeline.modelspec.families.rope_config import RopeFields
 from ridgeline.modelspec.families.unsupported import UNSUPPORTED
 from ridgeline.modelspec.families.wrappers import WRAPPERS, text_part
 from ridgeline.modelspec.model import ModelSpec
 
-
-@dataclass(frozen=True, kw_only=True)
-class MoeFields:
-    """The config fields that describe a family's experts. `norm_topk_key` None: probabilities of the
-    chosen experts are always renormalised."""
-
-    num_experts_key: str
-    expert_size_key: str
-    norm_topk_key: str | None = None
-    choose_layers: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One model family.
-
-    `defaults`: transformers' defaults, which also list the understood fields; None means "derive
-    from other fields". `biases`: the attention projections with a bias ("none", "qkv", or the name
-    of the field that decides). `fixed`: fields that must have one of the listed values. `aliases`:
-    alternative field names.
-    """
-
-    architecture: str
-    defaults: Mapping[str, Any]
-    layer_kinds: kinds.LayerKinds = kinds.all_full
-    biases: Literal["none", "qkv", "attention_bias"] = "none"
-    activation_key: str = "hidden_act"
-    rope: RopeFields = field(default_factory=RopeFields)
-    moe: MoeFields | None = None
-    qk_norm: bool = False
-    gemma_norms: bool = False
-    sandwich_norms: bool = False
-    gelu_is_tanh: bool = False
-    fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def understood(self) -> frozenset[str]:
-        """The config.json fields that this family interprets."""
-        return frozenset(self.defaults) | frozenset(TOP_LEVEL) | self.aliases.keys()
-
-
-_COMMON: dict[str, Any] = {
-    "head_dim": None,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "tie_word_embeddings": False,
-}
-_LLAMA_LIKE = {**_COMMON, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 32000}
+_LLAMA_LIKE = {**COMMON, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 32000}
 _MISTRAL_LIKE = {
     **_LLAMA_LIKE,
     "hidden_size": 4096,
@@ -81,7 +32,7 @@ _MISTRAL_LIKE = {
     "max_position_embeddings": 131_072,
 }
 _QWEN_LIKE = {
-    **_COMMON,
+    **COMMON,
     "vocab_size": 151_936,
     "max_position_embeddings": 32_768,
     "use_sliding_window": False,
@@ -98,7 +49,7 @@ _QWEN_DENSE = {
     "layer_types": None,
 }
 _GEMMA_LIKE = {
-    **_COMMON,
+    **COMMON,
     "head_dim": 256,
     "bos_token_id": 2,
     "eos_token_id": 1,
@@ -132,7 +83,8 @@ FAMILIES: Mapping[str, Family] = {
             "attention_bias": False,
             "mlp_bias": False,
         },
-        biases="attention_bias",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
     ),
     "mistral": Family(
         architecture="MistralForCausalLM",
@@ -157,14 +109,15 @@ FAMILIES: Mapping[str, Family] = {
         architecture="Qwen2ForCausalLM",
         defaults=_QWEN_DENSE,
         layer_kinds=kinds.sliding_from_layer,
-        biases="qkv",
+        qkv_bias=True,
         rope=RopeFields(mrope=True),
     ),
     "qwen3": Family(
         architecture="Qwen3ForCausalLM",
         defaults={**_QWEN_DENSE, "head_dim": 128, "attention_bias": False},
         layer_kinds=kinds.sliding_from_layer,
-        biases="attention_bias",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
         qk_norm=True,
         rope=RopeFields(mrope=True),
     ),
@@ -188,7 +141,8 @@ FAMILIES: Mapping[str, Family] = {
         },
         aliases={"num_local_experts": "num_experts"},
         layer_kinds=kinds.all_sliding_if_used,
-        biases="attention_bias",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
         qk_norm=True,
         moe=MoeFields(
             num_experts_key="num_experts",
@@ -210,7 +164,8 @@ FAMILIES: Mapping[str, Family] = {
             "hidden_act": "gelu_pytorch_tanh",
             "max_position_embeddings": 8192,
         },
-        biases="attention_bias",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
         gemma_norms=True,
         gelu_is_tanh=True,
         fixed={"hidden_activation": (None, "gelu_pytorch_tanh")},
@@ -226,10 +181,11 @@ FAMILIES: Mapping[str, Family] = {
         },
         aliases={"sliding_window_size": "sliding_window"},
         layer_kinds=kinds.alternating,
-        biases="attention_bias",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
         activation_key="hidden_activation",
         gemma_norms=True,
-        sandwich_norms=True,
+        norms="both",
         fixed=_UNREAD_ACT,
     ),
     "gemma3_text": Family(
@@ -243,19 +199,20 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window_pattern": None,
         },
         layer_kinds=kinds.every_nth_full,
-        biases="attention_bias",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
         activation_key="hidden_activation",
         rope=RopeFields(default_theta=1_000_000.0, local_theta=10_000.0),
         qk_norm=True,
         gemma_norms=True,
-        sandwich_norms=True,
+        norms="both",
         # transformers reads Gemma 3's attn_logit_softcapping and then does not apply it
         fixed={**_UNREAD_ACT, "attn_logit_softcapping": (None,)},
     ),
     "phi3": Family(
         architecture="Phi3ForCausalLM",
         defaults={
-            **_COMMON,
+            **COMMON,
             "vocab_size": 32064,
             "hidden_size": 3072,
             "intermediate_size": 8192,
@@ -278,6 +235,8 @@ FAMILIES: Mapping[str, Family] = {
             "mlp_bias": (False,),
         },
     ),
+    **LLAMA_VARIANTS,
+    **MIXTURES,
 }
 
 

@@ -59,7 +59,8 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     """What a family's row says about its rotary fields.
 
     `mrope`: fields of a multi-dimensional rotary embedding are read as the plain one, to which it is
-    equal on text.
+    equal on text. `scaling`: the dictionary of a config that has none. `scales_full_only`: windowed
+    layers have no scaling (OLMo 3).
     """
 
     default_theta: float = 10_000.0
@@ -67,13 +68,23 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
     yarn_means_longrope: bool = False
     mrope: bool = False
+    interleaved: bool = False
+    scales_full_only: bool = False
+    scaling: dict[str, Any] | None = None
 
 
 def rope_by_layer_kind(
     values: ConfigFields, fields: RopeFields, head_dim: int
 ) -> dict[str, RopeSpec]:
     """The rotary embedding of each kind of layer ("full_attention", "sliding_attention")."""
-    given = _given(values)
+    given = _given(values) or dict(fields.scaling or {})
+    if fields.scales_full_only:
+        full, local = _nested(values, given)
+        theta = _theta(values, fields.default_theta)
+        return {
+            "full_attention": _rope(values, fields, head_dim, full, theta),
+            "sliding_attention": _rope(values, fields, head_dim, local, theta),
+        }
     if fields.local_theta is None:
         rope = _rope(values, fields, head_dim, given, _theta(values, fields.default_theta))
         return {"full_attention": rope, "sliding_attention": rope}
@@ -136,7 +147,9 @@ def _rope(
     dim = int(head_dim * partial)
     if dim < 2 or dim % 2:
         raise BadModel(f"{values.where}: the rotated part of a head must be even", value=dim)
-    rope = RopeSpec(dim=dim, theta=inner.number("rope_theta"), kind=kind)
+    rope = RopeSpec(
+        dim=dim, theta=inner.number("rope_theta"), kind=kind, interleaved=fields.interleaved
+    )
     return _FILL[kind](rope, inner, values)
 
 

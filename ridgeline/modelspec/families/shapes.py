@@ -58,6 +58,11 @@ def planning_config(name: str) -> dict[str, Any]:
 
 
 def _config(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: _with_nulls(v) for k, v in row.items() if k not in ("source", "params_b")}
+
+
+def _with_nulls(value: Any) -> Any:
     # TOML has no null; the tables write "none".
-    fields = {key: value for key, value in row.items() if key not in ("source", "params_b")}
-    return {key: None if value == "none" else value for key, value in fields.items()}
+    if isinstance(value, dict):
+        return {key: _with_nulls(inner) for key, inner in value.items()}
+    return None if value == "none" else value

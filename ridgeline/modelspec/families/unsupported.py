@@ -1,7 +1,6 @@
 """Families that can be planned although the engine cannot run them yet.
 
     deepseek_v2, deepseek_v3, kimi_k2   latent attention; shared experts and routed ones
-    gpt_oss                             alternating windows, attention sinks, biases everywhere
     hunyuan                             groups of `cla_share_factor` layers share one KV cache
     opt                                 MLPs without a gate, biases, learned positions
 
@@ -37,7 +36,6 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
         "deepseek_v2": _LATENT_ATTENTION,
         "deepseek_v3": _LATENT_ATTENTION,
         "kimi_k2": _LATENT_ATTENTION,
-        "gpt_oss": "the engine has no attention sinks and no biases in experts",
         "hunyuan": "the engine does not share a KV cache between layers",
         "opt": "the engine has no learned positions and no MLP without a gate",
     }
@@ -138,22 +136,6 @@ def _latent_attention(values: ConfigFields, fmt: Format) -> AttentionSpec:
     )
 
 
-def _gpt_oss_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
-    """Even layers have a sliding window, odd ones see the whole context."""
-    attention = replace(_attention(values, fmt, bias=True), sinks=True)
-    experts = _experts(
-        values,
-        fmt,
-        inner=values.count("intermediate_size"),
-        num_experts_key="num_local_experts",
-        top_k_key="num_experts_per_tok",
-        bias=True,
-    )
-    full = LayerSpec(attention=attention, mlp=experts)
-    windowed = replace(full, attention=replace(attention, window=values.count("sliding_window")))
-    return tuple(full if i % 2 else windowed for i in range(num_layers(values)))
-
-
 def _hunyuan_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
     """Cross-layer attention: the first of `cla_share_factor` layers computes and caches the KV."""
     attention = _attention(values, fmt)
@@ -232,7 +214,6 @@ _LAYERS: Mapping[str, Callable[[ConfigFields, Format], tuple[LayerSpec, ...]]] =
         "deepseek_v2": _latent_layers,
         "deepseek_v3": _latent_layers,
         "kimi_k2": _latent_layers,
-        "gpt_oss": _gpt_oss_layers,
         "hunyuan": _hunyuan_layers,
         "opt": _opt_layers,
     }

@@ -54,6 +54,7 @@ class NativeForward:
         self.segments = tuple(segment_of(*ops) for ops in self.stages)
         self.whole: _WholeStep | None = None
         self.tables: tuple[Tensor, ...] = ()
+        self.rope_tables: tuple[Tensor, ...] = ()  # `tables` as the frame reads them
 
     @staticmethod
     def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
@@ -62,8 +63,8 @@ class NativeForward:
         if dtype != torch.float32:
             return (f"computes in float32 only, not in {dtype}",)
         own_reasons = [_unsupported(path, linear, device) for path, linear in linears(spec).items()]
-        reasons = [*_mixed_formats(spec), *(reason for reason in own_reasons if reason is not None)]
-        return tuple(dict.fromkeys(reasons))
+        reasons = [*_unsupported_layers(spec), *_mixed_formats(spec), *own_reasons]
+        return tuple(dict.fromkeys(reason for reason in reasons if reason is not None))
 
     @staticmethod
     def storage_format(format: Format) -> Format:
@@ -110,7 +111,8 @@ class NativeForward:
         for layer, shape in enumerate(self.heads):
             view = views[shape]
             self._run(self.segments[layer], attended_THD, view.heads_TXD.data_ptr())
-            attended_THD = attend(view.q_THD, view.kv_T2KD, layer).contiguous()
+            sinks = self.body.blocks[layer].attention.sinks
+            attended_THD = attend(view.q_THD, view.kv_T2KD, layer, *sinks).contiguous()
             assert attended_THD.shape == view.q_THD.shape and attended_THD.dtype == torch.float32
         self._run(self.segments[-1], attended_THD, 0)
 
@@ -123,7 +125,8 @@ class NativeForward:
         tables = self.body.ropes.tables_up_to(end)
         if tables is self.tables:
             return
-        for rope, table_P2R in enumerate(tables):
+        self.rope_tables = tuple(map(_padded, tables))
+        for rope, table_P2R in enumerate(self.rope_tables):
             num_positions, _, rotated = table_P2R.shape
             self.frame.set_rope(rope, table_P2R.data_ptr(), num_positions, rotated)
         self.tables = tables
@@ -147,6 +150,14 @@ class _HeadViews:
         self.kv_T2KD = self.heads_TXD[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
 
 
+def _padded(table_P2R: Tensor) -> Tensor:
+    """The table of a rotary embedding; where nothing turns, one that turns two dimensions by 0."""
+    if table_P2R.shape[-1]:
+        return table_P2R
+    identity_2R = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    return identity_2R.expand(len(table_P2R), 2, 2).contiguous()
+
+
 def _unsupported(path: str, linear: LinearSpec, device: torch.device) -> str | None:
     """Why the linear at `path` cannot be part of a segment; None if it can."""
     kind = linear.format.kind
@@ -159,12 +170,8 @@ def _unsupported(path: str, linear: LinearSpec, device: torch.device) -> str | N
     if path == "lm_head":
         return None
     if path.endswith(".router"):
-        plain = kind in ("dense", "bf16", "fp32") and not linear.bias
-        return (
-            None
-            if plain
-            else f"the router must have float32 weights without a bias, not {kind} ones"
-        )
+        plain = kind in ("dense", "bf16", "fp32")
+        return None if plain else f"the router must have float32 weights, not {kind} ones"
     if kind not in _KINDS:
         return f"multiplies packed weights ({', '.join(_KINDS)}), not {kind}"
     if kind == "int8":
@@ -173,6 +180,24 @@ def _unsupported(path: str, linear: LinearSpec, device: torch.device) -> str | N
         chosen = choose(device, linear.num_out, linear.num_in).name
         return None if chosen == "native" else f"int8 weights are multiplied by {chosen} here"
     return None
+
+
+def _unsupported_layers(spec: ModelSpec) -> list[str]:
+    """What the layers have that no operator of a segment computes."""
+    layers = set(spec.layers)
+    routers = [layer.mlp.router for layer in layers if layer.mlp.router is not None]
+    reasons = {
+        "branches are scaled before they are added": any(x.residual_scale != 1.0 for x in layers),
+        "q and k are normalised over all heads": any(x.attention.qk_norm_rows for x in layers),
+        "the rotary embedding is interleaved": any(x.attention.rope.interleaved for x in layers),
+        "attention has sinks": any(x.attention.sinks for x in layers),
+        "feed-forward layers have no gate": any(not x.mlp.gated for x in layers),
+        "the router has a bias": any(router.bias for router in routers),
+        "experts take rows that no norm has written": any(
+            x.norms == "after" and x.mlp.num_experts for x in layers
+        ),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def _mixed_formats(spec: ModelSpec) -> list[str]:

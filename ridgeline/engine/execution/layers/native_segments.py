@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 import ridgeline._native as _native
-from ridgeline.engine.attention.native import NativeAttention
+from ridgeline.engine.attention.native import NativeAttention, sinks_argument
 from ridgeline.engine.model.base import DecoderBody
 from ridgeline.engine.model.layers import (
     AttentionLayer,
@@ -27,11 +27,15 @@ from ridgeline.engine.model.layers import (
     GatedMlp,
     Norm,
     QkNorm,
+    QkRowNorm,
     RmsNorm,
+    Scale,
+    UngatedMlp,
     no_norm,
     no_qk_norm,
 )
 from ridgeline.engine.model.moe import MoeMlp
+from ridgeline.engine.model.rope import rotate_interleaved_
 from ridgeline.engine.model.table import PackedTable, PlainTable
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.dense import DenseLinear
@@ -107,17 +111,19 @@ class _Writer:
         q_gain, k_gain = _head_gains(layer)
         shape = (num_heads, num_keys, num_heads + 2 * num_keys, head_dim)
         rope_args = (*shape, block.rope, q_gain, k_gain, self.eps)
+        kinds = _rope_kinds(layer)
         if self.attention is None:
-            yield Op("rope", lambda s: s.rope(*rope_args, None, "auto"))
+            yield Op("rope", lambda s: s.rope(*rope_args, None, "auto", **kinds))
             return
         owner, place = self.attention, self.attention.paged_kv[layer_index]
-        yield Op("rope+kv_write", lambda s: s.rope(*rope_args, place, owner.isa))
+        yield Op("rope+kv_write", lambda s: s.rope(*rope_args, place, owner.isa, **kinds))
         site = owner.attentions[layer_index]
         assert heads_of(layer) == (site.num_heads, site.num_kv_heads, site.head_dim)
         window, softcap = site.window or 0, site.softcap or 0.0
+        sinks = sinks_argument(*layer.sinks) if layer.sinks else {}
         yield Op(
             "attention",
-            lambda s: s.attend(place, num_heads, site.scale, window, softcap, owner.isa),
+            lambda s: s.attend(place, num_heads, site.scale, window, softcap, owner.isa, **sinks),
         )
 
     def after_attention(self, block: Block) -> Iterator[Op]:
@@ -130,8 +136,9 @@ class _Writer:
             yield self.rows(block.mlp_norm, block.branch_norms[0], None, "normed")
             yield _experts(mlp, self.size)
             return
-        assert type(mlp) is GatedMlp
-        gate_up, down = _packed(mlp.gate_up), _packed(mlp.down)
+        assert type(mlp) in (GatedMlp, UngatedMlp)
+        gate_up = _packed(mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up)
+        down = _packed(mlp.down)
         assert down.native.packed.num_out == self.size
         yield self.rows(block.mlp_norm, block.branch_norms[0], gate_up)
         gated = (_address(gate_up), mlp.activation, _address(down))
@@ -155,12 +162,17 @@ class _Writer:
         to: str = "out",
     ) -> Op:
         """residual += branch, if there is one; then its norm in the input format of `into` (None: floats)."""
-        add, branch_gain = branch is not None, 0 if branch is None else _gain(branch)
+        add, scale = branch is not None, {}
+        if isinstance(branch, Scale):
+            scale, branch = {"branch_scale": branch.factor}, branch.norm
+        branch_gain = 0 if branch is None else _gain(branch)
         gain, weight = _gain(norm), 0 if into is None else _address(into)
-        size, eps = self.size, self.eps
+        normed, size, eps = norm is not no_norm, self.size, self.eps
         return Op(
             ROWS,
-            lambda s: s.rows("residual", size, add, branch_gain, True, gain, eps, weight, to),
+            lambda s: s.rows(
+                "residual", size, add, branch_gain, normed, gain, eps, weight, to, **scale
+            ),
         )
 
 
@@ -174,25 +186,28 @@ def _experts(mlp: MoeMlp, size: int) -> Op:
     """The routed experts. The router is small and multiplied in float32."""
     pairs = [(_packed(expert.gate_up), _packed(expert.down)) for expert in mlp.experts]
     gate_up, down = ([_address(linear) for linear in side] for side in zip(*pairs, strict=True))
-    router_EC = _router_weight(mlp.router)
+    router_EC, bias_E = _router_weight(mlp.router)
+    bias = {} if bias_E is None else {"router_bias": bias_E.data_ptr()}
     assert router_EC.shape == (len(pairs), size)
     at, num_chosen, norm_topk = router_EC.data_ptr(), mlp.num_chosen, mlp.norm_topk
     activation = mlp.experts[0].activation
     return Op(
         "router+experts",
-        lambda s: s.experts(at, gate_up, down, size, num_chosen, norm_topk, activation),
-        router_EC,
+        lambda s: s.experts(at, gate_up, down, size, num_chosen, norm_topk, activation, **bias),
+        (router_EC, bias_E),
     )
 
 
-def _router_weight(router: Linear) -> torch.Tensor:
-    """The router's weight as contiguous float32 [E, C]."""
+def _router_weight(router: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The router's weight [E, C] and bias [E] as contiguous float32."""
     if type(router) is PackedLinear:
-        assert router.native.packed.kind in ("bf16", "fp32") and router.native.bias_O is None
-        return router.native.rows(torch.arange(router.native.packed.num_out))
-    assert type(router) is DenseLinear and router.bias_O is None
-    assert router.weight_OI.dtype == torch.float32
-    return router.weight_OI.contiguous()
+        native = router.native
+        assert native.packed.kind in ("bf16", "fp32")
+        return native.rows(torch.arange(native.packed.num_out)), native.bias_O
+    assert type(router) is DenseLinear
+    weight_EC, bias_E = router.weight_OI, router.bias_O
+    assert weight_EC.dtype == torch.float32
+    return weight_EC.contiguous(), None if bias_E is None else bias_E.float().contiguous()
 
 
 def _packed(linear: object) -> PackedLinear:
@@ -214,10 +229,23 @@ def _gain(norm: Norm) -> int:
     return gain_C.data_ptr()
 
 
+def _rope_kinds(layer: AttentionLayer) -> dict[str, bool]:
+    """What the norm and rotation of q and k have that most models do not."""
+    kinds = {
+        "norm_rows": isinstance(layer.norm_qk, QkRowNorm),
+        "interleaved": layer.rotate is rotate_interleaved_,
+    }
+    return {name: True for name, holds in kinds.items() if holds}
+
+
 def _head_gains(layer: AttentionLayer) -> tuple[int, int]:
     """Addresses of the gains of q heads and of k heads; 0 without a norm."""
     if layer.norm_qk is no_qk_norm:
         return 0, 0
+    if isinstance(layer.norm_qk, QkRowNorm):
+        q_gain, k_gain = layer.norm_qk.q_gain, layer.norm_qk.k_gain
+        assert q_gain.dtype == torch.float32 and q_gain.is_contiguous() and k_gain.is_contiguous()
+        return q_gain.data_ptr(), k_gain.data_ptr()
     assert type(layer.norm_qk) is QkNorm
     gain_XD = layer.norm_qk.gain_XD
     assert gain_XD.dtype == torch.float32 and gain_XD.is_contiguous()

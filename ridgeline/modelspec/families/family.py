@@ -1,0 +1,79 @@
+"""What a row of the table of families says: transformers' defaults, and what is special."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ridgeline.modelspec.families import layer_kinds as kinds
+from ridgeline.modelspec.families.config_fields import ConfigFields
+from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
+from ridgeline.modelspec.model import Activation, NormPlaces
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeFields:
+    """The config fields that describe a family's experts.
+
+    `norm_topk_key` None: probabilities of the chosen experts are always renormalised. `bias`: router
+    and experts have biases.
+    """
+
+    num_experts_key: str
+    expert_size_key: str
+    norm_topk_key: str | None = None
+    choose_layers: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model family.
+
+    `defaults`: transformers' defaults, which also list the understood fields; None means "derive
+    from other fields".
+    `qkv_bias`, `o_bias`: whether these projections have a bias, or the field that says so;
+    `mlp_bias`: the field that says so of the feed-forward layers. `rotated`: which layers rotate q
+    and k, given the kinds of all layers (None: all). `activation`: the one that the field
+    `activation_key` does not name. `fixed`: fields that must have one of the
+    listed values. `aliases`: other names of a field.
+    """
+
+    architecture: str
+    defaults: Mapping[str, Any]
+    layer_kinds: kinds.LayerKinds = kinds.all_full
+    rotated: Callable[[ConfigFields, list[str]], list[bool]] | None = None
+    qkv_bias: bool | str = False
+    o_bias: bool | str = False
+    mlp_bias: str = "mlp_bias"
+    activation_key: str = "hidden_act"
+    activation: Activation | None = None
+    gated: bool = True
+    rope: RopeFields = field(default_factory=RopeFields)
+    moe: MoeFields | None = None
+    qk_norm: bool = False
+    qk_norm_rows: bool = False
+    sinks: bool = False
+    gemma_norms: bool = False
+    norms: NormPlaces = "before"
+    gelu_is_tanh: bool = False
+    fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def understood(self) -> frozenset[str]:
+        """The config.json fields that this family interprets."""
+        return frozenset(self.defaults) | frozenset(TOP_LEVEL) | self.aliases.keys()
+
+
+COMMON: dict[str, Any] = {
+    "head_dim": None,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+"""Defaults of fields that nearly every family has."""
