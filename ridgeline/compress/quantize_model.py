@@ -71,13 +71,18 @@ class WriteJob(NamedTuple):
     """How it was made, for the config."""
 
 
+def _accept_any(source: Path, spec: ModelSpec) -> None:
+    pass
+
+
 class FormatWriter(NamedTuple):
-    """A checkpoint format. `refuse` raises early for what the format cannot hold; `write` returns
-    bytes.
+    """A checkpoint format. `refuse` raises early for what the format cannot hold, `check_source` for
+    what lies beside the weights; `write` returns bytes.
     """
 
     refuse: Callable[[ModelSpec, QuantizeRecipe, TableFormats], None]
     write: Callable[[WriteJob], int]
+    check_source: Callable[[Path, ModelSpec], None] = _accept_any
 
 
 def quantize_model(
@@ -104,14 +109,16 @@ def quantize_model(
     dense = with_dtype(load_spec(model), "float32")
     text = read_text(calibration) if recipe.calibrated or mixed is not None else ""
     with open_source(model, dense, recipe) as (spec, source):
+        tables = _tables(spec, bits or TableBits(), recipe)
+        write.refuse(spec, recipe, tables)
+        write.check_source(model_path(model), spec)
         _refuse_broken(spec, source)
         if mixed is not None:
             pieces = windows(model, text, recipe, spec.vocab_size)
             widths = choose_widths(spec, source, recipe, pieces, mixed, tell)
             recipe = replace(recipe, widths=widths)
+            write.refuse(spec, recipe, tables)
         run = fingerprint(model, recipe, text)
-        tables = _tables(spec, bits or TableBits(), recipe)
-        write.refuse(spec, recipe, tables)
         with open_folder(output, run) as folder:
             store = quantise_layers(model, spec, source, recipe, folder, text, tell)
             if recipe.method == "qat":

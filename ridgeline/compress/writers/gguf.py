@@ -5,9 +5,9 @@
   Q4_K, Q6_K   K-quants; Q5_0 and Q8_0 if 256 does not divide the inputs
 
 Q4_1 stores its minimum as fp16: scales have 7 significant bits there, so zero-point times scale is
-exact. Embeddings and head keep the checkpoint's dtype, norms are float32. The tokenizer is included
-(byte-level BPE). q and k rows of llama models are put in llama.cpp's order. The experts of a layer
-are one tensor, its router float32.
+exact. Embeddings and head keep the checkpoint's dtype, norms and biases are float32. Tokenizer and
+chat templates are included. q and k rows of llama models are put in the order of llama.cpp. The
+experts of a layer are one tensor, its router float32.
 """
 
 from __future__ import annotations
@@ -19,29 +19,33 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.compress.formats.coded import BLOCKS
 from ridgeline.compress.quantize_model import FormatWriter, TableFormats, WriteJob
 from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.writers.gguf_tokenizer import tokenizer_metadata
 from ridgeline.engine.checkpoints.gguf.weights import name_of
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
 from ridgeline.modelspec.checkpoints.gguf_header import TYPES
-from ridgeline.modelspec.checkpoints.json_files import read_json
-from ridgeline.modelspec.model import MlpSpec, ModelSpec
+from ridgeline.modelspec.model import MlpSpec, ModelSpec, RopeSpec
+from ridgeline.modelspec.rope import inv_freq
 
 NAME = "model.gguf"
 _NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
 _PLAIN = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _ALIGN = 32
+ROPE_FREQS = "rope_freqs.weight"
 _ROWS = 4096  # of a table, written at once
 _K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 _ARCHITECTURES = {
     "llama": "llama",
+    "mistral": "llama",
     "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
@@ -61,12 +65,17 @@ class _TensorEntry(NamedTuple):
     parts: tuple[Part, ...]
     kind: str
 
+    values: Tensor | None = None
+    """Of a tensor that is computed from the spec and holds no part."""
+
     @property
     def name(self) -> str:
-        return name_of(self.parts[0])
+        return name_of(self.parts[0]) if self.parts else ROPE_FREQS
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.values is not None:
+            return tuple(self.values.shape)
         first = self.parts[0]
         return first.shape if first.expert is None else (len(self.parts), *first.shape)
 
@@ -78,9 +87,11 @@ def _write_gguf(job: WriteJob) -> int:
     with target.open("wb") as file:
         _write_header(file, _metadata(job), entries)
         for entry in entries:
-            written = sum(
-                file.write(piece) for part in entry.parts for piece in _bytes(job, part, entry.kind)
-            )
+            if entry.values is not None:
+                written = file.write(entry.values.numpy().tobytes())
+            else:
+                pieces = (piece for part in entry.parts for piece in _bytes(job, part, entry.kind))
+                written = sum(map(file.write, pieces))
             file.write(bytes(-written % _ALIGN))
     return target.stat().st_size
 
@@ -89,7 +100,13 @@ def _entries(job: WriteJob) -> list[_TensorEntry]:
     by_name: dict[str, list[Part]] = {}
     for part in parts(job.spec):
         by_name.setdefault(name_of(part), []).append(part)
-    return [_TensorEntry(tuple(inside), _kind(job, inside[0])) for inside in by_name.values()]
+    entries = [_TensorEntry(tuple(inside), _kind(job, inside[0])) for inside in by_name.values()]
+    rope = job.spec.layers[0].attention.rope
+    if rope.kind == "llama3":  # llama.cpp divides each frequency by a factor
+        plain, scaled = inv_freq(replace(rope, kind="default")), inv_freq(rope)
+        factors = torch.tensor(plain, dtype=torch.float64) / torch.tensor(scaled)
+        entries.append(_TensorEntry((), "F32", factors.float()))
+    return entries
 
 
 def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
@@ -112,9 +129,7 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
         )
     if recipe.widths:
         raise CannotRun("GGUF is written with one width", value="--bits-budget")
-    ropes = {layer.attention.rope.kind for layer in spec.layers}
-    if ropes != {"default"}:
-        raise CannotRun("GGUF with scaled rotary embeddings is not written", value=sorted(ropes))
+    _refuse_rope(spec)
     if recipe.method == "llm-int8":
         raise CannotRun(
             "GGUF has no place for the inputs that are kept apart",
@@ -139,6 +154,21 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
         limit="--group-size 32 with 4 bits (--sym, --asym) or 5 (--sym); 8 bits; q4_k, q6_k",
         fix="use --bits 4 --group-size 32, --bits 8, or --numbers q4_k",
     )
+
+
+def _refuse_rope(spec: ModelSpec) -> None:
+    ropes = {layer.attention.rope for layer in spec.layers}
+    rope = next(iter(ropes))
+    by_default = replace(rope, kind="default", theta=1.0, factor=1.0, original_max_positions=None)
+    own = by_default != RopeSpec(dim=rope.dim, theta=1.0)
+    held = rope.kind in ("default", "linear", "llama3") or (rope.kind == "yarn" and not own)
+    if len(ropes) > 1 or not held:
+        raise CannotRun(
+            "GGUF with such rotary embeddings is not written",
+            value=", ".join(sorted(each.kind for each in ropes)),
+            limit="default, linear, llama3, yarn with its default factors",
+            fix="use --format ridgeline",
+        )
 
 
 def _kind(job: WriteJob, part: Part) -> str:
@@ -249,7 +279,7 @@ def _string(text: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Type and value: bool, int (u32), float (f32), text, and lists of text or int."""
+    """Type and value: bool, int (u32), float (f32), text, and lists of text, int or float."""
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
@@ -258,6 +288,8 @@ def _value(value: Any) -> bytes:
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
+    if value and isinstance(value[0], float):
+        return struct.pack("<IIQ", 9, 6, len(value)) + struct.pack(f"<{len(value)}f", *value)
     if value and isinstance(value[0], int):
         return struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
     return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
@@ -282,9 +314,20 @@ def _metadata(job: WriteJob) -> dict[str, Any]:
         f"{name}.rope.freq_base": float(attention.rope.theta),
         f"{name}.rope.dimension_count": attention.rope.dim,
         f"{name}.vocab_size": spec.vocab_size,
+        **_scaling(name, attention.rope),
         **_experts(name, mlp),
-        **dict(_tokenizer(job)),
+        **tokenizer_metadata(job.source, job.spec),
     }
+
+
+def _scaling(name: str, rope: RopeSpec) -> dict[str, Any]:
+    if rope.kind not in ("linear", "yarn"):
+        return {}
+    start = f"{name}.rope.scaling."
+    found: dict[str, Any] = {f"{start}type": rope.kind, f"{start}factor": float(rope.factor)}
+    if rope.original_max_positions is not None:
+        found[f"{start}original_context_length"] = rope.original_max_positions
+    return found
 
 
 def _experts(name: str, mlp: MlpSpec) -> dict[str, Any]:
@@ -297,48 +340,8 @@ def _experts(name: str, mlp: MlpSpec) -> dict[str, Any]:
     }
 
 
-def _tokenizer(job: WriteJob) -> Iterator[tuple[str, Any]]:
-    file = job.source / "tokenizer.json"
-    if not file.is_file():
-        return
-    document = read_json(file)
-    model, pre = document.get("model", {}), document.get("pre_tokenizer") or {}
-    if model.get("type") != "BPE" or pre.get("type") != "ByteLevel" or not pre.get("use_regex"):
-        raise CannotRun(
-            "GGUF is written with byte-level BPE tokenizers of gpt-2's pattern",
-            value=f"{model.get('type')}, {pre.get('type')}",
-            fix="use --format ridgeline",
-        )
-    tokens, types = _tokens(document, job.spec.vocab_size)
-    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-    start = "tokenizer.ggml."
-    yield start + "model", "gpt2"
-    yield start + "pre", "gpt-2"
-    yield start + "tokens", tokens
-    yield start + "token_type", types
-    yield start + "merges", merges
-    yield start + "add_bos_token", False
-    if job.spec.bos_token_id is not None:
-        yield start + "bos_token_id", job.spec.bos_token_id
-    if job.spec.eos_token_ids:
-        yield start + "eos_token_id", job.spec.eos_token_ids[0]
-    if len(job.spec.eos_token_ids) > 1:
-        yield start + "eot_token_id", job.spec.eos_token_ids[1]
-    config = job.source / "tokenizer_config.json"
-    template = read_json(config).get("chat_template") if config.is_file() else None
-    if isinstance(template, str):
-        yield "tokenizer.chat_template", template
+def _check_source(source: Path, spec: ModelSpec) -> None:
+    tokenizer_metadata(source, spec)
 
 
-def _tokens(document: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
-    """Tokens by id, and their types: 1 normal, 3 control, 4 user defined, 5 unused."""
-    by_id = {at: token for token, at in document["model"]["vocab"].items()}
-    kinds = dict.fromkeys(by_id, 1)
-    for added in document.get("added_tokens", []):
-        by_id[added["id"]] = added["content"]
-        kinds[added["id"]] = 3 if added.get("special") else 4
-    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(vocab_size)]
-    return tokens, [kinds.get(i, 5) for i in range(vocab_size)]
-
-
-GGUF = FormatWriter(_refuse, _write_gguf)
+GGUF = FormatWriter(_refuse, _write_gguf, _check_source)

@@ -61,7 +61,7 @@ def pre_tokenizer_of(metadata: Mapping[str, Any]) -> PreTokenizer:
 
 
 def _byte_pairs(tokens: list[str], metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
     words = pre_tokenizer_of(metadata)
     pairs = [_pair(merge) for merge in metadata.get(PREFIX + "merges", [])]
@@ -74,20 +74,28 @@ def _byte_pairs(tokens: list[str], metadata: Mapping[str, Any]) -> tokenizers.To
             byte_fallback=not words.byte_level,
         )
     )
-    steps: list[Any] = [
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
-        for pattern in words.patterns
-    ]
     if words.byte_level:
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         inner.decoder = decoders.ByteLevel()
     else:
         inner.normalizer = normalizers.Replace(" ", "▁")
         inner.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         )
-    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    inner.pre_tokenizer = split_steps(words)
     return inner
+
+
+def split_steps(words: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """The steps that split a text into words, and spell them in GPT-2's byte alphabet."""
+    from tokenizers import Regex, pre_tokenizers
+
+    steps: list[Any] = [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
+        for pattern in words.patterns
+    ]
+    if words.byte_level:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(steps)
 
 
 def _pair(merge: str) -> tuple[str, str]:

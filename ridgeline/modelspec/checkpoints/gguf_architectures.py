@@ -28,8 +28,8 @@ SAFETENSORS = "use the model's safetensors directory"
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """How llama.cpp stores a family.
 
-    `fields`: keys (after the architecture's name) and our config's field for each, beside those
-    that all architectures share. `paired_rows`: rows of q and k are in the order of a rotary
+    `fields`: keys (after the architecture's name) and our config's field for each, in addition to
+    those that all architectures share. `paired_rows`: rows of q and k are in the order of a rotary
     embedding that turns adjacent numbers. `gain_includes_one`: norms are stored as 1 + w.
     """
 
@@ -182,9 +182,7 @@ def gguf_config(file: Gguf) -> dict[str, Any]:
     config |= _special_config(file, keys, row)
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    bos = special_id(file.metadata, "bos")
-    if bos is not None:
-        config["bos_token_id"] = bos
+    config["bos_token_id"] = special_id(file.metadata, "bos")
     config["eos_token_id"] = list(end_of_generation(file.metadata))
     return config
 
@@ -269,7 +267,7 @@ def _factors(file: Gguf) -> dict[str, Any]:
     attention = float(keys.get("rope.scaling.attn_factor", 1.0))
     once = _numbers(file, "rope_freqs.weight")
     if once and any(factor != 1.0 for factor in once):
-        _refuse_scaling_beside(keys, "rope_freqs.weight")
+        _refuse_other_scaling(keys, "rope_freqs.weight")
         return {
             "rope_type": "longrope",
             "short_factor": once,
@@ -279,7 +277,7 @@ def _factors(file: Gguf) -> dict[str, Any]:
     long, short = (_numbers(file, f"rope_factors_{name}.weight") for name in ("long", "short"))
     if not long and not short:
         return {}
-    _refuse_scaling_beside(keys, "rope_factors_long.weight")
+    _refuse_other_scaling(keys, "rope_factors_long.weight")
     return {
         "rope_type": "longrope",
         "short_factor": short,
@@ -288,7 +286,7 @@ def _factors(file: Gguf) -> dict[str, Any]:
     }
 
 
-def _refuse_scaling_beside(keys: Mapping[str, Any], tensor: str) -> None:
+def _refuse_other_scaling(keys: Mapping[str, Any], tensor: str) -> None:
     kind, factor = keys.get("rope.scaling.type", "none"), keys.get("rope.scaling.factor", 0.0)
     if kind not in ("none", "linear", "longrope") or (
         kind == "linear" and factor not in (0.0, 1.0)

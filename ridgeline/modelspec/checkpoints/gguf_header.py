@@ -121,12 +121,12 @@ def _merged(first: Gguf, paths: list[Path]) -> Gguf:
                 fix=_AGAIN,
             )
         tensors |= part.tensors
-    promised = first.metadata.get("split.tensors.count", len(tensors))
-    if promised != len(tensors):
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
         raise BadModel(
             "the files of the split GGUF model do not belong together",
             value=f"{len(tensors)} tensors",
-            limit=f"{promised} by the first file",
+            limit=f"{expected} by the first file",
             fix=_AGAIN,
         )
     return Gguf(first.path, first.metadata, tensors)

@@ -114,7 +114,7 @@ class GgufWeights:
                 found = self._file.tensors.get(name)
                 if found is None or found.shape != self._whole(part):
                     raise BadModel(
-                        f"the GGUF file's {name} ({part}) is not what its metadata promises",
+                        f"the GGUF file's {name} ({part}) does not match its metadata",
                         value=None if found is None else list(found.shape),
                         limit=list(self._whole(part)),
                     )
@@ -129,15 +129,15 @@ class GgufWeights:
 
     def _fused(self, part: Part) -> list[Part]:
         """The parts whose rows one tensor holds, in its order."""
-        key, _, bias = part.key.partition(".")
-        own = _NAMES[key].rpartition(".")[2]
-        stored = stored_name(part, self._file).split(".")[-2]
-        if stored == own:
-            return [part]
+        module, kind = stored_name(part, self._file).rsplit(".", 2)[-2:]
+        inside = FUSED.get(module, ())
         siblings = self._by_place[part.layer, part.expert]
-        wanted = [name + (".bias" if bias else ".weight") for name in FUSED[stored]]
         by_name = {name_of(other).split(".", 2)[-1]: other for other in siblings}
-        return [by_name[name] for name in wanted]
+        names = [f"{name}.{kind}" for name in inside]
+        alone = any(f"blk.{part.layer}.{n}" in self._file.tensors for n in names[:1])
+        if alone or not names or not all(name in by_name for name in names):
+            return [part]
+        return [by_name[name] for name in names]
 
     def _tensor(self, part: Part) -> GgufTensor:
         return self._file.tensors[stored_name(part, self._file)]

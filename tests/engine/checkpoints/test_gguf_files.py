@@ -1,0 +1,331 @@
+"""GGUF files as people have them: biases, rope factors and keys, splits, tensors that are unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM as Auto
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen3Config,
+)
+
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import with_dtype
+
+IDS = [(37 * i) % 96 for i in range(40)]
+SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.2, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+SHARED = {"embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+SANDWICHED = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+KEYS = {
+    "block_count": 3, "context_length": 64, "embedding_length": 64, "feed_forward_length": 96,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16,
+    "attention.value_length": 16, "attention.layer_norm_rms_epsilon": 1e-6, "vocab_size": 96,
+}  # fmt: skip
+
+
+def random_model(config: PretrainedConfig) -> Any:
+    torch.manual_seed(0)
+    model = Auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                value.add_(torch.randn_like(value) * 0.3)
+    return model
+
+
+def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
+    """The tensors as llama.cpp's converter writes them."""
+    names = NAMES | SANDWICHED if architecture in ("gemma2", "gemma3") else NAMES
+    out = {}
+    for name, value in model.state_dict().items():
+        stem, _, kind = name.rpartition(".")
+        data = value.float()
+        if architecture.startswith("gemma") and "norm" in stem:
+            data = data + 1
+        if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
+            halves = data.view(-1, 2, 8, *data.shape[1:])
+            data = halves.transpose(1, 2).reshape(data.shape)
+        if ".layers." in stem:
+            _, _, layer, module = stem.split(".", 3)
+            out[f"blk.{layer}.{names[module]}.{kind}"] = data.numpy()
+        elif stem != "lm_head" or not model.config.tie_word_embeddings:
+            out[f"{next(v for k, v in SHARED.items() if k in stem)}.{kind}"] = data.numpy()
+    return out
+
+
+def write(
+    path: Path,
+    architecture: str,
+    tensors: Mapping[str, np.ndarray],
+    keys: Mapping[str, Any],
+    split: tuple[int, int, int] | None = None,
+) -> str:
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (KEYS | dict(keys)).items():
+        name = f"{architecture}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_array(name, value)
+    if split is not None:
+        for key, number in zip(("no", "count", "tensors.count"), split, strict=True):
+            writer.add_uint16(f"split.{key}", number)
+    for name, data in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def logits(name: str) -> torch.Tensor:
+    spec = with_dtype(load_spec(name), "float32")
+    decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
+    return TorchRunner(decoder, None, None).logits(IDS)
+
+
+def truth_of(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([IDS])).logits[0]
+
+
+def difference(name: str, model: Any) -> float:
+    return float((logits(name) - truth_of(model)).abs().max())
+
+
+GEMMA = {"attention.sliding_window": 8}
+CASES = {
+    "llama": (LlamaConfig(**SIZES), {}),
+    "llama-bias": (LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True), {}),
+    "llama-linear": (
+        LlamaConfig(**SIZES, rope_scaling={"rope_type": "linear", "factor": 4.0}),
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    "llama-yarn": (
+        LlamaConfig(
+            **SIZES,
+            rope_scaling={
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+            },
+        ),
+        {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
+    "qwen3": (Qwen3Config(**SIZES), {}),
+    "gemma": (GemmaConfig(**SIZES, hidden_act="gelu_pytorch_tanh"), {}),
+    "gemma2": (
+        Gemma2Config(**SIZES, sliding_window=8, query_pre_attn_scalar=16),
+        {**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
+    "gemma3": (
+        Gemma3TextConfig(
+            **SIZES, sliding_window=8, query_pre_attn_scalar=16,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        {**GEMMA, "rope.freq_base": 1e6, "attention.sliding_window_pattern": [True, False, True]},
+    ),
+    "phi3": (Phi3Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_file_means_the_model_that_it_was_made_from(case: str, tmp_path: Path) -> None:
+    config, keys = CASES[case]
+    model = random_model(config)
+    architecture = case.partition("-")[0]
+    name = write(tmp_path / "m.gguf", architecture, tensors_of(model, architecture), keys)
+    assert difference(name, model) < 2e-3
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Any, dict[str, np.ndarray]]:
+    model = random_model(LlamaConfig(**SIZES))
+    return model, tensors_of(model, "llama")
+
+
+def test_biases_of_some_projections_only(tmp_path: Path) -> None:
+    model = random_model(LlamaConfig(**SIZES, attention_bias=True))
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.bias)
+    tensors = tensors_of(model, "llama")
+    tensors = {name: v for name, v in tensors.items() if "attn_output.bias" not in name}
+    assert difference(write(tmp_path / "m.gguf", "llama", tensors, {}), model) < 2e-3
+
+
+def test_frequencies_divided_by_factors_of_the_file(tmp_path: Path) -> None:
+    """As Llama 3.1 to 3.3 are converted."""
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    model = random_model(LlamaConfig(**SIZES, rope_scaling=scaling))
+    base = 10_000.0 ** (-np.arange(0, 16, 2) / 16)
+    factors = base / model.model.rotary_emb.inv_freq.numpy()
+    assert factors.max() > 2
+    tensors = tensors_of(model, "llama") | {"rope_freqs.weight": factors.astype(np.float32)}
+    assert difference(write(tmp_path / "m.gguf", "llama", tensors, {}), model) < 2e-3
+
+
+def test_factors_of_one_change_nothing(plain: Any, tmp_path: Path) -> None:
+    model, tensors = plain
+    ones = {"rope_freqs.weight": np.ones(8, np.float32)}
+    name = write(tmp_path / "m.gguf", "llama", tensors | ones, {})
+    assert load_spec(name).layers[0].attention.rope.kind == "default"
+    assert difference(name, model) < 2e-3
+
+
+def test_two_sets_of_factors(tmp_path: Path) -> None:
+    """As Phi-3 with 128k positions: the long ones where the sequences may be long."""
+    sizes = {k: v for k, v in SIZES.items() if k != "head_dim"}
+    short, long = [1.0 + i / 8 for i in range(8)], [2.0 + i for i in range(8)]
+    scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    config = Phi3Config(**sizes, rope_scaling=scaling, original_max_position_embeddings=16)
+    model = random_model(config)
+    extra = {
+        "rope_factors_short.weight": np.array(short, np.float32),
+        "rope_factors_long.weight": np.array(long, np.float32),
+    }
+    keys = {
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(16))),
+    }
+    tensors = tensors_of(model, "phi3") | extra
+    assert difference(write(tmp_path / "m.gguf", "phi3", tensors, keys), model) < 2e-3
+
+
+def split_files(folder: Path, tensors: Mapping[str, np.ndarray]) -> list[str]:
+    names = list(tensors)
+    thirds = [names[:10], names[10:20], names[20:]]
+    return [
+        write(
+            folder / f"m-{i + 1:05}-of-00003.gguf",
+            "llama",
+            {name: tensors[name] for name in third},
+            {},
+            (i, 3, len(names)),
+        )
+        for i, third in enumerate(thirds)
+    ]
+
+
+def test_split_files_are_one_model(plain: Any, tmp_path: Path) -> None:
+    model, tensors = plain
+    files = split_files(tmp_path, tensors)
+    for name in files:
+        assert difference(name, model) < 2e-3
+    Path(files[1]).unlink()
+    with pytest.raises(BadModel, match="m-00002-of-00003"):
+        load_spec(files[0])
+
+
+def test_renamed_or_mixed_split_files_are_refused(plain: Any, tmp_path: Path) -> None:
+    _, tensors = plain
+    files = split_files(tmp_path, tensors)
+    alone = tmp_path / "alone.gguf"
+    alone.write_bytes(Path(files[0]).read_bytes())
+    with pytest.raises(BadModel, match="one of several"):
+        load_spec(str(alone))
+    Path(files[1]).write_bytes(Path(files[2]).read_bytes())
+    with pytest.raises(BadModel, match="another part"):
+        load_spec(files[0])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "refused"),
+    [
+        ("blk.1.attn_q.scale", True),
+        ("blk.0.mystery.weight", True),
+        ("v.patch_embd.weight", True),
+        ("blk.0.attn_rot_embd", False),
+        ("rope_freqs.weight", False),
+    ],
+)
+def test_unknown_tensors_are_refused_by_name(
+    tensor: str, refused: bool, plain: Any, tmp_path: Path
+) -> None:
+    _, tensors = plain
+    extra = {tensor: np.ones(8, np.float32)}
+    name = write(tmp_path / "m.gguf", "llama", tensors | extra, {})
+    if not refused:
+        logits(name)
+        return
+    with pytest.raises(BadModel, match=tensor):
+        logits(name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.clamp_kqv", 8.0),
+        ("expert_shared_count", 1),
+        ("logit_scale", 0.25),
+        ("attention.value_length", 32),
+        ("rope.scaling.type", "yarn-squared"),
+        ("something.new", 3),
+        ("attention.causal", False),
+    ],
+)
+def test_unknown_keys_are_refused_by_name(key: str, value: Any, plain: Any, tmp_path: Path) -> None:
+    _, tensors = plain
+    name = write(tmp_path / "m.gguf", "llama", tensors, {key: value})
+    with pytest.raises(BadModel, match=key.rpartition(".")[2].split("_")[0]):
+        load_spec(name)
+
+
+def test_neutral_keys_are_accepted(plain: Any, tmp_path: Path) -> None:
+    model, tensors = plain
+    keys = {
+        "attention.causal": True, "expert_count": 0, "logit_scale": 1.0, "rope.dimension_count": 16,
+        "rope.scaling.finetuned": False, "rope.scaling.type": "none",
+    }  # fmt: skip
+    assert difference(write(tmp_path / "m.gguf", "llama", tensors, keys), model) < 2e-3
+
+
+def test_defaults_are_those_of_llama_cpp(plain: Any, tmp_path: Path) -> None:
+    """A converter leaves out what equals them: heads of the width over their number."""
+    _, tensors = plain
+    name = write(tmp_path / "m.gguf", "llama", tensors, {})
+    spec: ModelSpec = load_spec(name)
+    assert spec.layers[0].attention.rope.theta == 10_000.0
+    assert spec.eos_token_ids == () and spec.bos_token_id is None
