@@ -16,7 +16,7 @@ from ridgeline.serve.batch.offline_runner import errors_path, store_path
 from ridgeline.serve.batch.store import BatchStore
 from tests.serve.batch.helpers import jsonl, request
 
-TINY = ["--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
+TINY = ["--model", "demo", "--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
 SMALL = [*TINY, "--served-model-name", "fake"]  # what the lines of the helpers call the model
 
 

@@ -79,9 +79,8 @@ FORBIDDEN: dict[str, set[str]] = {
 
 
 EXCEPTIONS: dict[str, set[str]] = {
-    # They stream from an open engine.
-    "ridgeline/cli/commands/run/chat.py": {"engine", "measure"},
-    "ridgeline/cli/commands/run/generate.py": {"engine"},
+    # A conversation keeps its engine open from turn to turn.
+    "ridgeline/cli/commands/run/chat.py": {"engine"},
     # It tells a model's name from a topic while the words are parsed.
     "ridgeline/cli/params/explain_command.py": {"modelspec"},
 }

@@ -251,7 +251,7 @@ def test_bench_tells_what_it_saw_everywhere(tmp_path, nvml):
     assert "server metrics" in text
     page = outputs.html.read_text()
     assert "Machine" in page and "NVIDIA H100 80GB HBM3" in page
-    assert '"machine":{"process":{"cpu_cores":' in outputs.json.read_text()
+    assert '"machine":{"process":{"cpu_cores":' in outputs.output_json.read_text()
 
 
 def test_what_breaks_the_run_is_not_hidden_by_the_watching(nvml):

@@ -42,14 +42,17 @@ class Invocation:
         assert isinstance(found, section)
         return found
 
+    def engine_settings(self, model: str | None) -> Settings:
+        """The engine settings, for `model` if one was named."""
+        settings = self.read(Settings)
+        return settings if model is None else msgspec.structs.replace(settings, model=model)
+
     def settings(self, model: str | None) -> Settings:
-        """The engine settings, for MODEL where one was named, with its files downloaded.
+        """The engine settings, for `model` if one was named, with its files downloaded.
 
         Raises BadModel, DownloadFailed.
         """
-        settings = self.read(Settings)
-        if model is not None:
-            settings = msgspec.structs.replace(settings, model=model)
+        settings = self.engine_settings(model)
         fetch_model(settings.model)
         if settings.speculative_config is not None and settings.speculative_config.model:
             fetch_model(settings.speculative_config.model)

@@ -20,6 +20,7 @@ from ridgeline.measure.workload.sharing import shared_share
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.records.progress import Caution, Observer, StageAdvanced, stage
 from ridgeline.workflows.load.server_monitor import Observed, observe_run
+from ridgeline.workflows.models.fetch_models import fetch_models
 from ridgeline.workflows.targets import (
     ModelOnDevice,
     RemoteServer,
@@ -113,6 +114,7 @@ def load_session(
         return
     from ridgeline.engine.engine import Engine
 
+    fetch_models(target, observer)
     with stage(observer, f"loading {target.model}"):
         engine = Engine.from_settings(target)
     with engine:

@@ -22,6 +22,7 @@ from ridgeline.serve.batch.offline_runner import (
 from ridgeline.serve.batch.records import BatchJob
 from ridgeline.serve.batch.schemas import BATCH_ENDPOINTS
 from ridgeline.serve.config import model_name
+from ridgeline.workflows.models.fetch_models import fetch_models
 from ridgeline.workflows.run_async import run_async
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def answer_batch(
     _check_output(file, output)
     if store_path(output).exists():
         observer(Message(text="resuming an interrupted run"))
+    fetch_models(settings, observer)
     from ridgeline.engine.engine import Engine  # imports torch: only after the checks
 
     with Engine.from_settings(settings) as engine:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 
+from ridgeline.config.settings import Settings
 from ridgeline.engine.completion import Completion
 from ridgeline.engine.engine import Engine, Prompt
 from ridgeline.records import Sampling
+from ridgeline.records.progress import Observer, silent
 from ridgeline.report.result import Result
-from ridgeline.workflows.text.text_stream import ChatMessages, prompt_tokens
+from ridgeline.workflows.models.fetch_models import fetch_models
+from ridgeline.workflows.text.text_stream import ChatMessages, TextStream, prompt_tokens
 
 
 class Generation(Result, frozen=True, kw_only=True):
@@ -45,3 +49,17 @@ def generate(
     tokens = [prompt_tokens(engine, prompt) for prompt in prompts]
     completions = engine.generate(tokens, sampling)
     return Generation(model=engine.info.model, completions=tuple(completions))
+
+
+def open_stream(
+    settings: Settings,
+    prompt: Prompt | ChatMessages,
+    sampling: Sampling,
+    observer: Observer = silent,
+) -> TextStream:
+    """One answer piece by piece, from an engine that is loaded now and closed with the stream.
+
+    Raises BadModel, BadInput, CannotRun, DoesNotFit or DownloadFailed.
+    """
+    fetch_models(settings, observer)
+    return TextStream(partial(Engine.from_settings, settings), prompt, sampling)

@@ -41,7 +41,7 @@ def bench_target(call: Invocation) -> Target:
     given = call.read(BenchTarget)
     if given.url is None:
         refuse(["--model"] if given.model and given.named_model else [], "with MODEL")
-        return call.settings(given.model or given.named_model)
+        return call.engine_settings(given.model or given.named_model)
     refuse(["MODEL"] if given.model and not given.accelerator else [], "with --url")
     refuse(["--accelerator"] if given.accelerator and not given.model else [], "without MODEL")
     return RemoteServer(

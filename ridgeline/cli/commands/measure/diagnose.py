@@ -49,7 +49,7 @@ def diagnosis_source(call: Invocation, given: DiagnoseOptions) -> Target | Path:
         return given.run
     if given.url is not None:
         return RemoteServer(url=given.url, model=given.served_model_name, api_key=given.api_key)
-    return call.settings(given.model)
+    return call.engine_settings(given.model)
 
 
 def run_diagnose(

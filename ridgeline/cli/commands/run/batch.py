@@ -19,7 +19,7 @@ def batch(call: Invocation) -> int:
     console = Console(stderr=True, highlight=False)
     with live_progress(console) as observer:
         result = answer_batch(
-            call.settings(options.model),
+            call.engine_settings(options.model),
             options.file,
             options.output,
             served_model_name=options.served_model_name,
