@@ -12,6 +12,8 @@ from ridgeline.workflows.evaluate.evaluate import evaluate
 from ridgeline.workflows.evaluate.evaluation import Evaluation, refusal_reason
 from ridgeline.workflows.evaluate.quality_reference import EvaluationSize
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def panel() -> Evaluation:
@@ -19,7 +21,6 @@ def panel() -> Evaluation:
     return evaluate(Settings(model="demo"), Settings(model="demo", quantization="int4"), size)
 
 
-@pytest.mark.slow
 def test_the_panel_on_the_demo_model(panel: Evaluation) -> None:
     assert panel.floor.check("KL mean (nats)").measured.mid < 1e-6
     assert panel.floor.verdict != "fail"
