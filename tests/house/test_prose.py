@@ -30,6 +30,7 @@ CLEAN = [
     "scripts/abuse_server.py",
     "scripts/fuzz_api.py",
     "scripts/render_results.py",
+    "tests/plan",
     "tests/serve",
 ]
 

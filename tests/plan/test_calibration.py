@@ -135,7 +135,7 @@ def found() -> Calibration:
     return fit_samples(sample_points(made_up(), noise=0.03), FACTS)
 
 
-def test_the_fit_predicts_models_that_it_did_not_see(found: Calibration) -> None:
+def test_fit_predicts_unseen_models(found: Calibration) -> None:
     truth, errors = made_up(), []
     for model in ("smollm2-360m", "qwen3-0.6b", "tinyllama-1.1b", "llama-3.2-1b"):
         for dtype in (None, "int8", "int4"):
@@ -148,7 +148,7 @@ def test_the_fit_predicts_models_that_it_did_not_see(found: Calibration) -> None
     assert np.median(errors) < 0.04 and max(errors) < 0.2
 
 
-def test_what_a_sequence_costs_to_begin_is_no_cost_of_the_steps_after(found: Calibration) -> None:
+def test_admission_cost_does_not_affect_later_steps(found: Calibration) -> None:
     assert found.overheads.begun_s == pytest.approx(4e-4, rel=0.3)
     begins, goes_on = (machine(found, "demo", "int8").calibrated_work([(8, n)], 1) for n in (0, 64))
     assert (begins.num_begun, goes_on.num_begun) == (1, 0)
@@ -157,12 +157,12 @@ def test_what_a_sequence_costs_to_begin_is_no_cost_of_the_steps_after(found: Cal
     free = msgspec.structs.replace(
         found, overheads=msgspec.structs.replace(found.overheads, begun_s=0.0)
     )
-    told_s = [machine(each, "demo", "int8").uniform(3, 16, 0, sampled=3).seconds for each in
+    predicted_s = [machine(each, "demo", "int8").uniform(3, 16, 0, sampled=3).seconds for each in
               (found, free)]  # fmt: skip
-    assert told_s[0] - told_s[1] == pytest.approx(3 * found.overheads.begun_s)
+    assert predicted_s[0] - predicted_s[1] == pytest.approx(3 * found.overheads.begun_s)
 
 
-def test_runs_are_named_and_the_model_s_own_come_last() -> None:
+def test_runs_are_named_and_those_of_the_model_come_last() -> None:
     def run(model: str, quantization: str | None) -> CalibrationRun:
         return CalibrationRun(model=model, quantization=quantization)
 
@@ -181,13 +181,13 @@ def test_runs_are_named_and_the_model_s_own_come_last() -> None:
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
-def test_a_budget_without_time_is_refused(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_budget_too_small_is_rejected(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--engine", "demo", "--budget", budget]) == 2
     assert "--budget" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["demo", "dummy:qwen2.5-0.5b", "dummy:tinyllama-1.1b"])
-def test_every_measured_decode_has_room(model: str) -> None:
+def test_every_measured_decode_fits_the_cache(model: str) -> None:
     """Half a GB would not do for the last."""
     settings = run_settings(CalibrationRun(model=model, quantization="int8"))
     resolved = resolve(settings)
@@ -196,7 +196,7 @@ def test_every_measured_decode_has_room(model: str) -> None:
             assert batch * (context + 64) <= resolved.num_blocks * resolved.block_size
 
 
-def test_decodes_that_the_cache_cannot_hold_are_left_out() -> None:
+def test_decodes_beyond_the_cache_are_left_out() -> None:
     run = CalibrationRun(model="m", quantization=None)
 
     def asked(num_blocks: int) -> list[tuple[int, int]]:
@@ -214,26 +214,26 @@ def test_decodes_that_the_cache_cannot_hold_are_left_out() -> None:
 
 
 @pytest.mark.slow
-def test_no_product_is_fitted_faster_than_its_instructions() -> None:
+def test_fitted_products_are_not_faster_than_the_instruction_peak() -> None:
     """Where a step could as well be products or outputs, the arithmetic's peak decides."""
     truth, peak = made_up(), 5e11
-    told = msgspec.structs.replace(FACTS, kernel_ops_s={"int4": peak})
+    inputs = msgspec.structs.replace(FACTS, kernel_ops_s={"int4": peak})
     samples = sample_points(truth, noise=0.3)
     free, held = (
         fit_samples(samples, FACTS).linears["int4"],
-        fit_samples(samples, told).linears["int4"],
+        fit_samples(samples, inputs).linears["int4"],
     )
     assert free.row_s == 0.0 and held.row_s == pytest.approx(0.95 * 2 / peak)
     assert all(held.seconds_per_weight(rows) >= 0.95 * 2 / peak * rows for rows in (1, 64, 512))
 
 
-def test_its_own_steps_are_fitted_and_told(found: Calibration) -> None:
+def test_fit_reproduces_its_samples_and_reports_errors(found: Calibration) -> None:
     errors = [abs(r.fitted_s / r.measured_s - 1) for r in found.residuals]
     assert np.median(errors) < 0.05
     assert (found.tpot_error, found.ttft_error) == (0.08, 0.12)  # no less than at unseen points
 
 
-def test_the_search_times_steps_as_predictions_do() -> None:
+def test_fit_and_prediction_compute_equal_times() -> None:
     samples = sample_points(made_up())[:40]
     searched = calibrate._Fit(samples, FACTS, 2.0)
     total_s = searched._times(searched.x)[0]
@@ -241,7 +241,7 @@ def test_the_search_times_steps_as_predictions_do() -> None:
     assert total_s == pytest.approx(priced, rel=1e-9)
 
 
-def test_the_derivatives_are_those_of_the_misses() -> None:
+def test_jacobian_matches_numeric_derivatives() -> None:
     searched = calibrate._Fit(sample_points(made_up())[:40], FACTS, 3.0)
     x = searched.x + 0.1 * np.random.default_rng(1).standard_normal(len(searched.x))
     exact = searched._jacobian(x)
@@ -254,7 +254,7 @@ def test_the_derivatives_are_those_of_the_misses() -> None:
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("model", ["demo", "dummy:qwen2.5-0.5b", "dummy:tinyllama-1.1b"])
-def test_bytes_are_those_of_the_engine(model: str, quantization: str | None) -> None:
+def test_weight_bytes_equal_those_of_the_engine(model: str, quantization: str | None) -> None:
     resolved = resolve(settings_from({"model": model, "quantization": quantization}))
     here = machine(made_up(), model, quantization)
     # the demo's rows are no multiple of a group: sizing counts a part of a group as a part
@@ -266,7 +266,7 @@ def test_bytes_are_those_of_the_engine(model: str, quantization: str | None) -> 
     assert decode.flops == pytest.approx(work.flops, rel=1e-9)
 
 
-def test_the_kv_cache_is_what_the_engine_resolves_to() -> None:
+def test_kv_budget_equals_that_of_the_engine() -> None:
     resolved = resolve(settings_from({"model": "demo", "kv_cache_memory_bytes": 1 << 26}))
     asked = MemoryLimits(max_num_seqs=64, kv_bytes=1 << 26)
     fits = memory_budget(machine(made_up(), "demo", None), asked)
@@ -275,7 +275,7 @@ def test_the_kv_cache_is_what_the_engine_resolves_to() -> None:
     assert none.kv_tokens == 0
 
 
-def test_calm_steps_follow_a_line() -> None:
+def test_quiet_steps_follow_the_linear_model() -> None:
     here = machine(made_up(), "qwen2.5-0.5b", "int8")
     computed = [100, 900, 40]
     glide = ModelledStepTimes(here).linear_steps(computed, 5)
@@ -285,12 +285,12 @@ def test_calm_steps_follow_a_line() -> None:
         assert glide.first_s + j * glide.more_s == pytest.approx(step_s, rel=1e-6)
 
 
-def test_joined() -> None:
+def test_overlap_of_two_times() -> None:
     assert overlapped(3.0, 4.0, 2.0) == pytest.approx(5.0) and overlapped(0.0, 0.0, 2.0) == 0.0
     assert overlapped(1.0, 100.0, 10.0) == pytest.approx(100.0)
 
 
-def test_what_was_not_calibrated_is_refused(found: Calibration) -> None:
+def test_uncalibrated_formats_and_layouts_are_rejected(found: Calibration) -> None:
     with pytest.raises(CannotRun, match=r"mxfp4"):
         machine(found, "demo", "mxfp4")
     device = msgspec.structs.replace(found.accelerator(), link_bytes_s=1e9)
@@ -300,16 +300,18 @@ def test_what_was_not_calibrated_is_refused(found: Calibration) -> None:
         fit_samples(sample_points(made_up())[:5], FACTS)
 
 
-def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibration_file_round_trip_and_damage(
+    found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "calibration.json"
     path.write_bytes(msgspec.json.encode(found))
     assert load_calibration(path) == found
     words = ["predict", "demo", "--calibration", str(path), "--isl", "100", "--osl", "50"]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     point = OperatingPoint(model="demo", device="this-machine", isl=100, osl=50)
     expected = predict(point, {"this-machine": found.accelerator()})
-    assert told["tpot_ms"] == pytest.approx(expected.tpot_ms)
+    assert output["tpot_ms"] == pytest.approx(expected.tpot_ms)
     good = json.loads(path.read_text())
     curves = {name: {**each, "rows": each["rows"][::-1]} for name, each in good["linears"].items()}
     path.write_text("{}")
@@ -331,12 +333,12 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_a_single_simulation_is_the_best_guess_and_seeds_draw_moods(
+def test_single_simulation_uses_the_median_level_and_seeds_vary_it(
     found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def tpot_s(weather: InterferenceTrace | None, *words: str) -> dict[str, dict[str, float]]:
+    def tpot_s(trace: InterferenceTrace | None, *words: str) -> dict[str, dict[str, float]]:
         path = tmp_path / "calibration.json"
-        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, interference=weather)))
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, interference=trace)))
         load = ["--rate", "2", "--num-prompts", "30", "--isl", "50", "--osl", "20"]
         asked = ["simulate", "demo", "--calibration", str(path), "--json", *load, *words]
         assert main(asked) == 0
@@ -404,15 +406,15 @@ def test_slowness_compares_passes_over_the_same_steps() -> None:
     assert pass_slowness(decodes[:5]) == ()
 
 
-def test_simulations_count_readers_and_the_model_of_the_engine_does_not() -> None:
+def test_reader_cost_is_added_in_simulations_only() -> None:
     plain = made_up()
     over = msgspec.structs.replace(plain.overheads, reader_s=5e-5, reader_first_s=2e-3)
     read = msgspec.structs.replace(plain, overheads=over)
     one, other = (machine(each, "dummy:qwen2.5-0.5b", "int8") for each in (plain, read))
     shapes = ((1, 100),) * 8
     assert one.price(shapes, 8) == other.price(shapes, 8)
-    told_s = [ModelledStepTimes(each).step_s(shapes, 8) for each in (one, other)]
-    assert told_s[1] - told_s[0] == pytest.approx(8 * 5e-5)
+    predicted_s = [ModelledStepTimes(each).step_s(shapes, 8) for each in (one, other)]
+    assert predicted_s[1] - predicted_s[0] == pytest.approx(8 * 5e-5)
     glides = [ModelledStepTimes(each).linear_steps([100] * 8, 4) for each in (one, other)]
     assert glides[0] is not None and glides[1] is not None
     assert glides[1].first_s - glides[0].first_s == pytest.approx(8 * 5e-5)

@@ -32,20 +32,20 @@ ANTHROPIC, GEMINI, OPENAI = (
 )
 
 
-def test_every_price_has_a_source_and_a_day() -> None:
+def test_every_price_has_a_source_and_a_date() -> None:
     for row in PRICES.values():
         assert row.source and date.fromisoformat(row.as_of)
         assert {row.rule for row in PRICES.values()} == {"automatic", "breakpoint", "stored"}
 
 
-def test_without_a_shared_prefix_it_is_tokens_times_price() -> None:
+def test_cost_without_a_shared_prefix_is_tokens_times_price() -> None:
     found = request_cost(OPENAI, ApiUsage(isl=2000, osl=100, rate=1.0))
     assert found.total == pytest.approx((2000 * 2.5 + 100 * 15) / 1e6)
     halved = request_cost(OPENAI, ApiUsage(isl=2000, osl=100, rate=1.0, batch=True))
     assert halved.total == pytest.approx(found.total / 2)
 
 
-def test_a_marked_prefix_is_written_dearer_and_read_cheaper() -> None:
+def test_marked_prefix_costs_more_to_write_and_less_to_read() -> None:
     usage = ApiUsage(isl=6000, osl=1, rate=1.0, prefix=5000, hit_rate=0.75)
     found = request_cost(ANTHROPIC, usage)
     assert found.input == pytest.approx(1000 * 3 / 1e6)
@@ -55,36 +55,36 @@ def test_a_marked_prefix_is_written_dearer_and_read_cheaper() -> None:
     assert request_cost(ANTHROPIC, longer).cache_write == pytest.approx(5000 * 0.25 * 6 / 1e6)
 
 
-def test_a_stored_prefix_pays_for_its_hours() -> None:
+def test_stored_prefix_is_charged_per_hour() -> None:
     usage = ApiUsage(isl=9000, osl=1, rate=0.01, prefix=8000, hit_rate=1.0, num_prefixes=3)
     found = request_cost(GEMINI, usage)
     assert found.storage == pytest.approx(3 * 8000 * 4.5 / 1e6 / 36)
     assert found.cached_read == pytest.approx(8000 * 0.125 / 1e6)
 
 
-def test_a_prefix_that_is_too_short_is_not_cached() -> None:
+def test_short_prefix_is_not_cached() -> None:
     short = ApiUsage(isl=2000, osl=1, rate=1.0, prefix=1000, hit_rate=1.0)
     found = request_cost(OPENAI, short)
     assert not found.caches and found.cached_read == 0
     assert found.input == pytest.approx(2000 * 2.5 / 1e6)
 
 
-def test_break_even_of_caching_is_what_the_rules_amount_to() -> None:
+def test_break_even_of_caching_follows_the_rules() -> None:
     assert break_even_reuses(ANTHROPIC) == 1 and break_even_reuses(ANTHROPIC, long_lived=True) == 2
     assert break_even_reads_per_hour(GEMINI) == pytest.approx(4.0)
     assert break_even_reads_per_hour(PRICES["gemini-2.5-flash"]) == pytest.approx(3.7, rel=0.01)
 
 
-def test_stale_prices_are_never_used_silently() -> None:
+def test_stale_prices_are_rejected_or_reported() -> None:
     day = date(2026, 11, 21)
     assert check_fresh("x", "2026-06", day, accept_stale=False) is None
     with pytest.raises(BadInput, match="stale"):
         check_fresh("x", "2025-06", day, accept_stale=False)
-    told = check_fresh("x", "2025-06", day, accept_stale=True)
-    assert told is not None and "days old" in told
+    warning = check_fresh("x", "2025-06", day, accept_stale=True)
+    assert warning is not None and "days old" in warning
 
 
-def test_malformed_prices_are_refused() -> None:
+def test_malformed_prices_are_rejected() -> None:
     row = '[[price]]\nname = "a"\nprovider = "b"\nrule = "automatic"\ninput = 1\noutput = 2\n'
     with pytest.raises(BadInput, match="malformed"):
         load_prices(row)
@@ -96,7 +96,7 @@ def test_malformed_prices_are_refused() -> None:
         ApiUsage(isl=5, osl=1, rate=1.0, prefix=6)
 
 
-def test_an_owned_device_by_hand() -> None:
+def test_owned_device_cost_by_hand() -> None:
     owned = OwnedDevice(dollars=35_040, years=4, watts=1000, dollars_per_kwh=0.1, pue=1.5)
     assert owned.dollars_per_hour == pytest.approx(1.0 + 0.15)
     assert SpotDevice(
@@ -105,7 +105,7 @@ def test_an_owned_device_by_hand() -> None:
     assert kwh_per_million(3.6) == pytest.approx(1.0)
 
 
-def test_the_fleet_is_cheaper_from_where_the_bills_meet() -> None:
+def test_fleet_is_cheaper_beyond_the_break_even_rate() -> None:
     fleet = search(
         load_planning_spec("llama-3.1-8b"),
         Demand(rate=2, isl=1024, osl=256, isl_p95=1024, longest=1280),
@@ -124,13 +124,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*asked, "--isl", "6000", "--prefix", "5000", "--hit-rate", "0.9"]) == 0
     assert "claude-sonnet-4.6" in capsys.readouterr().out
     assert main([*asked, "--json", "--owned-dollars", "30000", "--watts", "1200"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert "owned" in told["basis"] and len(told["offers"]) == len(PRICES)
-    assert [o["total_per_request"] for o in told["offers"]] == sorted(
-        o["total_per_request"] for o in told["offers"]
+    output = json.loads(capsys.readouterr().out)
+    assert "owned" in output["basis"] and len(output["offers"]) == len(PRICES)
+    assert [o["total_per_request"] for o in output["offers"]] == sorted(
+        o["total_per_request"] for o in output["offers"]
     )
-    by = {each["name"]: each for each in told["terms"]}
-    assert by["owned for 4 years, with power"]["per_month"] == told["dollars_per_month"]
+    by = {each["name"]: each for each in output["terms"]}
+    assert by["owned for 4 years, with power"]["per_month"] == output["dollars_per_month"]
     assert any("3-year" in name for name in by), "a reserved price of the catalogue"
     spot = ["--spot-price", "0.5", "--spot-interruptions", "1", "--spot-lost-s", "360"]
     assert main([*asked, "--json", *spot]) == 0
@@ -161,14 +161,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("--spot-price", "1", "--spot-interruptions", "nan"),
     ],
 )
-def test_numbers_without_a_bill_are_refused(
+def test_invalid_cost_inputs_are_rejected(
     flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cost", "llama-3.1-8b", "--device", "h100-sxm", "--accept-stale", *flags]) == 2
     assert flags[-1] in capsys.readouterr().err
 
 
-def test_a_price_without_a_discount_has_no_break_even() -> None:
+def test_price_without_discount_has_no_break_even() -> None:
     plain = ApiPrice(
         name="p", provider="q", rule="automatic", input=1, output=1, source="s", as_of="2026-01"
     )

@@ -13,15 +13,17 @@ from ridgeline.plan.simulate.fleet import simulate_fleet
 from ridgeline.plan.simulate.records import SimulatedRequest
 from ridgeline.plan.simulate.replica import SimulatedReplica
 from ridgeline.records import Request, Sampling
-from tests.plan.steady import Steady
-from tests.plan.test_fleet import fleet, instants, make, told
+from tests.plan.constant_step_times import ConstantStepTimes
+from tests.plan.test_fleet import fleet, instants, make, outcomes
 
 
-def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
-    """Requests that join beside decodes: tables, idle blocks and totals as after plan and commit."""
+def test_fast_prefill_leaves_the_same_scheduler_state() -> None:
+    """Requests admitted among decodes: tables, idle blocks and totals equal those after plan and commit."""
 
     def after(fast_forward: bool) -> Scheduler:
-        station = SimulatedReplica(make(blocks=60)(), Steady(1.0), fast_forward=fast_forward)
+        station = SimulatedReplica(
+            make(blocks=60)(), ConstantStepTimes(1.0), fast_forward=fast_forward
+        )
         for i, at_s in enumerate((0.0, 2.5, 6.5, 6.6, 11.5)):
             while station.wake_s < at_s:
                 station.advance(station.wake_s)
@@ -45,7 +47,7 @@ def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
 
 
 @pytest.mark.slow
-def test_entries_at_the_edge_of_room_agree() -> None:
+def test_fast_prefill_agrees_at_the_memory_limit() -> None:
     """Budget and blocks that are just enough, or just not, for who wants to join."""
     rng = np.random.default_rng(5)
     for _ in range(150):
@@ -57,17 +59,18 @@ def test_entries_at_the_edge_of_room_agree() -> None:
         ]
         fast, slow = (
             simulate_fleet(
-                asked, fleet(scheduler, Steady(math.pi / 1000), fast_forward=fast_forward)
+                asked,
+                fleet(scheduler, ConstantStepTimes(math.pi / 1000), fast_forward=fast_forward),
             )
             for fast_forward in (True, False)
         )
-        assert told(fast) == told(slow)
+        assert outcomes(fast) == outcomes(slow)
         assert np.allclose(instants(fast), instants(slow), rtol=1e-9, atol=1e-12)
 
 
-def test_asking_delays_what_the_client_sees_and_nothing_else() -> None:
+def test_request_overhead_delays_only_the_client() -> None:
     asked = [SimulatedRequest(at_s=0.1 * i, num_prompt=8, num_output=5) for i in range(6)]
-    plain = fleet(make(), Steady(0.01))
+    plain = fleet(make(), ConstantStepTimes(0.01))
     build = msgspec.structs.replace(plain.replicas[0], overhead_s=0.002)
     late = msgspec.structs.replace(plain, replicas=(build,))
     one, other = (instants(simulate_fleet(asked, each)) for each in (plain, late))

@@ -33,7 +33,7 @@ from ridgeline.plan.simulate.routing import make_router
 from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.plan.step_time.simulated import LinearSteps, ModelledStepTimes, StepTimes
 from ridgeline.records import Request, Sampling
-from tests.plan.steady import Steady
+from tests.plan.constant_step_times import ConstantStepTimes
 
 MODEL = ModelledStepTimes(
     build_replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
@@ -41,7 +41,7 @@ MODEL = ModelledStepTimes(
 
 
 def make(
-    seats: int = 8,
+    slots: int = 8,
     blocks: int = 400,
     *,
     budget: int = 64,
@@ -52,13 +52,13 @@ def make(
     def build() -> Scheduler:
         pool = BlockPool(blocks, 4)
         limits = SchedulerLimits(
-            max_num_seqs=seats,
+            max_num_seqs=slots,
             max_num_batched_tokens=budget,
             max_model_len=200,
             chunked_prefill=chunked,
         )
-        kept = PrefixCache(pool) if cache else NoPrefixCache()
-        return Scheduler(limits, make_policy(policy, wait_s=0.01), pool, kept)
+        prefix_cache = PrefixCache(pool) if cache else NoPrefixCache()
+        return Scheduler(limits, make_policy(policy, wait_s=0.01), pool, prefix_cache)
 
     return build
 
@@ -81,15 +81,23 @@ def conserved(scheduler: Scheduler) -> None:
         assert len(seq.blocks) >= scheduler.pool.num_blocks_for(seq.num_computed)
 
 
-def told(outcome: FleetOutcome) -> list[tuple[object, ...]]:
+def outcomes(outcome: FleetOutcome) -> list[tuple[object, ...]]:
     return [
-        (life.replica, life.cached, life.num_preempted, life.num_restarts, life.error)
-        for life in outcome.requests
+        (
+            result.replica,
+            result.cached,
+            result.num_preempted,
+            result.num_restarts,
+            result.error,
+        )
+        for result in outcome.requests
     ]
 
 
 def instants(outcome: FleetOutcome) -> np.ndarray:
-    return np.array([(x.started_s, x.first_s, x.finished_s) for x in outcome.requests])
+    return np.array(
+        [(result.started_s, result.first_s, result.finished_s) for result in outcome.requests]
+    )
 
 
 requests_of = st.lists(
@@ -107,18 +115,18 @@ requests_of = st.lists(
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
-@example(  # how long the step with a line took was learnt from a step that was foreseen later on
+@example(  # the duration of a step with a background request was learnt from a later fast-forwarded step
     asked=[
         *[(0.0, 1, 1, [], 0)] * 4,
         (0.0, 2, 2, [], 1),
         (0.13671875, 1, 2, [], 0),
         (0.140625, 1, 1, [], 1),
     ],
-    seats=2, blocks=26, budget=4, cache=False, policy="continuous", count=1, steady=False,
+    slots=2, blocks=26, budget=4, cache=False, policy="continuous", count=1, steady=False,
 )  # fmt: skip
 @given(
     asked=requests_of,
-    seats=st.integers(1, 6),
+    slots=st.integers(1, 6),
     blocks=st.integers(26, 60),
     budget=st.sampled_from([4, 16, 64]),
     cache=st.booleans(),
@@ -126,9 +134,9 @@ requests_of = st.lists(
     count=st.integers(1, 2),
     steady=st.booleans(),
 )
-def test_leaps_and_steps_agree(
+def test_fast_forward_equals_single_steps(
     asked: list[tuple[float, int, int, list[int], int]],
-    seats: int,
+    slots: int,
     blocks: int,
     budget: int,
     cache: bool,
@@ -147,35 +155,35 @@ def test_leaps_and_steps_agree(
         )
         for at, prompt, out, ids, p in sorted(asked)
     ]
-    scheduler = make(seats, blocks, budget=budget, cache=cache, policy=policy)
+    scheduler = make(slots, blocks, budget=budget, cache=cache, policy=policy)
     # An arrival just at the end of a step is a tie, decided by rounding: here there are none.
-    step_times: StepTimes = Steady(math.pi / 1000) if steady else MODEL
+    step_times: StepTimes = ConstantStepTimes(math.pi / 1000) if steady else MODEL
     fast, slow = (
         simulate_fleet(requests, fleet(scheduler, step_times, count, fast_forward=fast_forward))
         for fast_forward in (True, False)
     )
-    assert told(fast) == told(slow)
+    assert outcomes(fast) == outcomes(slow)
     assert np.allclose(instants(fast), instants(slow), rtol=1e-9, atol=1e-12)
     assert fast.num_steps == slow.num_steps and fast.num_events <= slow.num_events
-    assert all(not life.error for life in fast.requests)  # nobody starves
+    assert all(not result.error for result in fast.requests)  # no request starves
 
 
-def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
-    """Not only what is told: tables, cache entries and the order of idle blocks too."""
+def test_fast_forward_leaves_the_same_scheduler_state() -> None:
+    """Not only the outcomes: block tables, cache entries and the order of idle blocks agree, too."""
 
     def after(fast_forward: bool) -> Scheduler:
-        station = SimulatedReplica(
-            make(cache=True, blocks=60)(), Steady(1.0), fast_forward=fast_forward
+        replica = SimulatedReplica(
+            make(cache=True, blocks=60)(), ConstantStepTimes(1.0), fast_forward=fast_forward
         )
         for i in range(3):
             sampling = Sampling(temperature=0.0, max_tokens=30 + i, ignore_eos=True)
             prompt = (7,) * (5 + 3 * i)
-            station.add(Request(id=str(i), prompt=prompt, sampling=sampling, arrival_s=0.0), 0.0)
+            replica.add(Request(id=str(i), prompt=prompt, sampling=sampling, arrival_s=0.0), 0.0)
         now_s = 0.0
         while now_s < 31.0:
-            now_s = station.wake_s
-            station.advance(now_s)
-        return station.scheduler
+            now_s = replica.wake_s
+            replica.advance(now_s)
+        return replica.scheduler
 
     fast, slow = after(True), after(False)
     assert fast.pool.idle_blocks() == slow.pool.idle_blocks()
@@ -187,20 +195,22 @@ def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
 
 @example(0.875, 2.2200959279452888e-18, 15, 0.0)  # a growth that rounding swallows
 @given(st.floats(1e-4, 1), st.floats(0, 1e-3), st.integers(1, 500), st.floats(-0.4, 0.4))
-def test_a_glide_adds_up(first_s: float, more_s: float, steps: int, off: float) -> None:
-    glide = LinearSteps(first_s, more_s)
+def test_linear_steps_sum_and_inversion(
+    first_s: float, more_s: float, steps: int, off: float
+) -> None:
+    linear = LinearSteps(first_s, more_s)
     summed = sum(first_s + j * more_s for j in range(steps))
-    assert glide.seconds(steps) == pytest.approx(summed)
-    inside = glide.seconds(steps - 1) + (0.5 + off) * (first_s + (steps - 1) * more_s)
-    assert glide.steps_until(inside) == steps
+    assert linear.seconds(steps) == pytest.approx(summed)
+    inside = linear.seconds(steps - 1) + (0.5 + off) * (first_s + (steps - 1) * more_s)
+    assert linear.steps_until(inside) == steps
 
 
-def test_the_model_glides_as_it_steps() -> None:
+def test_modelled_linear_steps_equal_single_steps() -> None:
     computed = [100, 5000, 37]
-    glide = MODEL.linear_steps(computed, 50)
-    assert glide is not None
+    linear = MODEL.linear_steps(computed, 50)
+    assert linear is not None
     one_by_one = [MODEL.step_s([(1, c + j) for c in computed], 3) for j in range(50)]
-    assert glide.seconds(50) == pytest.approx(sum(one_by_one), rel=1e-9)
+    assert linear.seconds(50) == pytest.approx(sum(one_by_one), rel=1e-9)
 
 
 def poisson(rate: float, count: int, seed: int) -> np.ndarray:
@@ -215,14 +225,14 @@ def lindley(at_s: np.ndarray, service_s: float) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.5, 0.8])
-def test_one_seat_and_one_token_are_an_m_d_1(rho: float) -> None:
+def test_one_slot_and_one_token_form_an_m_d_1_queue(rho: float) -> None:
     service_s = 0.01
     at_s = poisson(rho / service_s, 3000, 1)
-    found = simulate_fleet(
+    outcome = simulate_fleet(
         [SimulatedRequest(at_s=float(t), num_prompt=4, num_output=1) for t in at_s],
-        fleet(make(seats=1), Steady(service_s)),
+        fleet(make(slots=1), ConstantStepTimes(service_s)),
     )
-    waits = np.array([life.started_s - life.request.at_s for life in found.requests])
+    waits = np.array([result.started_s - result.request.at_s for result in outcome.requests])
     assert np.allclose(waits, lindley(at_s, service_s), atol=1e-9)
     long_run = lindley(poisson(rho / service_s, 4_000_000, 2), service_s).mean()
     theory = rho * service_s / (2 * (1 - rho))
@@ -246,34 +256,34 @@ def erlang_c_wait(rate: float, mu: float, servers: int) -> float:
 
 
 @pytest.mark.slow
-def test_seats_that_share_their_steps_are_an_m_m_c() -> None:
+def test_slots_sharing_steps_form_an_m_m_c_queue() -> None:
     """Answers of exponential length at 1 ms per token: c servers, up to the step that all share."""
-    seats, step_s, mean = 4, 1e-3, 60
-    rate = 0.8 * seats / (mean * step_s)
+    slots, step_s, mean = 4, 1e-3, 60
+    rate = 0.8 * slots / (mean * step_s)
     rng = np.random.default_rng(5)
     at_s = poisson(rate, 4000, 3)
     tokens = np.maximum(1, np.ceil(rng.exponential(mean, 4000)).astype(int))
-    limits = SchedulerLimits(max_num_seqs=seats, max_num_batched_tokens=10_000, max_model_len=4000)
+    limits = SchedulerLimits(max_num_seqs=slots, max_num_batched_tokens=10_000, max_model_len=4000)
 
     def build() -> Scheduler:
         pool = BlockPool(4000, 4)
         return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
 
-    found = simulate_fleet(
+    outcome = simulate_fleet(
         [
             SimulatedRequest(at_s=float(t), num_prompt=1, num_output=int(n))
             for t, n in zip(at_s, tokens, strict=True)
         ],
-        fleet(build, Steady(step_s)),
+        fleet(build, ConstantStepTimes(step_s)),
     )
-    waits = np.array([life.started_s - life.request.at_s for life in found.requests])
-    ideal = kiefer_wolfowitz(at_s.tolist(), (tokens * step_s).tolist(), seats)
+    waits = np.array([result.started_s - result.request.at_s for result in outcome.requests])
+    ideal = kiefer_wolfowitz(at_s.tolist(), (tokens * step_s).tolist(), slots)
     assert waits.mean() == pytest.approx(ideal.mean(), abs=1.5 * step_s)
     many = 400_000
     long_run = kiefer_wolfowitz(
-        poisson(rate, many, 8).tolist(), rng.exponential(mean * step_s, many).tolist(), seats
+        poisson(rate, many, 8).tolist(), rng.exponential(mean * step_s, many).tolist(), slots
     ).mean()
-    assert long_run == pytest.approx(erlang_c_wait(rate, 1 / (mean * step_s), seats), rel=0.02)
+    assert long_run == pytest.approx(erlang_c_wait(rate, 1 / (mean * step_s), slots), rel=0.02)
 
 
 def load(count: int, rate: float = 50.0, seed: int = 0, **more: object) -> list[SimulatedRequest]:
@@ -291,28 +301,28 @@ def load(count: int, rate: float = 50.0, seed: int = 0, **more: object) -> list[
 
 
 def test_littles_law() -> None:
-    found = simulate_fleet(load(2000), fleet(make(), Steady(0.005), 3))
-    spent_s = sum(life.finished_s - life.request.at_s for life in found.requests)
-    assert found.area == pytest.approx(spent_s, rel=1e-9)
+    outcome = simulate_fleet(load(2000), fleet(make(), ConstantStepTimes(0.005), 3))
+    spent_s = sum(result.finished_s - result.request.at_s for result in outcome.requests)
+    assert outcome.area == pytest.approx(spent_s, rel=1e-9)
 
 
 @pytest.mark.parametrize(
     "router", ["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session"]
 )
-def test_every_router_serves_everybody_and_a_seed_decides_all(router: str) -> None:
+def test_every_router_serves_all_requests_deterministically(router: str) -> None:
     requests = load(300)
-    plan = fleet(make(cache=True), Steady(0.005), 4, router=router, seed=3)
+    plan = fleet(make(cache=True), ConstantStepTimes(0.005), 4, router=router, seed=3)
     first, again = simulate_fleet(requests, plan), simulate_fleet(requests, plan)
-    assert told(first) == told(again)
+    assert outcomes(first) == outcomes(again)
     assert np.array_equal(instants(first), instants(again))
-    assert all(not life.error for life in first.requests)
+    assert all(not result.error for result in first.requests)
 
 
-def test_routers_do_what_their_names_say() -> None:
+def test_router_choices() -> None:
     request = SimulatedRequest(at_s=0, num_prompt=9, num_output=1, prefix=(5, 6), session="anna")
     load = [3, 0, 2]
-    turns = make_router("round-robin")
-    assert [turns.choose(request, [0, 1, 2], load) for _ in range(4)] == [0, 1, 2, 0]
+    round_robin = make_router("round-robin")
+    assert [round_robin.choose(request, [0, 1, 2], load) for _ in range(4)] == [0, 1, 2, 0]
     assert make_router("least-loaded").choose(request, [0, 2], load) == 2
     aware = make_router("prefix-aware")
     assert aware.choose(request, [0, 1, 2], load) == 1
@@ -328,7 +338,7 @@ def test_routers_do_what_their_names_say() -> None:
         make_router("best")
 
 
-def test_prefix_aware_routing_hits_more() -> None:
+def test_prefix_aware_routing_has_more_hits() -> None:
     rng = np.random.default_rng(0)
     requests = [
         SimulatedRequest(
@@ -342,54 +352,58 @@ def test_prefix_aware_routing_hits_more() -> None:
     ]
     hits = {}
     for router in ("round-robin", "prefix-aware"):
-        plan = fleet(make(cache=True, blocks=60), Steady(0.002), 4, router=router)
-        hits[router] = sum(life.cached for life in simulate_fleet(requests, plan).requests)
+        plan = fleet(make(cache=True, blocks=60), ConstantStepTimes(0.002), 4, router=router)
+        hits[router] = sum(result.cached for result in simulate_fleet(requests, plan).requests)
     assert hits["prefix-aware"] > 1.3 * hits["round-robin"]
 
 
-def test_what_a_failed_replica_had_begins_again_elsewhere() -> None:
-    plan = fleet(make(), Steady(0.005), 3, faults=FaultModel(mtbf_s=2.0, repair_s=0.5), seed=4)
-    found = simulate_fleet(load(500), plan)
-    assert sum(life.num_restarts for life in found.requests) > 5
-    assert all(not life.error for life in found.requests)
-    calm = simulate_fleet(load(500), fleet(make(), Steady(0.005), 3))
-    assert found.area > calm.area
+def test_requests_of_a_failed_replica_restart_elsewhere() -> None:
+    plan = fleet(
+        make(), ConstantStepTimes(0.005), 3, faults=FaultModel(mtbf_s=2.0, repair_s=0.5), seed=4
+    )
+    outcome = simulate_fleet(load(500), plan)
+    assert sum(result.num_restarts for result in outcome.requests) > 5
+    assert all(not result.error for result in outcome.requests)
+    calm = simulate_fleet(load(500), fleet(make(), ConstantStepTimes(0.005), 3))
+    assert outcome.area > calm.area
 
 
-def test_the_fleet_grows_with_the_load_and_shrinks_after_it() -> None:
+def test_autoscaling_follows_the_load() -> None:
     quiet = [SimulatedRequest(at_s=30.0 + i, num_prompt=5, num_output=2) for i in range(30)]
     plan = fleet(
         make(),
-        Steady(0.02),
+        ConstantStepTimes(0.02),
         1,
         scaling=Autoscaling(target=6, max_replicas=5, interval_s=0.5, startup_s=1.0),
     )
-    found = simulate_fleet([*load(600, rate=60), *quiet], plan)
-    sizes = [count for _, count in found.num_replicas]
-    assert max(sizes) == 5 and found.num_replicas[-1][1] == 1
-    assert all(not life.error for life in found.requests)
-    first_new = next(at for at, count in found.num_replicas if count == 2)
+    outcome = simulate_fleet([*load(600, rate=60), *quiet], plan)
+    sizes = [count for _, count in outcome.num_replicas]
+    assert max(sizes) == 5 and outcome.num_replicas[-1][1] == 1
+    assert all(not result.error for result in outcome.requests)
+    first_new = next(at for at, count in outcome.num_replicas if count == 2)
     assert first_new >= 1.5  # an interval and the start-up
 
 
-def test_disaggregated_pools_hand_the_cache_over() -> None:
-    build = ReplicaConfig(name="test", scheduler=make(cache=True), step_times=Steady(0.005))
+def test_disaggregated_pools_transfer_the_cache() -> None:
+    build = ReplicaConfig(
+        name="test", scheduler=make(cache=True), step_times=ConstantStepTimes(0.005)
+    )
     plan = FleetConfig(
         replicas=(build,) * 2,
         decode=(build,) * 2,
         transfer_s=lambda tokens: 1e-4 * tokens,
         check=conserved,
     )
-    found = simulate_fleet(load(200, rate=20), plan)
-    assert all(not life.error for life in found.requests)
-    decode_steps = sum(m.num_steps for m in found.replicas if m.pool == 1)
+    outcome = simulate_fleet(load(200, rate=20), plan)
+    assert all(not result.error for result in outcome.requests)
+    decode_steps = sum(m.num_steps for m in outcome.replicas if m.pool == 1)
     assert decode_steps > 0
     one = simulate_fleet([SimulatedRequest(at_s=0, num_prompt=41, num_output=3)], plan).requests[0]
     assert one.first_s == pytest.approx(0.005)
     assert one.finished_s == pytest.approx(0.005 + 41e-4 + 2 * 0.005)  # the prompt was not computed
 
 
-def test_lines_of_batches_wait_for_the_others() -> None:
+def test_background_requests_wait_for_interactive_ones() -> None:
     rng = np.random.default_rng(1)
     both = [
         SimulatedRequest(
@@ -397,27 +411,32 @@ def test_lines_of_batches_wait_for_the_others() -> None:
         )
         for i in range(300)
     ]
-    found = simulate_fleet(both, fleet(make(seats=4), Steady(0.002)))
+    outcome = simulate_fleet(both, fleet(make(slots=4), ConstantStepTimes(0.002)))
     waits = {
         p: np.mean(
-            [x.started_s - x.request.at_s for x in found.requests if x.request.background == p]
+            [
+                result.started_s - result.request.at_s
+                for result in outcome.requests
+                if result.request.background == p
+            ]
         )
         for p in (False, True)
     }
     assert waits[False] < waits[True]
 
 
-def test_a_fleet_without_replicas_and_a_request_too_long() -> None:
+def test_empty_fleet_and_oversized_request_are_rejected() -> None:
     with pytest.raises(BadInput):
         simulate_fleet([], FleetConfig(replicas=()))
     with pytest.raises(BadInput, match="too long"):
         simulate_fleet(
-            [SimulatedRequest(at_s=0, num_prompt=500, num_output=1)], fleet(make(), Steady(0.01))
+            [SimulatedRequest(at_s=0, num_prompt=500, num_output=1)],
+            fleet(make(), ConstantStepTimes(0.01)),
         )
 
 
-def test_the_end_of_the_clock() -> None:
-    found = simulate_fleet(load(200), fleet(make(seats=1), Steady(0.05)), end_s=2.0)
-    assert found.duration_s <= 2.0
-    assert any(life.error for life in found.requests)
-    assert all(life.request.at_s < 2.0 for life in found.requests)
+def test_simulation_ends_at_end_s() -> None:
+    outcome = simulate_fleet(load(200), fleet(make(slots=1), ConstantStepTimes(0.05)), end_s=2.0)
+    assert outcome.duration_s <= 2.0
+    assert any(result.error for result in outcome.requests)
+    assert all(result.request.at_s < 2.0 for result in outcome.requests)

@@ -1,4 +1,4 @@
-"""The recording of a machine's weather, and what a simulation makes of it."""
+"""Recording of a machine's interference, and its replay in simulations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fitted_s(shapes: Shapes, _num_sampled: int) -> float:
 
 
 class Line:
-    """A step_times by `fitted_s`."""
+    """Step times by `fitted_s`."""
 
     def step_s(self, shapes: Shapes, num_sampled: int) -> float:
         return fitted_s(shapes, num_sampled)
@@ -59,7 +59,7 @@ def window(slow: Sequence[float], prompts: float = 1.0) -> list[LoadedStep]:
     return steps
 
 
-def test_what_was_slow_is_recorded_where_it_was() -> None:
+def test_slow_steps_are_recorded_in_their_bins() -> None:
     slow = [1.0] * 20 + [2.0] * 10
     found = record_interference([window(slow, prompts=1.5)], fitted_s)
     assert found is not None and found.bin_s == BIN_S
@@ -68,7 +68,7 @@ def test_what_was_slow_is_recorded_where_it_was() -> None:
     assert found.span_s == pytest.approx(30 * BIN_S)
 
 
-def test_gaps_are_as_what_was_before_them() -> None:
+def test_gaps_repeat_the_bin_before_them() -> None:
     steps = [each for i, each in enumerate(window([1.0] * 10 + [3.0] * 20)) if i // 3 % 2 == 0]
     found = record_interference([steps, window([2.0] * 5)], fitted_s)
     assert found is not None
@@ -77,34 +77,34 @@ def test_gaps_are_as_what_was_before_them() -> None:
     assert not any(math.isnan(each) for each in (*found.decode, *found.prompt))
 
 
-def test_too_little_is_no_weather() -> None:
+def test_short_recordings_are_discarded() -> None:
     assert record_interference([], fitted_s) is None and record_interference([[]], fitted_s) is None
     assert record_interference([window([1.0] * 5)], fitted_s) is None
     only = [each for each in window([1.0] * 40) if len(each.shapes) == 1]
     assert record_interference([only], fitted_s) is None  # no prompt was seen
 
 
-WEATHER = InterferenceTrace(
+TRACE = InterferenceTrace(
     bin_s=BIN_S, decode=tuple([1.0] * 30 + [2.0] * 10), prompt=tuple([1.0] * 30 + [4.0] * 10)
 )
 
 
-def test_a_sky_plays_the_whole_recording_from_some_place() -> None:
+def test_sampler_replays_the_whole_recording_from_an_offset() -> None:
     at_s = np.arange(40) * BIN_S + 0.01
     for seed in range(5):
-        interference = InterferenceSampler(WEATHER, seed, 0, 1.0)
-        assert sorted(interference.slowness([(1, 9)], t) for t in at_s) == sorted(WEATHER.decode)
+        interference = InterferenceSampler(TRACE, seed, 0, 1.0)
+        assert sorted(interference.slowness([(1, 9)], t) for t in at_s) == sorted(TRACE.decode)
         assert interference.slowness([(1, 9), (5, 0)], 0.3) == interference.slowness(
             [(5, 0)], 0.3 + 40 * BIN_S
         )
     starts = {
-        tuple(InterferenceSampler(WEATHER, 1, i, 1.0).slowness([(1, 9)], t) for t in at_s)
+        tuple(InterferenceSampler(TRACE, 1, i, 1.0).slowness([(1, 9)], t) for t in at_s)
         for i in range(20)
     }
     assert len(starts) > 5, "replicas have a place each"
 
 
-def test_a_level_is_between_the_best_and_what_was_recorded() -> None:
+def test_level_interpolates_between_none_and_recorded_interference() -> None:
     slow = InterferenceTrace(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(4.0,) * 40)
     fit, half = InterferenceSampler(slow, 0, 0, 0.0), InterferenceSampler(slow, 0, 0, 0.5)
     assert fit.slowness([(1, 1)], 0.0) == 1.0
@@ -116,8 +116,8 @@ def test_a_level_is_between_the_best_and_what_was_recorded() -> None:
     assert drawn[100] == pytest.approx(2**0.5, rel=0.1)
 
 
-def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
-    weather = InterferenceTrace(
+def test_speed_ratios_and_fit_errors_are_drawn_only_with_the_level() -> None:
+    trace = InterferenceTrace(
         bin_s=BIN_S,
         decode=(1.0,) * 40,
         prompt=(1.0,) * 40,
@@ -129,11 +129,11 @@ def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
     def slow(interference: InterferenceSampler) -> tuple[float, float]:
         return interference.slowness([(1, 1)], 0.0), interference.slowness([(5, 0)], 0.0)
 
-    assert slow(InterferenceSampler(weather, 3, 0, MEDIAN_LEVEL)) == (1.0, 1.0)
-    drawn = {slow(InterferenceSampler(weather, seed, 0)) for seed in range(50)}
+    assert slow(InterferenceSampler(trace, 3, 0, MEDIAN_LEVEL)) == (1.0, 1.0)
+    drawn = {slow(InterferenceSampler(trace, seed, 0)) for seed in range(50)}
     assert drawn == {(mood * misfit, mood * 5.0) for mood in (0.5, 2.0) for misfit in (1.0, 3.0)}
-    replicas = [slow(InterferenceSampler(weather, 7, i)) for i in range(20)]
-    assert len({prompt for _, prompt in replicas}) == 2, "each replica has a mood of its own"
+    replicas = [slow(InterferenceSampler(trace, 7, i)) for i in range(20)]
+    assert len({prompt for _, prompt in replicas}) == 2, "each replica has its own speed ratio"
     assert len({decode / prompt for decode, prompt in replicas}) == 1, "all have the same fit"
 
 
@@ -151,7 +151,7 @@ def served(interference: partial[InterferenceSampler] | None) -> FleetOutcome:
     return simulate_fleet(requests, FleetConfig(replicas=(build,)))
 
 
-def test_a_fleet_under_a_sky() -> None:
+def test_fleet_with_interference() -> None:
     """Twice as slow all over is twice as busy; a place is a seed's, and the same twice."""
     calm = served(None)
     even = InterferenceTrace(bin_s=BIN_S, decode=(1.0,) * 40, prompt=(1.0,) * 40)
@@ -163,7 +163,7 @@ def test_a_fleet_under_a_sky() -> None:
     slow = served(partial(InterferenceSampler, twice, 0, level=1.0))
     assert slow.replicas[0].num_busy_s > 1.5 * calm.replicas[0].num_busy_s
     ends = [
-        [life.finished_s for life in served(partial(InterferenceSampler, WEATHER, n)).requests]
+        [life.finished_s for life in served(partial(InterferenceSampler, TRACE, n)).requests]
         for n in (3, 3, 4)
     ]
     assert ends[0] == ends[1] != ends[2]

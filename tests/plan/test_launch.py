@@ -39,10 +39,10 @@ def start(device: str = "h100-sxm", stored: str = "bfloat16", **changes: object)
     )
 
 
-def test_sizes_are_those_of_the_plan() -> None:
-    told = launch_commands(start())
-    assert tuple(told) == ENGINES
-    for text in told.values():
+def test_commands_use_the_planned_sizes() -> None:
+    commands = launch_commands(start())
+    assert tuple(commands) == ENGINES
+    for text in commands.values():
         words = text.splitlines()[-1].split()
         for size in (4096, BEST.max_num_seqs, BEST.max_num_batched_tokens):
             assert str(size) in words, text
@@ -64,11 +64,11 @@ FORMATS = {
 
 
 @pytest.mark.parametrize(("engine", "weights"), list(product(ENGINES, SERVING_FORMATS)))
-def test_the_format_of_the_weights_is_not_left_out(engine: str, weights: str) -> None:
+def test_commands_request_the_planned_weight_format(engine: str, weights: str) -> None:
     text = launch_commands(start(weight_dtype=weights))[engine]
-    wanted = FORMATS.get((engine, weights))
-    if wanted is not None:
-        assert wanted in text
+    expected = FORMATS.get((engine, weights))
+    if expected is not None:
+        assert expected in text
     elif weights not in ("bfloat16", "float16", "float32"):
         assert text.startswith("# ") and "\n" not in text
     stored = launch_commands(start(weight_dtype=weights, stored=weights))[engine]
@@ -85,14 +85,14 @@ CACHES = {
 
 
 @pytest.mark.parametrize(("engine", "kv"), list(product(ENGINES, ("float8_e4m3", "int8"))))
-def test_the_format_of_the_cache_is_not_left_out(engine: str, kv: str) -> None:
+def test_commands_request_the_planned_kv_format(engine: str, kv: str) -> None:
     assert kv in KV_DTYPES
     text = launch_commands(start(kv_dtype=kv))[engine]
-    wanted = CACHES.get((engine, kv))
-    assert wanted in text if wanted else text.startswith("# ")
+    expected = CACHES.get((engine, kv))
+    assert expected in text if expected else text.startswith("# ")
 
 
-def test_what_is_made_first_is_said_in_order() -> None:
+def test_quantisation_commands_precede_the_server() -> None:
     download, make, serve = launch_commands(start(weight_dtype="int4"))["vllm"].splitlines()
     assert download == "hf download org/model --local-dir model"
     assert make.startswith("ridgeline quantize model ") and make.endswith(" -o model-int4")
@@ -101,11 +101,11 @@ def test_what_is_made_first_is_said_in_order() -> None:
 
 
 def test_layouts() -> None:
-    told = launch_commands(start(layout=Layout(tp=2, pp=2)))
-    assert told["ridgeline"].startswith("# ")
-    assert "--tensor-parallel-size 2 --pipeline-parallel-size 2" in told["vllm"]
-    assert "--tp_size 2 --pp_size 2" in told["tensorrt-llm"]
-    assert "--tp-size 2 --pp-size 2" in told["sglang"]
+    commands = launch_commands(start(layout=Layout(tp=2, pp=2)))
+    assert commands["ridgeline"].startswith("# ")
+    assert "--tensor-parallel-size 2 --pipeline-parallel-size 2" in commands["vllm"]
+    assert "--tp_size 2 --pp_size 2" in commands["tensorrt-llm"]
+    assert "--tp-size 2 --pp-size 2" in commands["sglang"]
     experts = start(layout=Layout(tp=2, ep=8))
     assert "--data-parallel-size 4" in launch_commands(experts)["vllm"]
     assert "--enable-dp-attention --dp-size 4" in launch_commands(experts)["sglang"]
@@ -121,11 +121,11 @@ def test_layouts() -> None:
     ],
 )
 def test_devices(device: str, starts: set[str]) -> None:
-    told = launch_commands(start(device))
-    assert {name for name, text in told.items() if not text.startswith("#")} == starts
+    commands = launch_commands(start(device))
+    assert {name for name, text in commands.items() if not text.startswith("#")} == starts
 
 
-def test_a_published_shape_has_its_name_on_the_hub() -> None:
+def test_published_shapes_have_hub_names() -> None:
     assert hub_name("llama-3.1-70b") == "meta-llama/Llama-3.1-70B"
-    assert hub_name("dummy:llama-1b-32k") is None  # nobody has published it
+    assert hub_name("dummy:llama-1b-32k") is None  # not published
     assert hub_name("demo") is None

@@ -1,4 +1,4 @@
-"""Manifests hold what was planned, on the devices it was planned for, and nothing that moves."""
+"""Manifests contain the plan and its devices, with pinned images."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def start(device: str = "h100-sxm", **changes: object) -> LaunchPlan:
 
 def written(asked: LaunchPlan, **where: Any) -> Manifests:
     return render_manifests(
-        asked, resolve_target(asked.device, ManifestOptions(**where)), 140e9, "a promise"
+        asked, resolve_target(asked.device, ManifestOptions(**where)), 140e9, "a summary"
     )
 
 
-def test_the_deployment_is_of_the_plan() -> None:
+def test_deployment_matches_the_plan() -> None:
     asked = start(weight_dtype="float8_e4m3", kv_dtype="float8_e4m3", layout=Layout(tp=2))
     text = written(asked).files["kubernetes.yaml"]
     deployment, service, budget = yaml.safe_load_all(text)
@@ -52,28 +52,28 @@ def test_the_deployment_is_of_the_plan() -> None:
     for amounts in engine["resources"].values():
         assert amounts["nvidia.com/gpu"] == 2
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-    assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu"]
+    assert [entry["key"] for entry in pod["tolerations"]] == ["nvidia.com/gpu"]
     name = {"app.kubernetes.io/name": "my-model-v2"}
     selected = deployment["spec"]["template"]["metadata"]["labels"].items()
     assert name.items() <= selected and service["spec"]["selector"] == name
     assert budget["spec"]["selector"]["matchLabels"] == name
-    assert {each["name"] for each in engine["volumeMounts"]} == {
-        each["name"] for each in pod["volumes"]
+    assert {entry["name"] for entry in engine["volumeMounts"]} == {
+        entry["name"] for entry in pod["volumes"]
     }
-    # 140 GB at a modest rate are fetched before anybody calls the pod dead
+    # the startup probe allows for downloading 140 GB
     probe = engine["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > 140e9 / 100e6
     assert {"readinessProbe", "livenessProbe"} <= set(engine)
 
 
-def test_a_single_replica_can_be_drained_and_rolled_out() -> None:
+def test_single_replica_can_be_drained_and_rolled_out() -> None:
     text = written(start(num_replicas=1)).files["kubernetes.yaml"]
     deployment, _, budget = yaml.safe_load_all(text)
     assert budget["spec"]["maxUnavailable"] == 1
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_ray_is_of_the_plan() -> None:
+def test_ray_manifests_match_the_plan() -> None:
     asked = start(weight_dtype="float8_e4m3", kv_dtype="float8_e4m3", layout=Layout(tp=2))
     files = written(asked).files
     (app,) = yaml.safe_load(files["ray-serve.yaml"])["applications"]
@@ -102,7 +102,7 @@ def test_ray_is_of_the_plan() -> None:
     assert cluster["rayVersion"] in worker["image"]
 
 
-def test_no_image_moves() -> None:
+def test_images_are_pinned() -> None:
     for text in written(start()).files.values():
         for line in text.splitlines():
             if line.strip().startswith("image:"):
@@ -126,12 +126,12 @@ def test_no_image_moves() -> None:
         ("aks", ("node.kubernetes.io/instance-type", "Standard_ND96isr_H100_v5")),
     ],
 )
-def test_nodes_by_the_clouds_own_labels(cluster: str, label: tuple[str, str]) -> None:
+def test_node_labels_of_cloud_providers(cluster: str, label: tuple[str, str]) -> None:
     found = resolve_target(CATALOGUE["h100-sxm"], ManifestOptions(cluster=cluster))
     assert (found.label, found.value) == label
 
 
-def test_what_is_not_known_is_not_guessed() -> None:
+def test_unknown_labels_and_images_raise() -> None:
     with pytest.raises(CannotRun, match=r"gpu-operator.*--node-label"):
         resolve_target(CATALOGUE["rtx-4090"], ManifestOptions(cluster="gke"))
     with pytest.raises(CannotRun, match="no vLLM image"):
@@ -145,7 +145,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
     assert (found.label, found.value) == ("pool", "mi325x") and "rocm" in found.image
 
 
-def test_every_label_is_of_a_known_device() -> None:
+def test_every_label_belongs_to_a_known_device() -> None:
     assert cluster_names()[0] == ManifestOptions().cluster
     from ridgeline.plan.deploy.clusters import _known
 
@@ -156,7 +156,7 @@ def test_every_label_is_of_a_known_device() -> None:
             assert CATALOGUE[device].vendor == row.vendor
 
 
-def test_what_cannot_be_written_is_said() -> None:
+def test_manifests_left_out_have_a_reason() -> None:
     experts = written(start(layout=Layout(tp=2, ep=16), num_devices=16))
     assert not experts.files and "several nodes" in experts.left_out["kubernetes.yaml"]
     assert "data parallelism" in experts.left_out["ray-serve.yaml"]

@@ -32,7 +32,7 @@ def mixed(pp: int = 1, **fields: object) -> MixedSteps:
     )
 
 
-def test_a_step_lies_between_whole_numbers_of_prompts() -> None:
+def test_step_time_interpolates_between_whole_numbers_of_prompts() -> None:
     steps = mixed()
     none, one, two = (steps.seconds(chunks) for chunks in (0, 1, 2))
     assert none < one < two
@@ -42,7 +42,7 @@ def test_a_step_lies_between_whole_numbers_of_prompts() -> None:
     assert steps.added_s == one - none
 
 
-def test_random_arrivals_cost_what_their_numbers_do() -> None:
+def test_random_arrivals_cost_the_mean_over_their_counts() -> None:
     steps = mixed(isl=128)
     drawn = np.random.default_rng(5).poisson(1.3, 20_000)
     mean_s = float(np.mean([steps.seconds(n) for n in drawn]))
@@ -50,7 +50,7 @@ def test_random_arrivals_cost_what_their_numbers_do() -> None:
     assert steps.poisson_seconds(1.3) > steps.seconds(1.3)
 
 
-def test_a_long_prompt_goes_in_chunks() -> None:
+def test_long_prompt_is_computed_in_chunks() -> None:
     steps = mixed(isl=4000, max_num_batched_tokens=1024)
     assert steps.num_chunks == 4 and 1 <= steps.max_chunks < 1.02
     assert steps.prompt_s > 4 * 0.9 * steps.seconds(1)
@@ -58,8 +58,8 @@ def test_a_long_prompt_goes_in_chunks() -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4, 0.9, 1.0])
 @pytest.mark.parametrize("pp", [2, 4])
-def test_a_round_of_a_pipeline_is_as_long_as_its_longest_step(pp: int, share: float) -> None:
-    """Micro-batches in turns through the stages; a step takes each stage 1/pp of its seconds."""
+def test_pipeline_round_takes_as_long_as_its_longest_step(pp: int, share: float) -> None:
+    """Micro-batches pass through the stages in order; a step takes 1/pp of its time on each stage."""
     steps = mixed(pp=pp, batch=64)
     none, one = steps.seconds(0), steps.seconds(1)
     rounds = 4000
@@ -75,9 +75,9 @@ def test_a_round_of_a_pipeline_is_as_long_as_its_longest_step(pp: int, share: fl
     assert steps.seconds(share) == pytest.approx(max(ended_s) / rounds, rel=0.05)
 
 
-def test_stages_add_room_for_prompts() -> None:
+def test_pipeline_stages_add_room_for_prompts() -> None:
     """One stage that is full of prompts, and four: the pipeline takes in nearly four times as many,
-    while a rare prompt delays everybody as before."""
+    while a rare prompt still delays all of them."""
     busy = point(isl=4000, osl=2, batch=64)
     one, four = (
         time_point(build_replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=pp)), busy)
@@ -90,7 +90,7 @@ def test_stages_add_room_for_prompts() -> None:
     assert late_s == pytest.approx(3 / 4096 * mixed_steps(machine, rare).added_s, rel=0.01)
 
 
-def test_every_prompt_of_a_closed_loop_is_charged() -> None:
+def test_all_prompts_of_a_closed_loop_take_device_time() -> None:
     """One-token answers of 4,000 tokens are at most as many as the device has FLOPs for: 32 prompts
     at once cannot be answered in the time of one."""
     alone, many = (predict(point(isl=4000, osl=1, batch=batch)) for batch in (1, 32))

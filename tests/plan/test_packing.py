@@ -1,4 +1,4 @@
-"""Several models on several devices: limits hold, nobody is lost, small cases are optimal."""
+"""Packing of several models: limits hold, every replica is placed, small cases are optimal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b", "phi-4")
         max_size=6,
     )
 )
-def test_limits_hold_and_every_replica_is_placed(asked: list[tuple[str, float]]) -> None:
+def test_packing_respects_limits_and_places_every_replica(asked: list[tuple[str, float]]) -> None:
     tenants = [Tenant(model=m, rate=rate + i / 1000) for i, (m, rate) in enumerate(asked)]
     found = pack(tenants, {"h100-sxm": 8, "l40s": 8, "l4": 8}, ROWS)
     for device in found.devices:
@@ -38,7 +38,7 @@ def test_limits_hold_and_every_replica_is_placed(asked: list[tuple[str, float]])
     assert found.min_devices <= len(found.devices)
 
 
-def test_small_models_share_and_large_ones_take_the_large_device() -> None:
+def test_small_models_share_a_device_and_large_ones_get_the_large_device() -> None:
     tenants = [Tenant(model=m, rate=0.2) for m in ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-32b")]
     found = pack(tenants, {"l4": 2, "h100-sxm": 1}, ROWS)
     where = {replica.model: device.name for device in found.devices for replica in device.replicas}
@@ -46,7 +46,7 @@ def test_small_models_share_and_large_ones_take_the_large_device() -> None:
     assert len(found.devices) <= 2
 
 
-def test_a_load_beyond_one_device_is_cut() -> None:
+def test_load_beyond_one_device_is_split_into_replicas() -> None:
     one, many = (
         replicas_of(Tenant(model="llama-3.1-8b", rate=rate), ROWS["h100-sxm"])
         for rate in (1.0, 90.0)
@@ -55,7 +55,7 @@ def test_a_load_beyond_one_device_is_cut() -> None:
     assert all(replica.busy <= MAX_BUSY for replica in many)
 
 
-def test_short_answers_are_charged_their_prompts_whole() -> None:
+def test_one_token_answers_are_charged_for_their_prompts() -> None:
     """Classifying 36 prompts of 1,024 tokens a second takes most of an H100, not a part of one."""
     tenant = Tenant(model="llama-3.1-8b", rate=36.0, isl=1024, osl=1)
     flops = 36 * 1024 * 2 * 7e9
@@ -65,7 +65,7 @@ def test_short_answers_are_charged_their_prompts_whole() -> None:
     )
 
 
-def test_what_has_no_room_is_named() -> None:
+def test_model_without_room_is_named() -> None:
     with pytest.raises(DoesNotFit, match=r"llama-3.1-70b fits none"):
         pack([Tenant(model="llama-3.1-70b", rate=1.0)], {"l4": 8}, ROWS)
     crowd = [Tenant(model="llama-3.1-8b", rate=1.0 + i) for i in range(3)]
@@ -91,7 +91,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     "row", ["rate = 0.0", "rate = nan", "rate = inf", "rate = 1.0\nosl = 0", "rate = 1.0\nisl = -3"]
 )
-def test_a_load_that_is_none_is_refused(
+def test_invalid_loads_are_rejected(
     row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "models.toml"

@@ -1,4 +1,4 @@
-"""`plan`: the search against brute force, its refusals, the verdict on disaggregation, commands."""
+"""`plan`: search, errors, the verdict on disaggregation, and the command."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def found(model: str = "llama-3.1-70b", slo: Slo = SLO, space: SearchSpace = SPA
 
 
 @pytest.mark.slow
-def test_fleets_keep_the_promise_and_come_by_price() -> None:
+def test_fleets_meet_the_slo_and_are_sorted_by_price() -> None:
     result = found()
-    prices = [each.dollars_per_hour for each in result.fleets]
+    prices = [candidate.dollars_per_hour for candidate in result.fleets]
     assert len(prices) > 4 and None not in prices
     assert prices == sorted(prices)  # type: ignore[type-var]
-    for each in result.fleets:
-        assert each.holds and each.ttft_s <= 1 and each.tpot_s <= 0.05
-        assert each.num_replicas == math.ceil(DEMAND.rate / each.rate)
-        assert each.num_devices == each.num_replicas * each.layout.num_devices
-        assert each.kv_tokens >= each.max_num_seqs * (DEMAND.isl + DEMAND.osl)
-        low, high = each.tpot_interval_s
-        assert low < each.tpot_s < high
+    for candidate in result.fleets:
+        assert candidate.holds and candidate.ttft_s <= 1 and candidate.tpot_s <= 0.05
+        assert candidate.num_replicas == math.ceil(DEMAND.rate / candidate.rate)
+        assert candidate.num_devices == candidate.num_replicas * candidate.layout.num_devices
+        assert candidate.kv_tokens >= candidate.max_num_seqs * (DEMAND.isl + DEMAND.osl)
+        low, high = candidate.tpot_interval_s
+        assert low < candidate.tpot_s < high
 
 
 @pytest.mark.slow
-def test_a_price_splits_into_what_was_paid() -> None:
+def test_input_and_output_prices_add_up_to_the_fleet_price() -> None:
     best = found().fleets[0]
     assert best.input_dollars_per_mtok and best.output_dollars_per_mtok and best.dollars_per_hour
     paid = best.input_dollars_per_mtok * DEMAND.rate * DEMAND.isl
@@ -60,8 +60,8 @@ def test_a_price_splits_into_what_was_paid() -> None:
     assert best.watts == best.num_devices * (CATALOGUE[best.device].tdp_w or 0)
 
 
-def test_prompts_are_charged_even_where_their_steps_wait_for_memory() -> None:
-    """By the arithmetic that they take at least, of all that the device could do in the time."""
+def test_prompts_are_charged_even_in_memory_bound_steps() -> None:
+    """At least the share of the device's time that their arithmetic takes."""
     idle = with_(DEMAND, rate=5, isl=128, isl_p95=128)
     space = with_(SPACE, devices=("h100-sxm",), max_devices_per_replica=1)
     spec = load_planning_spec("llama-3.1-8b")
@@ -74,11 +74,11 @@ def test_prompts_are_charged_even_where_their_steps_wait_for_memory() -> None:
 
 
 @pytest.mark.slow
-def test_the_front_is_what_nobody_beats() -> None:
+def test_no_candidate_dominates_the_pareto_front() -> None:
     result = found()
-    for each in result.front:
+    for candidate in result.front:
         assert not any(
-            other.tok_s_user >= each.tok_s_user and other.tok_s_device > each.tok_s_device
+            other.tok_s_user >= candidate.tok_s_user and other.tok_s_device > candidate.tok_s_device
             for other in result.front
         )
     assert pareto_front(result.front) == result.front
@@ -87,13 +87,13 @@ def test_the_front_is_what_nobody_beats() -> None:
 
 
 @pytest.mark.slow
-def test_a_looser_promise_is_never_dearer() -> None:
+def test_looser_slo_never_costs_more() -> None:
     tight = found(slo=Slo.parse("ttft:400 tpot:25")).fleets[0].dollars_per_hour
     loose = found().fleets[0].dollars_per_hour
     assert tight is not None and loose is not None and loose <= tight
 
 
-def test_the_queue_is_that_of_theory() -> None:
+def test_wait_quantile_matches_queueing_theory() -> None:
     assert wait_quantile(0.01, 1.0, 0.95) == 0.0  # 99 of 100 do not wait
     assert wait_quantile(1.0, 1.0, 0.95) == math.inf
     # M/D/1 at rho 0.8: the exact 95th percentile of the wait is 6.5 service times
@@ -102,14 +102,14 @@ def test_the_queue_is_that_of_theory() -> None:
 
 
 def refusal(slo: str, space: SearchSpace = SPACE, model: str = "llama-3.1-70b") -> CannotRun:
-    spec, promise = load_planning_spec(model), Slo.parse(slo)
-    result = search(spec, DEMAND, promise, space, CATALOGUE)
+    spec, limits = load_planning_spec(model), Slo.parse(slo)
+    result = search(spec, DEMAND, limits, space, CATALOGUE)
     assert not result.fleets
-    return explain_infeasible(spec, DEMAND, promise, space, CATALOGUE, result)
+    return explain_infeasible(spec, DEMAND, limits, space, CATALOGUE, result)
 
 
 @pytest.mark.slow
-def test_an_impossible_promise_names_the_bound() -> None:
+def test_impossible_slo_names_the_bound() -> None:
     assert "memory bandwidth" in str(refusal("tpot:0.5"))
     assert "(compute)" in str(refusal("ttft:1"))
     assert "memory bandwidth" in str(refusal("e2e:200"))
@@ -119,7 +119,7 @@ def test_an_impossible_promise_names_the_bound() -> None:
     assert "overhead" in str(refusal("tpot:3.2"))
 
 
-def test_a_workload_beyond_the_context_is_refused() -> None:
+def test_invalid_workloads_are_rejected() -> None:
     long = demand_of([(4000, 200)], 1.0)
     for rate in (0.0, -4.0, float("nan"), 1e308):
         with pytest.raises(BadInput, match="rate"):
@@ -137,7 +137,7 @@ def test_demand_from_lengths() -> None:
     assert made.cached == 72 and made.input_cv2 > 1
 
 
-def test_the_transfer_by_hand() -> None:
+def test_kv_transfer_time_by_hand() -> None:
     machine = build_replica(
         load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4)
     )
@@ -145,7 +145,7 @@ def test_the_transfer_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
+def test_disaggregation_is_rejected_if_it_needs_more_devices() -> None:
     best = found().fleets[0]
     machine = build_replica(
         load_planning_spec("llama-3.1-70b"),
@@ -154,15 +154,17 @@ def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
         weight_dtype=best.weight_dtype,
         kv_dtype=best.kv_dtype,
     )
-    told = judge_disaggregation(machine, with_(DEMAND, rate=5.0), SLO, with_(best, num_devices=1))
-    assert not told.yes and "ms per token" in told.why and told.pools is not None
+    verdict = judge_disaggregation(
+        machine, with_(DEMAND, rate=5.0), SLO, with_(best, num_devices=1)
+    )
+    assert not verdict.yes and "ms per token" in verdict.why and verdict.pools is not None
     alone = judge_disaggregation(machine, DEMAND, SLO, None)
     assert alone.yes and "no shared fleet" in alone.why
     assert smallest_pools(machine, DEMAND, Slo.parse("ttft:1")) is None
 
 
-def test_a_split_leaves_the_prompt_its_part_of_an_end_to_end_promise() -> None:
-    """A promise of e2e is one of both pools' times together, whatever was not said of TTFT."""
+def test_split_pools_share_an_e2e_limit() -> None:
+    """An e2e limit bounds the time of both pools together, even without a TTFT limit."""
     machine = build_replica(
         load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4)
     )
@@ -176,7 +178,7 @@ def test_a_split_leaves_the_prompt_its_part_of_an_end_to_end_promise() -> None:
     assert smallest_pools(machine, DEMAND, Slo(e2e_s=DEMAND.osl * token + alone)) is None
 
 
-def test_stages_of_a_prefill_pool_work_at_once() -> None:
+def test_pipeline_stages_of_a_prefill_pool_overlap() -> None:
     machine, staged = (
         build_replica(load_planning_spec("llama-3.1-8b"), CATALOGUE["h100-sxm"], Layout(pp=pp))
         for pp in (1, 4)
@@ -187,7 +189,7 @@ def test_stages_of_a_prefill_pool_work_at_once() -> None:
     assert four.num_prefill <= one.num_prefill / 3
 
 
-def test_a_promise_of_tpot_alone_says_nothing_of_one_token() -> None:
+def test_tpot_limit_does_not_apply_to_one_token_answers() -> None:
     single = with_(DEMAND, osl=1)
     with pytest.raises(BadInput, match="no TPOT"):
         search(load_planning_spec("llama-3.1-8b"), single, Slo.parse("tpot:50"), SPACE, CATALOGUE)
@@ -201,8 +203,8 @@ def test_a_promise_of_tpot_alone_says_nothing_of_one_token() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_promised_to_everybody() -> None:
-    """Some queue is longer than any limit: the quantile of all requests is no number."""
+def test_full_attainment_is_rejected() -> None:
+    """Some queue exceeds any limit, so the 100 % quantile does not exist."""
     with pytest.raises(BadInput, match="every request"):
         found(slo=Slo.parse("ttft:1000 tpot:50 attainment:100%"))
     assert found(slo=Slo.parse("ttft:1000 tpot:50 attainment:99.9%")).fleets
@@ -210,24 +212,24 @@ def test_nothing_is_promised_to_everybody() -> None:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", "llama-3.1-8b", "--rate", "5", "--device", "h100-sxm", "--max-devices", "2"]
+    command = ["plan", "llama-3.1-8b", "--rate", "5", "--device", "h100-sxm", "--max-devices", "2"]
     page, folder = tmp_path / "plan.html", tmp_path / "out"
-    assert main([*asked, "--html", str(page), "--manifests", str(folder)]) == 0
+    assert main([*command, "--html", str(page), "--manifests", str(folder)]) == 0
     assert "disaggregate" in capsys.readouterr().out
     assert "<svg" in page.read_text() and (folder / "kubernetes.yaml").is_file()
-    assert main([*asked, "--json", "--workload", "synthetic:input=300,output=20"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["demand"]["isl"] == pytest.approx(300, rel=0.1) and told["fleets"]
+    assert main([*command, "--json", "--workload", "synthetic:input=300,output=20"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["demand"]["isl"] == pytest.approx(300, rel=0.1) and plan["fleets"]
     catalogue = tmp_path / "catalogue.toml"
     known = files("ridgeline.hardware").joinpath("catalogue.toml").read_text(encoding="utf-8")
     catalogue.write_text(known.replace('as_of = "2026', 'as_of = "2020'))
-    old = [*asked, "--catalogue", str(catalogue)]
+    old = [*command, "--catalogue", str(catalogue)]
     assert main(old) == 2 and "stale" in capsys.readouterr().err
     assert main([*old, "--accept-stale"]) == 0 and "days old" in capsys.readouterr().out
     assert main([*old, "--price-per-hour", "2"]) == 0
-    assert main([*asked, "--image", "vllm/vllm-openai:v1"]) == 2
+    assert main([*command, "--image", "vllm/vllm-openai:v1"]) == 2
     assert "no effect without --manifests" in capsys.readouterr().err
-    assert main([*asked, "--slo", "tpot:0.1"]) == 2
+    assert main([*command, "--slo", "tpot:0.1"]) == 2
     assert "memory bandwidth" in capsys.readouterr().err
 
 
@@ -241,19 +243,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--price-per-hour", "nan"], "--price-per-hour"),
     ],
 )
-def test_what_the_printed_commands_could_not_serve_is_refused(
+def test_context_limits_that_cannot_serve_the_load_are_rejected(
     capsys: pytest.CaptureFixture[str], given: list[str], named: str
 ) -> None:
     """The load is 1,024 tokens in and 256 out; the model's context is 131,072."""
     assert main(["plan", "llama-3.1-8b", "--device", "h100-sxm", *given]) == 2
-    said = capsys.readouterr()
-    assert named in said.err and not said.out
+    captured = capsys.readouterr()
+    assert named in captured.err and not captured.out
 
 
 @pytest.mark.slow
-def test_a_context_as_long_as_the_longest_request_will_do(
+def test_context_limit_may_equal_the_longest_request(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ["plan", "llama-3.1-8b", "--device", "h100-sxm", "--max-model-len", "1280"]
-    assert main(asked) == 0
+    command = ["plan", "llama-3.1-8b", "--device", "h100-sxm", "--max-model-len", "1280"]
+    assert main(command) == 0
     assert capsys.readouterr().out.count("--max-model-len 1280") == 2

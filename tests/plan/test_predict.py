@@ -46,7 +46,7 @@ def point(**fields: object) -> OperatingPoint:
     return OperatingPoint(**{**base, **fields})  # type: ignore[arg-type]
 
 
-def test_by_hand_without_losses() -> None:
+def test_prediction_by_hand_without_losses() -> None:
     machine = build_replica(
         load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"), efficiency=IDEAL
     )
@@ -63,7 +63,7 @@ def test_by_hand_without_losses() -> None:
     assert found.output_tok_s == pytest.approx(100 / total_s)
 
 
-def test_kv_is_copied_where_there_are_more_devices_than_heads() -> None:
+def test_kv_is_replicated_with_more_devices_than_kv_heads() -> None:
     spec, device = load_planning_spec("qwen2.5-7b"), find_accelerator("h100-sxm")
     assert num_kv_heads(spec) == 4
     four, seven = (build_replica(spec, device, Layout(tp=tp)) for tp in (4, 7))
@@ -83,7 +83,7 @@ def test_kv_is_copied_where_there_are_more_devices_than_heads() -> None:
     assert spread.kv_copies == 1 and spread.kv_tokens > 4 * eight.kv_tokens
 
 
-def test_windows_bound_what_is_read_and_kept() -> None:
+def test_windows_bound_kv_reads_and_storage() -> None:
     machine = build_replica(load_planning_spec("gemma-3-27b"), find_accelerator("h100-sxm"))
     grown = machine.cost.kv_bytes(65_536) - machine.cost.kv_bytes(32_768)
     full = sum(g.kv_bytes_per_token for g in machine.cost.windows if g.window is None)
@@ -97,9 +97,7 @@ def test_windows_bound_what_is_read_and_kept() -> None:
     osl=st.integers(1, 1000),
     tp=st.sampled_from([1, 2, 4, 8]),
 )
-def test_more_load_is_never_faster_and_fewer_bits_never_slower(
-    batch: int, isl: int, osl: int, tp: int
-) -> None:
+def test_latency_is_monotonic_in_load_and_bits(batch: int, isl: int, osl: int, tp: int) -> None:
     here = predict(point(batch=batch, isl=isl, osl=osl, tp=tp))
     assert here.tpot_ms <= predict(point(batch=batch + 1, isl=isl, osl=osl, tp=tp)).tpot_ms
     assert here.ttft_ms <= predict(point(batch=batch, isl=isl + 50, osl=osl, tp=tp)).ttft_ms
@@ -138,13 +136,13 @@ def test_no_prediction_beats_the_roofline(
     assert moved <= 1.01 * device.bandwidth_bytes_s
 
 
-def test_the_interval_covers_four_in_five() -> None:
+def test_interval_covers_80_percent() -> None:
     """Half of log-normal errors lie within the median error; the interval is 1.9 times as wide."""
     low, high = interval(1.0, 0.22)
     assert high == pytest.approx(1.22 ** (1.2816 / 0.6745)) and low == pytest.approx(1 / high)
 
 
-def test_equal_runs_cost_what_their_list_costs() -> None:
+def test_uniform_runs_cost_the_same_as_their_list() -> None:
     for model in ("deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"):
         machine = build_replica(load_planning_spec(model), find_accelerator("b200"), Layout(tp=8))
         for new, done in ((1, 500), (64, 130)):
@@ -152,7 +150,7 @@ def test_equal_runs_cost_what_their_list_costs() -> None:
             assert machine.uniform(7, new, done, sampled=7).seconds == pytest.approx(listed.seconds)
 
 
-def test_communication_is_a_ring_by_hand() -> None:
+def test_ring_communication_by_hand() -> None:
     machine = build_replica(
         load_planning_spec("llama-3.1-70b"),
         find_accelerator("h100-sxm"),
@@ -163,7 +161,7 @@ def test_communication_is_a_ring_by_hand() -> None:
     assert machine.uniform(32, 1, 0, sampled=32).communication_s == pytest.approx(moved / 450e9)
 
 
-def test_what_cannot_be_is_refused_with_the_number() -> None:
+def test_impossible_points_are_rejected_with_the_limit() -> None:
     with pytest.raises(DoesNotFit, match="141"):
         predict(point(model="llama-3.1-70b"))
     with pytest.raises(CannotRun, match="heads"):
@@ -186,7 +184,7 @@ def test_what_cannot_be_is_refused_with_the_number() -> None:
         Efficiency(**{**{f: getattr(IDEAL, f) for f in IDEAL.__struct_fields__}, "source": ""})
 
 
-def test_the_activations_and_the_runtime_come_off_the_cache() -> None:
+def test_activations_and_runtime_reduce_the_kv_cache() -> None:
     machine = build_replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
     little, much = (
         memory_budget(machine, MemoryLimits(max_num_batched_tokens=tokens))
@@ -199,7 +197,7 @@ def test_the_activations_and_the_runtime_come_off_the_cache() -> None:
     )
 
 
-def test_jsonl_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = tmp_path / "in.jsonl"
     good = {"id": "a", "model": "llama-3.1-8b", "device": "h100-sxm", "tp": 1, "pp": 1, "batch": 8}
     good |= {"isl": 512, "osl": 64, "weight_dtype": "fp8", "kv_dtype": "fp8"}
@@ -221,7 +219,7 @@ def test_jsonl_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(json.dumps(next(iter(predict_lines([json.dumps(good)]))))) == first
 
 
-def test_the_command_prints_one_point(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_one_point(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "llama-3.1-8b", "--device", "h100-sxm", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bound"] == "bandwidth"
     assert main(["predict", "llama-3.1-8b", "--device", "h100-sxm"]) == 0
@@ -231,7 +229,7 @@ def test_the_command_prints_one_point(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["predict", "llama-3.1-8b"]) == 2
 
 
-def test_the_catalogue_may_be_replaced_but_not_with_sparse_rates(
+def test_custom_catalogue_with_sparse_rates_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "own.toml"

@@ -46,16 +46,18 @@ def made_up(batches: tuple[int, ...] = (2, 8, 24)) -> ServerTimes:
     return fit_server_times(prompts, [*alone, *waves, *deep], ABOUT)
 
 
-def test_a_law_is_found_again_and_unseen_points_follow_it() -> None:
+def test_fit_recovers_known_times_and_predicts_unseen_points() -> None:
     found = made_up()
     assert found.base_s == pytest.approx(4e-3, rel=0.01)
     assert found.by_pair_s == pytest.approx(1e-7, rel=0.01)
     assert found.by_context_s == pytest.approx(3e-7, rel=0.05)
     assert found.ttft_s(1000) == pytest.approx(true_ttft_s(1000), rel=0.01)
     assert found.tpot_s(12, 500) == pytest.approx(true_tpot_s(12, 500), rel=0.05)
-    told = predict_server_times(found, isl=500, osl=64, batch=1)
-    assert told.ttft_ms == pytest.approx(1e3 * true_ttft_s(500), rel=0.01)
-    assert told.interval["tpot_ms"][0] < told.tpot_ms < told.interval["tpot_ms"][1]
+    prediction = predict_server_times(found, isl=500, osl=64, batch=1)
+    assert prediction.ttft_ms == pytest.approx(1e3 * true_ttft_s(500), rel=0.01)
+    assert (
+        prediction.interval["tpot_ms"][0] < prediction.tpot_ms < prediction.interval["tpot_ms"][1]
+    )
     busy = predict_server_times(found, isl=500, osl=64, batch=8)
     waits_s = 7 / 64 * (true_ttft_s(500) - 4e-3)
     assert busy.tpot_ms == pytest.approx(1e3 * (true_tpot_s(8, 532) + waits_s), rel=0.05)
@@ -65,14 +67,14 @@ def test_a_law_is_found_again_and_unseen_points_follow_it() -> None:
     ("isl", "osl", "batch", "said"),
     [(4000, 10, 1, "prompts"), (100, 10_000, 1, "contexts"), (100, 10, 99, "batches")],
 )
-def test_what_lies_beyond_the_measurements_is_refused(
+def test_points_beyond_the_calibrated_range_are_rejected(
     isl: int, osl: int, batch: int, said: str
 ) -> None:
     with pytest.raises(CannotRun, match=said):
         predict_server_times(made_up(), isl, osl, batch)
 
 
-def test_what_cannot_be_identified_is_named_or_refused() -> None:
+def test_unidentifiable_terms_are_named_or_rejected() -> None:
     flat = [PromptSample(n, 0.05) for n in LENGTHS]
     decodes = [DecodeSample(b, c, 0.01) for b, c in ((1, 20.0), (1, 900.0), (2, 50.0), (8, 50.0))]
     found = fit_server_times(flat, decodes, ABOUT)
@@ -93,7 +95,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate_server, "REPEATS", 1)
 
 
-def test_a_server_of_known_pace_is_measured(short: None) -> None:
+def test_server_with_known_step_times_is_measured(short: None) -> None:
     with mock_server(ttft_s=0.1, itl_s=0.03) as url:
         found = calibrate(RemoteServer(url=url), 30.0).calibration
     assert found.ttft_s(100) == pytest.approx(0.1, rel=0.3)
@@ -102,7 +104,7 @@ def test_a_server_of_known_pace_is_measured(short: None) -> None:
     assert "by_pair_s" in found.unknown
 
 
-def test_a_server_with_one_slot_gets_a_note_and_no_fit(short: None) -> None:
+def test_server_with_one_slot_gets_a_note_and_no_fit(short: None) -> None:
     """No wave generates at once, and nothing is made up."""
     events: list[object] = []
     with (
@@ -113,7 +115,7 @@ def test_a_server_with_one_slot_gets_a_note_and_no_fit(short: None) -> None:
     assert any("too few slots" in str(event) for event in events)
 
 
-def test_the_file_answers_predict_and_nothing_else(
+def test_server_calibration_works_with_predict_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import msgspec
@@ -131,7 +133,7 @@ def test_the_file_answers_predict_and_nothing_else(
     assert main(["calibrate", "--url", "http://x", "--engine", "demo"]) == 2
 
 
-def test_all_prompts_of_a_closed_loop_are_charged() -> None:
+def test_throughput_is_limited_by_prompt_time() -> None:
     """A server that does nothing else than prompts answers no more of them for more clients."""
     found = made_up()
     alone_s = found.ttft_s(500) - found.base_s

@@ -13,36 +13,38 @@ from ridgeline.plan.simulate.records import FleetOutcome, RequestOutcome, Simula
 from ridgeline.plan.simulate.summary import summarise, traces
 from ridgeline.records import Slo
 
-ASKED = ["simulate", "llama-3.1-8b", "--device", "h100-sxm"]
-SMALL = [*ASKED, "--rate", "30", "--num-prompts", "200", "--isl", "300", "--osl", "40"]
+COMMAND = ["simulate", "llama-3.1-8b", "--device", "h100-sxm"]
+SMALL = [*COMMAND, "--rate", "30", "--num-prompts", "200", "--isl", "300", "--osl", "40"]
 
 
-def told(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, float]:
+def simulated(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, float]:
     assert main([*SMALL, "--json", *more]) == 0
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
 
-def test_numbers_are_those_of_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    first = told(capsys, "--seed", "4", "--slo", "ttft:300 tpot:20")
-    assert first == told(capsys, "--seed", "4", "--slo", "ttft:300 tpot:20")
-    assert first != told(capsys, "--seed", "5", "--slo", "ttft:300 tpot:20")
+def test_seed_determines_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    first = simulated(capsys, "--seed", "4", "--slo", "ttft:300 tpot:20")
+    assert first == simulated(capsys, "--seed", "4", "--slo", "ttft:300 tpot:20")
+    assert first != simulated(capsys, "--seed", "5", "--slo", "ttft:300 tpot:20")
     assert first["num_served"] == 200 and first["attainment"] > 0.9
 
 
-def test_leaping_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    fast, slow = told(capsys), told(capsys, "--step-by-step")
+def test_fast_forward_does_not_change_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    fast, slow = simulated(capsys), simulated(capsys, "--step-by-step")
     assert fast["num_steps"] == slow["num_steps"]
     assert fast["duration_s"] == pytest.approx(slow["duration_s"], rel=1e-9)
     assert fast["ttft"] == pytest.approx(slow["ttft"], rel=1e-6)
 
 
-def test_more_replicas_answer_sooner(capsys: pytest.CaptureFixture[str]) -> None:
-    one, four = told(capsys), told(capsys, "--replicas", "4")
+def test_more_replicas_reduce_tpot(capsys: pytest.CaptureFixture[str]) -> None:
+    one, four = simulated(capsys), simulated(capsys, "--replicas", "4")
     assert four["tpot"]["mean"] < one["tpot"]["mean"]  # type: ignore[index]
     assert four["device_hours"] == pytest.approx(4 * four["duration_s"] / 3600)
 
 
-def test_a_recording_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_workload_writes_page_and_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [
         {"timestamp": 50 * i, "input_length": 1500, "output_length": 8, "hash_ids": [i % 3, 99, i]}
         for i in range(60)
@@ -50,7 +52,15 @@ def test_a_recording_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
     recorded = tmp_path / "trace.jsonl"
     recorded.write_text("\n".join(map(json.dumps, lines)))
     page, chrome = tmp_path / "page.html", tmp_path / "trace.json"
-    asked = [*ASKED, "--workload", f"mooncake:{recorded}", "--replay-speed", "2", "--replicas", "2"]
+    asked = [
+        *COMMAND,
+        "--workload",
+        f"mooncake:{recorded}",
+        "--replay-speed",
+        "2",
+        "--replicas",
+        "2",
+    ]
     asked += ["--enable-prefix-caching", "--router", "prefix-aware"]
     assert main([*asked, "--html", str(page), "--trace", str(chrome), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -61,11 +71,11 @@ def test_a_recording_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
     assert "prefix hits" in capsys.readouterr().out
 
 
-def test_a_page_is_of_all_requests(
+def test_page_covers_all_requests_although_traces_are_sampled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than a trace holds and a timeline shows: every figure counts them all, and gaps between
-    tokens, whose instants nobody kept, are not told."""
+    """Figures count all requests, although trace and timeline show a sample; inter-token gaps are
+    omitted, because the simulator does not record token times."""
     monkeypatch.setattr("ridgeline.workflows.planning.simulate.MAX_TRACED_REQUESTS", 40)
     page, chrome = tmp_path / "page.html", tmp_path / "trace.json"
     assert main([*SMALL, "--num-prompts", "450", "--html", str(page), "--trace", str(chrome)]) == 0
@@ -77,11 +87,11 @@ def test_a_page_is_of_all_requests(
     assert sum("outcome" in event["args"] for event in events) in range(36, 41)
 
 
-def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*ASKED, "--router", "best", "--num-prompts", "2"]) == 2
+def test_invalid_simulations_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--router", "best", "--num-prompts", "2"]) == 2
     assert "prefix-aware" in capsys.readouterr().err
-    assert main([*ASKED, "--replay-speed", "2"]) == 2
-    assert main([*ASKED, "--rate", "0"]) == 2
+    assert main([*COMMAND, "--replay-speed", "2"]) == 2
+    assert main([*COMMAND, "--rate", "0"]) == 2
     assert main(["simulate", "llama-3.1-70b", "--device", "h100-sxm"]) == 2
     assert "does not fit" in capsys.readouterr().err
 
@@ -106,14 +116,14 @@ def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
         ("--accelerator", "h100-sxm=100000000000"),
     ],
 )
-def test_numbers_that_no_fleet_has(
+def test_out_of_range_options_name_the_flag(
     flag: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*ASKED, flag, value]) == 2
+    assert main([*COMMAND, flag, value]) == 2
     assert flag in capsys.readouterr().err
 
 
-def test_the_summary_by_hand() -> None:
+def test_summary_by_hand() -> None:
     asked = SimulatedRequest(at_s=1.0, num_prompt=10, num_output=5)
     good = RequestOutcome(asked, started_s=1.5, first_s=2.0, finished_s=4.0)
     lost = RequestOutcome(asked, error="lost")
@@ -133,16 +143,16 @@ def test_the_summary_by_hand() -> None:
     assert summarise(outcome, Slo(ttft_s=0.9)).attainment == 0.0
 
 
-@pytest.mark.parametrize("promise", ["tpot:50", "ttft:1500 tpot:50", "ttft:900 tpot:50", "e2e:9"])
+@pytest.mark.parametrize("limits", ["tpot:50", "ttft:1500 tpot:50", "ttft:900 tpot:50", "e2e:9"])
 @pytest.mark.parametrize("num_output", [1, 5])
-def test_a_request_is_judged_as_a_measured_one_is(num_output: int, promise: str) -> None:
-    """A one-token answer has no TPOT: other limits judge it, and where there are none it missed."""
+def test_simulated_requests_meet_the_slo_like_measured_ones(num_output: int, limits: str) -> None:
+    """A one-token answer has no TPOT: only the other limits apply; without any, it misses the SLO."""
     asked = SimulatedRequest(at_s=1.0, num_prompt=10, num_output=num_output)
-    life = RequestOutcome(
+    outcome_of_request = RequestOutcome(
         asked, started_s=1.5, first_s=2.0, finished_s=2.0 if num_output == 1 else 2.1
     )
     outcome = FleetOutcome(
-        requests=(life,),
+        requests=(outcome_of_request,),
         replicas=(),
         duration_s=8.0,
         area=1.0,
@@ -150,20 +160,20 @@ def test_a_request_is_judged_as_a_measured_one_is(num_output: int, promise: str)
         num_events=1,
         num_replicas=((0.0, 1),),
     )
-    slo = Slo.parse(promise)
+    slo = Slo.parse(limits)
     (trace,) = traces(outcome, 1)
     assert (summarise(outcome, slo).attainment == 1.0) == meets(trace, slo)
-    if num_output == 1 and promise == "tpot:50":
+    if num_output == 1 and limits == "tpot:50":
         assert not meets(trace, slo)
 
 
 @pytest.mark.slow
-def test_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "--num-seeds", "5", "--slo", "ttft:300 tpot:20")
+def test_several_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    found = simulated(capsys, "--num-seeds", "5", "--slo", "ttft:300 tpot:20")
     figures: dict[str, dict[str, float]] = found["figures"]  # type: ignore[assignment]
     for each in figures.values():
         assert each["low"] <= each["mid"] <= each["high"]
-    alone = [told(capsys, "--seed", str(n))["ttft"]["p99"] for n in range(5)]  # type: ignore[index]
+    alone = [simulated(capsys, "--seed", str(n))["ttft"]["p99"] for n in range(5)]  # type: ignore[index]
     assert figures["ttft_p99_s"]["mid"] == pytest.approx(sorted(alone)[2])
     assert figures["ttft_p99_s"]["low"] < figures["ttft_p99_s"]["high"]
     assert main([*SMALL, "--num-seeds", "5"]) == 0
@@ -173,7 +183,7 @@ def test_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--num-seeds", "5", "--html", "x.html"]) == 2
 
 
-def test_a_fleet_of_several_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fleet_of_several_kinds_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     """Each kind by its own step times; least-loaded gives the faster one more."""
     asked = ["simulate", "llama-3.1-8b", "--rate", "60", "--num-prompts", "300", "--isl", "300"]
     assert main([*asked, "--device", "h100-sxm=1,l40s=2"]) == 0

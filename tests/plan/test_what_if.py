@@ -29,7 +29,7 @@ from ridgeline.plan.step_time.predict import OperatingPoint, predict_on
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.plan.step_time.speculation import SpeculationModel
-from tests.plan.steady import Steady
+from tests.plan.constant_step_times import ConstantStepTimes
 
 WORDS = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--num-prompts", "40", "--rate", "8"]
 
@@ -40,7 +40,7 @@ def machine(model: str = "llama-3.1-8b") -> Replica:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_counted_blocks_change_nothing(seed: int) -> None:
+def test_block_counter_gives_the_same_schedule_as_block_tables(seed: int) -> None:
     rng = np.random.default_rng(seed)
     at_s = np.cumsum(rng.exponential(0.05, 150))
     requests = [
@@ -53,7 +53,7 @@ def test_counted_blocks_change_nothing(seed: int) -> None:
         def make() -> Scheduler:
             return Scheduler(limits, make_policy("continuous"), pool(90, 16), NoPrefixCache())
 
-        build = ReplicaConfig(name="x", scheduler=make, step_times=Steady(0.01))
+        build = ReplicaConfig(name="x", scheduler=make, step_times=ConstantStepTimes(0.01))
         lives = simulate_fleet(requests, FleetConfig(replicas=(build,))).requests
         return [(life.first_s, life.finished_s, life.num_preempted) for life in lives]
 
@@ -61,7 +61,7 @@ def test_counted_blocks_change_nothing(seed: int) -> None:
     assert found == served(BlockPool) and sum(preempted for *_, preempted in found) > 0
 
 
-def test_counted_blocks_cannot_be_told_apart() -> None:
+def test_block_counter_rejects_block_identities() -> None:
     pool = CountingBlockPool(4, 16)
     for what in (pool.retain, pool.publish):
         with pytest.raises(CannotRun):
@@ -93,11 +93,11 @@ def test_batch_requests_wait_for_their_window(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_lines_of_batches_are_promised_nothing_and_stand_in_nobody_s_way(
+def test_background_requests_have_no_slo_and_do_not_delay_interactive_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Online latencies are nearly those of a fleet without the lines; as many that are no lines
-    break the promise."""
+    """With background requests, interactive latencies are nearly those of a fleet without them; the
+    same number of interactive requests misses the SLO."""
     rate = ["--isl", "500", "--osl", "60", "--max-num-seqs", "16", "--num-prompts", "600", "--rate"]
     asked = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--slo", "ttft:60", "--json"]
 
@@ -114,7 +114,7 @@ def test_lines_of_batches_are_promised_nothing_and_stand_in_nobody_s_way(
 
 
 @pytest.mark.slow
-def test_a_sweep_is_its_fleets_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_equals_separate_simulations(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--sweep", "replicas=1,2", "--sweep", "max-num-seqs=4,64"]
     assert main([*WORDS, "--slo", "ttft:500 tpot:30", *asked, "--json"]) == 0
     cases = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -129,24 +129,28 @@ def test_a_sweep_is_its_fleets_one_by_one(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     "axis", ["replicas", "replicas=two", "nothing=1", "html=a,b", "rate=nan,1", "rate=inf"]
 )
-def test_a_sweep_over_what_is_no_setting(axis: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_over_an_unknown_setting_is_rejected(
+    axis: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*WORDS, "--sweep", axis]) == 2
     assert "--sweep" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--seed", "-1"], ["--sweep", "rate=1", "--num-workers", "0"]])
-def test_numbers_that_are_none(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_numbers_are_rejected(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*WORDS, *flags]) == 2
     assert flags[-2] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cached", [math.nan, -0.5, 1.5])
-def test_a_share_of_the_prompts_is_one(cached: float) -> None:
+def test_cached_share_must_be_between_0_and_1(cached: float) -> None:
     with pytest.raises(BadInput, match="cached"):
         demand_of([(100, 10)], 1.0, cached)
 
 
-def test_tokens_per_step() -> None:
+def test_expected_tokens_per_speculative_step() -> None:
     drafts = SpeculationModel(num_tokens=4, acceptance=0.8)
     assert drafts.tokens_per_step == pytest.approx((1 - 0.8**5) / (1 - 0.8))
     assert SpeculationModel(num_tokens=4, acceptance=1.0).tokens_per_step == 5
@@ -155,7 +159,7 @@ def test_tokens_per_step() -> None:
             SpeculationModel(**bad)  # type: ignore[arg-type]
 
 
-def test_speculation_pays_for_few_and_costs_many() -> None:
+def test_speculation_pays_for_small_batches_only() -> None:
     here = machine()
 
     def tpot(batch: int, **drafts: object) -> float:
@@ -172,7 +176,7 @@ def test_speculation_pays_for_few_and_costs_many() -> None:
             tpot(1, **half)
 
 
-def test_drafts_in_a_simulation_are_those_of_the_prediction() -> None:
+def test_simulated_drafts_cost_what_predictions_say() -> None:
     drafts = SpeculationModel(num_tokens=3, acceptance=0.6)
     step_times, here = ModelledStepTimes(machine(), drafts), machine()
     computed = [700, 900, 800]

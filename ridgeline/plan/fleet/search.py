@@ -8,7 +8,7 @@ stays below the replica's capacity. TTFT and TPOT are quantiles at the SLO's att
 (`ridgeline.plan.fleet.queueing`); TTFT is that of the 95th percentile prompt. The number of replicas
 follows from the demand. Thousands of candidates take seconds; the best can then be simulated with
 the engine's scheduler (`ridgeline simulate`), and both agree on which fleets meet the SLO
-(tests/plan/test_agreement.py).
+(tests/plan/test_plan_against_simulation.py).
 """
 
 from __future__ import annotations

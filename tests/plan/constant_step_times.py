@@ -8,7 +8,7 @@ from ridgeline.modelspec.cost import Shape
 from ridgeline.plan.step_time.simulated import LinearSteps
 
 
-class Steady:
+class ConstantStepTimes:
     """Every step takes the same time."""
 
     def __init__(self, seconds: float) -> None:

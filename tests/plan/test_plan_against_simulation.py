@@ -1,7 +1,8 @@
-"""`plan` against `simulate`: what the arithmetic says a replica can keep, the scheduler keeps.
+"""`plan` against `simulate`: a load that the search considers feasible is so under the scheduler.
 
-The most that `search` finds one replica good for must hold under the engine's own scheduler with
-the planned seats and token budget; well beyond it must not, or devices would be paid for nothing.
+The highest rate that `search` finds for a replica must meet the SLO under the engine's scheduler
+with the planned slots and token budget; a rate well beyond it must miss the SLO, or the plan would
+buy too many devices.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CATALOGUE = load_catalogue()
 MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
 NUM_REQUESTS = 1500
 SPARED = 0.95  # of the planned rate: how exact the arithmetic is, where a queue is about to form
-OVERLOAD = 1.5  # times the planned rate, at which the promise must be broken
+OVERLOAD = 1.5  # times the planned rate, at which the SLO must be missed
 
 
 def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
@@ -46,7 +47,7 @@ def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
 
 
 def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> float:
-    """Share of the requests that kept the promise, the first tenth left to warm up."""
+    """Share of the requests that met the SLO, without the first tenth as warm-up."""
     machine = build_replica(load_planning_spec(MODEL), CATALOGUE[DEVICE], Layout())
     limits = SchedulerLimits(
         max_num_seqs=planned.max_num_seqs,
@@ -71,7 +72,7 @@ def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> f
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2048, 8192])
 @pytest.mark.parametrize(
-    ("isl", "osl", "promise"),
+    ("isl", "osl", "limits"),
     [
         (1024, 1, "ttft:200"),
         (1024, 2, "ttft:300 tpot:200"),
@@ -87,10 +88,10 @@ def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> f
         (128, 128, "ttft:100 tpot:12"),
     ],
 )
-def test_what_is_planned_holds_and_not_much_more(
-    isl: int, osl: int, promise: str, tokens: int
+def test_planned_rate_meets_the_slo_and_overload_misses_it(
+    isl: int, osl: int, limits: str, tokens: int
 ) -> None:
-    slo = Slo.parse(promise)
+    slo = Slo.parse(limits)
     planned = best_of_one(isl, osl, slo, tokens)
     assert planned.holds
     assert attained(planned, isl, osl, slo, SPARED * planned.rate) >= slo.attainment
