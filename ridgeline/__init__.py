@@ -15,18 +15,49 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from inspect import Signature
 
+    from ridgeline.api.explain import explain
+    from ridgeline.api.improve import evaluate, optimize, quantize
+    from ridgeline.api.measure import bench, diagnose
+    from ridgeline.api.planning import cost, plan, predict, simulate
     from ridgeline.api.text import chat, generate, stream
     from ridgeline.engine.engine import Engine
     from ridgeline.records import Sampling
 
 __version__ = "0.2.0"
-__all__ = ["Engine", "Sampling", "__version__", "chat", "generate", "stream"]
+__all__ = [
+    "Engine",
+    "Sampling",
+    "__version__",
+    "bench",
+    "chat",
+    "cost",
+    "diagnose",
+    "evaluate",
+    "explain",
+    "generate",
+    "optimize",
+    "plan",
+    "predict",
+    "quantize",
+    "simulate",
+    "stream",
+]
 
 _HOMES = {
     "Engine": "ridgeline.engine.engine",
     "Sampling": "ridgeline.records",
+    "bench": "ridgeline.api.measure",
     "chat": "ridgeline.api.text",
+    "cost": "ridgeline.api.planning",
+    "diagnose": "ridgeline.api.measure",
+    "evaluate": "ridgeline.api.improve",
+    "explain": "ridgeline.api.explain",
     "generate": "ridgeline.api.text",
+    "optimize": "ridgeline.api.improve",
+    "plan": "ridgeline.api.planning",
+    "predict": "ridgeline.api.planning",
+    "quantize": "ridgeline.api.improve",
+    "simulate": "ridgeline.api.planning",
     "stream": "ridgeline.api.text",
 }
 """Public name → the module that defines it."""

@@ -45,7 +45,8 @@ def generate(
     1
 
     Args:
-        model: A model directory, "demo", "dummy:SHAPE" (random weights), or an open `Engine`.
+        model: A model directory, a name such as "demo" or "smollm2", a repository on the Hugging
+            Face Hub, "dummy:SHAPE" (random weights), or an open `Engine`.
         prompt: A text; several texts, which are answered as one batch; or a conversation as
             messages with `role` and `content`, to which the model's chat template is applied.
         max_tokens: Maximum output tokens.
@@ -90,7 +91,8 @@ def stream(
     (True, 'length')
 
     Args:
-        model: A model directory, "demo", "dummy:SHAPE" (random weights), or an open `Engine`.
+        model: A model directory, a name such as "demo" or "smollm2", a repository on the Hugging
+            Face Hub, "dummy:SHAPE" (random weights), or an open `Engine`.
         prompt: A text, or a conversation as messages with `role` and `content`.
         max_tokens: Maximum output tokens.
         temperature: Sampling temperature; 0 is greedy.
@@ -132,7 +134,8 @@ def chat(
     ['system', 'user', 'assistant', 'user', 'assistant']
 
     Args:
-        model: A model directory, "demo", "dummy:SHAPE" (random weights), or an open `Engine`.
+        model: A model directory, a name such as "demo" or "smollm2", a repository on the Hugging
+            Face Hub, "dummy:SHAPE" (random weights), or an open `Engine`.
         system: System prompt.
         max_tokens: Maximum output tokens of a reply.
         temperature: Sampling temperature; 0 is greedy.

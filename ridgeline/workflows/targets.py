@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ridgeline.config.load import BenchTarget
+from ridgeline.config.rules import refuse
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
@@ -48,6 +51,26 @@ class RemoteServer(msgspec.Struct, frozen=True, kw_only=True):
 
 Target = Settings | RemoteServer
 """An engine to open in this process, by its settings, or a server."""
+
+SettingsOf = Callable[[str | None], Settings]
+"""The engine settings for a model (None: the default one)."""
+
+
+def bench_target(given: BenchTarget, settings_of: SettingsOf) -> Target:
+    """The server at `url`, or an engine for the model. Raises BadInput."""
+    if given.url is None:
+        refuse(["--model"] if given.model and given.named_model else [], "with MODEL")
+        return settings_of(given.model or given.named_model)
+    refuse(["MODEL"] if given.model and not given.accelerator else [], "with --url")
+    refuse(["--accelerator"] if given.accelerator and not given.model else [], "without MODEL")
+    return RemoteServer(
+        url=given.url,
+        model=given.served_model_name or given.named_model,
+        shape=given.model,
+        accelerator=given.accelerator,
+        endpoint=given.endpoint or "auto",
+        api_key=given.api_key,
+    )
 
 
 class ModelOnDevice(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from ridgeline.config.improve import EvaluateOptions
 from ridgeline.config.settings import Settings
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.evaluate.evaluate import evaluate
-from ridgeline.workflows.evaluate.lm_eval import LmEvalOptions
+from ridgeline.workflows.evaluate.lm_eval import LmEvalOptions, lm_eval_options
 from ridgeline.workflows.evaluate.quality_reference import EvaluationSize
 
 NOT_PASSED = 1
@@ -19,11 +19,7 @@ NOT_PASSED = 1
 def evaluate_command(call: Invocation) -> int:
     """`ridgeline eval`."""
     options = call.read(EvaluateOptions)
-    lm_eval = None
-    if options.lm_eval is not None:
-        lm_eval = LmEvalOptions(
-            options.lm_eval, options.lm_eval_path, options.lm_eval_limit, options.lm_eval_program
-        )
+    lm_eval = lm_eval_options(options)
     original, candidate = Settings(model=fetch_model(options.a)), call.settings(options.b)
     return run_evaluate(original, candidate, options.budget, lm_eval, as_json=options.json)
 

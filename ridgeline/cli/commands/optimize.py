@@ -9,7 +9,7 @@ from ridgeline.cli.render.optimize import print_search
 from ridgeline.cli.render.optimize_progress import search_progress
 from ridgeline.config.improve import OptimizeOptions, TargetServerOptions
 from ridgeline.workflows.optimize.optimize import check_search, optimize
-from ridgeline.workflows.optimize.restartable_server import RestartableServer
+from ridgeline.workflows.optimize.restartable_server import restartable_server
 
 INTERRUPTED = 130
 
@@ -18,22 +18,10 @@ def optimize_command(call: Invocation) -> int:
     """`ridgeline optimize`; 130 if the search was interrupted."""
     options, console = call.read(OptimizeOptions), Console()
     settings = call.settings(options.model)
-    server = _server(call.read(TargetServerOptions))
+    server = restartable_server(call.read(TargetServerOptions))
     check_search(settings, options, server, call.config)
     with search_progress(console) as observer:
         result = optimize(settings, options, server=server, logs=options.output, observer=observer)
     paths = result.save_files(options.output)
     print_search(console, result.ladder, paths)
     return INTERRUPTED if result.ladder.ended == "interrupted" else 0
-
-
-def _server(target: TargetServerOptions) -> RestartableServer | None:
-    if target.url is None or target.restart_cmd is None:
-        return None
-    return RestartableServer(
-        url=target.url,
-        restart_cmd=target.restart_cmd,
-        server=target.server,
-        served_model_name=target.served_model_name,
-        start_timeout_s=target.start_timeout,
-    )

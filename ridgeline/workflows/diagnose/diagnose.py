@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.config.load import BenchOptions
+from ridgeline.config.load import BenchOptions, DiagnoseOptions
+from ridgeline.config.rules import refuse
 from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench_options import check_options
@@ -24,7 +25,13 @@ from ridgeline.workflows.diagnose.diagnose_run import Diagnosis, diagnose_run
 from ridgeline.workflows.diagnose.roofline_points import run_roofline
 from ridgeline.workflows.load.load_session import load_session, run_context
 from ridgeline.workflows.run_async import run_async
-from ridgeline.workflows.targets import ModelOnDevice, Target, model_on_device
+from ridgeline.workflows.targets import (
+    ModelOnDevice,
+    RemoteServer,
+    SettingsOf,
+    Target,
+    model_on_device,
+)
 
 
 class ReferenceDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +43,25 @@ class ReferenceDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None
     accelerator: str
+
+
+def diagnosis_source(given: DiagnoseOptions, settings_of: SettingsOf) -> Target | Path:
+    """The recorded run, the server, or an engine for the model. Raises BadInput."""
+    elsewhere = given.run is not None or given.url is not None
+    unused_model = given.model is not None and elsewhere and given.accelerator is None
+    refuse(["MODEL"] if unused_model else [], "without --accelerator")
+    if given.run is not None:
+        return given.run
+    if given.url is not None:
+        return RemoteServer(url=given.url, model=given.served_model_name, api_key=given.api_key)
+    return settings_of(given.model)
+
+
+def reference_device(given: DiagnoseOptions) -> ReferenceDevice | None:
+    """The hardware to compare with, if the options name it."""
+    if given.accelerator is None:
+        return None
+    return ReferenceDevice(model=given.model, accelerator=given.accelerator)
 
 
 def diagnose(

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.config.improve import EvaluateOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
@@ -47,6 +48,15 @@ class LmEvalOptions(msgspec.Struct, frozen=True):
     folder: Path | None = None
     limit: int | None = None
     program: str | None = None
+
+
+def lm_eval_options(given: EvaluateOptions) -> LmEvalOptions | None:
+    """The tasks to run; None if the options name none."""
+    if given.lm_eval is None:
+        return None
+    return LmEvalOptions(
+        given.lm_eval, given.lm_eval_path, given.lm_eval_limit, given.lm_eval_program
+    )
 
 
 def find_program(options: LmEvalOptions) -> str:

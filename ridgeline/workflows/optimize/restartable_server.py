@@ -6,6 +6,7 @@ import shlex
 
 import msgspec
 
+from ridgeline.config.improve import TargetServerOptions
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.measure.client.http_target import base_url
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
@@ -27,6 +28,19 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     server: str | None = None
     served_model_name: str | None = None
     start_timeout_s: float = 600.0
+
+
+def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
+    """The server that the options name; None if they name none."""
+    if given.url is None or given.restart_cmd is None:
+        return None
+    return RestartableServer(
+        url=given.url,
+        restart_cmd=given.restart_cmd,
+        server=given.server,
+        served_model_name=given.served_model_name,
+        start_timeout_s=given.start_timeout,
+    )
 
 
 class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ from ridgeline.cli.render.bench import print_bench
 from ridgeline.cli.render.bench_series import print_series
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.config.load import BenchOptions, BenchReport, BenchTarget
-from ridgeline.config.rules import refuse
 from ridgeline.config.settings import Settings
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
@@ -21,7 +20,7 @@ from ridgeline.workflows.bench.bench_series import (
     bench_series,
     series_plan,
 )
-from ridgeline.workflows.targets import RemoteServer, Target
+from ridgeline.workflows.targets import Target, bench_target
 
 NOTHING_SUCCEEDED = 1
 
@@ -30,28 +29,10 @@ def bench_command(call: Invocation) -> int:
     """`ridgeline bench`: one run, or a series of runs."""
     report, settings = call.read(BenchReport), call.read(Settings)
     options = msgspec.structs.replace(call.read(BenchOptions), seed=settings.seed)
-    target, plan = bench_target(call), series_plan(report)
+    target, plan = bench_target(call.read(BenchTarget), call.engine_settings), series_plan(report)
     if plan is None:
         return run_bench(options, target, report)
     return run_bench_series(options, target, plan, report)
-
-
-def bench_target(call: Invocation) -> Target:
-    """The engine here, or the server at --url. Raises BadInput."""
-    given = call.read(BenchTarget)
-    if given.url is None:
-        refuse(["--model"] if given.model and given.named_model else [], "with MODEL")
-        return call.engine_settings(given.model or given.named_model)
-    refuse(["MODEL"] if given.model and not given.accelerator else [], "with --url")
-    refuse(["--accelerator"] if given.accelerator and not given.model else [], "without MODEL")
-    return RemoteServer(
-        url=given.url,
-        model=given.served_model_name or given.named_model,
-        shape=given.model,
-        accelerator=given.accelerator,
-        endpoint=given.endpoint or "auto",
-        api_key=given.api_key,
-    )
 
 
 def run_bench(

@@ -13,16 +13,15 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.diagnose import print_diagnosis, print_nsight, print_profile
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.config.load import BenchOptions, DiagnoseOptions
-from ridgeline.config.rules import refuse
 from ridgeline.config.settings import Settings
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
 from ridgeline.report.result import Result
-from ridgeline.workflows.diagnose.diagnose import ReferenceDevice
 from ridgeline.workflows.diagnose.diagnose import diagnose as make_diagnosis
+from ridgeline.workflows.diagnose.diagnose import diagnosis_source, reference_device
 from ridgeline.workflows.diagnose.nsight_export import diagnose_nsight
 from ridgeline.workflows.diagnose.operator_profile import profile_operators
-from ridgeline.workflows.targets import RemoteServer, Target
+from ridgeline.workflows.targets import Target
 
 R = TypeVar("R", bound=Result)
 
@@ -33,23 +32,11 @@ def diagnose(call: Invocation) -> None:
     if given.nsight is not None:
         run_nsight(given.nsight, given)
         return
-    is_local = given.run is None and given.url is None
-    unused_model = given.model and not is_local and not given.accelerator
-    refuse(["MODEL"] if unused_model else [], "without --accelerator")
     options = msgspec.structs.replace(call.read(BenchOptions), seed=settings.seed)
     if given.profile:
         run_profile(options, call.settings(given.model), given)
     else:
-        run_diagnose(options, diagnosis_source(call, given), given)
-
-
-def diagnosis_source(call: Invocation, given: DiagnoseOptions) -> Target | Path:
-    """A recorded run, a server, or the engine here."""
-    if given.run is not None:
-        return given.run
-    if given.url is not None:
-        return RemoteServer(url=given.url, model=given.served_model_name, api_key=given.api_key)
-    return call.engine_settings(given.model)
+        run_diagnose(options, diagnosis_source(given, call.engine_settings), given)
 
 
 def run_diagnose(
@@ -59,9 +46,7 @@ def run_diagnose(
     console: Console | None = None,
 ) -> None:
     """Diagnose, print and write. Raises UserError if no request was served."""
-    reference = None
-    if given.accelerator is not None:
-        reference = ReferenceDevice(model=given.model, accelerator=given.accelerator)
+    reference = reference_device(given)
     with live_progress() as observer:
         diagnosis = make_diagnosis(
             options, source, baseline=given.baseline, reference=reference, observer=observer

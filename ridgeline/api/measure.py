@@ -1,0 +1,221 @@
+"""Measure an engine or a server, and find what limits it: bench, diagnose."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import Literal, Unpack
+
+import msgspec
+
+from ridgeline.api.keywords import check_effective, engine_settings, options_from
+from ridgeline.config.load import (
+    BenchOptions,
+    BenchReport,
+    BenchTarget,
+    DiagnoseOptions,
+    Endpoint,
+)
+from ridgeline.config.settings import EngineSettings
+from ridgeline.records import Slo
+from ridgeline.records.progress import Observer, silent
+from ridgeline.workflows.bench import bench as bench_workflow
+from ridgeline.workflows.bench.bench import BenchResult
+from ridgeline.workflows.diagnose import diagnose as diagnose_workflow
+from ridgeline.workflows.diagnose.diagnose_run import Diagnosis
+from ridgeline.workflows.targets import bench_target
+
+
+def bench(
+    model: str | None = None,
+    *,
+    url: str | None = None,
+    served_model_name: str | None = None,
+    endpoint: Endpoint | None = None,
+    api_key: str | None = None,
+    accelerator: str | None = None,
+    workload: str = "chat-and-code",
+    num_prompts: int | None = None,
+    duration_s: float | str | None = None,
+    input_len: int | None = None,
+    output_len: int | None = None,
+    prefix_len: int = 0,
+    ignore_eos: bool = True,
+    stream: bool = True,
+    timeout_s: float | str = 600.0,
+    request_rate: float = inf,
+    burstiness: float = 1.0,
+    max_concurrency: int | None = None,
+    ramp_up_strategy: Literal["linear", "exponential"] | None = None,
+    ramp_up_start_rps: float | None = None,
+    ramp_up_end_rps: float | None = None,
+    replay_speed: float | None = None,
+    slo: Slo | str | None = None,
+    percentile_metrics: str = "ttft,tpot,itl,e2e",
+    metric_percentiles: str = "50,90,95,99",
+    num_warmups: int = 4,
+    warmup_s: float | str = 0.0,
+    cooldown_s: float | str = 0.0,
+    price_per_hour: float | None = None,
+    observer: Observer = silent,
+    **settings: Unpack[EngineSettings],
+) -> BenchResult:
+    """Measure an engine here, or any OpenAI-compatible server.
+
+    >>> import ridgeline
+    >>> run = ridgeline.bench("demo", input_len=16, output_len=4, num_prompts=4, num_warmups=0)
+    >>> run.summary.num_ok
+    4
+
+    Args:
+        model: Model directory, 'demo', or 'dummy:SHAPE' (random weights) (default: demo).
+        url: Measure the OpenAI-compatible server at this address.
+        served_model_name: Model to request from the server (default: the first it lists).
+        endpoint: With --url: API to use (default: auto).
+        api_key: API key of the server.
+        accelerator: With --url and MODEL: what the server runs on (h100-sxm, 4xh100-sxm,
+            here), for MFU.
+        workload: Requests to send: chat-and-code, chat, code,
+            synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
+            batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
+            azure:FILE, burstgpt:FILE, mooncake:FILE.
+        num_prompts: Requests to send (default: 100; with --duration-s no limit).
+        duration_s: Time to send requests for.
+        input_len: Send random prompts of this many tokens instead of a workload.
+        output_len: Output tokens of random prompts.
+        prefix_len: Prompt tokens that all random prompts share.
+        ignore_eos: Generate as many tokens as the workload says, past the end of text.
+        stream: Stream answers; without, only end-to-end latency is observed (with --url).
+        timeout_s: Maximum time for one answer.
+        request_rate: Requests per second, Poisson arrivals (default: inf: all at once).
+        burstiness: Shape of the arrivals: 1 Poisson, below 1 burstier, above 1 more even.
+        max_concurrency: Maximum requests in flight (default: unlimited).
+        ramp_up_strategy: Increase the rate over the run, from the start to the end rate.
+        ramp_up_start_rps: Requests per second at the start of the ramp.
+        ramp_up_end_rps: Requests per second at the end of the ramp.
+        replay_speed: Replay recorded arrival times, sped up by this factor.
+        slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
+        percentile_metrics: Metrics to report, separated by commas.
+        metric_percentiles: Percentiles to report, separated by commas.
+        num_warmups: Requests to send before the measurement.
+        warmup_s: Exclude requests that arrive in this time at the start.
+        cooldown_s: Exclude requests that arrive in this time at the end.
+        price_per_hour: Price of this machine per hour.
+        observer: Called with every progress event; `print` shows them as lines.
+        settings: Engine settings, for a model that is measured here.
+
+    Returns:
+        Latencies, throughput and goodput, and what bounds them.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    keywords = locals()
+    check_effective("bench", keywords)
+    seed = engine_settings(model, settings).seed
+    load = msgspec.structs.replace(options_from(BenchOptions, keywords), seed=seed)
+    return bench_workflow.bench(
+        load,
+        bench_target(
+            options_from(BenchTarget, keywords),
+            lambda name: engine_settings(name, settings),
+        ),
+        dollars_per_hour=options_from(BenchReport, keywords).price_per_hour,
+        observer=observer,
+    )
+
+
+def diagnose(
+    model: str | None = None,
+    *,
+    url: str | None = None,
+    run: str | Path | None = None,
+    baseline: str | Path | None = None,
+    accelerator: str | None = None,
+    served_model_name: str | None = None,
+    api_key: str | None = None,
+    workload: str = "chat-and-code",
+    num_prompts: int | None = None,
+    duration_s: float | str | None = None,
+    input_len: int | None = None,
+    output_len: int | None = None,
+    prefix_len: int = 0,
+    ignore_eos: bool = True,
+    timeout_s: float | str = 600.0,
+    request_rate: float = inf,
+    burstiness: float = 1.0,
+    max_concurrency: int | None = None,
+    ramp_up_strategy: Literal["linear", "exponential"] | None = None,
+    ramp_up_start_rps: float | None = None,
+    ramp_up_end_rps: float | None = None,
+    replay_speed: float | None = None,
+    slo: Slo | str | None = None,
+    percentile_metrics: str = "ttft,tpot,itl,e2e",
+    metric_percentiles: str = "50,90,95,99",
+    num_warmups: int = 4,
+    warmup_s: float | str = 0.0,
+    cooldown_s: float | str = 0.0,
+    observer: Observer = silent,
+    **settings: Unpack[EngineSettings],
+) -> Diagnosis:
+    """Find what latency is lost to, and the setting that helps.
+
+    >>> import ridgeline
+    >>> diagnosis = ridgeline.diagnose("demo", input_len=16, output_len=4, num_prompts=4)
+    >>> diagnosis.losses.num_requests
+    4
+
+    Args:
+        model: Model directory, 'demo', or 'dummy:SHAPE' (random weights) (default: demo).
+        url: Measure and diagnose the server at this address.
+        run: Diagnose a recorded run: a file of `bench --log`, or its folder.
+        baseline: Compare with an earlier run of this model on this machine.
+        accelerator: With MODEL and --url or --run: add the roofline of what it ran on
+            (h100-sxm, 4xh100-sxm, here).
+        served_model_name: Model to request from the server (default: the first it lists).
+        api_key: API key of the server.
+        workload: Requests to send: chat-and-code, chat, code,
+            synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
+            batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
+            azure:FILE, burstgpt:FILE, mooncake:FILE.
+        num_prompts: Requests to send (default: 100; with --duration-s no limit).
+        duration_s: Time to send requests for.
+        input_len: Send random prompts of this many tokens instead of a workload.
+        output_len: Output tokens of random prompts.
+        prefix_len: Prompt tokens that all random prompts share.
+        ignore_eos: Generate as many tokens as the workload says, past the end of text.
+        timeout_s: Maximum time for one answer.
+        request_rate: Requests per second, Poisson arrivals (default: inf: all at once).
+        burstiness: Shape of the arrivals: 1 Poisson, below 1 burstier, above 1 more even.
+        max_concurrency: Maximum requests in flight (default: unlimited).
+        ramp_up_strategy: Increase the rate over the run, from the start to the end rate.
+        ramp_up_start_rps: Requests per second at the start of the ramp.
+        ramp_up_end_rps: Requests per second at the end of the ramp.
+        replay_speed: Replay recorded arrival times, sped up by this factor.
+        slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
+        percentile_metrics: Metrics to report, separated by commas.
+        metric_percentiles: Percentiles to report, separated by commas.
+        num_warmups: Requests to send before the measurement.
+        warmup_s: Exclude requests that arrive in this time at the start.
+        cooldown_s: Exclude requests that arrive in this time at the end.
+        observer: Called with every progress event; `print` shows them as lines.
+        settings: Engine settings, for a model that is measured here.
+
+    Returns:
+        The losses and the findings, ranked by how much there is to gain.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    keywords = locals()
+    check_effective("diagnose", keywords)
+    seed = engine_settings(model, settings).seed
+    load = msgspec.structs.replace(options_from(BenchOptions, keywords), seed=seed)
+    given = options_from(DiagnoseOptions, keywords)
+    return diagnose_workflow.diagnose(
+        load,
+        diagnose_workflow.diagnosis_source(given, lambda name: engine_settings(name, settings)),
+        baseline=given.baseline,
+        reference=diagnose_workflow.reference_device(given),
+        observer=observer,
+    )

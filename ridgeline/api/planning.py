@@ -1,0 +1,345 @@
+"""Planning without hardware: plan, predict, simulate, cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ridgeline.api.keywords import command_options
+from ridgeline.config.planning import (
+    PLANNING_SLO,
+    Cluster,
+    CostOptions,
+    PlanOptions,
+    PredictOptions,
+    Router,
+    SimulateOptions,
+)
+from ridgeline.workflows.planning import cost as cost_workflow
+from ridgeline.workflows.planning import plan as plan_workflow
+from ridgeline.workflows.planning import predict as predict_workflow
+from ridgeline.workflows.planning import simulate as simulate_workflow
+from ridgeline.workflows.planning.cost import CostResult
+from ridgeline.workflows.planning.plan import PlanResult
+from ridgeline.workflows.planning.predict import OperatingPointResult
+from ridgeline.workflows.planning.simulate import SimulationResult
+
+
+def plan(
+    model: str,
+    *,
+    workload: str | None = None,
+    input_len: int | None = None,
+    output_len: int | None = None,
+    request_rate: float = 1.0,
+    cached_share: float = 0.0,
+    slo: str = PLANNING_SLO,
+    accelerator: str | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str | None = None,
+    monthly_budget: float | None = None,
+    price_per_hour: float | None = None,
+    accept_stale: bool = False,
+    max_devices: int = 16,
+    max_model_len: int | None = None,
+    catalogue: str | Path | None = None,
+    calibration: str | Path | None = None,
+    manifests: str | Path | None = None,
+    cluster: Cluster = "gpu-operator",
+    node_label: str | None = None,
+    image: str | None = None,
+    ray_image: str | None = None,
+) -> PlanResult:
+    """Choose hardware and a fleet for a demand and an SLO.
+
+    >>> import ridgeline
+    >>> plan = ridgeline.plan(
+    ...     "llama-3.1-8b", accelerator="h100-sxm", max_devices=1, quantization="bfloat16"
+    ... )
+    >>> cheapest = plan.fleets[0]
+    >>> cheapest.device, cheapest.num_devices
+    ('h100-sxm', 1)
+
+    Args:
+        model: Name of a published architecture, a config.json, or a model directory.
+        workload: Requests to send: chat-and-code, chat, code,
+            synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
+            batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
+            azure:FILE, burstgpt:FILE, mooncake:FILE.
+        input_len: Prompt tokens of a request (default: 1024).
+        output_len: Output tokens of a request (default: 256).
+        request_rate: Requests per second, Poisson arrivals.
+        cached_share: Share of prompt tokens found in the prefix cache.
+        slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
+        accelerator: Accelerators to consider, separated by commas (default: all that have a
+            price).
+        quantization: Weight formats to consider, separated by commas (default: as stored,
+            and fp8).
+        kv_cache_dtype: KV cache formats to consider, separated by commas (default: as
+            stored, and fp8).
+        monthly_budget: Maximum cost per month.
+        price_per_hour: Price per device and hour (default: from the catalogue).
+        accept_stale: Use prices older than a year; the output says so.
+        max_devices: Maximum devices of one replica.
+        max_model_len: Context length in the generated commands (default: the longest
+            request).
+        catalogue: TOML catalogue of accelerators to use instead of the built-in.
+        calibration: Calibration written by `ridgeline calibrate`; adds its device, this-
+            machine.
+        manifests: Write Kubernetes and Ray Serve manifests to this folder.
+        cluster: Kind of cluster whose node labels the manifests select by.
+        node_label: Select nodes by this label instead.
+        image: vLLM image, by tag or digest (default: a fixed release).
+        ray_image: Ray image with vLLM, by tag or digest (default: a release).
+
+    Returns:
+        The fleets that meet the SLO, cheapest first, and the commands that start the first.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    options = command_options("plan", PlanOptions, locals())
+    result = plan_workflow.plan(options)
+    if options.manifests is not None:
+        result.save_manifests(options.manifests)
+    return result
+
+
+def predict(
+    model: str | None = None,
+    *,
+    accelerator: str | None = None,
+    input_len: int = 1024,
+    output_len: int = 256,
+    max_concurrency: int = 1,
+    cached_tokens: int = 0,
+    quantization: str | None = None,
+    kv_cache_dtype: str | None = None,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    expert_parallel_size: int = 1,
+    max_num_batched_tokens: int | None = None,
+    num_speculative_tokens: int = 0,
+    acceptance: float | None = None,
+    draft_model: str | None = None,
+    catalogue: str | Path | None = None,
+    calibration: str | Path | None = None,
+) -> OperatingPointResult:
+    """Predict latency, throughput and memory from arithmetic alone.
+
+    >>> import ridgeline
+    >>> point = ridgeline.predict("llama-3.1-8b", accelerator="h100-sxm", max_concurrency=32)
+    >>> point.prediction.bound
+    'bandwidth'
+
+    Args:
+        model: Name of a published architecture, a config.json, or a model directory.
+        accelerator: Accelerator, by its name in the catalogue (`ridgeline predict --list-
+            models`) (default: the calibrated one).
+        input_len: Prompt tokens of a request.
+        output_len: Output tokens of a request.
+        max_concurrency: Requests in flight, in a closed loop.
+        cached_tokens: Prompt tokens found in the prefix cache.
+        quantization: Weight format: float32, bfloat16, float16, fp8, int8, int4 or mxfp4
+            (default: as stored).
+        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8 or int8 (default:
+            as stored).
+        tensor_parallel_size: Devices that every layer is split over.
+        pipeline_parallel_size: Stages that the layers are divided into.
+        expert_parallel_size: Devices that whole experts are spread over.
+        max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
+            512).
+        num_speculative_tokens: Speculative decoding: draft tokens per sequence and step.
+        acceptance: Speculative decoding: probability that a draft token is accepted.
+        draft_model: Speculative decoding: draft model on the same devices (default: n-gram
+            lookup, at no cost).
+        catalogue: TOML catalogue of accelerators to use instead of the built-in.
+        calibration: Calibration written by `ridgeline calibrate`; adds its device, this-
+            machine.
+
+    Returns:
+        The prediction, with its memory and bounds.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    options = command_options("predict", PredictOptions, locals())
+    return predict_workflow.predict_point(
+        predict_workflow.operating_point(options),
+        catalogue=options.catalogue,
+        calibration=options.calibration,
+    )
+
+
+def simulate(
+    model: str,
+    *,
+    workload: str | None = None,
+    input_len: int | None = None,
+    output_len: int | None = None,
+    request_rate: float = 1.0,
+    num_prompts: int = 1000,
+    replay_speed: float | None = None,
+    batch_share: float = 0.0,
+    off_peak: str | None = None,
+    slo: str | None = None,
+    accelerator: str | None = None,
+    replicas: int = 1,
+    decode_replicas: int = 0,
+    router: Router = "least-loaded",
+    tensor_parallel_size: int = 1,
+    expert_parallel_size: int = 1,
+    quantization: str | None = None,
+    kv_cache_dtype: str | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    enable_prefix_caching: bool = False,
+    num_speculative_tokens: int = 0,
+    acceptance: float | None = None,
+    autoscale: int | None = None,
+    target_in_flight: float = 16.0,
+    startup_s: float | str = 120.0,
+    mtbf_s: float | str | None = None,
+    repair_s: float | str = 120.0,
+    seed: int = 0,
+    step_by_step: bool = False,
+    catalogue: str | Path | None = None,
+    calibration: str | Path | None = None,
+) -> SimulationResult:
+    """Simulate a fleet under a load, with the engine's own scheduler.
+
+    >>> import ridgeline
+    >>> run = ridgeline.simulate(
+    ...     "llama-3.1-8b", accelerator="h100-sxm", request_rate=4, num_prompts=50, slo="ttft:500"
+    ... )
+    >>> run.summary.attainment
+    1.0
+
+    Args:
+        model: Name of a published architecture, a config.json, or a model directory.
+        workload: Requests to send: chat-and-code, chat, code,
+            synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
+            batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
+            azure:FILE, burstgpt:FILE, mooncake:FILE.
+        input_len: Prompt tokens of a request (default: 1024).
+        output_len: Output tokens of a request (default: 256).
+        request_rate: Requests per second, Poisson arrivals.
+        num_prompts: Requests to send; of recorded traffic, at most this many.
+        replay_speed: Replay recorded arrival times, sped up by this factor.
+        batch_share: Share of requests that run in the background.
+        off_peak: When background requests run: 22:00-06:00, optionally @18:30 for the start
+            time.
+        slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
+        accelerator: Accelerator of the catalogue, or a mixed fleet: h100-sxm=2,l40s=4
+            (default: the calibrated one).
+        replicas: Replicas; with --autoscale, the minimum.
+        decode_replicas: Disaggregation: replicas that decode, while the others prefill.
+        router: How requests are routed to replicas.
+        tensor_parallel_size: Devices that every layer is split over.
+        expert_parallel_size: Devices that whole experts are spread over.
+        quantization: Weight format: float32, bfloat16, float16, fp8, int8, int4 or mxfp4
+            (default: as stored).
+        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8 or int8 (default:
+            as stored).
+        max_num_seqs: Maximum sequences running at once on a replica (default: 256; with
+            --calibration 64).
+        max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
+            512).
+        enable_prefix_caching: Share the prefixes of recorded prompts.
+        num_speculative_tokens: Speculative decoding: draft tokens per sequence and step.
+        acceptance: Speculative decoding: probability that a draft token is accepted.
+        autoscale: Scale up to this many replicas (default: off).
+        target_in_flight: Autoscaling: target requests in flight per replica.
+        startup_s: Autoscaling: time until a new replica serves.
+        mtbf_s: Mean time between failures of a replica (default: never fails).
+        repair_s: Time to repair a replica.
+        seed: Seed of everything random.
+        step_by_step: Plan every step; slower, with the same result.
+        catalogue: TOML catalogue of accelerators to use instead of the built-in.
+        calibration: Calibration written by `ridgeline calibrate`; adds its device, this-
+            machine.
+
+    Returns:
+        The simulated run: its figures, and a page like that of a measured run.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    return simulate_workflow.simulate(command_options("simulate", SimulateOptions, locals()))
+
+
+def cost(
+    model: str,
+    *,
+    accelerator: str,
+    workload: str | None = None,
+    input_len: int = 1024,
+    output_len: int = 256,
+    request_rate: float = 1.0,
+    slo: str = PLANNING_SLO,
+    prefix_len: int = 0,
+    hit_rate: float = 0.0,
+    num_prefixes: int = 1,
+    batch_api: bool = False,
+    long_lived: bool = False,
+    price_per_hour: float | None = None,
+    spot_price: float | None = None,
+    spot_interruptions: float = 0.05,
+    spot_lost_s: float | str = 300.0,
+    owned_dollars: float | None = None,
+    owned_years: float = 4.0,
+    watts: float | None = None,
+    dollars_per_kwh: float = 0.12,
+    pue: float = 1.3,
+    prices: str | Path | None = None,
+    accept_stale: bool = False,
+    catalogue: str | Path | None = None,
+    calibration: str | Path | None = None,
+) -> CostResult:
+    """Compare the cost of a fleet with API providers.
+
+    >>> import ridgeline
+    >>> cost = ridgeline.cost(
+    ...     "llama-3.1-8b", accelerator="l4", price_per_hour=0.7, accept_stale=True
+    ... )
+    >>> cost.dollars_per_hour
+    0.7
+
+    Args:
+        model: Name of a published architecture, a config.json, or a model directory.
+        accelerator: Accelerator, by its name in the catalogue (`ridgeline predict --list-
+            models`).
+        workload: Requests to send: chat-and-code, chat, code,
+            synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
+            batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
+            azure:FILE, burstgpt:FILE, mooncake:FILE.
+        input_len: Prompt tokens of a request.
+        output_len: Output tokens of a request.
+        request_rate: Requests per second, Poisson arrivals.
+        slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
+        prefix_len: Prompt tokens that all requests share.
+        hit_rate: Share of requests whose prefix is cached.
+        num_prefixes: Prefixes kept in the cache.
+        batch_api: Compare with the providers' batch prices.
+        long_lived: Pay providers to cache prefixes for an hour.
+        price_per_hour: Price per device and hour (default: from the catalogue).
+        spot_price: Spot price per device and hour, shown in addition.
+        spot_interruptions: Spot: interruptions of a device per hour.
+        spot_lost_s: Spot: time lost to an interruption, restart included.
+        owned_dollars: Owned devices: purchase price of one, host included.
+        owned_years: Owned devices: years in service.
+        watts: Owned devices: power of one under load, host included.
+        dollars_per_kwh: Owned devices: price of power.
+        pue: Owned devices: power usage effectiveness of the data centre.
+        prices: TOML file of provider prices to use instead of the built-in.
+        accept_stale: Use prices older than a year; the output says so.
+        catalogue: TOML catalogue of accelerators to use instead of the built-in.
+        calibration: Calibration written by `ridgeline calibrate`; adds its device, this-
+            machine.
+
+    Returns:
+        What the fleet costs, and every provider's offer, cheapest first.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    return cost_workflow.cost(command_options("cost", CostOptions, locals()))

@@ -1,0 +1,120 @@
+"""Keywords of the public functions are the options of the table: names, defaults, errors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import ridgeline
+from ridgeline.api import improve, measure, planning
+from ridgeline.api.explain import explain
+from ridgeline.config.improve import (
+    EvaluateOptions,
+    OptimizeOptions,
+    QuantizeFiles,
+    QuantizeOptions,
+    TargetServerOptions,
+)
+from ridgeline.config.load import BenchOptions, BenchTarget, DiagnoseOptions
+from ridgeline.config.option import Section, options_of
+from ridgeline.config.planning import CostOptions, PlanOptions, PredictOptions, SimulateOptions
+from ridgeline.config.tools import ExplainOptions
+from ridgeline.errors import BadInput
+
+OUTPUTS = {"html", "json", "trace"}  # of the command line; a record saves itself
+NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]]] = {
+    planning.plan: ((PlanOptions,), OUTPUTS),
+    planning.predict: ((PredictOptions,), {"input", "output", "list_models", "json"}),
+    planning.simulate: (
+        (SimulateOptions,),
+        {*OUTPUTS, "sweep", "num_workers", "num_seeds"},
+    ),
+    planning.cost: ((CostOptions,), OUTPUTS),
+    measure.bench: ((BenchTarget, BenchOptions), {"named_model"}),
+    measure.diagnose: (
+        (DiagnoseOptions, BenchOptions),
+        {*OUTPUTS, "nsight", "profile", "stream"},
+    ),
+    improve.optimize: ((OptimizeOptions, TargetServerOptions), {"output"}),
+    improve.quantize: ((QuantizeFiles, QuantizeOptions), set()),
+    improve.evaluate: ((EvaluateOptions,), OUTPUTS),
+    explain: ((ExplainOptions,), OUTPUTS),
+}
+
+
+@pytest.mark.parametrize("function", NOT_KEYWORDS, ids=lambda function: function.__name__)
+def test_keywords_have_the_names_and_defaults_of_the_table(function: Callable[..., Any]) -> None:
+    sections, left_out = NOT_KEYWORDS[function]
+    parameters = inspect.signature(function).parameters
+    options = {
+        name: option
+        for section in sections
+        for name, option in options_of(section).items()
+        if name not in left_out
+    }
+    own = {"observer", "settings", "output", "price_per_hour"}
+    assert set(parameters) - own == set(options) - own
+    for name, option in options.items():
+        default = parameters[name].default
+        if option.default is msgspec.NODEFAULT:
+            assert default is inspect.Parameter.empty, name
+        else:
+            expected = option.default
+            assert default == (str(expected) if isinstance(expected, Path) else expected), name
+
+
+WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (planning.plan, {"model": "llama-3.1-8b", "request_rate": 0}, "request_rate is out of range"),
+    (planning.plan, {"model": "llama-3.1-8b", "request_rate": "fast"}, "request_rate must be a"),
+    (planning.plan, {"model": "llama-3.1-8b", "slo": "quick"}, "quick"),
+    (planning.plan, {"model": "llama-3.1-8b", "image": "vllm:1"}, "image has no effect without"),
+    (planning.plan, {"model": None}, "model must not be None"),
+    (planning.predict, {"model": "llama-3.1-8b", "accelerator": "abacus"}, "abacus"),
+    (planning.predict, {"max_concurrency": 1.5}, "max_concurrency must be a whole number"),
+    (planning.simulate, {"model": "llama-3.1-8b", "router": "random"}, "router has no such"),
+    (
+        planning.simulate,
+        {"model": "llama-3.1-8b", "startup_s": "1m"},
+        "startup_s has no effect without autoscale",
+    ),
+    (
+        planning.cost,
+        {"model": "llama-3.1-8b", "accelerator": "l4", "hit_rate": 0.5},
+        "hit_rate has no effect without prefix_len",
+    ),
+    (measure.bench, {"num_prompts": 0}, "num_prompts is out of range; got 0; limit: >= 1"),
+    (measure.bench, {"slo": "ttft"}, "ttft"),
+    (measure.bench, {"url": "http://x", "max_num_seqs": 3}, "max_num_seqs has no effect with url"),
+    (measure.bench, {"endpoint": "chat"}, "endpoint has no effect without url"),
+    (measure.bench, {"max_num_seq": 3}, "unknown option; got 'max_num_seq'"),
+    (measure.diagnose, {"run": "no-such-run.jsonl"}, "no-such-run.jsonl"),
+    (measure.diagnose, {"burstiness": 2.0}, "burstiness has no effect without request_rate"),
+    (improve.optimize, {"batching": "static"}, "batching has no effect: optimize chooses it"),
+    (improve.optimize, {"budget": "soon"}, "budget must be seconds"),
+    (improve.optimize, {"objective": "fame"}, "objective has no such choice"),
+    (improve.optimize, {"url": "http://x"}, "url has no effect without restart_cmd"),
+    (improve.quantize, {"model": "demo", "output": "x", "bits": 7}, "bits has no such choice"),
+    (improve.quantize, {"model": "demo", "output": None}, "output must not be None"),
+    (improve.evaluate, {"a": "demo", "b": "demo", "lm_eval_limit": 4}, "without lm_eval"),
+    (explain, {"subject": "ttfft"}, "did you mean ttft"),
+    (explain, {"subject": "demo", "model": "demo"}, "has no effect after a model"),
+]
+
+
+@pytest.mark.parametrize(("function", "keywords", "message"), WRONG)
+def test_wrong_values_are_refused(
+    function: Callable[..., Any], keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        function(**keywords)
+    assert message in str(caught.value)
+
+
+def test_positional_use_is_limited_to_the_main_arguments() -> None:
+    with pytest.raises(TypeError):
+        ridgeline.predict("llama-3.1-8b", "h100-sxm")  # type: ignore[misc]
