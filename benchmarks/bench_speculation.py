@@ -74,7 +74,7 @@ class Timed(NamedTuple):
     seconds: float = 0.0
     tokens: float = 0.0
     saved_s: float = 0.0
-    promised_s: float = 0.0
+    predicted_s: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
 
@@ -114,9 +114,9 @@ class Switching:
         totals, drafting = self._scheduler.totals, self._scheduler.draft_scheduler.totals
         own = self._inner.counters()
         saved_s = own.get("speculation_saved_s", 0.0) - own.get("speculation_lost_s", 0.0)
-        promised_s = own.get("speculation_promised_s", 0.0)
+        predicted_s = own.get("speculation_predicted_s", 0.0)
         drafted, accepted = drafting.num_tokens, drafting.num_accepted
-        now = Timed(self._clock(), totals.num_sampled, saved_s, promised_s, drafted, accepted)
+        now = Timed(self._clock(), totals.num_sampled, saved_s, predicted_s, drafted, accepted)
         full = len(self._scheduler._registry.running) == self._batch
         if self._last is not None and full:
             before, was_decode = self._last
@@ -235,7 +235,7 @@ def compare(
         "low": low,
         "high": high,
         "booked": plain_s / own.seconds,
-        "predicted": plain_s / (plain_s - own.promised_s),
+        "predicted": plain_s / (plain_s - own.predicted_s),
         "drafted_per_token": own.drafted / own.tokens,
         "accepted": own.accepted / own.drafted if own.drafted else 0.0,
     }

@@ -21,6 +21,7 @@ CLEAN = [
     "notes",
     "ridgeline/diagnose",
     "ridgeline/measure",
+    "ridgeline/engine",
     "ridgeline/modelspec",
     "ridgeline/plan",
     "ridgeline/serve",

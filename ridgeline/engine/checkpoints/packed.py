@@ -122,7 +122,7 @@ class PackedWeights:
         self._path = directory / PACKED_FILE
         try:
             with self._path.open("rb") as stream:
-                # Copy on write: torch wants memory that it could write to, and nobody does.
+                # Copy on write: torch requires writable memory, although it is never written.
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise BadModel("cannot map the packed weights", value=str(error), fix=_AGAIN) from None

@@ -42,8 +42,8 @@ from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 def read_quantisation(directory: Path) -> QuantisedCheckpoint | None:
     """How the checkpoint in a directory is quantised; None if it is not."""
-    told = read_json(directory / "config.json").get(KEY)
-    return None if told is None else read_quantization_config(told, str(directory))
+    config = read_json(directory / "config.json").get(KEY)
+    return None if config is None else read_quantization_config(config, str(directory))
 
 
 class QuantizedWeights:

@@ -59,9 +59,9 @@ def read_header(file: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, Ten
             )
         raw = stream.read(length)
     header = parse_header(file, raw)
-    told = header.pop("__metadata__", {})
-    if not isinstance(told, dict) or not all(isinstance(each, str) for each in told.values()):
-        raise BadModel(f"{file.name}: its __metadata__ is not a map of texts", fix=_AGAIN)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise BadModel(f"{file.name}: its __metadata__ is not a map of strings", fix=_AGAIN)
     entries = {name: _entry(file, name, entry, dtypes) for name, entry in header.items()}
     check_extents(file, header, size - 8 - length)
     return entries
@@ -162,7 +162,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadModel(f"{INDEX} is not a weight index", fix=_AGAIN) from None
     if not names_ok or not weight_map:
-        raise BadModel(f"{INDEX} must map tensors to .safetensors files beside it", fix=_AGAIN)
+        raise BadModel(
+            f"{INDEX} must map tensors to .safetensors files in the same directory", fix=_AGAIN
+        )
     return weight_map
 
 

@@ -118,7 +118,7 @@ def _check(
     missing = [place.name for place in found.values() if place.name not in entries]
     if missing:
         raise BadModel(
-            f"the checkpoint lacks {len(set(missing))} tensor(s) that its config promises",
+            f"the checkpoint lacks {len(set(missing))} tensor(s) that its config requires",
             value=missing[0],
             fix="check that config.json belongs to these weights",
         )

@@ -167,7 +167,7 @@ def _stacked_experts(module: str) -> dict[str, TensorLocation]:
 
 
 def _gpt_oss() -> dict[str, TensorLocation]:
-    """Experts as [experts, inputs, outputs], gate and up alternating; biases beside them."""
+    """Experts as [experts, inputs, outputs], gate and up alternating, with biases."""
     at = "model.layers.{layer}.mlp.experts."
     out = {**_llama(), **_singles("model.layers.{layer}.", router="mlp.router")}
     for key in ("gate", "up", "down"):

@@ -26,7 +26,7 @@ _ALIGNMENT = 64  # bytes: a line
 
 
 def own_pages(num_bytes: int) -> Tensor:
-    """Zeroed bytes [num_bytes] in a mapping of their own, aligned to 2 MB if they fill a large page.
+    """Zeroed bytes [num_bytes] in a separate mapping, aligned to 2 MB if they fill a large page.
     The system supplies each page when it is first written."""
     if num_bytes < LARGE_PAGE:
         return _cut(_private(max(1, num_bytes)), 0, num_bytes)

@@ -6,7 +6,7 @@ quantised, transposed), and is then only called. Invariants, checked by the conf
 1. y_TO has the requested `compute_dtype` and is freshly allocated: the caller may write to it. 2.
 Row t of y depends on row t of x alone; a call with T rows equals T calls with one row, up to
 rounding. 3. The input is never written to. T = 0 gives an empty result. 4. The weight it was built
-from may be dropped afterwards (`nbytes` is what is kept).
+from may be dropped afterwards (`nbytes`: the bytes that stay in memory).
 
 Shape suffixes: T tokens (rows), I inputs, O outputs.
 """

@@ -92,8 +92,10 @@ def resolve_speculation(
         return _trained(asked, depth, target, why)
     if asked.method == "draft_model" or asked.model is not None:
         return _draft_model(asked, depth, target, max_model_len, why)
-    told = _DEPTH[asked.num_speculative_tokens is None]
-    why["speculative_config"] = f"as requested: {asked.method}, {told}; tokens stay as without it"
+    depth_source = _DEPTH[asked.num_speculative_tokens is None]
+    why["speculative_config"] = (
+        f"as requested: {asked.method}, {depth_source}; tokens stay as without it"
+    )
     low, high = _lengths(asked) if asked.method == "ngram" else (None, None)
     return ResolvedSpeculation(
         method=asked.method,

@@ -15,7 +15,7 @@ Source: SpecInfer (Miao et al. 2023, arXiv 2305.09781), Medusa (Cai et al. 2024,
 the notation is that of vLLM's `speculative_token_tree`.
 
 Invariants: greedy and seeded tokens equal plain decoding, other requests keep their distribution.
-When it loses: every leaf is a chain of its own in the step, so shared prefixes are computed for
+When it loses: every leaf is a separate chain in the step, so shared prefixes are computed for
 each. A tree pays where rows are nearly free because the step is bound by bandwidth: one sequence,
 large weights. Its size is fixed: no controller decides on it.
 """

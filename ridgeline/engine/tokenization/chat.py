@@ -87,7 +87,7 @@ class JinjaTemplate:
 
 
 class _Compiled:
-    """One compiled template with what is known of the messages it takes."""
+    """One compiled template, and the message formats that it accepts."""
 
     def __init__(self, source: str, names: Mapping[str, str]) -> None:
         self._template, self._names = compile_template(source), names

@@ -175,11 +175,11 @@ def _add_ends(inner: tokenizers.Tokenizer, tokens: list[str], metadata: Mapping[
     )
     after = special_id(metadata, "eos") if metadata.get(PREFIX + "add_eos_token") else None
     for key in ("bos", "eos"):
-        told = metadata.get(f"{PREFIX}{key}_token_id")
-        if told is not None and special_id(metadata, key) is None:
+        token_id = metadata.get(f"{PREFIX}{key}_token_id")
+        if token_id is not None and special_id(metadata, key) is None:
             raise BadModel(
                 "the GGUF file names a special token outside its vocabulary",
-                value=f"{PREFIX}{key}_token_id {told}",
+                value=f"{PREFIX}{key}_token_id {token_id}",
                 limit=len(tokens) - 1,
             )
     first = [] if before is None else [tokens[before]]

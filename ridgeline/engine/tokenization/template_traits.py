@@ -97,7 +97,7 @@ def _call(function: Mapping[str, object]) -> Message:
 
 
 def _score(out: str) -> int:
-    """0 where the call is lost, 1 where it is written as Python source or beside a "None"."""
+    """0 if the call is lost, 1 if it is rendered as Python source or next to a "None", else 2."""
     if _MARK not in out or _VALUE not in out:
         return 0
     return 1 if repr(_VALUE) in out or f'\\"{_VALUE}' in out or "None" in out else 2

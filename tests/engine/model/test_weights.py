@@ -226,10 +226,10 @@ def test_what_the_library_still_refuses_is_told(tmp_path: Path) -> None:
     ("weight_map", "message"),
     [
         ({"w": "absent.safetensors"}, r"not there.*absent\.safetensors"),
-        ({"w": "../model.safetensors"}, "beside it"),
-        ({"w": "model.bin"}, "beside it"),
+        ({"w": "../model.safetensors"}, "in the same directory"),
+        ({"w": "model.bin"}, "in the same directory"),
         ({"other": SINGLE}, "file without it"),
-        ({}, "beside it"),
+        ({}, "in the same directory"),
         ([], "not a weight index"),
     ],
 )

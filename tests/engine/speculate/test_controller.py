@@ -186,23 +186,23 @@ def test_where_prompts_come_between_the_second_plain_step_is_learnt_from() -> No
     now_s, cost = 0.0, StepTimeCurve({(2, 2): 1.0})
     pace, learnt = PlainStepTimer(lambda: now_s), []
     for took_s in (5.0, 1.2):
-        pace.asked()  # beside a prompt, with drafts
+        pace.mark_decision()  # beside a prompt, with drafts
         pace.begin(RUNS[:2])
-        pace.must_learn()
+        pace.request_learning()
         now_s += took_s
-        learnt.append(pace.passed(cost)[0])
+        learnt.append(pace.end_undecided_step(cost)[0])
     assert learnt == [False, True]
     assert 1.0 < cost.seconds(2, 2) < 1.3
 
 
 def test_what_a_drafter_loses_is_no_reason_to_look_up_less() -> None:
     account = TimeCredit(both=True)
-    account.drafted(account.looked, 5e-3, 5e-3, 10e-3, 10e-3)
-    gain = account.gain_lately
-    account.drafted(account.computed, -80e-3, 5e-3, 90e-3, 10e-3)
-    assert account.gain_lately == gain > 0
-    account.begun(1000)
-    assert account.gain_lately < gain / 100
+    account.add_drafts(account.looked, 5e-3, 5e-3, 10e-3, 10e-3)
+    gain = account.recent_gain
+    account.add_drafts(account.computed, -80e-3, 5e-3, 90e-3, 10e-3)
+    assert account.recent_gain == gain > 0
+    account.add_steps(1000)
+    assert account.recent_gain < gain / 100
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ class Bursts:
 )
 def test_what_can_be_copied_for_a_few_steps_only_is_seized(told: Seconds, ask_s: float) -> None:
     """Neither is every short burst begun by a plain step, nor the question put off too long (what
-    drafts save pays for asking, `ASK_OF_GAIN`: without it 0.56 of the ideal); nor is a curve
+    drafts save pays for asking, `DECISION_SHARE_OF_GAIN`: without it 0.56 of the ideal); nor is a curve
     believed for ever that a disturbed start made steep."""
     world = Bursts(told, ask_s)
     for _ in range(800):
@@ -338,7 +338,7 @@ def test_what_is_cold_behind_a_question_is_booked_as_its_price() -> None:
     for _ in range(3000):
         world.step()
     assert world.now_s < 1.012 * 3000 * flat(1, 1)
-    assert 1.5e-3 < world.controller._pace.asking_s < 3e-3
+    assert 1.5e-3 < world.controller._timer.decision_s < 3e-3
     assert world.controller.costs.step.seconds(1, 1) == pytest.approx(flat(1, 1), rel=0.01)
 
 
@@ -369,7 +369,7 @@ class Disturbed(Bursts):
     is_over = False
 
     def cold_s(self) -> float:
-        step = self.controller._under_way
+        step = self.controller._current_step
         if self.is_over or step is None or not step.looked_up or self.num_known < 1000:
             return 0.0
         self.is_over = True

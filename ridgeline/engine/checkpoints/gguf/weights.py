@@ -203,7 +203,7 @@ class GgufWeights:
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Packed | None:
-        """The blocks as the kernels read them; None for what is computed dense."""
+        """The blocks as the kernels read them; None for dense weights."""
         if spec.format.kind == "dense":
             return None
         by_key = {part.key: part for part in self._by_place[layer, expert]}

@@ -15,7 +15,7 @@ loss is bounded by that share plus the credit's ceiling of a few steps. A plain 
 `PLAIN_STEPS` steps with drafts keeps the baseline current. The accuracy of lookups needs no probes,
 since unverified guesses are compared with plain decoding, but the cost of their rows is probed
 occasionally where they are likely right. While nothing is drafted, the decision itself is made
-rarely enough to take less than `ASK_SHARE` of the time, including reading new prompts and
+rarely enough to take less than `DECISION_SHARE` of the time, including reading new prompts and
 remembering responses; after recent gains a part of them is spent on deciding more often, because
 copyable passages start and end within a few steps.
 
@@ -50,13 +50,13 @@ from ridgeline.engine.speculate.drafters.combined import Combined
 MARGIN = 0.03
 PLAIN_STEPS = 40
 FIRST_PLAIN = 3  # steps with drafts before the first plain one; twice as many before each next
-ASK_SHARE, MOST_REST = 0.005, 256
-FIRST_LEISURE, MOST_LEISURE = 4.0, 8.0  # plain steps' worth of what may be spent beside drafts
-ASK_OF_GAIN = 0.2  # of what drafts save lately that may be spent on asking
+DECISION_SHARE, MAX_REST = 0.005, 256
+INITIAL_BUDGET, MAX_BUDGET = 4.0, 8.0  # decision budget, in plain steps
+DECISION_SHARE_OF_GAIN = 0.2  # share of the recent gain that may be spent on decisions
 PROBE_DEPTH = 2
-LIKELY = 0.7  # chance of what is looked up and drafted only to learn what it costs
-MOST_SLOWER = 4.0  # times what was expected, or a plain step: a step that took longer met others
-NEW_TO_READ = 16  # tokens that a drafter has not read and that its cost per draft does not hold
+LIKELY = 0.7  # probability above which a lookup is drafted only to measure its cost
+MAX_SLOWDOWN = 4.0  # times the expected or a plain step: longer steps were disturbed by other work
+MAX_UNREAD = 16  # unread tokens that the drafter's cost per draft still covers
 
 
 class DraftingStep:
@@ -108,16 +108,14 @@ class DepthController:
         self._drafter, self._lookup = drafter, lookup
         self.max_drafts, self._clock, self._renew = most, clock, renew
         self._costs: DraftingCosts | None = None
-        self._under_way: DraftingStep | None = None
+        self._current_step: DraftingStep | None = None
         self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
-        self._since_asked, self._rest = 0, 1
-        self._leisure = FIRST_LEISURE  # plain steps that may be spent on asking and remembering
-        self._plain_s = 0.0  # what a plain step took by the latest plan
-        self._pace = PlainStepTimer(clock)
-        self._drafted: CreditBalance | None = (
-            None  # whose drafts were in the latest step that was asked for
-        )
-        self._read: dict[int, int] = {}  # by sequence: known tokens when it was drafted for
+        self._since_decision, self._rest = 0, 1
+        self._decision_budget = INITIAL_BUDGET  # plain steps for deciding and remembering
+        self._plain_s = 0.0  # seconds of a plain step in the latest plan
+        self._timer = PlainStepTimer(clock)
+        self._drafted: CreditBalance | None = None  # balance of the drafts in the latest decision
+        self._read: dict[int, int] = {}  # by sequence: known tokens at its last computed draft
 
     def calibrate(self, step_cost: StepTimeCurve, draft_cost: DraftCost | None = None) -> None:
         """Set the measured costs; nothing is drafted before. `draft_cost`: of the drafter, if there
@@ -142,15 +140,15 @@ class DepthController:
 
     def should_propose(self, runs: Sequence[Run]) -> bool:
         """While nothing is drafted, decide only every few steps."""
-        self._since_asked += 1
+        self._since_decision += 1
         if self._costs is None:
             return False
-        self._pace.begin(runs)
-        if not (self._drafting or self._since_asked >= self._rest):
+        self._timer.begin(runs)
+        if not (self._drafting or self._since_decision >= self._rest):
             return False
-        if not self._shows_plain(runs, self._costs.step):
+        if not self._should_be_plain(runs, self._costs.step):
             return True
-        self._pace.must_learn()
+        self._timer.request_learning()
         return False
 
     def propose(
@@ -158,14 +156,14 @@ class DepthController:
     ) -> list[tuple[int, ...]]:
         if self._costs is None or not contexts:
             return [()] * len(contexts)
-        self._pace.asked()
-        self.account.begun(self._since_asked)
-        self._leisure += self._since_asked * self._ask_share()
-        self._leisure = min(MOST_LEISURE, self._leisure)
-        self._since_asked = 0
+        self._timer.mark_decision()
+        self.account.add_steps(self._since_decision)
+        self._decision_budget += self._since_decision * self._decision_share()
+        self._decision_budget = min(MAX_BUDGET, self._decision_budget)
+        self._since_decision = 0
         guesses = [self._look(each) for each in contexts]
         plan, computed = self._decide(contexts, guesses, room)
-        step = self._under_way = DraftingStep(room, plan)
+        step = self._current_step = DraftingStep(room, plan)
         step.is_try = not self._drafting
         drafts = self._proposer(contexts, guesses, computed, step)
         step.drafted_s = self._clock()
@@ -177,14 +175,13 @@ class DepthController:
         return ()
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
-        step, self._under_way = self._under_way, None
+        step, self._current_step = self._current_step, None
         if step is None:
-            self._passed()
+            self._end_undecided_step()
             return
         for outcome in outcomes:
             if outcome.seq_id not in step.looked_up:
-                told = outcome.seq_id, outcome.num_drafted, outcome.num_accepted
-                self.acceptance.learn(*told)
+                self.acceptance.learn(outcome.seq_id, outcome.num_drafted, outcome.num_accepted)
         if self._costs is not None:
             self._settle(step, outcomes, self._costs)
 
@@ -194,7 +191,7 @@ class DepthController:
         self._read.pop(seq_id, None)
         begun_s = self._clock()
         if self._lookup is not None:
-            remembered = tokens if self._leisure > 0 else ()
+            remembered = tokens if self._decision_budget > 0 else ()
             self._lookup.forget(seq_id, remembered, tenant)
         if self._drafter is not None:
             self._drafter.forget(seq_id, tokens, tenant)
@@ -235,9 +232,9 @@ class DepthController:
             other = best_plan(mixed, which, room, costs)
             if other.rate > best.rate:
                 best, computed, chances = other, which, mixed
-        purse, pays = self.account.purse(any(computed)), best.rate > enough
-        self._drafting = pays and purse.credit > 0
-        if self._drafting or (pays and purse.may_try()):
+        balance, pays = self.account.balance(any(computed)), best.rate > enough
+        self._drafting = pays and balance.credit > 0
+        if self._drafting or (pays and balance.may_try()):
             return self._read_one(contexts, best, computed, chances, room), computed
         if self._drafter is not None and self.account.computed.may_probe():
             return self._probe(contexts, plain), [True] * len(contexts)
@@ -275,7 +272,7 @@ class DepthController:
         new = [
             i
             for i, (each, own) in enumerate(zip(contexts, computed, strict=True))
-            if own and plan.depths[i] and self._num_new(each) > NEW_TO_READ
+            if own and plan.depths[i] and self._num_new(each) > MAX_UNREAD
         ]
         if len(new) < 2:
             return plan
@@ -288,7 +285,7 @@ class DepthController:
         more = sum(sum(own[:depth]) for own, depth in zip(chances, depths, strict=True))
         return DepthPlan(depths, room.num_runs + more, seconds)
 
-    def _shows_plain(self, runs: Sequence[Run], cost: StepTimeCurve) -> bool:
+    def _should_be_plain(self, runs: Sequence[Run], cost: StepTimeCurve) -> bool:
         """Whether this step should be plain, to keep the baseline current.
 
         After a number of steps with drafts, and at the start of every batch until two plain steps
@@ -305,8 +302,8 @@ class DepthController:
     def _probe_curve(self, looked: Sequence[list[float]], plain: DepthPlan) -> DepthPlan:
         """Draft a likely lookup that seems not to pay, on credit, to correct the measured curve."""
         depths = [sum(chance >= LIKELY for chance in own) for own in looked]
-        purse = self.account.looked
-        if not any(depths) or not purse.affords_try or not purse.may_try():
+        balance = self.account.looked
+        if not any(depths) or not balance.can_afford_try or not balance.may_try():
             return plain
         return DepthPlan(depths, plain.tokens, plain.seconds)
 
@@ -330,7 +327,7 @@ class DepthController:
             return found
         for each, depth in zip(contexts, asked, strict=True):
             if depth:
-                step.must_read |= self._num_new(each) > NEW_TO_READ
+                step.must_read |= self._num_new(each) > MAX_UNREAD
                 self._read[each.seq_id] = len(each.tokens)
         begun_s = self._clock()
         drafted = self._drafter.draft(contexts, asked)
@@ -343,32 +340,34 @@ class DepthController:
         for each in contexts:
             self.acceptance.idle(each.seq_id)
         self._plain_s = step.plan.seconds
-        self._spend(max(self._pace.took_s(), self._pace.asking_s))
-        self._rest = 1 + min(MOST_REST - 1, max(0, int(-self._leisure / self._ask_share())))
+        self._spend(max(self._timer.took_s(), self._timer.decision_s))
+        self._rest = 1 + min(
+            MAX_REST - 1, max(0, int(-self._decision_budget / self._decision_share()))
+        )
 
-    def _ask_share(self) -> float:
+    def _decision_share(self) -> float:
         """Share of every step that may be spent on deciding."""
-        return ASK_SHARE + ASK_OF_GAIN * self.account.gain_lately
+        return DECISION_SHARE + DECISION_SHARE_OF_GAIN * self.account.recent_gain
 
     def _spend(self, took_s: float) -> None:
         """Account for time spent on deciding or remembering while nothing is drafted."""
-        self.account.asked(took_s)
+        self.account.add_overhead(took_s)
         if self._plain_s:
-            self._leisure -= took_s / self._plain_s
+            self._decision_budget -= took_s / self._plain_s
 
     # -- accounting
 
-    def _passed(self) -> None:
+    def _end_undecided_step(self) -> None:
         """The step that ends made no decision."""
         if self._costs is None:
             return
-        has_learnt, over_s, plain_s = self._pace.passed(self._costs.step)
+        has_learnt, over_s, plain_s = self._timer.end_undecided_step(self._costs.step)
         if has_learnt:
             if self._since_plain >= self._until_plain:
                 self._until_plain = min(PLAIN_STEPS, 2 * self._until_plain)
             self._since_plain = 0
         elif over_s and self._drafted is None:
-            self._pace.after_in_vain(over_s)
+            self._timer.learn_following_step(over_s)
         elif over_s and self._drafted is not None:
             self._drafted.pay(-over_s / plain_s)
 
@@ -380,32 +379,32 @@ class DepthController:
         if step.deepest and costs.draft is not None and not step.must_read:
             costs.draft.learn(step.num_computed, step.deepest, step.computed_s)
         num_drafted = sum(outcome.num_drafted for outcome in outcomes)
-        took_s, plain_s = self._pace.took_s(), cost.seconds(room.num_runs, room.num_runs)
-        beside_prompts = room.num_rows != room.num_runs
-        if beside_prompts:
+        took_s, plain_s = self._timer.took_s(), cost.seconds(room.num_runs, room.num_runs)
+        has_prompts = room.num_rows != room.num_runs
+        if has_prompts:
             more_s = cost.seconds(room.num_runs, room.num_runs + num_drafted)
             took_s += more_s + step.drafted_s - now_s
         self._since_plain += 1
         self._drafted = None
         if outcomes or step.deepest:
-            self._drafted = self.account.purse(step.deepest > 0)
-            self._book(step, outcomes, plain_s, took_s)
-            if not beside_prompts:
+            self._drafted = self.account.balance(step.deepest > 0)
+            self._record_drafts(step, outcomes, plain_s, took_s)
+            if not has_prompts:
                 cost.learn(room.num_runs, room.num_rows + num_drafted, now_s - step.drafted_s)
-        elif not beside_prompts:
-            self._pace.asked_in_vain(took_s - plain_s, step.drafted_s - now_s + took_s)
-        self.account.asked(self._clock() - now_s)
+        elif not has_prompts:
+            self._timer.learn_unused_decision(took_s - plain_s, step.drafted_s - now_s + took_s)
+        self.account.add_overhead(self._clock() - now_s)
 
-    def _book(
+    def _record_drafts(
         self, step: DraftingStep, outcomes: Sequence[DraftOutcome], plain_s: float, took_s: float
     ) -> None:
         """Account for a step with drafts that took `took_s` where a plain one takes `plain_s`."""
         num_runs = step.room.num_runs
         per_token_s = plain_s / num_runs
         tokens = num_runs + sum(outcome.num_accepted for outcome in outcomes)
-        promised_s = per_token_s * step.plan.tokens - step.plan.seconds
-        took_s = min(took_s, MOST_SLOWER * max(step.plan.seconds, plain_s))
+        predicted_s = per_token_s * step.plan.tokens - step.plan.seconds
+        took_s = min(took_s, MAX_SLOWDOWN * max(step.plan.seconds, plain_s))
         saved_s = per_token_s * tokens - took_s
-        purse = self.account.purse(step.deepest > 0)
-        self.account.drafted(purse, saved_s, promised_s, took_s, plain_s)
-        purse.judge(-saved_s / plain_s, was_try=step.is_try)
+        balance = self.account.balance(step.deepest > 0)
+        self.account.add_drafts(balance, saved_s, predicted_s, took_s, plain_s)
+        balance.record_try(-saved_s / plain_s, was_try=step.is_try)

@@ -31,19 +31,19 @@ from ridgeline.engine.speculate.drafters.base import (
     parts_of,
 )
 
-# Chance of a token before anything is known: by level of evidence (short matches lie), and what a
-# place's past makes of it. Two tokens outweigh it.
+# Probability of a token before anything is learnt: by level of evidence (short matches mislead), and
+# corrected by the position's history. Two observed tokens outweigh it.
 _PRIORS = (0.2, 0.2, 0.3, 0.5, 0.7, 0.85, 0.93)
-_DOUBT = {DIFFERS: 1.4, AGREES: 0.6, AGAIN: 0.4}  # times the chance that it is wrong
-_PROMPT = 0.9  # times the chance: a prompt's words say less than its own
+_DOUBT = {DIFFERS: 1.4, AGREES: 0.6, AGAIN: 0.4}  # factor on the probability of being wrong
+_PROMPT = 0.9  # factor for matches in the prompt, which predict less than the output
 _PRIOR_WEIGHT, _LIKE_OTHERS = 2.0, 3.0  # tokens that prior and others' experience count for
 _FADE_ALL, _FADE_OWN = 0.99, 0.85  # with every token of the kind
 
 
 def prior(kind: int) -> float:
     """The probability assumed for a token of a kind before anything is learnt."""
-    level, told, own = parts_of(kind)
-    chance = 1 - (1 - _PRIORS[level]) * _DOUBT.get(told, 1.0)
+    level, history, own = parts_of(kind)
+    chance = 1 - (1 - _PRIORS[level]) * _DOUBT.get(history, 1.0)
     return max(0.05, chance) * (1.0 if own else _PROMPT)
 
 

@@ -23,8 +23,9 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
 MOST_ROWS = 64  # of a measured step that is deeper than DEEP
 DEEP = 8
-CONTEXT = 128  # tokens before each run of a measured step, where so many fit
-REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
+CONTEXT = 128  # tokens before each run of a measured step, if they fit
+# (seconds, repetitions): steps up to this long are timed this often; longer ones twice.
+REPEATS = ((0.02, 5), (0.1, 3))
 BUDGET_S = 3.0
 _NEW = 0.15  # weight of the latest draft in what drafting is taken to cost
 KNOTS = (1, 2, 3, 5, 9, 17, 25)  # rows per run

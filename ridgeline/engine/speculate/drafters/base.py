@@ -76,13 +76,13 @@ DIFFERS, ALONE, AGREES, AGAIN = range(4)
 the same more than once."""
 
 
-def kind_of(length: int, told: int = ALONE, *, own: bool = True) -> int:
+def kind_of(length: int, history: int = ALONE, *, own: bool = True) -> int:
     """The kind of a token that follows a match of 0, 1, 2-3, 4-7, 8-15, … tokens (levels 0 to 6).
 
-    `told` is the history of the position; `own`: it is in the sequence's output rather than its
+    `history`: what followed the same words before (`ALONE`, …); `own`: it is in the sequence's output rather than its
     prompt.
     """
-    return (min(HIGHEST, length.bit_length()) * 4 + told) * 2 + own
+    return (min(HIGHEST, length.bit_length()) * 4 + history) * 2 + own
 
 
 def parts_of(kind: int) -> tuple[int, int, bool]:

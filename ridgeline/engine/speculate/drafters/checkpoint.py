@@ -114,7 +114,7 @@ def read_tensors(
     if found != dict(shapes):
         differing = sorted(k for k in found.keys() | shapes.keys() if found.get(k) != shapes.get(k))
         raise BadModel(
-            "the drafter's tensors are not those that its config promises",
+            "the drafter's tensors do not match its config",
             value=f"{name}: {differing[0]} is {found.get(differing[0], 'missing')}",
             limit=shapes.get(differing[0], "not there"),
         )

@@ -9,8 +9,8 @@ output: unlike Medusa's heads, each sees the tokens drafted before it.
   token               x_t         …      x_n-1 ──┐     draft 1 ──┐
   state       h_t-1 ───┴─▶ (h_t)  …  h_n-2 ──────┴▶ f_n-1 ───────┴▶ f_n ─▶ LM head ─▶ draft 2
 
-It has keys and values of its own (one layer's worth) of true states; drafts write behind them and
-are overwritten. It reads as many of the latest states as the runner keeps (`WINDOW`): if a sequence
+It caches its own keys and values (one layer) of true states; drafts write behind them and are
+overwritten. It reads as many of the latest states as the runner keeps (`WINDOW`): if a sequence
 starts with a prefix hit, its context begins after the hit.
 
 Source: EAGLE (Li et al. 2024, arXiv 2401.15077); trained on its own output for further positions as

@@ -3,7 +3,7 @@
 The runner passes every step's rows after its tokens are chosen. The latest rows of a sequence are
 kept, at most `window` of them and without gaps, if it ran within the last `window` steps. Rows of
 rejected drafts are never included, and a sequence that continues elsewhere (preempted, a prefix
-hit) starts anew. A step is recorded as a whole, which costs a microsecond for any batch; its rows
+hit) starts again. A step is recorded as a whole, which costs a microsecond for any batch; its rows
 are assigned to sequences only on demand, or when many steps or a large one are pending. While
 nothing is drafted there is no demand.
 
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ridgeline.engine.scheduler.plan import Run
 
-MOST_NOTES = 32  # steps that are put aside
-MANY_ROWS = 256  # of a step that is told apart at once: it would keep much memory from being freed
+MAX_PENDING = 32  # steps whose rows are not yet assigned
+MANY_ROWS = 256  # larger steps are assigned at once, because they would hold much memory
 
 
 @dataclass(slots=True)
@@ -47,14 +47,14 @@ class HiddenStates:
 
     def observe(self, runs: Sequence[Run], num_outputs: Sequence[int], x_TC: Tensor) -> None:
         self._notes.append((runs, num_outputs, x_TC))
-        if len(self._notes) >= MOST_NOTES or len(x_TC) >= MANY_ROWS:
-            self._tell_apart()
+        if len(self._notes) >= MAX_PENDING or len(x_TC) >= MANY_ROWS:
+            self._assign_rows()
 
     def of(self, seq_id: int, num_known: int) -> tuple[int, Tensor] | None:
         """(first position, rows_RC up to the row that chose the last of `num_known` tokens); None
         if unknown.
         """
-        self._tell_apart()
+        self._assign_rows()
         trail = self._trails.get(seq_id)
         if trail is None or not trail.parts or trail.end != num_known - 1:
             return None
@@ -75,10 +75,10 @@ class HiddenStates:
             trail.start, trail.parts, trail.num_rows = trail.end, [], 0
 
     def forget(self, seq_id: int) -> None:
-        self._tell_apart()
+        self._assign_rows()
         self._trails.pop(seq_id, None)
 
-    def _tell_apart(self) -> None:
+    def _assign_rows(self) -> None:
         """Assign the rows of recorded steps to their sequences; a window needs no more steps than
         rows.
         """

@@ -3,7 +3,7 @@
 A draft pass goes through the embedding, the kept layers and the LM head. It reads what the target
 has computed of the sequence (each kept layer its own KV cache) and writes the drafted positions of
 those layers; the verifying step runs all layers and overwrites these positions with the correct
-values. It has no weights and no cache of its own.
+values. It needs no additional weights and no additional cache.
 
 Which layers to leave out is measured once, before serving, on text shipped with Ridgeline (or
 random tokens without a tokenizer). How little a layer turns the residual stream gives the order of

@@ -28,7 +28,7 @@ from ridgeline.engine.speculate.drafters.base import LookupGuess, kind_of
 MAX_GRAMS = 4096  # of a sequence's pool; the oldest go first
 LONGEST = 8  # tokens behind the first of an n-gram
 WINDOW = 3  # places at least, of a deep enough draft, that are left to the iteration
-NOBODY = -1  # no token
+NO_TOKEN = -1
 
 
 class _NgramPool:
@@ -38,7 +38,7 @@ class _NgramPool:
 
     def __init__(self) -> None:
         self.grams: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.before = NOBODY
+        self.before = NO_TOKEN
         self.window: tuple[int, ...] = ()
 
     def put(self, first: tuple[int, ...], rest: tuple[int, ...]) -> None:
@@ -68,7 +68,7 @@ class LookaheadDrafter:
 
     def look(self, each: DraftContext, most: int) -> LookupGuess:
         pool = self._pools.setdefault(each.seq_id, _NgramPool())
-        pool.before = each.tokens[-2] if len(each.tokens) > 1 else NOBODY
+        pool.before = each.tokens[-2] if len(each.tokens) > 1 else NO_TOKEN
         chained = pool.chain(pool.before, each.tokens[-1], max(1, most - WINDOW))
         window = pool.window or tuple(each.tokens[-most:])
         tokens = (*chained, *window)[:most]
