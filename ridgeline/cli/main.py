@@ -1,8 +1,8 @@
-"""The entry point of `ridgeline`, and the one place where errors become lines and exit codes.
+"""The entry point of `ridgeline`: errors become messages and exit codes here.
 
-0 done · 1 something broke · 2 a mistake that the user can correct (one line: what is wrong, the
-value, the limit, the fix) · 3 inconclusive (compare) · 130 interrupted. `--debug`, before or after
-the command, shows the traceback.
+0 success · 1 failure · 2 an error that the user can correct (one line: what is wrong, the value,
+the limit, the fix) · 3 inconclusive (compare) · 130 interrupted. `--debug`, before or after the
+command, shows the traceback.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _usage_error(error: click.UsageError) -> UserError:
 
 
 def _discard_output() -> None:
-    """Whoever read stdout has gone (`| head`): what is still buffered must not raise at exit."""
+    """The reader of stdout has closed it (`| head`): buffered output must not raise at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

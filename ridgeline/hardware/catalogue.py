@@ -1,8 +1,8 @@
-"""The catalogue of accelerators: dense peaks, memory, bandwidth, prices, with source and date.
+"""The catalogue of accelerators: dense peaks, memory, bandwidth and prices, with source and date.
 
-The usual mistake of such lists is a peak with structured sparsity passed off as a dense one,
-which halves every utilisation computed from it; a row marked `sparse = true` is refused here, and
-so is one without a source or a date. Prices age fastest: read `as_of`, and override them.
+Data sheets often give peaks with structured sparsity, which halve every utilisation that is
+computed from them. Rows marked `sparse = true` are rejected, as are rows without a source or a
+date. Prices change fastest: check `as_of`, and override them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ridgeline.errors import BadInput
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """USD per hour and device, under the terms and on the date that its source says."""
+    """USD per hour and device, with its terms, its source and the date of the source."""
 
     usd_per_hour: float
     terms: str
@@ -27,7 +27,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row as the file writes it."""
+    """A row of the file."""
 
     name: str
     vendor: str
@@ -50,7 +50,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """One device. `peak_flops` are DENSE operations per second by dtype; a multiply-add counts 2.
 
     `link_bytes_s` is one direction to its peers; `achievable` the measured share of the bfloat16
-    peak that plain matrix products reach; `device_names` what a driver calls it.
+    peak that plain matrix products reach; `device_names` are the names that drivers report.
     """
 
     name: str
@@ -69,19 +69,26 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     prices: tuple[Price, ...] = ()
 
     def peak(self, dtype: str) -> float:
-        """Dense peak of `dtype` in operations/s; float16 and bfloat16 stand for each other."""
+        """Dense peak of `dtype` in operations/s; float16 and bfloat16 have the same.
+
+        Raises BadInput if it is unknown.
+        """
         twin = {"float16": "bfloat16", "bfloat16": "float16"}.get(dtype, dtype)
-        found = self.peak_flops.get(dtype, self.peak_flops.get(twin))
-        if found is None:
+        peak = self.peak_flops.get(dtype, self.peak_flops.get(twin))
+        if peak is None:
             known = ", ".join(self.peak_flops) or "none"
-            raise BadInput(f"no dense peak of {self.name} is known", value=dtype, limit=known)
-        return found
+            raise BadInput(
+                f"the catalogue has no dense peak of {self.name} in this dtype",
+                value=dtype,
+                limit=known,
+            )
+        return peak
 
 
 def load_catalogue(text: str | None = None) -> dict[str, Accelerator]:
-    """Every accelerator by name. `text` replaces the catalogue that comes with Ridgeline.
+    """Every accelerator by name. `text` replaces the built-in catalogue.
 
-    Raises BadInput for a row without source or date, marked sparse, or physically absurd.
+    Raises BadInput for a row without source or date, with sparse rates, or with absurd numbers.
     """
     if text is None:
         home = files("ridgeline.hardware").joinpath("catalogue.toml")
@@ -91,13 +98,13 @@ def load_catalogue(text: str | None = None) -> dict[str, Accelerator]:
         rows = msgspec.convert(document.get("accelerator", []), list[_Row])
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise BadInput("the accelerator catalogue is malformed", fix=str(error)) from None
-    found: dict[str, Accelerator] = {}
+    accelerators: dict[str, Accelerator] = {}
     for row in rows:
         _check(row)
-        if row.name in found:
-            raise BadInput("the catalogue has two rows of one name", value=row.name)
-        found[row.name] = _accelerator(row)
-    return found
+        if row.name in accelerators:
+            raise BadInput("two catalogue rows have the same name", value=row.name)
+        accelerators[row.name] = _accelerator(row)
+    return accelerators
 
 
 def _check(row: _Row) -> None:
@@ -106,25 +113,29 @@ def _check(row: _Row) -> None:
         _check_origin(row.name, price.source, price.as_of)
     if row.sparse:
         raise BadInput(
-            "a catalogue row holds rates with structured sparsity",
+            "a catalogue row has rates with structured sparsity",
             value=row.name,
             fix="write the dense rates (usually half) and sparse = false",
         )
     numbers = [row.memory_gb, row.bandwidth_tb_s, *row.dense_tflops.values()]
     numbers += [price.usd_per_hour for price in row.price]
     if not all(0 < number < 1e6 for number in numbers):
-        raise BadInput("a catalogue row has a number out of range", value=row.name)
+        raise BadInput(
+            "a number in a catalogue row is out of range", value=row.name, limit="0 to 1e6"
+        )
 
 
 def _check_origin(name: str, source: str, as_of: str) -> None:
-    """A source, and a month (2026-08) or a day (2026-08-31)."""
+    """BadInput without a source and a date: a month (2026-08) or a day (2026-08-31)."""
     if not source.strip():
-        raise BadInput("a catalogue row has no source", value=name, fix="say where it is from")
+        raise BadInput("a catalogue row has no source", value=name, fix='add source = "…"')
     try:
         date.fromisoformat(as_of if len(as_of) == 10 else f"{as_of}-01")
     except ValueError:
         raise BadInput(
-            "a catalogue row has no date", value=f"{name}: {as_of!r}", fix='write as_of = "2026-08"'
+            "a catalogue row has no valid date",
+            value=f"{name}: {as_of!r}",
+            fix='write as_of = "2026-08"',
         ) from None
 
 
@@ -148,9 +159,10 @@ def _accelerator(row: _Row) -> Accelerator:
 
 
 def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None) -> Accelerator:
-    """By catalogue name or by the driver's device name. A name that fits several rows is an error.
+    """Find an accelerator by its catalogue name or its driver's device name.
 
-    ("h100" alone could be a card of 2.0, 3.35 or 3.9 TB/s, so it is not accepted.)
+    Raises BadInput for an unknown name, and for one that matches several rows: "h100" could be a
+    card of 2.0, 3.35 or 3.9 TB/s.
     """
     rows = load_catalogue() if catalogue is None else catalogue
     wanted = name.strip().lower()
@@ -159,5 +171,5 @@ def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None)
             return row
     several = [row for row in rows if row.startswith(f"{wanted}-")]
     near = several or difflib.get_close_matches(wanted, rows, n=5, cutoff=0.4) or list(rows)
-    what = "the name fits several accelerators" if several else "unknown accelerator"
+    what = "several accelerators match this name" if several else "unknown accelerator"
     raise BadInput(what, value=name, limit=", ".join(near))

@@ -1,9 +1,4 @@
-"""`diagnose()`: is this machine ready to run Ridgeline well? One check per line, each with its
-remedy.
-
-A check looks at one thing and says what to do about it. `required` ones decide whether Ridgeline
-can run at all; the others only whether it runs as fast as it could.
-"""
+"""Checks of this machine: whether Ridgeline can run, and whether it runs as fast as it could."""
 
 from __future__ import annotations
 
@@ -32,7 +27,10 @@ _OLDEST_TORCH = (2, 9)
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding. `remedy` is "" where all is well."""
+    """The result of one check. `remedy`: what to do if it failed, else "".
+
+    `required`: Ridgeline cannot run if it fails.
+    """
 
     ok: bool
     title: str
@@ -44,10 +42,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 _ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checks look at, gathered once, so that tests can hand in any machine.
+class CheckedSystem(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the system that the checks read.
 
-    `machine` is None where it could not be probed; `native_error` or `torch_error` says why.
+    `machine` is None if it could not be probed; `native_error` or `torch_error` says why.
     `native_isas`: the variants of the linear kernels that this CPU runs, best first.
     """
 
@@ -65,15 +63,15 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(*, refresh: bool = False, cache_dir: Path | None = None) -> list[Check]:
-    """Look at this machine (probing it where no fresh record is cached) and run every check."""
-    return run_checks(gather_surroundings(refresh=refresh, cache_dir=cache_dir))
+    """Run every check. The machine is probed if there is no recent record, or with `refresh`."""
+    return run_checks(inspect_system(refresh=refresh, cache_dir=cache_dir))
 
 
-def gather_surroundings(*, refresh: bool = False, cache_dir: Path | None = None) -> Surroundings:
-    """Gather what the checks need."""
+def inspect_system(*, refresh: bool = False, cache_dir: Path | None = None) -> CheckedSystem:
+    """The present state of the system."""
     machine, native_error, torch_error = _probe(refresh, cache_dir)
     folder = _existing(cache_dir or default_cache_dir())
-    return Surroundings(
+    return CheckedSystem(
         python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
         torch_version=_version("torch"),
         torch_error=torch_error,
@@ -88,16 +86,16 @@ def gather_surroundings(*, refresh: bool = False, cache_dir: Path | None = None)
     )
 
 
-def run_checks(around: Surroundings) -> list[Check]:
-    """Every check, in the order of the table."""
-    found = [check(around) for check in _ALWAYS]
-    if around.machine is not None:
-        found += [check(around.machine, around) for check in _OF_MACHINE]
-    return found
+def run_checks(system_state: CheckedSystem) -> list[Check]:
+    """Run every check; those of the probed machine only if there is one."""
+    checks = [check(system_state) for check in _SYSTEM_CHECKS]
+    if system_state.machine is not None:
+        checks += [check(system_state.machine, system_state) for check in _MACHINE_CHECKS]
+    return checks
 
 
 def _probe(refresh: bool, cache_dir: Path | None) -> tuple[Machine | None, str, str]:
-    """(machine, why the native module does not load, why torch does not)."""
+    """(machine, why the native module does not load, why torch does not load)."""
     try:
         native()
     except CannotRun as error:
@@ -120,22 +118,22 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def _python(around: Surroundings) -> Check:
-    good = around.python[:2] >= _OLDEST_PYTHON
+def _python(system_state: CheckedSystem) -> Check:
+    good = system_state.python[:2] >= _OLDEST_PYTHON
     return Check(
         ok=good,
         title="Python",
-        detail=".".join(map(str, around.python)),
-        remedy="" if good else "install Python 3.11 or newer and run make install again",
+        detail=".".join(map(str, system_state.python)),
+        remedy="" if good else "install Python 3.11 or newer, then run make install",
         required=True,
     )
 
 
-def _torch(around: Surroundings) -> Check:
-    text = around.torch_version
-    if text is None or around.torch_error:
+def _torch(system_state: CheckedSystem) -> Check:
+    text = system_state.torch_version
+    if text is None or system_state.torch_error:
         remedy = "run make install, or: pip install torch==2.13.0"
-        detail = around.torch_error or "missing"
+        detail = system_state.torch_error or "missing"
         return Check(ok=False, title="PyTorch", detail=detail, remedy=remedy, required=True)
     numbers = tuple(int(part) for part in text.split("+")[0].split(".")[:2])
     good = numbers >= _OLDEST_TORCH
@@ -143,29 +141,32 @@ def _torch(around: Surroundings) -> Check:
     return Check(ok=good, title="PyTorch", detail=text, remedy=remedy, required=True)
 
 
-def _native_module(around: Surroundings) -> Check:
-    runs, forced = around.native_isas.split(","), around.environment.get(_ISA_VARIABLE, "auto")
-    if not around.native_error and forced not in ("auto", *runs):
+def _native_module(system_state: CheckedSystem) -> Check:
+    runs, forced = (
+        system_state.native_isas.split(","),
+        system_state.environment.get(_ISA_VARIABLE, "auto"),
+    )
+    if not system_state.native_error and forced not in ("auto", *runs):
         return Check(
             ok=False,
             title="native module",
-            detail=f"{_ISA_VARIABLE}={forced}, which this CPU or build lacks",
-            remedy=f"unset it, or set one of {', '.join(runs)}",
+            detail=f"{_ISA_VARIABLE}={forced}, which this CPU or build does not support",
+            remedy=f"unset the variable, or set it to one of {', '.join(runs)}",
             required=True,
         )
-    good = not around.native_error
-    chosen = runs[0] if forced == "auto" else f"{forced}, by {_ISA_VARIABLE}"
+    good = not system_state.native_error
+    chosen = runs[0] if forced == "auto" else f"{forced} (set by {_ISA_VARIABLE})"
     return Check(
         ok=good,
         title="native module",
-        detail=f"loads; linears run as {chosen}" if good else around.native_error,
-        remedy="" if good else "run make install again; it needs a C++17 compiler",
+        detail=f"loaded; linear kernels: {chosen}" if good else system_state.native_error,
+        remedy="" if good else "run make install; it needs a C++17 compiler",
         required=True,
     )
 
 
-def _cores(around: Surroundings) -> Check:
-    cores = around.cores
+def _cores(system_state: CheckedSystem) -> Check:
+    cores = system_state.cores
     detail = f"{cores.usable:g} usable of {cores.physical} physical, {cores.logical} logical"
     if cores.quota is not None and cores.quota < min(cores.affinity, cores.physical):
         return Check(
@@ -175,103 +176,113 @@ def _cores(around: Surroundings) -> Check:
             remedy=f"raise docker --cpus or Kubernetes limits.cpu to {cores.physical}",
         )
     if cores.affinity < cores.logical:
-        remedy = "start Ridgeline without taskset, numactl or a cpuset to use every core"
-        return Check(ok=False, title="cores", detail=f"{detail}; affinity", remedy=remedy)
+        remedy = "start Ridgeline without taskset, numactl or a cpuset to use all cores"
+        return Check(
+            ok=False, title="cores", detail=f"{detail}; limited by the CPU affinity", remedy=remedy
+        )
     return Check(ok=True, title="cores", detail=detail)
 
 
-def _threads(around: Surroundings) -> Check:
-    text = around.environment.get("OMP_NUM_THREADS", "")
-    usable = max(1, int(around.cores.usable))
+def _threads(system_state: CheckedSystem) -> Check:
+    text = system_state.environment.get("OMP_NUM_THREADS", "")
+    usable = max(1, int(system_state.cores.usable))
     if not text.isdigit() or int(text) == usable:
         return Check(
-            ok=True, title="OpenMP threads", detail=text or f"not set, so {usable} are used"
+            ok=True,
+            title="OpenMP threads",
+            detail=text or f"OMP_NUM_THREADS is not set: {usable} threads",
         )
-    word = "leave cores idle" if int(text) < usable else "fight for the cores"
+    effect = "leave cores idle" if int(text) < usable else "compete for the cores"
     return Check(
         ok=False,
         title="OpenMP threads",
-        detail=f"OMP_NUM_THREADS={text} threads {word}: {usable} usable",
+        detail=f"OMP_NUM_THREADS={text} threads {effect}; {usable} usable",
         remedy=f"unset OMP_NUM_THREADS, or set it to {usable}",
     )
 
 
-def _disk(around: Surroundings) -> Check:
-    good = around.free_disk_bytes >= _LOW_DISK_BYTES
+def _disk(system_state: CheckedSystem) -> Check:
+    good = system_state.free_disk_bytes >= _LOW_DISK_BYTES
     return Check(
         ok=good,
         title="disk",
-        detail=f"{around.free_disk_bytes / _GB:.1f} GB free at {around.disk_path}",
+        detail=f"{system_state.free_disk_bytes / _GB:.1f} GB free at {system_state.disk_path}",
         remedy="" if good else "free some space, or set XDG_CACHE_HOME to another disk",
     )
 
 
-def _isa(machine: Machine, around: Surroundings) -> Check:
+def _isa(machine: Machine, system_state: CheckedSystem) -> Check:
     wide = [flag for flag in machine.isa if flag.startswith(("avx", "amx", "asimd", "sve", "i8mm"))]
     good = bool({"avx2", "asimd"} & set(machine.isa))
     return Check(
         ok=good,
         title="instructions",
-        detail=f"{machine.cpu_model}: {' '.join(wide) or 'no vector instructions known'}",
-        remedy="" if good else "without AVX2 the portable kernels run, several times slower",
+        detail=f"{machine.cpu_model}: {' '.join(wide) or 'no vector instructions'}",
+        remedy=""
+        if good
+        else "none: the portable kernels run, several times slower than with AVX2",
     )
 
 
-def _dtypes(machine: Machine, around: Surroundings) -> Check:
+def _dtypes(machine: Machine, system_state: CheckedSystem) -> Check:
     slow = [dtype for dtype in ("bfloat16", "int8") if dtype not in machine.native_dtypes]
-    detail = f"arithmetic in {', '.join(machine.native_dtypes)}"
+    detail = f"native arithmetic in {', '.join(machine.native_dtypes)}"
     if slow:
-        detail += f"; none of its own for {' or '.join(slow)}"
-    return Check(ok=True, title="dtypes", detail=detail)
+        detail += f"; no instructions for {' or '.join(slow)}"
+    return Check(ok=True, title="data types", detail=detail)
 
 
-def _memory(machine: Machine, around: Surroundings) -> Check:
+def _memory(machine: Machine, system_state: CheckedSystem) -> Check:
     free = machine.memory_available_bytes
     good = free >= _LOW_MEMORY_BYTES
-    detail = f"{free / _GB:.1f} GB available of {machine.memory_bytes / _GB:.1f}"
-    remedy = "" if good else "stop other programs or raise the container's memory limit"
+    detail = f"{free / _GB:.1f} GB of {machine.memory_bytes / _GB:.1f} GB available"
+    remedy = "" if good else "stop other programs, or raise the container's memory limit"
     return Check(ok=good, title="memory", detail=detail, remedy=remedy)
 
 
-def _quiet(machine: Machine, around: Surroundings) -> Check:
-    detail = f"the probe's threads had {machine.cpu_share:.0%} of their cores"
+def _quiet(machine: Machine, system_state: CheckedSystem) -> Check:
+    detail = f"the probe got {machine.cpu_share:.0%} of its cores"
     if not machine.disturbed:
-        return Check(ok=True, title="quiet while probed", detail=detail)
+        return Check(ok=True, title="other load", detail=detail)
     return Check(
         ok=False,
-        title="quiet while probed",
-        detail=f"{detail}; quiet is {FULL_SHARE:.0%}; the load is {around.load_average:.1f} now",
-        remedy="stop what else is running, then: ridgeline doctor --refresh",
+        title="other load",
+        detail=f"{detail} (needs {FULL_SHARE:.0%}); load average {system_state.load_average:.1f}",
+        remedy="stop other programs, then run ridgeline doctor --refresh",
     )
 
 
-def _bandwidth(machine: Machine, around: Surroundings) -> Check:
+def _bandwidth(machine: Machine, system_state: CheckedSystem) -> Check:
     best = machine.best_bandwidth_bytes_s
     by_threads = ", ".join(
         f"{n}: {rate / _GB:.1f}" for n, rate in sorted(machine.read_bandwidth_bytes_s.items())
     )
     good = best >= _LOW_BANDWIDTH_BYTES_S
-    remedy = "" if good else "look for a throttled or overcommitted host; then --refresh"
-    detail = f"reads {best / _GB:.1f} GB/s (by threads {by_threads})"
+    remedy = (
+        ""
+        if good
+        else "check whether the host is throttled or overcommitted, then run ridgeline doctor --refresh"
+    )
+    detail = f"{best / _GB:.1f} GB/s read (by number of threads: {by_threads})"
     return Check(ok=good, title="memory bandwidth", detail=detail, remedy=remedy)
 
 
-def _thread_plan(machine: Machine, around: Surroundings) -> Check:
+def _thread_plan(machine: Machine, system_state: CheckedSystem) -> Check:
     few = enough_threads(machine.read_bandwidth_bytes_s)
-    detail = f"{few} of {machine.num_threads} threads read as fast as memory gives"
+    detail = f"{few} of {machine.num_threads} threads reach the memory bandwidth"
     if few < machine.num_threads:
-        detail += f": --num-threads-decode {few} leaves cores to others (or --thread-plan auto)"
-    return Check(ok=True, title="threads to decode", detail=detail)
+        detail += f"; --num-threads-decode {few} (or --thread-plan auto) frees the other cores"
+    return Check(ok=True, title="decode threads", detail=detail)
 
 
-def _arithmetic(machine: Machine, around: Surroundings) -> Check:
+def _arithmetic(machine: Machine, system_state: CheckedSystem) -> Check:
     peaks = ", ".join(f"{d} {rate / 1e9:.0f}" for d, rate in machine.multiply_flops.items())
     gemm = ", ".join(f"{d} {rate / 1e9:.0f}" for d, rate in machine.gemm_flops.items())
-    detail = f"peak {peaks} GFLOP/s; torch products reach {gemm}"
+    detail = f"peak {peaks} GFLOP/s; torch matrix products reach {gemm}"
     return Check(ok=True, title="arithmetic", detail=detail)
 
 
-def _gpus(machine: Machine, around: Surroundings) -> Check:
+def _gpus(machine: Machine, system_state: CheckedSystem) -> Check:
     if machine.gpus:
         words = [f"{gpu.name}, {gpu.memory_bytes / _GB:.0f} GB" for gpu in machine.gpus]
         return Check(ok=True, title="GPU", detail="; ".join(words))
@@ -279,12 +290,12 @@ def _gpus(machine: Machine, around: Surroundings) -> Check:
     return Check(
         ok=not hidden,
         title="GPU",
-        detail="a device is present, but torch sees none" if hidden else "none; runs on the CPU",
-        remedy="install a CUDA build of torch that fits the driver" if hidden else "",
+        detail="present, but not visible to torch" if hidden else "none; Ridgeline runs on the CPU",
+        remedy="install a CUDA build of torch that matches the driver" if hidden else "",
     )
 
 
-_ALWAYS: tuple[Callable[[Surroundings], Check], ...] = (
+_SYSTEM_CHECKS: tuple[Callable[[CheckedSystem], Check], ...] = (
     _python,
     _torch,
     _native_module,
@@ -292,7 +303,7 @@ _ALWAYS: tuple[Callable[[Surroundings], Check], ...] = (
     _threads,
     _disk,
 )
-_OF_MACHINE: tuple[Callable[[Machine, Surroundings], Check], ...] = (
+_MACHINE_CHECKS: tuple[Callable[[Machine, CheckedSystem], Check], ...] = (
     _isa,
     _dtypes,
     _memory,

@@ -49,12 +49,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """This machine.
 
-    `usable_cores`: what quota and affinity really grant, e.g. 1.5. `read_bandwidth_bytes_s`:
+    `usable_cores`: cores that quota and affinity allow, e.g. 1.5. `read_bandwidth_bytes_s`:
     streaming reads of a buffer far larger than the caches, by number of threads.
     `cache_bandwidth_bytes_s`: the same with all threads, by working set: a small model lives in
     cache. `multiply_flops`: multiply-adds in registers, the arithmetic peak, all usable cores.
     `gemm_flops`: what torch's own matrix product reaches, by dtype (absent: torch has no path
-    here). `native_dtypes`: dtypes that the CPU computes in with instructions of its own.
+    here). `native_dtypes`: dtypes that the CPU has instructions for.
     `cpu_share`: CPU time over wall time of the measuring threads; below 0.9 something else was
     running, and the figures are too low.
     """

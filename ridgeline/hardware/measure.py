@@ -1,8 +1,8 @@
-"""Measuring this machine in a few seconds: native probes for memory and arithmetic, torch for GEMM.
+"""Measure this machine in a few seconds: native probes for memory and arithmetic, torch for GEMM.
 
-Memory: every thread streams its own part of a buffer with the widest loads that the CPU has. A
-figure is the best of several medians: a median shrugs off one disturbed repetition, the best of
-them a disturbed second. The CPU share tells whether other processes had the cores meanwhile.
+Memory: every thread streams its part of a buffer with the widest loads of the CPU. A figure is the
+best of several medians: a median discards one disturbed repetition, the best median a disturbed
+second. The CPU share shows whether other processes used the cores during the measurement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MeasuredRate(msgspec.Struct, frozen=True):
 
 
 def native() -> Any:
-    """The native module; CannotRun where it is missing."""
+    """The native module. Raises CannotRun if it is missing."""
     try:
         from ridgeline import _native
     except ImportError as error:

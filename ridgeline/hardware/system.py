@@ -1,8 +1,7 @@
-"""What the system says about itself: cores that may be used, memory, caches, instructions.
+"""Usable cores, memory, caches and instruction sets, as Linux reports them.
 
-Everything is read below a `root`, so that tests can hand in a made-up system. Inside a container
-the plain counts lie: the cgroup's quota and memory limit decide, those of every ancestor
-included.
+Inside a container the plain counts are too high: the quota and memory limit of the cgroup and of
+all its ancestors apply. Everything is read below a `root` folder, so that tests can provide one.
 """
 
 from __future__ import annotations
@@ -66,20 +65,20 @@ class Cores(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> float:
-        """Physical cores granted by affinity, cut by the cgroup's quota."""
+        """Physical cores allowed by the affinity, limited by the cgroup's quota."""
         granted = float(min(self.affinity, self.physical))
         return granted if self.quota is None else min(granted, self.quota)
 
 
 class SystemMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes in all and available, the cgroup's limit taken into account."""
+    """Total and available bytes, within the cgroup's limit."""
 
     total_bytes: int
     available_bytes: int
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a pseudo-file, or None where it cannot be read."""
+    """The text of a pseudo-file, or None if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -87,7 +86,7 @@ def read_text(path: Path) -> str | None:
 
 
 def cpu_model(root: Path = ROOT) -> str:
-    """The processor's own name."""
+    """The processor's name."""
     fields = _cpuinfo(root)
     return fields.get("model name") or platform.processor() or platform.machine()
 
@@ -100,7 +99,7 @@ def isa_flags(root: Path = ROOT) -> tuple[str, ...]:
 
 
 def native_dtypes(isa: tuple[str, ...]) -> tuple[str, ...]:
-    """Dtypes whose products the CPU computes with instructions of its own."""
+    """Dtypes whose products the CPU computes natively."""
     return ("float32", *(dtype for dtype, flags in _NATIVE.items() if flags & set(isa)))
 
 
@@ -114,7 +113,7 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def cores(root: Path = ROOT, allowed: set[int] | None = None) -> Cores:
-    """Count cores. `allowed`: the CPUs of this process's affinity (None: ask the system)."""
+    """Count cores. `allowed`: the CPUs of this process's affinity (None: as the system reports it)."""
     if allowed is None:
         allowed = os.sched_getaffinity(0)
     siblings = {_siblings(root, cpu) for cpu in allowed}
@@ -133,7 +132,7 @@ def _siblings(root: Path, cpu: int) -> str:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Cores that the cgroup (v1 or v2) grants, the least of all ancestors; None: no limit."""
+    """Cores that the cgroup (v1 or v2) allows, the minimum over its ancestors; None: no limit."""
     quotas = [_quota_v2(folder) for folder in _cgroup_folders(root, "")]
     quotas += [_quota_v1(folder) for folder in _cgroup_folders(root, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
@@ -171,7 +170,7 @@ def _mounts(root: Path, controller: str, names: str) -> list[Path]:
 
 
 def memory(root: Path = ROOT) -> SystemMemory:
-    """Memory of the machine, or of the cgroup where that is less."""
+    """Memory of the machine, or of the cgroup if that is less."""
     fields = _meminfo(root)
     total, available = fields.get("MemTotal", 0), fields.get("MemAvailable", 0)
     for limit, used in _memory_limits(root):
@@ -200,7 +199,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _inactive_file(folder: Path) -> int:
-    """Page cache that the kernel gives back when asked: it counts as used, and is not."""
+    """Bytes of page cache that the kernel can reclaim, although they count as used."""
     for line in (read_text(folder / "memory.stat") or "").splitlines():
         key, _, value = line.partition(" ")
         if key in ("inactive_file", "total_inactive_file"):

@@ -12,7 +12,7 @@ from rich.console import Console
 from ridgeline.cli.main import main
 from ridgeline.cli.render.doctor import print_readiness
 from ridgeline.cli.render.inspect import inspection_tables
-from ridgeline.hardware.doctor import Check, Surroundings, run_checks
+from ridgeline.hardware.doctor import Check, CheckedSystem, run_checks
 from ridgeline.hardware.machine import Gpu, Machine
 from ridgeline.hardware.system import Cores
 from ridgeline.workflows import check_machine
@@ -39,7 +39,7 @@ MACHINE = Machine(
     took_s=5.0,
     fingerprint="x",
 )
-GOOD = Surroundings(
+GOOD = CheckedSystem(
     python=(3, 11, 7),
     torch_version="2.13.0+cpu",
     torch_error="",
@@ -54,19 +54,19 @@ GOOD = Surroundings(
 )
 
 
-def around(**change: Any) -> Surroundings:
+def changed_system(**change: Any) -> CheckedSystem:
     return msgspec.structs.replace(GOOD, **change)
 
 
-def machine(**change: Any) -> Surroundings:
-    return around(machine=msgspec.structs.replace(MACHINE, **change))
+def machine(**change: Any) -> CheckedSystem:
+    return changed_system(machine=msgspec.structs.replace(MACHINE, **change))
 
 
-def wrong(surroundings: Surroundings) -> list[Check]:
-    return [check for check in run_checks(surroundings) if not check.ok]
+def wrong(system_state: CheckedSystem) -> list[Check]:
+    return [check for check in run_checks(system_state) if not check.ok]
 
 
-def test_a_good_machine_has_nothing_to_mend(monkeypatch: Any) -> None:
+def test_good_machine_passes_every_check(monkeypatch: Any) -> None:
     monkeypatch.setattr("pathlib.Path.glob", lambda *_: iter(()))
     assert wrong(GOOD) == []
     gpu = Gpu(name="G", memory_bytes=1, capability="9.0", read_bandwidth_bytes_s=1.0, gemm_flops={})
@@ -74,40 +74,50 @@ def test_a_good_machine_has_nothing_to_mend(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("surroundings", "title", "detail", "required"),
+    ("system_state", "title", "detail", "required"),
     [
-        (around(python=(3, 10, 1)), "Python", "3.10.1", True),
-        (around(torch_version=None, machine=None), "PyTorch", "missing", True),
-        (around(torch_error="no libgomp", machine=None), "PyTorch", "no libgomp", True),
-        (around(torch_version="2.4.0"), "PyTorch", "2.4.0", True),
-        (around(native_error="no such file", machine=None), "native module", "no such file", True),
+        (changed_system(python=(3, 10, 1)), "Python", "3.10.1", True),
+        (changed_system(torch_version=None, machine=None), "PyTorch", "missing", True),
+        (changed_system(torch_error="no libgomp", machine=None), "PyTorch", "no libgomp", True),
+        (changed_system(torch_version="2.4.0"), "PyTorch", "2.4.0", True),
         (
-            around(environment={"RIDGELINE_NATIVE_ISA": "avx512"}),
+            changed_system(native_error="no such file", machine=None),
+            "native module",
+            "no such file",
+            True,
+        ),
+        (
+            changed_system(environment={"RIDGELINE_NATIVE_ISA": "avx512"}),
             "native module",
             "avx512, which this CPU",
             True,
         ),
-        (around(cores=Cores(logical=4, physical=4, affinity=4, quota=1.5)), "cores", "1.5", False),
         (
-            around(cores=Cores(logical=4, physical=2, affinity=2, quota=None)),
+            changed_system(cores=Cores(logical=4, physical=4, affinity=4, quota=1.5)),
+            "cores",
+            "1.5",
+            False,
+        ),
+        (
+            changed_system(cores=Cores(logical=4, physical=2, affinity=2, quota=None)),
             "cores",
             "affinity",
             False,
         ),
-        (around(environment={"OMP_NUM_THREADS": "1"}), "OpenMP threads", "idle", False),
-        (around(environment={"OMP_NUM_THREADS": "8"}), "OpenMP threads", "fight", False),
-        (around(free_disk_bytes=10), "disk", "/cache", False),
+        (changed_system(environment={"OMP_NUM_THREADS": "1"}), "OpenMP threads", "idle", False),
+        (changed_system(environment={"OMP_NUM_THREADS": "8"}), "OpenMP threads", "compete", False),
+        (changed_system(free_disk_bytes=10), "disk", "/cache", False),
         (machine(isa=()), "instructions", "no vector", False),
         (machine(memory_available_bytes=10), "memory", "0.0 GB", False),
-        (machine(cpu_share=0.4), "quiet while probed", "40%", False),
+        (machine(cpu_share=0.4), "other load", "40%", False),
         (machine(read_bandwidth_bytes_s={1: 1e9}), "memory bandwidth", "1.0 GB/s", False),
     ],
 )
 def test_each_check_finds_its_fault_and_has_a_remedy(
-    surroundings: Surroundings, title: str, detail: str, required: bool, monkeypatch: Any
+    system_state: CheckedSystem, title: str, detail: str, required: bool, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("pathlib.Path.glob", lambda *_: iter(()))
-    (found,) = wrong(surroundings)
+    (found,) = wrong(system_state)
     assert (found.title, found.required) == (title, required)
     assert detail in found.detail
     assert found.remedy
@@ -121,7 +131,7 @@ def test_a_hidden_gpu_is_reported(monkeypatch: Any) -> None:
 
 
 def test_the_command_prints_lines_or_json(monkeypatch: Any, capsys: Any) -> None:
-    checks = run_checks(around(python=(3, 9, 0), free_disk_bytes=5))
+    checks = run_checks(changed_system(python=(3, 9, 0), free_disk_bytes=5))
     monkeypatch.setattr(check_machine, "diagnose", lambda **_: checks)
     console = Console(width=60, record=True)
     print_readiness(check_machine.check_machine(), console)
@@ -138,7 +148,7 @@ def test_the_command_prints_lines_or_json(monkeypatch: Any, capsys: Any) -> None
     assert document["ready"] is False
     assert len(document["checks"]) == len(checks)
     monkeypatch.setattr(
-        check_machine, "diagnose", lambda **_: run_checks(around(free_disk_bytes=5))
+        check_machine, "diagnose", lambda **_: run_checks(changed_system(free_disk_bytes=5))
     )
     assert main(["doctor"]) == 0
 

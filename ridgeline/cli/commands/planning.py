@@ -34,8 +34,8 @@ def predict(call: Invocation) -> int:
     catalogue, calibration = options.catalogue, options.calibration
     if options.list_models:
         names = known_names(catalogue=catalogue, calibration=calibration)
-        out.print("models:       " + " ".join(names.models))
-        out.print("accelerators: " + " ".join(names.accelerators))
+        out.print("models:       " + " ".join(names.models), soft_wrap=True)
+        out.print("accelerators: " + " ".join(names.accelerators), soft_wrap=True)
         return 0
     if options.input is not None:
         return _predict_file(options, options.input)

@@ -1,1 +1,1 @@
-"""From the option table to click's parameters, and from what was typed to sections of options."""
+"""click's parameters from the option table, and sections of options from the command line."""

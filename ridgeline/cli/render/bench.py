@@ -36,9 +36,9 @@ def print_bench(result: BenchResult, out: Console, layout: ReportLayout = "ridge
         out.print(bench_tables(result))
         for table in result.tables():
             out.print(observed_table(table))
-        out.print(result.diagnosis, markup=False)
+        out.print(result.diagnosis, markup=False, soft_wrap=True)
     if result.cost is not None:
-        out.print(cost_line(result.cost), markup=False)
+        out.print(cost_line(result.cost), markup=False, soft_wrap=True)
 
 
 def bench_tables(result: BenchResult) -> Group:

@@ -32,9 +32,11 @@ def print_series(series: BenchSeries, out: Console) -> None:
         out.print(observed)
     for number, run in enumerate(series.runs, 1):
         for reason in run.summary.validity.reasons:
-            out.print(f"! run {number} invalid: {reason}", style="yellow", markup=False)
+            out.print(
+                f"! run {number} invalid: {reason}", style="yellow", markup=False, soft_wrap=True
+            )
     if series.cost is not None:
-        out.print(cost_line(series.cost), markup=False)
+        out.print(cost_line(series.cost), markup=False, soft_wrap=True)
 
 
 def observed_runs_table(title: str, rows: Sequence[tuple[str, Cells]]) -> Table | None:

@@ -79,7 +79,7 @@ def _table(title: str) -> Table:
     return table
 
 
-def _interference(weather: InterferenceTrace) -> tuple[str, str]:
+def _interference(trace: InterferenceTrace) -> tuple[str, str]:
     """Steps under load over the fit: median and middle 80 %; the slowest and fastest pass."""
 
     def spread(values: Sequence[float]) -> str:
@@ -87,12 +87,12 @@ def _interference(weather: InterferenceTrace) -> tuple[str, str]:
         return f"{middle:.2f} ({low:.2f} .. {high:.2f})"
 
     passes = (
-        f"; passes {min(weather.pass_ratios):.2f} .. {max(weather.pass_ratios):.2f}"
-        if weather.pass_ratios
+        f"; passes {min(trace.pass_ratios):.2f} .. {max(trace.pass_ratios):.2f}"
+        if trace.pass_ratios
         else ""
     )
-    decode, prompt = spread(weather.decode), spread(weather.prompt)
+    decode, prompt = spread(trace.decode), spread(trace.prompt)
     return (
-        f"{weather.span_s:.0f} s under load",
+        f"{trace.span_s:.0f} s under load",
         f"decodes {decode}, prompts {prompt} of the fit{passes}",
     )

@@ -1,4 +1,4 @@
-"""Help texts, from the tables of commands and options. Plain text: nothing slow is imported."""
+"""Help texts, from the tables of commands and options, without slow imports."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _paragraph(formatter: click.HelpFormatter, text: str) -> None:
 
 
 def _rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
-    """Names with their texts beside them; the text of a long name begins on the next line."""
+    """Two columns, names and texts; the text of a long name begins on the next line."""
     names = [len(name) for name, _ in rows if len(name) <= NAME_WIDTH]
     indent = max(names, default=0) + 4
     for name, text in rows:

@@ -1,1 +1,1 @@
-"""Validate."""
+"""Checks of options and output paths, made before a command runs."""

@@ -21,12 +21,18 @@ def print_plan(plan: PlanResult, out: Console) -> None:
     demand, slo = plan.demand, Slo.parse(plan.slo)
     out.print(
         f"{plan.model}: {demand.rate:g} requests/s of {demand.isl} in (95 %: {demand.isl_p95}), "
-        f"{demand.osl} out, under {slo}; {plan.num_candidates:,} candidates"
+        f"{demand.osl} out, under {slo}; {plan.num_candidates:,} candidates",
+        markup=False,
+        soft_wrap=True,
     )
     out.print(fleet_table(plan.fleets))
     out.print(_memory_table(plan))
     split = plan.disaggregation
-    out.print(f"disaggregate prefill and decode: {'yes' if split.yes else 'no'}: {split.why}")
+    out.print(
+        f"disaggregate prefill and decode: {'yes' if split.yes else 'no'}: {split.why}",
+        markup=False,
+        soft_wrap=True,
+    )
     chart = draw_front(plan.front, slo.tpot_s)
     if chart:
         out.print()
