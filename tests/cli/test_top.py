@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.main import main
-from ridgeline.cli.render.top import server_table, sparkline
+from ridgeline.cli.render.measure.top import server_table, sparkline
 from ridgeline.errors import BadInput
 from ridgeline.records.progress import Caution
 from ridgeline.workflows.serving import watch_server as watching

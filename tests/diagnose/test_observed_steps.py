@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.render.diagnose import print_diagnosis
+from ridgeline.cli.render.measure.diagnose import print_diagnosis
 from ridgeline.config.load import BenchOptions
 from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
 from ridgeline.errors import BadInput

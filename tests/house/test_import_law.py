@@ -141,8 +141,8 @@ def test_the_law() -> None:
         ),
         (
             "ridgeline/workflows/planning/bad.py",
-            "from ridgeline.cli.render.top import server_table",
-            "workflows must not import ridgeline.cli.render.top.server_table",
+            "from ridgeline.cli.render.measure.top import server_table",
+            "workflows must not import ridgeline.cli.render.measure.top.server_table",
         ),
         ("ridgeline/workflows/bad.py", "import rich.console", "workflows must not import rich"),
     ],

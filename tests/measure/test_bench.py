@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.commands.measure.bench import run_bench as bench_command
-from ridgeline.cli.render.bench import bench_tables
+from ridgeline.cli.render.measure.bench import bench_tables
 from ridgeline.config.load import BenchOptions, BenchReport
 from ridgeline.config.sources import section_from
 from ridgeline.errors import BadInput, EngineUnavailable

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.render.bench import observed_table
+from ridgeline.cli.render.measure.bench import observed_table
 from ridgeline.errors import UserError
 from ridgeline.measure.metrics.remote_utilisation import remote_utilisation
 from ridgeline.measure.metrics.step_metrics import utilisation

@@ -12,7 +12,7 @@ import pytest
 
 from ridgeline.cli.commands.measure.compare import EXIT_CODES
 from ridgeline.cli.main import main
-from ridgeline.cli.render.compare import print_comparison
+from ridgeline.cli.render.measure.compare import print_comparison
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.comparison import compare_results, load_differences
 from ridgeline.measure.results.event_log import write_run

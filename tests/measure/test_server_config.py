@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.render.compare import print_comparison
+from ridgeline.cli.render.measure.compare import print_comparison
 from ridgeline.diagnose import facts_of
 from ridgeline.measure.client.http_connection import HttpConnectionError, HttpReply
 from ridgeline.measure.metrics.summary import summarise

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ridgeline.cli.render.compare import effect_line
+from ridgeline.cli.render.measure.compare import effect_line
 from ridgeline.measure.results.comparison import compare_results
 from ridgeline.measure.results.result_file import LoadedResult
 from ridgeline.measure.results.settings_effect import ONE_RUN, SettingsEffect, settings_effect

@@ -6,9 +6,9 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.cli.render.bench import print_bench
-from ridgeline.cli.render.bench_series import print_series
 from ridgeline.cli.render.live_progress import live_progress
+from ridgeline.cli.render.measure.bench import print_bench
+from ridgeline.cli.render.measure.bench_series import print_series
 from ridgeline.config.load import BenchOptions, BenchReport, BenchTarget
 from ridgeline.config.settings import Settings
 from ridgeline.report.files import write_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.cli.render.compare import print_comparison
+from ridgeline.cli.render.measure.compare import print_comparison
 from ridgeline.config.tools import CompareOptions
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.compare_runs import Conclusion, compare_runs

@@ -10,8 +10,8 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.cli.render.diagnose import print_diagnosis, print_nsight, print_profile
 from ridgeline.cli.render.live_progress import live_progress
+from ridgeline.cli.render.measure.diagnose import print_diagnosis, print_nsight, print_profile
 from ridgeline.config.load import BenchOptions, DiagnoseOptions
 from ridgeline.config.settings import Settings
 from ridgeline.report.files import write_file

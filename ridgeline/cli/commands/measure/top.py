@@ -7,7 +7,7 @@ from rich.live import Live
 
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import ProgressLines
-from ridgeline.cli.render.top import server_table
+from ridgeline.cli.render.measure.top import server_table
 from ridgeline.config.tools import TopOptions
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.serving.watch_server import view_server, watch_server

@@ -1,0 +1,1 @@
+"""Tables of the commands that measure: bench, compare, diagnose, top."""
