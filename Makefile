@@ -24,11 +24,15 @@ $(STAMP):
 	$(BIN)/python -m pip install --quiet "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	$(BIN)/ridgeline pull smollm2 || echo "smollm2 is not downloaded: name it later, or use demo, which needs no download"
 	rm -f $(VENV)/.installed-*
 	touch $(STAMP)
 
 demo: install
-	$(BIN)/ridgeline optimize demo --workload chat-and-code --budget 4m30s --output ridgeline-out
+	@if $(BIN)/ridgeline pull smollm2; then set -- smollm2 --workload chat; else \
+	  echo "smollm2 cannot be downloaded: optimising demo, the small model that ships with Ridgeline, instead"; \
+	  set -- demo --workload chat-and-code; fi; \
+	$(BIN)/ridgeline optimize "$$@" --budget 4m30s --output ridgeline-out
 
 lint: install
 	$(BIN)/ruff check .
