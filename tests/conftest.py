@@ -33,8 +33,9 @@ settings.load_profile("ridgeline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the tests out of the user's cache. Workers inherit the controller's folder."""
-    if not IS_WORKER:
+    """Keep the tests out of the user's cache, and let all workers collect sets in one order."""
+    if not IS_WORKER:  # what workers inherit
+        os.environ.setdefault("PYTHONHASHSEED", str(os.getpid()))
         os.environ["RIDGELINE_CACHE"] = tempfile.mkdtemp(prefix="ridgeline-test-cache-")
 
 
