@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ridgeline.api.improve import evaluate, optimize, quantize
     from ridgeline.api.measure import bench, diagnose
     from ridgeline.api.planning import cost, plan, predict, simulate
+    from ridgeline.api.server import serve
     from ridgeline.api.text import chat, generate, stream
     from ridgeline.engine.engine import Engine
     from ridgeline.records import Sampling
@@ -39,6 +40,7 @@ __all__ = [
     "plan",
     "predict",
     "quantize",
+    "serve",
     "simulate",
     "stream",
 ]
@@ -57,6 +59,7 @@ _HOMES = {
     "plan": "ridgeline.api.planning",
     "predict": "ridgeline.api.planning",
     "quantize": "ridgeline.api.improve",
+    "serve": "ridgeline.api.server",
     "simulate": "ridgeline.api.planning",
     "stream": "ridgeline.api.text",
 }

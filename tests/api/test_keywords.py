@@ -13,6 +13,7 @@ import pytest
 import ridgeline
 from ridgeline.api import improve, measure, planning
 from ridgeline.api.explain import explain
+from ridgeline.api.server import serve
 from ridgeline.config.improve import (
     EvaluateOptions,
     OptimizeOptions,
@@ -23,6 +24,7 @@ from ridgeline.config.improve import (
 from ridgeline.config.load import BenchOptions, BenchTarget, DiagnoseOptions
 from ridgeline.config.option import Section, options_of
 from ridgeline.config.planning import CostOptions, PlanOptions, PredictOptions, SimulateOptions
+from ridgeline.config.server import ServeModel, ServerOptions
 from ridgeline.config.tools import ExplainOptions
 from ridgeline.errors import BadInput
 
@@ -44,6 +46,7 @@ NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]
     improve.quantize: ((QuantizeFiles, QuantizeOptions), set()),
     improve.evaluate: ((EvaluateOptions,), OUTPUTS),
     explain: ((ExplainOptions,), OUTPUTS),
+    serve: ((ServeModel, ServerOptions), set()),
 }
 
 
@@ -101,6 +104,9 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (improve.quantize, {"model": "demo", "output": "x", "bits": 7}, "bits has no such choice"),
     (improve.quantize, {"model": "demo", "output": None}, "output must not be None"),
     (improve.evaluate, {"a": "demo", "b": "demo", "lm_eval_limit": 4}, "without lm_eval"),
+    (serve, {"port": 70000}, "port is out of range"),
+    (serve, {"host": "0.0.0.0", "model": "demo"}, "no API key is configured"),
+    (serve, {"batch_window": "22:00-06:00"}, "batch_window has no effect without batch_store"),
     (explain, {"subject": "ttfft"}, "did you mean ttft"),
     (explain, {"subject": "demo", "model": "demo"}, "has no effect after a model"),
 ]

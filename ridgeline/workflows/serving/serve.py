@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ class ServedModel(Result, frozen=True, kw_only=True):
     engine: EngineInfo
 
 
-def _ignore(served: ServedModel) -> None:
+def _ignore(served: ServedModel, stop: Callable[[], None]) -> None:
     pass
 
 
@@ -48,13 +49,14 @@ def serve(
     settings: Settings,
     options: ServerOptions,
     *,
-    on_ready: Callable[[ServedModel], None] = _ignore,
+    on_ready: Callable[[ServedModel, Callable[[], None]], None] = _ignore,
     observer: Observer = silent,
 ) -> ServedModel:
     """Load the model and serve it until SIGINT or SIGTERM; returns what was served.
 
-    `on_ready` is called as soon as requests are accepted. Options and address are checked before
-    the model is loaded. Raises BadInput, BadModel or CannotRun.
+    `on_ready` is called as soon as requests are accepted, with what is served and a function that
+    stops the server from any thread, as SIGTERM does. (Only the main thread gets signals.) Options
+    and address are checked before the model is loaded. Raises BadInput, BadModel or CannotRun.
     """
     check_exposed(options)
     load_keys(options.api_key, options.api_keys_file)
@@ -82,7 +84,8 @@ def serve(
             admin_url=None if admin_listener is None else url_of(admin_listener),
             engine=engine.info,
         )
-        run(app, listener, options, on_ready=lambda: on_ready(served), admin=admin)
+        stop = partial(service.drain.start, options.shutdown_timeout_s)
+        run(app, listener, options, on_ready=lambda: on_ready(served, stop), admin=admin)
     return served
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
@@ -18,7 +20,7 @@ def serve(call: Invocation) -> None:
     """`ridgeline serve`: until SIGINT or SIGTERM."""
     console = Console(stderr=True, highlight=False)
 
-    def show(served: ServedModel) -> None:
+    def show(served: ServedModel, stop: Callable[[], None]) -> None:
         for line in served_lines(served):
             console.print(line, markup=False, soft_wrap=True)
 

@@ -1,0 +1,108 @@
+"""Serve a model over HTTP from this process."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from ridgeline.api.keywords import check_effective, downloaded, engine_settings, options_from
+from ridgeline.config.server import ReasoningFormat, ServerOptions, ToolFormat
+from ridgeline.config.settings import EngineSettings
+from ridgeline.records.progress import Observer, silent
+from ridgeline.workflows.serving.running_server import RunningServer
+
+
+def serve(
+    model: str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    served_model_name: str | None = None,
+    admin_port: int | None = None,
+    shutdown_timeout_s: int | str = 30,
+    log_requests: bool = False,
+    enable_per_request_metrics: bool = False,
+    stream_interval: int = 1,
+    enable_auto_tool_choice: bool = False,
+    tool_call_parser: ToolFormat | None = None,
+    reasoning_parser: ReasoningFormat | None = None,
+    api_key: str | None = None,
+    api_keys_file: str | None = None,
+    insecure: bool = False,
+    allowed_hosts: str = "",
+    allowed_origins: str = "",
+    max_body_bytes: int = 4194304,
+    max_num_connections: int = 4096,
+    requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
+    header_timeout_s: float | str = 15.0,
+    body_timeout_s: float | str = 30.0,
+    send_timeout_s: float | str = 30.0,
+    keep_alive_s: int | str = 15,
+    slo_classes: str = "",
+    default_slo_class: str | None = None,
+    price_per_hour: float | None = None,
+    batch_store: str | None = None,
+    batch_store_max_bytes: int | None = None,
+    batch_window: str | None = None,
+    observer: Observer = silent,
+    **settings: Unpack[EngineSettings],
+) -> RunningServer:
+    """Serve a model over the OpenAI and Anthropic APIs, in a thread of this process.
+
+    >>> import httpx, ridgeline
+    >>> with ridgeline.serve("demo", port=0) as server:
+    ...     models = httpx.get(f"{server.url}/v1/models").json()
+    >>> models["data"][0]["id"]
+    'demo'
+
+    Args:
+        model: Model directory, 'demo', or 'dummy:SHAPE' (random weights) (default: demo).
+        host: Address to listen on. Anything but loopback needs an API key or --insecure.
+        port: Port to listen on; 0 takes a free one.
+        served_model_name: Model name that clients use (default: the name of MODEL).
+        admin_port: Loopback port for metrics, state, aborting and draining (default: none).
+        shutdown_timeout_s: Maximum wait for running requests after SIGTERM.
+        log_requests: Log a line per request, without its content.
+        enable_per_request_metrics: Return timings with the usage where a request sets
+            include_metrics.
+        stream_interval: Tokens per streamed chunk; the first is sent at once.
+        enable_auto_tool_choice: Let the model decide to call tools (tool_choice: auto).
+        tool_call_parser: Format in which this model writes tool calls.
+        reasoning_parser: How this model marks its reasoning; think_open: opened by the
+            prompt.
+        api_key: Key that clients must send.
+        api_keys_file: TOML file of hashed keys with their names and limits.
+        insecure: Serve non-local clients without a key, at your own risk.
+        allowed_hosts: Accepted Host headers, separated by commas.
+        allowed_origins: Web origins that may call this server, separated by commas.
+        max_body_bytes: Maximum size of a request body.
+        max_num_connections: Maximum connections, and maximum requests in progress.
+        requests_per_minute: Rate limit of each key, in requests (default: none).
+        tokens_per_minute: Rate limit of each key, in prompt and output tokens (default:
+            none).
+        header_timeout_s: Maximum time for a client to send its headers.
+        body_timeout_s: Maximum time for a client to send its body.
+        send_timeout_s: Maximum time for a client to accept data.
+        keep_alive_s: Time after which idle connections are closed.
+        slo_classes: SLOs by request class: 'chat=ttft:500 tpot:50;bulk=e2e:60000'.
+        default_slo_class: Class of requests that name none (default: the first).
+        price_per_hour: Price of this machine per hour.
+        batch_store: SQLite file of the Batch API (default: no Batch API).
+        batch_store_max_bytes: Maximum size of that file; when full, uploads are rejected
+            with 413 (default: 16 GiB).
+        batch_window: Hours in which batch requests are started: 22:00-06:00 (default:
+            always).
+        observer: Called with every progress event; `print` shows them as lines.
+        settings: Engine settings.
+
+    Returns:
+        The server, which accepts requests. Leaving its `with` block, or `close`, stops it; a script
+        that only serves calls `wait`.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    keywords = locals()
+    check_effective("serve", keywords)
+    options = options_from(ServerOptions, keywords)
+    return RunningServer(downloaded(engine_settings(model, settings), observer), options, observer)
