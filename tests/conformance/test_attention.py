@@ -269,6 +269,31 @@ def test_long_prompt_is_cut_into_spans(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+def test_sinks_take_part_in_the_softmax(backend: str, kv: str) -> None:
+    """Sinks below, among and far above the scores; in short runs, and in one cut into chunks."""
+    shapes = [(40, 1), (0, 9), (700, 1), (17, 4)]
+    scene = make_scene(random.Random(17), shapes, block_size=32, kv=kv)
+    layers = tuple(
+        msgspec.structs.replace(
+            layer, attention=msgspec.structs.replace(layer.attention, sinks=True)
+        )
+        for layer in scene.spec.layers
+    )
+    scene.spec = msgspec.structs.replace(scene.spec, layers=layers)
+    fast = build_attention(backend, scene.spec, scene.caches[0]).prepare(scene.runs)
+    slow = build_attention("reference", scene.spec, scene.caches[1]).prepare(scene.runs)
+    sinks_H = torch.tensor([-3.0, 0.5, 4.0, 200.0])
+    for layer in range(len(KINDS)):
+        got = fast(scene.q_THD, scene.kv_T2KD, layer, sinks_H)
+        want = slow(scene.q_THD, scene.kv_T2KD, layer, sinks_H)
+        torch.testing.assert_close(got, want, atol=2e-2 if kv == "int8" else 1e-5, rtol=1e-5)
+        without = slow(scene.q_THD, scene.kv_T2KD, layer)
+        assert (want - without)[:, 2].abs().max() > 0.1
+        assert want[:, 3].abs().max() < 1e-20
+
+
+@pytest.mark.parametrize("backend", FAST)
 def test_bfloat16(backend: str) -> None:
     shapes = [(20, 1), (0, 9), (17, 4), (31, 1)]
     scene = make_scene(random.Random(9), shapes, dtype=torch.bfloat16)

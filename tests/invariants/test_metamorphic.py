@@ -65,6 +65,7 @@ KINDS = [
     "demo-int8",
     "demo-int4",
     "llama-native-kv-bfloat16",
+    "gpt-oss-native",
     "demo-kv-int8",
 ]
 
@@ -76,9 +77,10 @@ def model(one_thread: None, request: pytest.FixtureRequest, tmp_path_factory: An
     if kind.startswith("demo"):
         quantization = kind.removeprefix("demo").removeprefix("-") or None
         return Model.load("demo", "native", quantization, kv)
-    path = tmp_path_factory.mktemp("llama")
-    make_model("llama", path, max_position_embeddings=CONTEXT)
-    return Model.load(str(path), "native" if kind == "llama-native" else "torch", None, kv)
+    family = kind.removesuffix("-native")
+    path = tmp_path_factory.mktemp(family)
+    make_model(family, path, max_position_embeddings=CONTEXT)
+    return Model.load(str(path), "native" if kind != family else "torch", None, kv)
 
 
 def make_request(name: str, prompt: list[int], sampling: Sampling) -> Request:

@@ -64,7 +64,6 @@ class AttentionSite:
     head_dims: tuple[int, ...]
     has_softcap: bool = False
     has_window: bool = False
-    has_sinks: bool = False
     kv_dtype: str = "float32"
 
     @staticmethod
@@ -80,7 +79,6 @@ class AttentionSite:
             head_dims=tuple(sorted({a.head_dim for a in attentions})),
             has_softcap=any(a.softcap is not None for a in attentions),
             has_window=any(a.window is not None for a in attentions),
-            has_sinks=any(a.sinks for a in attentions),
             kv_dtype=spec.kv_dtype,
         )
 

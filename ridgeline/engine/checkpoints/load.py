@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints import QuantizedWeights, read_quantisation
 from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
+from ridgeline.engine.checkpoints.mxfp4 import Mxfp4Weights
 from ridgeline.engine.checkpoints.packed import PackedWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
@@ -86,6 +87,8 @@ def open_weights(model: str, spec: ModelSpec, seed: int) -> AbstractContextManag
     if (path / PACKED_FILE).is_file():
         return PackedWeights(path)
     foreign = read_quantisation(path)
+    if foreign is not None and foreign.codec == "mxfp4":
+        return Mxfp4Weights(path, spec)
     return (
         CheckpointWeights(path, spec) if foreign is None else QuantizedWeights(path, spec, foreign)
     )

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -73,12 +73,17 @@ class CheckpointWeights(PlainWeights):
     """
 
     def __init__(self, directory: Path, spec: ModelSpec) -> None:
-        self.entries = entries_of(directory)
-        self.located = match(spec, self.entries)
+        self.entries: dict[str, TensorEntry] = {}
+        self.located = self._located(directory, spec)
         self.files: dict[Path, Any] = {}
         self.stack = ExitStack()
 
-    def __enter__(self) -> CheckpointWeights:
+    def _located(self, directory: Path, spec: ModelSpec) -> dict[Part, LocatedTensor]:
+        """Set `entries`, and return where each part is."""
+        self.entries = entries_of(directory)
+        return match(spec, self.entries)
+
+    def __enter__(self) -> Self:
         for file in {entry.file for entry in self.entries.values()}:
             self.files[file] = self.stack.enter_context(open_tensors(file))
         return self

@@ -10,6 +10,7 @@ read (`ridgeline.engine.checkpoints`).
 | compressed-tensors | pack-quantized, int-quantized, naive-quantized, float-quantized |
 | fp8 | e4m3 in blocks (`weight_scale_inv`) or with one scale per tensor |
 | bitsandbytes | nf4 and fp4 (double quantisation too), LLM.int8 |
+| mxfp4 | the experts of gpt-oss |
 | torchao | none: rejected with the reason |
 """
 
@@ -240,6 +241,11 @@ def _bitsandbytes(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     return QuantisedCheckpoint(codec="bnb4", name=f"bitsandbytes {kind}", bits=4, integers=False)
 
 
+def _mxfp4(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    # e2m1 numbers are whole numbers of 5 bits times half their scale
+    return QuantisedCheckpoint(codec="mxfp4", name="MXFP4 experts", bits=5, group_size=32)
+
+
 def _torchao(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     raise _refused(
         where,
@@ -254,10 +260,11 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], QuantisedCheckpoint]] 
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
     "torchao": _torchao,
 }
 
-MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
+MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", "_blocks")
 """Suffixes of tensor names that mark a quantised module (bitsandbytes 4-bit: `_STATE`)."""
 _STATE = ".weight.quant_state.bitsandbytes__"
 _MODULES = {
@@ -265,9 +272,26 @@ _MODULES = {
     "attention.k": ("self_attn.k_proj", "self_attn.qkv_proj"),
     "attention.v": ("self_attn.v_proj", "self_attn.qkv_proj"),
     "attention.o": ("self_attn.o_proj",),
-    "mlp.gate": ("mlp.gate_proj", "mlp.gate_up_proj", "*.experts.*.gate_proj", "*.experts.*.w1"),
-    "mlp.up": ("mlp.up_proj", "mlp.gate_up_proj", "*.experts.*.up_proj", "*.experts.*.w3"),
-    "mlp.down": ("mlp.down_proj", "*.experts.*.down_proj", "*.experts.*.w2"),
+    "mlp.gate": (
+        "mlp.gate_proj",
+        "mlp.gate_up_proj",
+        "*.experts.*.gate_proj",
+        "*.experts.*.w1",
+        "mlp.experts.gate_up_proj",
+    ),
+    "mlp.up": (
+        "mlp.up_proj",
+        "mlp.gate_up_proj",
+        "*.experts.*.up_proj",
+        "*.experts.*.w3",
+        "mlp.experts.gate_up_proj",
+    ),
+    "mlp.down": (
+        "mlp.down_proj",
+        "*.experts.*.down_proj",
+        "*.experts.*.w2",
+        "mlp.experts.down_proj",
+    ),
     "router": ("mlp.gate", "block_sparse_moe.gate"),
 }
 

@@ -136,7 +136,7 @@ class _Writer:
             yield self.rows(block.mlp_norm, block.branch_norms[0], None, "normed")
             yield _experts(mlp, self.size)
             return
-        assert type(mlp) in (GatedMlp, UngatedMlp)
+        assert isinstance(mlp, GatedMlp | UngatedMlp)
         gate_up = _packed(mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up)
         down = _packed(mlp.down)
         assert down.native.packed.num_out == self.size
