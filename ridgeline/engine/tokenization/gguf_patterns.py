@@ -79,10 +79,11 @@ _CASED_LETTERS = (
     "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
     "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
+# llama.cpp replaces blanks beyond ASCII before it matches, so the range leaves U+3000 out.
 _DEEPSEEK_LLM = (
     "[\r\n]",
     rf"\s?[{_CASED_LETTERS}]+",
-    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]+",
     r"\s+$",
     _CJK_HANGUL,
     r"\p{N}+",
@@ -93,7 +94,9 @@ _YOUTU = (
     rf"{_BY_CASE}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}",
 )
 _PUNCTUATED = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-_DIGITS_FROM_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_DIGITS_FROM_RIGHT = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+"""Groups of three from the right. As in llama.cpp the first one takes the text before it along."""
+
 _NOT_HAN = r"(?:(?!\p{Han})\p{L})"
 _KIMI = (
     rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN}+{_CONTRACTIONS}?|\p{{N}}{{1,3}}"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ridgeline.compress.writers.gguf_tokenizer import tokenizer_metadata
 from ridgeline.engine.tokenization.gguf import template_names, tokenizer_of
+from ridgeline.engine.tokenization.gguf_patterns import PRE_TOKENIZERS
+from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
 from ridgeline.modelspec.checkpoints.gguf_tokens import end_of_generation, token_types
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
 
 BYTES = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
 
@@ -91,3 +99,50 @@ def test_phi_3_strips_spaces_after_its_special_tokens() -> None:
     inner = tokenizer_of(metadata)
     assert inner.encode("<|end|>  a").ids == [96, 64]
     assert inner.encode("<|endoftext|> a").ids == [97, 94, 64]
+
+
+VECTORS = json.loads(
+    Path(__file__).with_name("gguf_pre_tokenizers.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.fixture(scope="module")
+def demo() -> dict[str, Any]:
+    metadata = tokenizer_metadata(model_path("demo"), load_spec("demo"))
+    kept = {key: value for key, value in metadata.items() if "add_" not in key}
+    return kept | {"tokenizer.ggml.bos_token_id": 1}
+
+
+@pytest.mark.parametrize("name", VECTORS["pre_tokenizers"])
+def test_pre_tokenizers_give_the_ids_of_llama_cpp(name: str, demo: dict[str, Any]) -> None:
+    """Vectors and a longer comparison: scripts/gguf_vocab_vectors.py."""
+    inner = tokenizer_of(demo | {"tokenizer.ggml.pre": name})
+    chosen = zip(VECTORS["encodings"], VECTORS["pre_tokenizers"][name], strict=True)
+    expected = [encodings[i] for encodings, i in chosen]
+    assert [inner.encode(text).ids for text in VECTORS["texts"]] == expected
+
+
+def test_every_byte_level_pre_tokenizer_has_vectors() -> None:
+    names = {name for name, words in PRE_TOKENIZERS.items() if words.byte_level}
+    assert names == VECTORS["pre_tokenizers"].keys()
+
+
+@pytest.mark.skipif(
+    "RIDGELINE_GGUF_VOCABS" not in os.environ,
+    reason="RIDGELINE_GGUF_VOCABS names no folder of llama.cpp's models/ggml-vocab-*.gguf",
+)
+def test_vocabularies_of_llama_cpp() -> None:
+    """Every vocabulary with a .inp and .out file next to it, but for encoders' (bert, t5)."""
+    compared = 0
+    for path in sorted(Path(os.environ["RIDGELINE_GGUF_VOCABS"]).glob("ggml-vocab-*.gguf")):
+        questions, answers = path.with_suffix(".gguf.inp"), path.with_suffix(".gguf.out")
+        metadata = read_gguf(str(path)).metadata
+        if not questions.is_file() or metadata["tokenizer.ggml.model"] in ("bert", "t5"):
+            continue
+        texts = questions.read_bytes().decode().split("\n__ggml_vocab_test__\n")
+        expected = [[int(i) for i in line.split()] for line in answers.read_text().split("\n")]
+        inner = tokenizer_of(metadata)
+        for text, ids in zip(texts, expected, strict=False):
+            assert inner.encode(text, add_special_tokens=False).ids == ids, (path.name, text)
+        compared += 1
+    assert compared
