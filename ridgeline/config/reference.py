@@ -48,6 +48,10 @@ kv_cache_memory_bytes = "2GiB"
 port = 8000
 ```
 
+`RIDGELINE_CACHE`, an environment variable only, names the folder where Ridgeline keeps downloaded models and
+measurements of this machine; without it, that is `$XDG_CACHE_HOME/ridgeline` or `~/.cache/ridgeline`. Models of the
+Hugging Face Hub lie in its own cache ([models by name](../guides/models.md)).
+
 From Python, `ridgeline.config.sources.read_config` reads a file, and the values of a table are the keyword arguments of
 the functions that take these options.
 

@@ -28,7 +28,7 @@ def ensure_downloaded(name: str, observer: Observer = silent) -> None:
 def download(model: RemoteModel, observer: Observer = silent) -> Path:
     """Download what the cache lacks of a model; returns its directory or its GGUF file.
 
-    A branch of a repository is looked up anew, so that the result is its present commit.
+    The hub is asked for the present commit of a branch.
     """
     if isinstance(model, HubModel):
         from ridgeline.hub.hub_download import download_repository

@@ -48,7 +48,7 @@ def _lock(sink: IO[bytes], model: ModelUrl) -> None:
 
 
 def _receive(model: ModelUrl, sink: IO[bytes], partial: Path, observer: Observer) -> None:
-    """Append what is missing. Begins anew where the server's file is another one by its ETag."""
+    """Append what is missing. Starts from scratch if the ETag says that the file has changed."""
     have, tag_file = sink.tell(), _tag_file(partial)
     headers = {"Accept-Encoding": "identity"}
     if have and tag_file.is_file():

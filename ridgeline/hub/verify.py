@@ -10,7 +10,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def copy_hashed(source: IO[bytes], target: IO[bytes]) -> str:
-    """Copy to the end of `source`; returns the SHA-256 of what was copied."""
+    """Copy `source` to its end; returns the SHA-256 of the content."""
     digest = hashlib.sha256()
     while chunk := source.read(_CHUNK_BYTES):
         digest.update(chunk)

@@ -24,8 +24,8 @@ LARGE_SUFFIXES = (".safetensors", ".gguf", ".bin")
 class Repository:
     """Files by name, and what goes wrong when they are fetched.
 
-    `gated`: needs TOKEN. `too_many`: so many requests are answered with 429 first, with this
-    `retry_after`. `cut_after`: the first transfer of weights breaks after so many bytes. `damaged`:
+    `gated`: needs TOKEN. `too_many`: number of requests answered with 429 first, with this
+    `retry_after`. `cut_after`: bytes after which the first transfer of weights breaks. `damaged`:
     the CDN sends other bytes than announced. `broken`: status of every transfer of weights.
     """
 
@@ -168,7 +168,7 @@ class HubHandler(BaseHTTPRequestHandler):
     def _answer(
         self, status: int, headers: dict[str, str], body: bytes = b"", cut: int | None = None
     ) -> None:
-        """`cut`: close the connection after so many bytes of the body."""
+        """`cut`: number of bytes of the body after which the connection is closed."""
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)

@@ -147,7 +147,7 @@ def test_a_rate_limit_is_waited_for_and_reported(tmp_path: Path) -> None:
         failed(done, "limits how often", "status 429", "again in 3600 s", "HF_TOKEN")
 
 
-def test_a_server_error_and_a_missing_network_are_told_apart(tmp_path: Path) -> None:
+def test_a_server_error_and_a_missing_network_have_different_errors(tmp_path: Path) -> None:
     with loopback_hub(org__m=replace(SAFETENSORS, broken=503)) as hub:
         failed(pull(hub, tmp_path, "org/m"), "org/m", "503", hub.url)
     failed(pull(hub, tmp_path, "org/m"), "the download of org/m failed", hub.url, "HF_ENDPOINT")

@@ -17,8 +17,9 @@ INTERRUPTED = 130
 def optimize_command(call: Invocation) -> int:
     """`ridgeline optimize`; 130 if the search was interrupted."""
     options, console = call.read(OptimizeOptions), Console()
-    settings = call.settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
+    is_here = server is None
+    settings = (call.settings if is_here else call.engine_settings)(options.model)
     check_search(settings, options, server, call.config)
     with search_progress(console) as observer:
         result = optimize(settings, options, server=server, logs=options.output, observer=observer)

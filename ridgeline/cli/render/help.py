@@ -13,6 +13,7 @@ from ridgeline.config.option import Option
 SHORT_CHOICES = 22  # characters of choices that are shown in place of a placeholder
 NAME_WIDTH = 30  # a longer flag has its text on the next line
 START = (
+    ("ridgeline chat", "talk to a small model, downloaded on first use"),
     ("ridgeline optimize demo --budget 5m", "find the fastest configuration of a small model"),
     ("ridgeline serve demo", "serve it, with a chat page"),
 )
