@@ -249,8 +249,8 @@ At most 96 new tokens, first try, nothing picked or cut.
 
 ## Limitations
 
-Badly under-trained: {tokens_per_param:.1f} tokens per parameter, where about 20 are usual. What is
-recognisable is the surface of Python (indentation, definitions, call syntax, docstring style);
+Badly under-trained: {tokens_per_param:.1f} tokens per parameter, where about 20 are usual. Only
+the surface of Python is recognisable (indentation, definitions, call syntax, docstring style);
 the code is mostly meaningless and often not valid. Under greedy decoding it falls into loops, see
 the completions. The chat template works (it answers in turn, ends the turn, fences code), but
 answers imitate the tone of the Python manual and rarely concern what was asked. It is meant as a

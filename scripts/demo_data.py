@@ -256,7 +256,7 @@ def write_assets(assets: Path, items: list[Item], chats: dict[str, list[Chat]]) 
 
 
 def manifest(items: list[Item], docs: list[str], chats: dict[str, list[Chat]]) -> dict:
-    """Every file with its hash and split, and what was measured about the split."""
+    """Every file with its hash and split, and the measurements of the split."""
     train = "\n".join(i.text for i in items if i.split == "train")
     held = "\n".join(i.text for i in items if i.split == "heldout" and i.kind == "code")
     files = [

@@ -68,7 +68,7 @@ class Windows:
         return self.stream[start : start + self.length + 1].astype(np.int64)
 
     def _permutation(self, epoch: int, count: int) -> np.ndarray:
-        """Cached, because drawing it anew for every window would be wasteful."""
+        """Cached, because drawing it again for every window would be wasteful."""
         key = (self.length, epoch)
         if self._order is None or self._order[0] != key:
             rng = np.random.default_rng((self.seed, *key, 1))
@@ -76,7 +76,7 @@ class Windows:
         return self._order[1]
 
     def _shown_twice(self, rng: random.Random) -> np.ndarray:
-        """A window filled with pieces and what is made of them; the last is cut."""
+        """A window filled with pieces and their transformations; the last piece is cut."""
         assert self.tok is not None
         most = int(self.length * CHARACTERS_PER_TOKEN * 0.45)
         found: list[int] = []

@@ -1,6 +1,6 @@
 """Writes the frozen vectors of tests/engine/foreign: small modules by the formats' own libraries.
 
-Runs in an environment of its own, where compressed-tensors and bitsandbytes are installed; needs
+Runs in a separate environment, where compressed-tensors and bitsandbytes are installed; needs
 nothing of Ridgeline. Each case is `NAME/raw/SUFFIX` tensors and `NAME/truth`, what the library
 itself decodes them to.
 

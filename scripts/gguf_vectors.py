@@ -1,7 +1,7 @@
 """Writes the frozen vectors of tests/engine/checkpoints/test_gguf.py: random blocks of every type that
 we decode, and what gguf-py makes of them.
 
-Runs in an environment of its own, where gguf is installed.
+Runs in a separate environment, where gguf is installed.
 
     python scripts/gguf_vectors.py tests/engine/checkpoints/gguf_vectors.safetensors
 """

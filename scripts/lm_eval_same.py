@@ -2,7 +2,7 @@
 
     python scripts/lm_eval_same.py [--home DIR] [--use lm_eval=DIR] [--model demo]
 
-Makes an environment of its own (`benchmarks/peers/environments.py`), serves the model, and has lm-
+Creates a separate environment (`benchmarks/peers/environments.py`), serves the model, and has lm-
 eval score one local task twice: with its `hf` model on the model's directory in float32, and with
 `local-completions` against the server. The task is made of the held-out texts: given the beginning
 of a text, which of four continuations follows, and how likely is each. Prints how many

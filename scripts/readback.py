@@ -221,11 +221,11 @@ def llama(folder: Path) -> int:
         model = Llama(_path(folder, name), n_ctx=256, logits_all=True, verbose=False, n_threads=2)
         verdict = Verdict(name)
         for row in expected[name]:
-            told = model.tokenize(row["prompt"].encode(), add_bos=False, special=False)
+            ids = model.tokenize(row["prompt"].encode(), add_bos=False, special=False)
             text = model.detokenize(row["out"]).decode("utf-8", errors="replace")
             drawn = "model" in FORMATS[name]  # random weights write no text, but broken bytes
-            if told != row["ids"] or (text != row["text"] and not drawn):
-                verdict.bad.append(f"tokenizer: {row['prompt']!r} {told} {row['ids']}")
+            if ids != row["ids"] or (text != row["text"] and not drawn):
+                verdict.bad.append(f"tokenizer: {row['prompt']!r} {ids} {row['ids']}")
             verdict.add(
                 row,
                 _llama_greedy(model, row["ids"]),

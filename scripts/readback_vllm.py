@@ -36,17 +36,17 @@ def read(folder: Path) -> int:
         llm = LLM(str(folder / name), dtype="float32", enforce_eager=True, max_model_len=256)
         verdict = Verdict(name)
         for row in expected[name]:
-            told = llm.get_tokenizer().encode(row["prompt"], add_special_tokens=False)
-            if list(told) != row["ids"]:
+            ids = llm.get_tokenizer().encode(row["prompt"], add_special_tokens=False)
+            if list(ids) != row["ids"]:
                 verdict.bad.append(f"tokenizer: {row['prompt']!r}")
             alone = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
             (answer,) = llm.generate({"prompt_token_ids": row["ids"]}, alone, use_tqdm=False)
             scored = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
             ids = row["ids"] + row["out"]
-            (told,) = llm.generate({"prompt_token_ids": ids}, scored, use_tqdm=False)
+            (scores,) = llm.generate({"prompt_token_ids": ids}, scored, use_tqdm=False)
             forced = [
                 next(token for token, found in place.items() if found.rank == 1)
-                for place in told.prompt_logprobs[len(row["ids"]) :]
+                for place in scores.prompt_logprobs[len(row["ids"]) :]
             ]
             verdict.add(row, list(answer.outputs[0].token_ids), forced, TIES.get(name, 1e-2))
         held &= verdict.tell()
@@ -56,8 +56,8 @@ def read(folder: Path) -> int:
 
 
 def _plain_product() -> Any:
-    """Register vLLM's 4-bit product where its library for this CPU has none; lives as long as what
-    is returned."""
+    """Register vLLM's 4-bit product if its library for this CPU has none; it lives as long as the
+    returned object."""
     import torch
     from torch import library
 

@@ -1,4 +1,4 @@
-"""A `ridgeline serve` process for the heavy checks beside this file, and what it says of itself."""
+"""A `ridgeline serve` process for the heavy checks in this folder, and its counters."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Served:
 
     def counters(self) -> dict[str, float]:
         """The engine's own, from the operators' listener."""
-        told = httpx.get(f"{self.admin_url}/admin/state", timeout=120).json()["counters"]
-        return {name: float(value) for name, value in told.items()}
+        counters = httpx.get(f"{self.admin_url}/admin/state", timeout=120).json()["counters"]
+        return {name: float(value) for name, value in counters.items()}
 
     def metrics(self) -> dict[str, float]:
         """/metrics by name and labels."""

@@ -12,7 +12,7 @@ Stages: data -> train -> export (checks itself against transformers) -> card.  F
 The learning-rate schedule follows the clock (``--minutes``) because the speed of a shared machine
 drifts; the loss record keeps progress, tokens and multiplier of each logged step.  ``--tokens``
 replaces the clock by a token count, which makes a run repeatable: give it the recorded total.
-``--start DIR`` goes on from an exported model with a schedule of its own; ``--repeats 0.4`` shows
+``--start DIR`` goes on from an exported model with a separate schedule; ``--repeats 0.4`` shows
 text twice in that share of the windows (demo_windows.py); ``--bf16`` multiplies in bfloat16, with
 weights and their updates in fp32: twice as fast where the CPU has AMX.
 """

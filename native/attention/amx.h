@@ -2,7 +2,7 @@
 // are those of the vector kernels.
 //
 // With a bfloat16 cache, queries and weights are rounded to it, as in bf16_dot.h. A row of a tile
-// of sums is added up in the order of Intel's manual whatever rows are beside it, so a row's result
+// of sums is added up in the order of Intel's manual, independent of the other rows, so a row's result
 // is the same in any batch; with floats it differs from the other variants' in the last bits.
 //
 //   queries  [32 dimensions][row][32]: row tiles

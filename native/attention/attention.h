@@ -118,7 +118,7 @@ struct AttentionOps {
   bool rounds_to_bf16;  // with a bfloat16 cache, (scaled) queries and weights are rounded to it too
   void (*attend)(const AttentionArgs&);
   void (*store_rows)(const StoreArgs&);
-  // `attend` in pieces, for a caller with threads of its own. `scratch` has scratch_bytes bytes per
+  // `attend` in pieces, for a caller that manages its own threads. `scratch` has scratch_bytes bytes per
   // thread, 64-byte aligned.
   void (*plan)(const AttentionArgs&, const AttentionAllocator&, AttentionWork&);
   void (*run_unit)(const AttentionWork&, int unit, void* scratch);

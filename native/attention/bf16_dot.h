@@ -48,7 +48,7 @@ struct RoundedBf16 : Bfloat16 {
   }
 
   // Keys that no row of the item sees any more, and those past the end, repeat one that is seen.
-  // Their weight is zero, but what is stored there now may be anything, and pairs and tiles are
+  // Their weight is zero, but the stored values are arbitrary, and pairs and tiles are
   // multiplied as a whole.
   template <class K>
   static void hide_unseen(K& k, const KeyRange& range) {

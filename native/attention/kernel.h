@@ -4,8 +4,8 @@
 // group share the tile, so that keys and values are read from memory once.
 //
 // int8: queries and weights are rounded to 16 bits per row (and tile), so that both products run on
-// integers, twice as many per instruction as floats. At 16 bits that rounding is small beside the
-// cache's own (an estimate; the conformance suite bounds the sum of both).
+// integers, twice as many per instruction as floats. At 16 bits that rounding is small compared with
+// the cache's (an estimate; the conformance suite bounds the sum of both).
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -23,7 +23,7 @@ namespace ridgeline {
 namespace {
 
 constexpr int kMaxWord = 32767;
-// Bytes between what is computed and what is prefetched into L2, rounded up to whole tiles of a
+// Bytes between the position computed and the position prefetched into L2, rounded up to whole tiles of a
 // head: memory shared by two cores takes several hundred ns, and L2 holds many times that.
 constexpr int kPrefetchBytes = 24 << 10;
 constexpr int kPrefetchQueries = 2;  // rows prefetched at a time
@@ -604,7 +604,7 @@ struct Kernel {
       F::load(PaddedCopy<kPanelKeys * F::kBytes>(row, left).bytes, v);
   }
 
-  // Prefetches the lines of the next rows that correspond to what is read.
+  // Prefetches the lines of the next rows that correspond to those being read.
   void prefetch_values(int j, int64_t at) const {
     RL_UNROLL for (int i = 0; i < kPanelKeys * F::kBytes; i += kLineBytes) {
       prefetch_to_l2(s.next_rows[j] + at + i);

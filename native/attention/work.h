@@ -278,7 +278,7 @@ struct Kernels {
   using Memory = Workspace<Scratch<typename V::Tiles>>;
   using Int8Format = Int8<V::kVnni>;
 
-  // Whether an item has so many rows that widening a tile for them is cheaper than widening it
+  // Whether an item has enough rows that widening a tile for them is cheaper than widening it
   // again for each part. It is decided per item: in a step that carries a prompt, decoding runs
   // read as fast as ever.
   static bool has_many_rows(const AttentionItem& item) {

@@ -1,4 +1,4 @@
-// Python bindings of attention/. What is constant for a step is checked once, in AttentionPlan.
+// Python bindings of attention/. Everything that is constant for a step is checked once, in AttentionPlan.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 

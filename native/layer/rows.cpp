@@ -71,7 +71,7 @@ void reserve_digit_rows(const Frame& frame, PreparedBuffers& buffers, const Pack
 // The number of rows that the frame's are laid out as. A row's next block is this many times 32
 // bytes away; a power of two, as prompts often have, would put all blocks of a row, and of those
 // multiplied with it, into the same few sets of the caches. AMX variants (the only ones with
-// cached_row_bytes) cut rows into parts of their own.
+// cached_row_bytes) divide rows differently.
 int padded_num_rows(const Frame& frame, const PackedWeight& weight) {
   const int num = frame.num_rows * weight.digits;
   if (num <= kManyRows || frame.linear->cached_row_bytes) return num;
@@ -87,7 +87,7 @@ float* thread_floats(int64_t num) {
 }  // namespace
 
 // Prepared rows are interleaved, 32 bytes of each, so that threads with neighbouring rows would
-// take cache lines from each other. Few rows are one item per thread, so that what is kept aside is
+// take cache lines from each other. Few rows are one item per thread, so that buffered results are
 // copied back once; but fewer per item where a thread would be left without any.
 int rows_per_item(const Frame& frame) {
   const int share = frame.num_rows / frame.num_threads;

@@ -149,7 +149,7 @@ void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows
 void multiply_block(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows,
                     int first, int end, int panel, int end_panel, float* out, int stride);
 
-constexpr int kManyRows = 128;  // results of so many rows come back from memory
+constexpr int kManyRows = 128;  // from this many rows on, results come back from memory
 constexpr int kMaxBlockRows = 128;
 // Cuts rows first .. end - 1 into blocks of at most frame.linear->block_rows rows.
 struct RowBlocks {

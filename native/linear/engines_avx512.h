@@ -127,7 +127,7 @@ struct Avx512 : VariantDefaults {
 
 struct Avx512Vnni : VariantDefaults {
   // Decoding a line again for each tile costs less than a trip through L1: shifts and masks run
-  // beside the products.
+  // in parallel with the products.
   static constexpr int kDirectRows = 12, kDirectMaxRows = 96;
   static constexpr int kStoredRows = 12, kStoredMaxRows = 96;
   static constexpr int kPrefetchLinesManyRows = 96;

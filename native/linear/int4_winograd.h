@@ -189,8 +189,8 @@ struct WinogradWeights {
   Vi mask, low[P], high[P], plain[2], weight_term;
 };
 
-// How many of a plain line's 2 * P * kRows products have been issued after so many of the 3 * P *
-// kRows sums of pairs: all of them a quarter of a line before its end, when the next block's plain
+// How many of a plain line's 2 * P * kRows products have been issued after a given number of the
+// 3 * P * kRows sums of pairs: all of them a quarter of a line before its end, when the next block's plain
 // line is decoded.
 template <int P, int kRows>
 constexpr int plain_products(int sums) {

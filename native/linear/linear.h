@@ -26,7 +26,7 @@
 // values[block][row][32], so that a tile of rows reads one contiguous piece per block. Blocks have
 // 16 inputs where groups do, and 64 where the variant wants that (LinearOps::max_block) and groups
 // are multiples of 64. scales[group][row] and sums[group][row] (sums of the values) go with them.
-// Rows for AMX products of bfloat16 are laid out as amx/bf16x3.h describes. Whoever produces rows
+// Rows for AMX products of bfloat16 are laid out as amx/bf16x3.h describes. The producer of rows
 // (a fused RMSNorm, SiLU * up, ...) computes them in float32, passes each through
 // LinearOps::quantise, and hands the QuantRows to every linear that reads this input.
 //

@@ -6,7 +6,7 @@
 // behind it, and results stay in registers from group to group. That runs at the speed of memory.
 // For many rows elsewhere, a chunk of 128 inputs is decoded into L1 once, and tiles of E::kRows
 // rows with all their sums in registers pass over it. That runs at the speed of arithmetic. (int4
-// on AVX2 without VNNI has a way of its own for many rows: int4_maddubs.h.)
+// on AVX2 without VNNI uses another method for many rows: int4_maddubs.h.)
 #pragma once
 #include <string.h>
 

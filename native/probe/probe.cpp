@@ -30,8 +30,8 @@ namespace {
 
 constexpr size_t kStride = 512;  // bytes per iteration: eight cache lines
 // Lines are prefetched into L2 this far ahead, as the kernels prefetch weights: the CPU's own
-// prefetcher stops at the end of a page. Weights are in large pages where the system has them; so
-// is what is read here.
+// prefetcher stops at the end of a page. Weights are in large pages where the system supports them; so
+// is the memory read here.
 constexpr size_t kPrefetchBytes = 96 * 64;
 constexpr size_t kLargePage = 2 << 20;
 

@@ -374,7 +374,7 @@ void check_all(const AttentionOps& ops) {
     for (int window : {0, 43})
       check(ops, {KvKind::kBfloat16, 4, 2, 64, 16, window, 0, {{530, rows}, {0, rows}}, true});
   for (KvKind kind :
-       {KvKind::kInt8, KvKind::kBfloat16})  // a long context among short ones, and beside a prompt
+       {KvKind::kInt8, KvKind::kBfloat16})  // a long context among short ones, and with a prompt
     check(ops, {kind,
                 4,
                 2,

@@ -82,7 +82,7 @@ void check_automaton() {
   SuffixMatch fresh;
   for (Token word : read) automaton.follow(fresh, word);
   const std::vector<Token>& text = automaton.text();
-  int longest = 0;  // tail of what was read that occurs anywhere
+  int longest = 0;  // longest suffix of the text that occurs earlier
   for (auto end = text.begin(); end != text.end(); ++end) {
     int num = 0;
     while (num <= end - text.begin() && num < static_cast<int>(read.size()) &&

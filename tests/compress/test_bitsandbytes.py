@@ -58,11 +58,11 @@ def test_the_threshold_is_the_checkpoints(tmp_path: Path) -> None:
     decoder = load_decoder(model, dense(model), device="cpu", compute_dtype=torch.float32)
     down = decoder.blocks[2].mlp.down  # type: ignore[union-attr]
     assert isinstance(down, OutlierRowsLinear) and down.threshold == 3.5
-    told = {"load_in_8bit": True}
-    assert read_quantization_config(told, "here").threshold == 6.0  # bitsandbytes' own default
+    config = {"load_in_8bit": True}
+    assert read_quantization_config(config, "here").threshold == 6.0  # bitsandbytes' own default
     for wrong in ("six", -1, float("inf"), None):
         with pytest.raises(BadModel, match="cannot read the threshold"):
-            read_quantization_config(told | {"llm_int8_threshold": wrong}, "here")
+            read_quantization_config(config | {"llm_int8_threshold": wrong}, "here")
 
 
 def test_what_the_rule_wins_back(tmp_path: Path, windows: list[list[int]]) -> None:

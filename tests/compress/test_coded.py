@@ -1,4 +1,4 @@
-"""Layouts of their own: what is written decodes to what the encoder meant, and loads as that."""
+"""Coded layouts: files decode to the encoder's values, and load with them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_gguf_grids(tmp_path: Path, choices: QuantizeOptions, kind: str) -> None
 
 
 def test_numbers_that_a_format_does_not_hold(tmp_path: Path) -> None:
-    for choices, told in (
+    for choices, message in (
         (QuantizeOptions(numbers="nf4"), "no kernel here"),
         (QuantizeOptions(bits=5, group_size=32), "no kernel here"),
         (QuantizeOptions(numbers="q4_k", format="awq"), "does not hold"),
@@ -166,7 +166,7 @@ def test_numbers_that_a_format_does_not_hold(tmp_path: Path) -> None:
         (QuantizeOptions(bits=4, group_size=64, format="gguf"), "no such grid"),
         (QuantizeOptions(numbers="fp8-block", format="gguf"), "no such grid"),
     ):
-        with pytest.raises(CannotRun, match=told):
+        with pytest.raises(CannotRun, match=message):
             quantize("demo", tmp_path / "m", choices)
         assert not (tmp_path / "m").exists()
     with pytest.raises(BadInput, match="is not made by"):

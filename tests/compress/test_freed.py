@@ -18,7 +18,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_freed_memory_under_what_is_kept_goes_back() -> None:
-    """Pieces too small for pages of their own, the last one kept: the heap cannot shrink by
+    """Allocations too small for separate pages, with the last one kept: the heap cannot shrink by
     itself."""
     pieces = [bytearray(b"x" * 60_000) for _ in range(2000)]
     kept, full = pieces.pop(), resident_bytes()

@@ -64,7 +64,7 @@ def digits() -> Any:
 
 
 def pieces() -> Tokenizer:
-    """As Llama 2's: bytes for what has no piece, a space before the text."""
+    """Like Llama 2's: byte tokens for text without a piece, and a space before the text."""
     tokenizer = Tokenizer(models.BPE())
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = normalizers.Sequence(steps)

@@ -268,7 +268,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         quantize_model(
             "demo", QuantizeRecipe(), tmp_path / "m", calibration=None, write=RIDGELINE, tell=tell
         )
-    made(QuantizeRecipe(), tmp_path / "m")  # whoever was interrupted holds nothing
+    made(QuantizeRecipe(), tmp_path / "m")  # an interrupted run holds no lock
     assert [each.name for each in tmp_path.iterdir()] == ["m"]
 
 

@@ -90,8 +90,8 @@ def test_written_and_read_by_module(tmp_path: Path, format: str) -> None:
     before, after = logits("demo", spec_of_demo()), logits(str(tmp_path / "m"), spec)
     assert (after - before).norm() < 0.25 * before.norm()
     if format == "compressed-tensors":
-        told = json.loads((tmp_path / "m" / "config.json").read_text(encoding="utf-8"))
-        config = told["quantization_config"]
+        document = json.loads((tmp_path / "m" / "config.json").read_text(encoding="utf-8"))
+        config = document["quantization_config"]
         assert config["format"] == "mixed-precision"
         assert len(config["config_groups"]) in (2, 3)
         with pytest.raises(BadModel, match="no group"):
@@ -160,7 +160,7 @@ def test_budgets_of_time_that_cannot_be(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "m").exists()
 
 
-def test_an_output_that_is_there_is_told_before_anything_is_measured(
+def test_existing_output_is_reported_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(*_: object) -> None:

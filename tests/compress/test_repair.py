@@ -66,7 +66,7 @@ def test_settled_ranges_lose_less_of_the_output(bits: int, zeros: bool) -> None:
 def test_a_group_takes_the_first_of_its_best(
     size: int, num_zeros: int, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By each candidate's loss in float64; and the errors become those of what was chosen."""
+    """By each candidate's loss in float64; the errors become those of the chosen candidate."""
     if isa == "avx2" and _native.best_isa() == "portable":
         return
     monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
@@ -92,7 +92,7 @@ def test_a_group_takes_the_first_of_its_best(
     taken_OJ = error_OKJ[torch.arange(num_rows), chosen_O + 1]
     assert torch.allclose(error_OJ.double(), taken_OJ, atol=1e-6)
     around_OI[:, 2 : 2 + size] = error_OJ
-    assert torch.equal(error_OI, around_OI)  # nothing beside the group
+    assert torch.equal(error_OI, around_OI)  # nothing outside the group
     assert (chosen_O == -1).any() and (chosen_O >= 0).any()
 
 
@@ -158,7 +158,7 @@ def test_same_inputs_leave_the_weight_as_it_is() -> None:
     assert steps is not None and not steps[0].any()
 
 
-def test_rows_that_cannot_be_told_apart_leave_it_too() -> None:
+def test_indistinguishable_rows_leave_the_weights_unchanged() -> None:
     seen = InputStats.empty(96, True)
     seen.add(torch.full((2, 96), float("nan")), torch.zeros(2, 96))
     seen.complete()
@@ -208,7 +208,7 @@ def test_a_step_that_does_not_hold_is_not_taken() -> None:
 
 
 def test_experts_are_left_as_they_are() -> None:
-    """Their rows have no partner in the original: nothing was told of them."""
+    """Their rows have no counterpart in the original, so nothing was recorded for them."""
 
     key, other = (("expert_down",), 3), (("o",), None)
     stats = {key: InputStats.empty(96, True), other: InputStats.empty(96, True)}

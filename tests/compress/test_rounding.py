@@ -114,7 +114,7 @@ def test_act_order_is_sorted_and_gathered() -> None:
     assert in_order(plain)[1] is None and in_order(plain)[0].group_I is None
 
 
-def test_layouts_without_a_kernel_are_told_apart() -> None:
+def test_layouts_without_a_kernel_are_recognised() -> None:
     assert format_for(4, 48, 96, False).kind == "dense"
     assert format_for(8, 128, 256, False) == blocks(8, 128)
     assert format_for(8, 128, 256, True).kind == "dense"

@@ -39,9 +39,9 @@ class _Stop(Exception):
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
 def test_it_learns_and_goes_on_where_it_was(teacher: Teacher, tmp_path: Path, kind: str) -> None:
-    told: list[DrafterTrainingProgress] = []
-    whole = train(teacher, TEXT, recipe(kind), tmp_path / "whole", told.append)
-    assert told[-1].step == 14 and whole.acceptance[0] > told[0].acceptance[0] + 0.02
+    reports: list[DrafterTrainingProgress] = []
+    whole = train(teacher, TEXT, recipe(kind), tmp_path / "whole", reports.append)
+    assert reports[-1].step == 14 and whole.acceptance[0] > reports[0].acceptance[0] + 0.02
 
     def stop(progress: DrafterTrainingProgress) -> None:
         if progress.step == 9:
@@ -52,7 +52,7 @@ def test_it_learns_and_goes_on_where_it_was(teacher: Teacher, tmp_path: Path, ki
     assert not (tmp_path / "cut").exists()
     again: list[DrafterTrainingProgress] = []
     train(teacher, TEXT, recipe(kind), tmp_path / "cut", again.append)
-    assert again[0].step == 9, "step 9 was told and not saved yet"
+    assert again[0].step == 9, "step 9 was reported and not saved yet"
     ours, theirs = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "cut"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -67,8 +67,10 @@ def test_compressed_tensors(tmp_path: Path) -> None:
     change = (logits(theirs) - logits(own)).norm() / logits(own).norm()
     assert 0 < change < 0.1
     index = json.loads((theirs / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    beside = {name for name, file in index["weight_map"].items() if file.startswith("model-00001")}
-    assert beside == {"model.embed_tokens.weight"}  # a table may be larger than a layer: alone
+    first_file = {
+        name for name, file in index["weight_map"].items() if file.startswith("model-00001")
+    }
+    assert first_file == {"model.embed_tokens.weight"}  # a table may be larger than a layer: alone
     eight = write(tmp_path / "b", bits=8, format="compressed-tensors")
     assert kinds(load_spec(str(eight))) == {"int8"}
     change = (logits(eight) - logits(write(tmp_path / "c", bits=8))).norm()
@@ -115,7 +117,7 @@ def test_groups_that_do_not_divide_are_refused(tmp_path: Path) -> None:
 
 def test_a_broken_checkpoint_is_refused(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", group_size=32, format="gptq")
-    for spoil, told in (("quip", "unknown quant_method"), (None, "no tensor is quantised")):
+    for spoil, message in (("quip", "unknown quant_method"), (None, "no tensor is quantised")):
         copy = tmp_path / f"copy-{spoil}"
         shutil.copytree(whole, copy)
         config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
@@ -125,7 +127,7 @@ def test_a_broken_checkpoint_is_refused(tmp_path: Path) -> None:
             for file in copy.glob("*.safetensors"):
                 kept = {k: v for k, v in load_file(file).items() if "qweight" not in k}
                 save_file(kept, file)
-        with pytest.raises(BadModel, match=told):
+        with pytest.raises(BadModel, match=message):
             load_spec(str(copy))
     for file in whole.glob("*.safetensors"):
         tensors = load_file(file)

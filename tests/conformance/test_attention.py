@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 FAST = [name for name in BACKENDS if name != "reference"]
 NUM_BLOCKS = 48
-JUNK = 50.0  # what lies in blocks and positions that nobody may read
+JUNK = 50.0  # value in blocks and positions that must not be read
 
 
 def spec_of(
@@ -160,8 +160,8 @@ def _write_context(scene: Scene, size: float) -> None:
 
 
 def as_taken(scene: Scene, layer: int) -> Tensor:
-    """Queries as a kernel that rounds them takes them: scaled to what is a power of two's exponent
-    (before a soft cap to what that takes), in bfloat16."""
+    """Queries as rounded by a kernel: scaled for exponentials of base two (or for the soft cap), in
+    bfloat16."""
     attention = scene.spec.layers[layer].attention
     unit = torch.tensor(attention.scale) * (1.0 if attention.softcap else math.log2(math.e))
     return (scene.q_THD * unit).bfloat16().float() / unit
@@ -179,10 +179,10 @@ def sizes_of(scene: Scene, q_THD: Tensor, layer: int) -> Tensor:
 
 
 def row_scales(scene: Scene, want_THD: Tensor, layer: int) -> Tensor:
-    """[T]: what a row's error is measured by: its norm, or that of what it is made of.
+    """[T]: the size to which a row's error is compared: its norm, or that of its summands.
 
     Values may cancel (a few averaged alike by every head of a group: small keys do that), and an
-    error is of the values, not of what is left. n values of weights w and sizes v leave
+    error is relative to the values, not to their sum. n values of weights w and sizes v leave
     sqrt(sum (wv)^2) by chance, at least sum(wv) / sqrt(n) (Cauchy-Schwarz).
     """
     window = scene.spec.layers[layer].attention.window or 4096
@@ -315,7 +315,7 @@ def test_a_shared_block_serves_two_sequences(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", FAST)
 def test_company_changes_nothing(backend: str) -> None:
-    """A run gives the same rows alone as beside others."""
+    """A run gives the same rows alone and together with others."""
     scene = make_scene(random.Random(13), [(21, 1), (5, 6), (22, 1), (3, 1)])
     together = build_attention(backend, scene.spec, scene.caches[0]).prepare(scene.runs)
     alone = build_attention(backend, scene.spec, scene.caches[1])
@@ -412,7 +412,7 @@ def tolerance_of(backend: str, kv: str, size: float) -> float:
 def test_extreme_rows_stay_numbers(
     kv: str, isa: str, head_dim: int, block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zeros, numbers without a reciprocal, huge ones, beside usual ones: no NaN, no infinity."""
+    """Zeros, numbers without a reciprocal and huge ones among usual ones: no NaN, no infinity."""
     monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
     for backend in backends_of(kv, head_dim):
         scene = make_scene(

@@ -167,7 +167,7 @@ LARGE = {"intermediate_size": 128, "hidden_size": 4096}  # 301 of its rows do no
     ],
 )
 @pytest.mark.parametrize("quantization", ["int4", "int4, float32"])
-def test_many_rows_gated_by_whoever_multiplied_them_are_the_same_bits(
+def test_gating_many_rows_is_bitwise_equal_in_every_thread_layout(
     quantization: str,
     isa: str,
     sizes: dict[str, object],

@@ -135,11 +135,11 @@ def test_whitespace_cannot_go_on_for_ever(engine: Engine, blanks: str) -> None:
 def test_unconstrained_requests_in_the_batch_are_unaffected(engine: Engine) -> None:
     greedy = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
     alone = engine.generate([PROMPT], greedy)[0].tokens
-    beside = Sampling(max_tokens=40, temperature=0.0, structured=JSON)
-    together = engine.generate([PROMPT] * 4, [greedy, beside, greedy, beside])
+    structured = Sampling(max_tokens=40, temperature=0.0, structured=JSON)
+    together = engine.generate([PROMPT] * 4, [greedy, structured, greedy, structured])
     assert together[0].tokens == together[2].tokens == alone
     assert together[1].tokens == together[3].tokens
-    assert together[1].tokens == engine.generate([PROMPT], beside)[0].tokens
+    assert together[1].tokens == engine.generate([PROMPT], structured)[0].tokens
 
 
 @pytest.mark.slow
@@ -398,9 +398,9 @@ def test_logprobs_are_those_of_unmasked_logits(drafter: dict[str, object] | None
             asked = Sampling(max_tokens=8, temperature=0.0, logprobs=2, **fields)  # type: ignore[arg-type]
             (answer,) = engine.generate([prompt], asked)[0].answers
             raw_TV = engine.logprobs_of([*prompt, *answer.tokens])[len(prompt) - 1 :]
-            for token, told, raw_V in zip(answer.tokens, answer.logprobs, raw_TV, strict=False):
-                assert told.logprob == pytest.approx(float(raw_V[token]), abs=1e-3)
-                assert told.rank == int((raw_V > raw_V[token]).sum()) + 1
-                best, value = told.top[0]
+            for token, logprob, raw_V in zip(answer.tokens, answer.logprobs, raw_TV, strict=False):
+                assert logprob.logprob == pytest.approx(float(raw_V[token]), abs=1e-3)
+                assert logprob.rank == int((raw_V > raw_V[token]).sum()) + 1
+                best, value = logprob.top[0]
                 assert best == int(raw_V.argmax())
                 assert value == pytest.approx(float(raw_V.max()), abs=1e-3)

@@ -31,8 +31,8 @@ async def events_of(stream: AsyncIterator[Event]) -> list[Event]:
 
 
 def text_of(events: list[Event], index: int = 0) -> str:
-    told = [e for e in events if isinstance(e, Token | Finished) and e.index == index]
-    return "".join(event.text for event in told)
+    relevant = [e for e in events if isinstance(e, Token | Finished) and e.index == index]
+    return "".join(event.text for event in relevant)
 
 
 def tokens_of(events: list[Event], index: int = 0) -> list[int]:
@@ -122,11 +122,11 @@ def test_choices_and_logprobs(engine: Engine) -> None:
     assert len({a.tokens for a in found.answers}) > 1
     for answer in found.answers:
         expected = engine.logprobs_of([*found.prompt, *answer.tokens])
-        for place, (token, told) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
+        for place, (token, logprob) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
             row = expected[len(found.prompt) - 1 + place]
-            assert told.token == token
-            assert told.logprob == pytest.approx(row[token], abs=1e-3)
-            assert [t for t, _ in told.top] == np.argsort(-row, kind="stable")[:2].tolist()
+            assert logprob.token == token
+            assert logprob.logprob == pytest.approx(row[token], abs=1e-3)
+            assert [t for t, _ in logprob.top] == np.argsort(-row, kind="stable")[:2].tolist()
     assert found.prompt_logprobs is not None and found.prompt_logprobs[0] is None
     assert [p.token for p in found.prompt_logprobs[1:] if p] == list(found.prompt[1:])
 

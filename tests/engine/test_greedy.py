@@ -108,7 +108,7 @@ def test_last_row_of_every_run(parts: EngineParts) -> None:
 
 
 def test_observers_see_the_same_as_on_the_general_path(parts: EngineParts) -> None:
-    """States, accepted and rejected tokens; what was shown stays valid after the next step."""
+    """States, accepted and rejected tokens; exposed arrays stay valid after the next step."""
     runner, rng = parts.runner, random.Random(5)
     runs = decoding(rng, 5, (0, 30), 4)
     read_prompts(runner, runs, rng)

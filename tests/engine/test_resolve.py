@@ -171,8 +171,8 @@ def test_large_bfloat16_model_stays_bfloat16_in_memory(changes: dict, kind: str)
     resolved = resolve(settings_from(changes))
     assert {each.format.kind for each in layer_linears(resolved.spec)} == {kind}
     assert resolved.dtype == "float32"
-    told = "in memory in bfloat16" in resolved.derivations["quantization"]
-    assert told == (kind == "bf16")
+    is_reported = "in memory in bfloat16" in resolved.derivations["quantization"]
+    assert is_reported == (kind == "bf16")
 
 
 def layer_linears(spec: ModelSpec) -> list[LinearSpec]:

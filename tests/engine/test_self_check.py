@@ -39,8 +39,8 @@ def test_intact_checkpoints_pass(
     assert all(each.error is not None and 0.05 < each.error < 0.15 for each in checks)
     capsys.readouterr()
     assert main(["inspect", name, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["self_check"]) == 6 and told["self_check"][0]["error"] is None
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["self_check"]) == 6 and report["self_check"][0]["error"] is None
 
 
 @pytest.mark.slow

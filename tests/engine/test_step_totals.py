@@ -34,11 +34,13 @@ def test_waiting_time_is_split_by_the_short_resource() -> None:
     totals.add(_step(90, running=2, waiting=2))  # no tokens left
     totals.add(_step(89, running=2, waiting=1))  # neither: a policy, or blocks
     totals.add(_step(100, running=4, waiting=0))
-    told = totals.as_dict()
-    assert told["step_waiting_s"] == pytest.approx(2 * (3 + 2 + 1))
-    assert told["step_full_waiting_s"] == pytest.approx(6)
-    assert told["step_spent_waiting_s"] == pytest.approx(4)
-    assert told["step_plan_s"] == pytest.approx(2.0) and told["step_busy_s"] == pytest.approx(8.0)
+    figures = totals.as_dict()
+    assert figures["step_waiting_s"] == pytest.approx(2 * (3 + 2 + 1))
+    assert figures["step_full_waiting_s"] == pytest.approx(6)
+    assert figures["step_spent_waiting_s"] == pytest.approx(4)
+    assert figures["step_plan_s"] == pytest.approx(2.0) and figures["step_busy_s"] == pytest.approx(
+        8.0
+    )
 
 
 def test_draft_tree_counts_all_paths_as_work_but_one_sequence() -> None:
@@ -56,6 +58,6 @@ def test_draft_tree_counts_all_paths_as_work_but_one_sequence() -> None:
     log.record(StepPlan(index=0, runs=(tree, plain)), view, 0.0, 0.1, 0.3)
     (stat,) = log.drain()
     assert stat.shapes == ((3, 20), (2, 20), (3, 20), (1, 30))
-    told = log.totals.as_dict()
-    assert told["step_tokens"] == stat.num_tokens == 9
-    assert told["step_seqs"] == 2 and told["step_slots"] == 4
+    figures = log.totals.as_dict()
+    assert figures["step_tokens"] == stat.num_tokens == 9
+    assert figures["step_seqs"] == 2 and figures["step_slots"] == 4

@@ -1,4 +1,4 @@
-"""One wake-up per step on an asyncio loop; who waits for a first token is told before the rest."""
+"""One wake-up per step on an asyncio loop; first tokens are delivered before others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def finished(request_id: str) -> Finished:
     return Finished(request_id=request_id, index=0, reason="stop", at_s=0.0, usage=USAGE)
 
 
-class Ears:
-    """Requests a, b, c and what was said to them, in order."""
+class Listeners:
+    """Requests a, b, c and the events delivered to them, in order."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, list[str]]] = []
@@ -46,7 +46,7 @@ class Ears:
 
 
 async def _first_tokens() -> None:
-    ears = Ears()
+    ears = Listeners()
     assert await ears.say([token("a"), token("b")]) == [("a", ["Token"]), ("b", ["Token"])]
     heard = await ears.say([token("a"), token("b"), started("c")])
     assert heard[0] == ("c", ["Started"])  # still without a token: first again
@@ -57,14 +57,14 @@ async def _first_tokens() -> None:
 
 
 async def _several_steps() -> None:
-    ears = Ears()
+    ears = Listeners()
     heard = await ears.say([token("a")], [token("b"), token("a")], [finished("a")])
     assert heard == [("a", ["Token", "Token", "Finished"]), ("b", ["Token"])]
     assert await ears.say([token("a"), token("b")]) == [("b", ["Token"])]  # a has ended
 
 
 async def _left_meanwhile() -> None:
-    ears = Ears()
+    ears = Listeners()
 
     def leaves_with_b(_events: Sequence[Event]) -> None:
         ears.inboxes.close("b", ears.opened["b"])
@@ -77,9 +77,9 @@ def test_first_tokens_go_first() -> None:
     asyncio.run(_first_tokens())
 
 
-def test_what_several_steps_said_comes_at_once_and_in_order() -> None:
+def test_events_of_several_steps_arrive_together_in_order() -> None:
     asyncio.run(_several_steps())
 
 
-def test_who_leaves_while_others_are_told_hears_nothing() -> None:
+def test_subscriber_that_leaves_during_delivery_receives_nothing() -> None:
     asyncio.run(_left_meanwhile())

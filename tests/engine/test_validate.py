@@ -32,10 +32,10 @@ def test_first_bad_id_is_named_and_good_ones_pass() -> None:
             if first_bad(tokens) is None:
                 check_tokens(tokens, VOCAB)
                 continue
-            with pytest.raises(BadInput) as told:
+            with pytest.raises(BadInput) as error:
                 check_tokens(tokens, VOCAB)
             assert (
-                place is None or isinstance(tokens, dict) or f"at index {place}" in str(told.value)
+                place is None or isinstance(tokens, dict) or f"at index {place}" in str(error.value)
             )
 
 

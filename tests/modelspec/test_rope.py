@@ -116,12 +116,12 @@ def test_mixtral_has_its_own_default_theta() -> None:
     assert rope_of({"num_hidden_layers": 1}, "mixtral").theta == 1_000_000.0
 
 
-def test_a_theta_inside_the_dictionary_wins() -> None:
+def test_theta_inside_rope_parameters_wins() -> None:
     rope = rope_of({**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0e5}})
     assert rope.theta == 5.0e5
 
 
-def test_phi3_positions_beside_the_dictionary_win() -> None:
+def test_phi3_top_level_positions_win() -> None:
     config: dict[str, Any] = {
         **BASE,
         "max_position_embeddings": 131_072,

@@ -122,13 +122,13 @@ def test_gptq(bits: int, version: int, sym: bool) -> None:
         ".g_idx": group_K.int(),
     }
     truth_KN = scale_GN.float()[group_K] * (q_KN - zero_GN[group_K]).float()
-    for told in (version,) if not sym else (1, 2):  # the zeros themselves tell, not the metadata
+    for declared in (version,) if not sym else (1, 2):  # the zeros decide, not the metadata
         config = {
             "quant_method": "gptq",
             "bits": bits,
             "group_size": 32,
             "sym": sym,
-            "checkpoint_format": "gptq" if told == 1 else "gptq_v2",
+            "checkpoint_format": "gptq" if declared == 1 else "gptq_v2",
         }
         found = decoded(codec_for(read_quantization_config(config, "test")), raw)
         assert isinstance(found, Grid) and (found.zero_OG is None) == sym
@@ -164,7 +164,7 @@ def test_the_older_wasteful_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"quant_method": "quip"}, "unknown quant_method"),
         ({"quant_method": "torchao"}, "is not stable"),
@@ -180,6 +180,6 @@ def test_the_older_wasteful_words() -> None:
         (["gptq"], "not an object"),
     ],
 )
-def test_unknown_and_contradictory_configs_are_refused(config: Any, told: str) -> None:
-    with pytest.raises(BadModel, match=told):
+def test_unknown_and_contradictory_configs_are_rejected(config: Any, message: str) -> None:
+    with pytest.raises(BadModel, match=message):
         read_quantization_config(config, "here")

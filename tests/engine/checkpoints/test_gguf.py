@@ -204,14 +204,14 @@ def test_sentence_pieces_merge_by_score() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 3, 30, 5000, -100])
-def test_a_damaged_file_is_told(q4: Path, tmp_path: Path, keep: int) -> None:
+def test_damaged_file_is_reported(q4: Path, tmp_path: Path, keep: int) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(q4.read_bytes()[:keep])
     with pytest.raises(BadModel, match=r"empty|not a GGUF|exceeds|truncated"):
         load_spec(str(broken))
 
 
-def test_what_is_not_read_is_refused(q4: Path, tmp_path: Path) -> None:
+def test_unsupported_files_are_rejected(q4: Path, tmp_path: Path) -> None:
     raw = q4.read_bytes()
     other = tmp_path / "other.gguf"
     other.write_bytes(raw.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))
@@ -242,7 +242,7 @@ def test_what_is_not_read_is_refused(q4: Path, tmp_path: Path) -> None:
         {"tokenizer.ggml.token_type": 3},
     ],
 )
-def test_a_broken_tokenizer_is_told(
+def test_broken_tokenizer_is_reported(
     q4: Path, broken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = read_gguf(str(q4))

@@ -1,4 +1,4 @@
-"""GGUF of mixtures of experts: written, read back part by part and as whole models."""
+"""GGUF mixture-of-experts models: written, and read back part by part and as a whole."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def test_four_bits_run_packed_as_our_own(model: Path, tmp_path: Path) -> None:
 def test_what_llama_cpp_has_no_place_for(tmp_path: Path) -> None:
     folder = Path(random_experts(tmp_path / "m", "qwen3_moe"))
     file = folder / "config.json"
-    told = file.read_text(encoding="utf-8")
-    file.write_text(told.replace('"norm_topk_prob": true', '"norm_topk_prob": false'))
+    config_text = file.read_text(encoding="utf-8")
+    file.write_text(config_text.replace('"norm_topk_prob": true', '"norm_topk_prob": false'))
     with pytest.raises(CannotRun, match="renormalises"):
         quantize(str(folder), tmp_path / "x", QuantizeOptions(bits=8, format="gguf"))
-    file.write_text(told)
+    file.write_text(config_text)
     quantize(str(folder), tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
     raw = (tmp_path / "q8" / "model.gguf").read_bytes()
     other = tmp_path / "other.gguf"

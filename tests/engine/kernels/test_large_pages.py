@@ -48,7 +48,7 @@ def test_tensors_are_their_own_and_begin_at_lines() -> None:
     for size, tensor in zip(sizes, taken, strict=True):
         assert tensor.nbytes == size
         assert tensor.data_ptr() % 64 == 0
-        assert not tensor.any()  # and nobody else's was written to
+        assert not tensor.any()  # and no other memory was written to
         tensor.fill_(255)
     for number, tensor in enumerate(taken):
         tensor.fill_(number)

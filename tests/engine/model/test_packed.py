@@ -67,7 +67,7 @@ def test_the_demo_packed_with_its_head_as_stored(tmp_path: Path) -> None:
 def test_the_file_is_the_same_where_another_kernel_is_the_fastest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another library may multiply 8-bit weights; what is written is for our own kernel."""
+    """8-bit weights are written in the layout of Ridgeline's kernel, whatever library multiplies them."""
     spec = spec_with("demo", int4(), INT8)
     pack_model("demo", spec, tmp_path / "native")
     monkeypatch.setattr(choose, "order", lambda device: ("reference", "native"))
@@ -98,7 +98,7 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_killed_run_has_left_is_made_anew(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "m.partial").mkdir()
     (tmp_path / "m.partial" / PACKED_FILE).write_bytes(b"half")
     pack_model("demo", spec_with("demo", int4()), tmp_path / "m")
@@ -122,7 +122,7 @@ def copy_of(packed: Path, target: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [0, 4, 100, -1000])
-def test_a_truncated_file_is_told(packed_demo: Path, tmp_path: Path, keep: int) -> None:
+def test_truncated_file_is_reported(packed_demo: Path, tmp_path: Path, keep: int) -> None:
     path = copy_of(packed_demo, tmp_path / "cut")
     data = (path / PACKED_FILE).read_bytes()
     (path / PACKED_FILE).write_bytes(data[:keep] if keep else b"")
@@ -134,7 +134,7 @@ def test_a_truncated_file_is_told(packed_demo: Path, tmp_path: Path, keep: int) 
     "change",
     [{"group_size": 64}, {"kind": "int8", "bits": 8, "group_size": None}, {"zero_bits": 8}],
 )
-def test_a_config_of_another_packing_is_told(
+def test_config_of_another_packing_is_reported(
     packed_demo: Path, tmp_path: Path, change: dict[str, object]
 ) -> None:
     path = copy_of(packed_demo, tmp_path / "other")
@@ -147,14 +147,14 @@ def test_a_config_of_another_packing_is_told(
         load_decoder(str(path), spec, device="cpu", compute_dtype=torch.float32)
 
 
-def test_another_version_and_a_stray_path_are_told(packed_demo: Path, tmp_path: Path) -> None:
+def test_other_versions_and_stray_paths_are_reported(packed_demo: Path, tmp_path: Path) -> None:
     path = copy_of(packed_demo, tmp_path / "new")
     config = json.loads((path / "config.json").read_text())
-    told = config["quantization_config"]
+    packed = config["quantization_config"]
     for broken in (
-        {**told, "version": 2},
-        {**told, "formats": {"layers.99.mlp.up": {}}},
-        {**told, "formats": {"lm_head": {"bits": "many"}}},
+        {**packed, "version": 2},
+        {**packed, "formats": {"layers.99.mlp.up": {}}},
+        {**packed, "formats": {"lm_head": {"bits": "many"}}},
     ):
         (path / "config.json").write_text(json.dumps({**config, "quantization_config": broken}))
         with pytest.raises(BadModel):

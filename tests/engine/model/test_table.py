@@ -58,7 +58,7 @@ def test_rows_mean_what_their_numbers_say() -> None:
 
 
 def untied(target: Path) -> str:
-    """The demo model with its head as a table of its own."""
+    """The demo model with a separate table for its head."""
     shutil.copytree(model_path("demo"), target)
     tensors = load_file(target / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(1).contiguous()
@@ -82,7 +82,7 @@ def opened(model: str, backend: str = "auto") -> tuple[ModelSpec, TorchRunner, i
 
 
 class Without(PackedWeights):
-    """Nobody may ask it for the table in floats."""
+    """The table must not be requested in floats."""
 
     def get(self, part: Part) -> torch.Tensor:
         assert part.key != "embed", "the whole table, in floats"

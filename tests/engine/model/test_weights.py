@@ -216,7 +216,7 @@ def test_malformed_header(tmp_path: Path, header: Any, message: str) -> None:
         entries_of(header_file(tmp_path, header, b"\0" * 8))
 
 
-def test_what_the_library_still_refuses_is_told(tmp_path: Path) -> None:
+def test_errors_of_the_library_are_reported(tmp_path: Path) -> None:
     file = header_file(tmp_path, b'{"w": 1}') / SINGLE
     with pytest.raises(BadModel, match=r"fetch it again"):
         open_tensors(file)

@@ -144,7 +144,7 @@ def test_rows_of_zeros_and_of_very_large_and_small_numbers(isa: str) -> None:
     linear = taking(made("int4", 40, 200), 3, isa)
     weight_OI = linear.rows(torch.arange(40)).double()
     x_TI = torch.randn(4, 200) * torch.tensor([0.0, 1e30, 1e-20, 1.0]).unsqueeze(1)
-    x_TI[3, 7] = 1e6  # beside which the rest of its group is small, and of the others is not
+    x_TI[3, 7] = 1e6  # makes the rest of its group relatively small, but not the other groups
     y_TO, exact = linear(x_TI), x_TI.double() @ weight_OI.T
     assert (y_TO[0] == 0).all() and y_TO.isfinite().all()
     slack = 1.001 * left(x_TI, linear) @ weight_OI.abs().T

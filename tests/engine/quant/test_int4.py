@@ -219,7 +219,7 @@ def test_floats_that_bfloat16_holds_give_the_same_in_both_widths(
 def test_rows_in_bfloat16_products_are_not_rounded(
     num_rows: int, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every bit of a number comes through, from the smallest to the largest; what is no number or
+    """Every bit of a number is preserved, from the smallest to the largest; NaN and
     infinite stays so, and stays in its row."""
     monkeypatch.setenv(ISA_VARIABLE, isa)
     x_TI = torch.randn(num_rows, 64) * 10.0 ** torch.randint(-30, 38, (num_rows, 64))
@@ -228,8 +228,8 @@ def test_rows_in_bfloat16_products_are_not_rounded(
     assert torch.equal(bf16(x_TI), x_TI)
     x_TI[0, 5], x_TI[0, 7] = float("inf"), float("nan")
     ones, wide = in_both_widths(torch.eye(64)[5:8].bfloat16().abs() + 1)
-    rows_TO, told_TO = ones(x_TI.clamp(-1e30, 1e30)), wide(x_TI.clamp(-1e30, 1e30))
-    assert torch.equal(rows_TO[0].isnan(), told_TO[0].isnan()) and rows_TO[1:].isfinite().all()
+    rows_TO, wide_TO = ones(x_TI.clamp(-1e30, 1e30)), wide(x_TI.clamp(-1e30, 1e30))
+    assert torch.equal(rows_TO[0].isnan(), wide_TO[0].isnan()) and rows_TO[1:].isfinite().all()
     x_TI[0, 7] = 1.0
     assert torch.equal(ones(x_TI)[0], torch.full((3,), torch.inf))
 
@@ -272,9 +272,9 @@ def test_formats_and_devices_it_cannot_compute_are_refused() -> None:
 
 def test_an_isa_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"avx2", "avxvnni", "avx512", "avx512vnni", "avx512pairs", "avx512amx"} - set(ISAS)
-    for isa, told in [("avx1024", "unknown ISA"), *((isa, "lacks") for isa in sorted(missing))]:
+    for isa, message in [("avx1024", "unknown ISA"), *((isa, "lacks") for isa in sorted(missing))]:
         monkeypatch.setenv(ISA_VARIABLE, isa)
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             NativeLinear(of_kind("int4", 4, 40))(torch.ones(1, 40))
 
 

@@ -41,7 +41,7 @@ def by_the_rule(
 
 
 def case(num_rows: int) -> tuple[torch.Tensor, ...]:
-    """Rows with outliers of their own, one without, and one where a value is the threshold."""
+    """Rows with different outliers, one without, and one with a value at the threshold."""
     torch.manual_seed(num_rows)
     x_TI = torch.randn(num_rows, 70).clamp(-5.5, 5.5)
     for t in range(1, num_rows):
@@ -65,7 +65,9 @@ def test_against_the_plain_reading(num_rows: int) -> None:
     assert (y_TO - wanted_TO).norm() < 1e-6 * wanted_TO.norm()
     assert torch.equal(x_TI, given_TI)
     plain_TO = linear_of(pack(*weight[:2]), weight[2], torch.float32)(x_TI)
-    assert (plain_TO - wanted_TO).norm() > 1e-3 * wanted_TO.norm()  # another rule is told apart
+    assert (
+        plain_TO - wanted_TO
+    ).norm() > 1e-3 * wanted_TO.norm()  # a different rule would give other results
 
 
 def test_against_bitsandbytes_itself() -> None:

@@ -90,7 +90,7 @@ def test_a_soft_cap_takes_the_usual_way() -> None:
         {"structured": OutputGrammar("choice", '["a"]')},
     ],
 )
-def test_whoever_asks_more_of_the_logits_is_not_argmax(asked: dict[str, Any]) -> None:
+def test_requests_that_need_logits_do_not_use_the_argmax_path(asked: dict[str, Any]) -> None:
     assert Sampling(temperature=0.0, stop=("x",)).is_plain_greedy
     assert not Sampling(**{"temperature": 0.0, **asked}).is_plain_greedy
 

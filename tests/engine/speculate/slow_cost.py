@@ -78,20 +78,20 @@ class SlowStepCost:
             return
         ratio /= self.drafted.move(ratio, 0.03, 0.25)
         factors = self.depths.setdefault(runs, [Factor() for _ in KNOTS])
-        told = self._told(min(rows / runs, KNOTS[-1]))
-        for place, share in told.items():
+        shares = self._knot_shares(min(rows / runs, KNOTS[-1]))
+        for place, share in shares.items():
             factors[place].move(ratio, 0.15, share=share)
-        shown = sum(factors[place].by * share for place, share in told.items())
+        shown = sum(factors[place].by * share for place, share in shares.items())
         for place, factor in enumerate(factors):
-            if place not in told:
+            if place not in shares:
                 factor.by += 0.02 * (shown - factor.by)
         known = [place for place, factor in enumerate(factors) if factor.num > 1]
         for place, factor in enumerate(factors):
             if factor.num == 1:
                 factor.by = factors[min(known, key=lambda other: abs(other - place))].by
 
-    def _told(self, depth: float) -> dict[int, float]:
-        """The knots on either side, and what each of them has of it."""
+    def _knot_shares(self, depth: float) -> dict[int, float]:
+        """The knots on either side, and the weight of each."""
         for place, (k0, k1) in enumerate(pairwise(KNOTS)):
             if k0 <= depth < k1:
                 share = (depth - k0) / (k1 - k0)

@@ -28,22 +28,22 @@ def slow_search(tokens: Sequence[int], low: int, high: int) -> int | None:
     return None
 
 
-def slow_told(tokens: Sequence[int], low: int, high: int) -> list[int]:
-    """Of each token what was known before it came."""
-    told = [ALONE]
+def slow_history(tokens: Sequence[int], low: int, high: int) -> list[int]:
+    """The history of each position, as known before its token."""
+    history = [ALONE]
     for place in range(1, len(tokens)):
         end = slow_search(tokens[:place], low, high)
         if end is None:
-            told.append(ALONE)
+            history.append(ALONE)
         elif tokens[end + 1] != tokens[place]:
-            told.append(DIFFERS)
+            history.append(DIFFERS)
         else:
-            told.append(AGAIN if told[end + 1] >= AGREES else AGREES)
-    return told
+            history.append(AGAIN if history[end + 1] >= AGREES else AGREES)
+    return history
 
 
 def num_agreeing(tokens: Sequence[int], end: int) -> int:
-    """How many tokens up to place `end` are those that end the text."""
+    """Number of tokens up to position `end` that match the end of the text."""
     num = 0
     while num <= min(end, MOST_AGREEING - 1) and tokens[end - num] == tokens[-1 - num]:
         num += 1
@@ -53,18 +53,19 @@ def num_agreeing(tokens: Sequence[int], end: int) -> int:
 def slow_guess(
     tokens: Sequence[int], low: int, high: int, num_prompt: int, most: int
 ) -> LookupGuess:
-    """A copy that overlaps the end goes on with what it copied."""
+    """A copy that overlaps the end continues with the copied tokens."""
     end = slow_search(tokens, low, high)
     if end is None:
         return LookupGuess((), ())
-    told, length, period = (
-        slow_told(tokens, low, high),
+    history, length, period = (
+        slow_history(tokens, low, high),
         num_agreeing(tokens, end),
         len(tokens) - end - 1,
     )
     places = [end + 1 + i % period for i in range(most)]
     kinds = [
-        kind_of(length + i, told[place], own=place >= num_prompt) for i, place in enumerate(places)
+        kind_of(length + i, history[place], own=place >= num_prompt)
+        for i, place in enumerate(places)
     ]
     return LookupGuess(tuple(tokens[place] for place in places), tuple(kinds))
 

@@ -47,12 +47,12 @@ class World:
     name = "scripted"
 
     def __init__(
-        self, seconds: Seconds, alpha: float, draft_s: float, batch: int, told: Seconds
+        self, seconds: Seconds, alpha: float, draft_s: float, batch: int, curve: Seconds
     ) -> None:
         self.now_s, self.rng = 0.0, random.Random(4)
         self.seconds, self.alpha, self.draft_s, self.batch = seconds, alpha, draft_s, batch
         self.controller = DepthController(self, 8, lambda: self.now_s)
-        grid = {(b, b * d): told(b, b * d) for b in (1, 2, 4, 8, 16, 32) for d in (1, 2, 3, 5, 9)}
+        grid = {(b, b * d): curve(b, b * d) for b in (1, 2, 4, 8, 16, 32) for d in (1, 2, 3, 5, 9)}
         drafts = [(n, k, draft_s * k * (1 + n / 8)) for n in (1, 8) for k in (1, 4)]
         self.controller.calibrate(StepTimeCurve(grid), DraftCost(drafts))
         self.num_tokens = 0
@@ -103,7 +103,7 @@ def rate(world: World, depth: int | None, steps: int = 600) -> float:
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8])
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("draft_s", [0.0, 1e-3])
-def test_it_never_loses_and_finds_what_wins(
+def test_controller_never_loses_and_finds_a_good_depth(
     seconds: Seconds, alpha: float, batch: int, draft_s: float
 ) -> None:
     made = [World(seconds, alpha, draft_s, batch, seconds) for _ in range(7)]
@@ -114,13 +114,13 @@ def test_it_never_loses_and_finds_what_wins(
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-def test_it_does_not_lose_when_the_curve_was_wrong(batch: int) -> None:
-    """Measured flat, in truth steep: the account stops what the prediction promises."""
+def test_controller_does_not_lose_with_a_wrong_curve(batch: int) -> None:
+    """Measured flat, in truth steep: the credit stops drafting in spite of the prediction."""
     plain = rate(World(steep, 0.4, 0.0, batch, flat), 0)
     assert rate(World(steep, 0.4, 0.0, batch, flat), None) >= 0.97 * plain
 
 
-def test_it_comes_back() -> None:
+def test_drafting_resumes_when_acceptance_improves() -> None:
     """Nothing is accepted for a long time, then nearly everything."""
     world = World(flat, 0.0, 0.0, 4, flat)
     for _ in range(1500):
@@ -181,12 +181,12 @@ def test_what_is_cold_behind_drafts_does_not_make_plain_steps_look_dear(batch: i
     assert believed == pytest.approx(flat(batch, batch), rel=0.06)
 
 
-def test_where_prompts_come_between_the_second_plain_step_is_learnt_from() -> None:
-    """Else drafts would stay away from every decode step for as long as prompts keep coming."""
+def test_with_prompts_in_between_the_second_plain_step_is_learnt_from() -> None:
+    """Otherwise no decode step would be drafted for as long as prompts keep arriving."""
     now_s, cost = 0.0, StepTimeCurve({(2, 2): 1.0})
     pace, learnt = PlainStepTimer(lambda: now_s), []
     for took_s in (5.0, 1.2):
-        pace.mark_decision()  # beside a prompt, with drafts
+        pace.mark_decision()  # in a step with a prompt and drafts
         pace.begin(RUNS[:2])
         pace.request_learning()
         now_s += took_s
@@ -195,7 +195,7 @@ def test_where_prompts_come_between_the_second_plain_step_is_learnt_from() -> No
     assert 1.0 < cost.seconds(2, 2) < 1.3
 
 
-def test_what_a_drafter_loses_is_no_reason_to_look_up_less() -> None:
+def test_losses_of_the_drafter_do_not_reduce_lookups() -> None:
     account = TimeCredit(both=True)
     account.add_drafts(account.looked, 5e-3, 5e-3, 10e-3, 10e-3)
     gain = account.recent_gain
@@ -206,7 +206,7 @@ def test_what_a_drafter_loses_is_no_reason_to_look_up_less() -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_measures_its_curve_and_answers_as_without() -> None:
+def test_engine_measures_its_curve_and_keeps_its_tokens() -> None:
     """The real parts: calibrated at the start, and the tokens are those of plain decoding."""
     greedy = Sampling(temperature=0.0, max_tokens=60, ignore_eos=True)
     prompts = ["for name in names:\n    print(name)\nfor name in names:\n", "import os\n"]
@@ -262,20 +262,20 @@ def test_the_curve_follows_what_is_measured() -> None:
 
 class Bursts:
     """One sequence on a virtual clock: of every `NEW` + `COPIED` tokens the latter can be looked
-    up; asking takes a time of its own."""
+    up; each decision costs `decision_s`."""
 
     NEW, COPIED = 8, 16
 
     name = "bursts"
 
-    def __init__(self, told: Seconds, ask_s: float) -> None:
-        self.now_s, self.num_known, self.ask_s = 0.0, 1, ask_s
+    def __init__(self, curve: Seconds, decision_s: float) -> None:
+        self.now_s, self.num_known, self.decision_s = 0.0, 1, decision_s
         self.controller = DepthController(None, 16, lambda: self.now_s, self)
-        grid = {(1, 1 + depth): told(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
+        grid = {(1, 1 + depth): curve(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
         self.controller.calibrate(StepTimeCurve(grid))
 
     def look(self, each: DraftContext, most: int) -> LookupGuess:
-        self.now_s += self.ask_s
+        self.now_s += self.decision_s
         place = len(each.tokens) % (self.NEW + self.COPIED)
         if place < self.NEW:
             return NO_GUESS
@@ -286,7 +286,7 @@ class Bursts:
         pass
 
     def cold_s(self) -> float:
-        """By how much the step under way takes longer for what was asked."""
+        """Seconds by which the decision slows down the current step."""
         return 0.0
 
     def step(self) -> None:
@@ -302,13 +302,13 @@ class Bursts:
 
 
 @pytest.mark.parametrize(
-    ("told", "ask_s"), [(flat, 600e-6), (lambda runs, rows: 10e-3 * rows, 300e-6)]
+    ("curve", "decision_s"), [(flat, 600e-6), (lambda runs, rows: 10e-3 * rows, 300e-6)]
 )
-def test_what_can_be_copied_for_a_few_steps_only_is_seized(told: Seconds, ask_s: float) -> None:
-    """Neither is every short burst begun by a plain step, nor the question put off too long (what
-    drafts save pays for asking, `DECISION_SHARE_OF_GAIN`: without it 0.56 of the ideal); nor is a curve
-    believed for ever that a disturbed start made steep."""
-    world = Bursts(told, ask_s)
+def test_short_copyable_bursts_are_used(curve: Seconds, decision_s: float) -> None:
+    """Short bursts do not start with a plain step, and decisions are not postponed too long (what
+    drafts save pays for decisions, `DECISION_SHARE_OF_GAIN`: without it 0.56 of the ideal); nor does a
+    curve stay steep for ever after a disturbed start."""
+    world = Bursts(curve, decision_s)
     for _ in range(800):
         world.step()
     num_steps = world.NEW + 1
@@ -317,13 +317,13 @@ def test_what_can_be_copied_for_a_few_steps_only_is_seized(told: Seconds, ask_s:
 
 
 class Cold(Bursts):
-    """Nothing can be looked up. What is asked pushes out of the caches what this step and the next
-    need; no stopwatch around the question sees it."""
+    """Nothing can be looked up. A decision evicts data that this step and the next need from the
+    caches; timing the decision alone does not show it."""
 
     num_cold = 0
 
     def look(self, each: DraftContext, most: int) -> LookupGuess:
-        self.now_s += self.ask_s
+        self.now_s += self.decision_s
         self.num_cold = 2
         return NO_GUESS
 
@@ -332,8 +332,8 @@ class Cold(Bursts):
         return 1e-3 if self.num_cold >= 0 else 0.0
 
 
-def test_what_is_cold_behind_a_question_is_booked_as_its_price() -> None:
-    """Judged by the stopwatch alone it would be asked in every third step, and 7 % be lost."""
+def test_cache_misses_after_a_decision_count_as_its_cost() -> None:
+    """By the timer alone there would be a decision in every third step, at a loss of 7 %."""
     world = Cold(flat, 0.1e-3)
     for _ in range(3000):
         world.step()
@@ -346,7 +346,7 @@ class Dear(Bursts):
     """Nothing can be looked up, and to remember an answer takes two plain steps."""
 
     def look(self, each: DraftContext, most: int) -> LookupGuess:
-        self.now_s += self.ask_s
+        self.now_s += self.decision_s
         return NO_GUESS
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
@@ -406,18 +406,18 @@ class Wrong:
         pass
 
 
-def test_a_drafter_that_is_wrong_takes_nothing_from_a_lookup_that_is_right() -> None:
-    """Told to be cheap, it is tried, and loses its own credit, not the lookup's."""
-    alone, beside = Bursts(steeper, 300e-6), Bursts(steeper, 300e-6)
-    costs = beside.controller.costs.step
+def test_wrong_drafter_does_not_use_the_credit_of_lookups() -> None:
+    """A drafter that is claimed to be cheap is tried and loses its own credit, not the lookup's."""
+    alone, with_drafter = Bursts(steeper, 300e-6), Bursts(steeper, 300e-6)
+    costs = with_drafter.controller.costs.step
     drafts = [(n, k, 0.1e-3 * n * k) for n in (1, 8) for k in (1, 4)]
-    clock = lambda: beside.now_s  # noqa: E731
-    beside.controller = DepthController(Wrong(beside), 16, clock, beside)
-    beside.controller.calibrate(costs, DraftCost(drafts))
-    for world in (alone, beside):
+    clock = lambda: with_drafter.now_s  # noqa: E731
+    with_drafter.controller = DepthController(Wrong(with_drafter), 16, clock, with_drafter)
+    with_drafter.controller.calibrate(costs, DraftCost(drafts))
+    for world in (alone, with_drafter):
         for _ in range(800):
             world.step()
-    assert beside.num_known / beside.now_s > 0.9 * alone.num_known / alone.now_s
+    assert with_drafter.num_known / with_drafter.now_s > 0.9 * alone.num_known / alone.now_s
 
 
 def steeper(runs: int, rows: int) -> float:

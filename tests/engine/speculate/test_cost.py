@@ -77,8 +77,8 @@ def test_it_ends_when_its_time_is_spent() -> None:
     assert max(rows for _, rows in found) == 9, "and its deep steps only in time"
 
 
-def test_a_disturbed_plain_step_makes_no_draft_look_free() -> None:
-    """What was timed longer than a step with more rows was timed beside something else."""
+def test_disturbed_plain_step_does_not_make_drafts_look_free() -> None:
+    """A step that took longer than one with more rows was disturbed by other work."""
     cost = StepTimeCurve({(1, 1): 5.0, (1, 2): 2.0, (1, 4): 4.0, (8, 8): 3.0, (8, 16): 6.0})
     assert [cost.seconds(1, rows) for rows in (1, 2, 3, 4)] == [2.0, 2.0, 3.0, 4.0]
     assert [cost.seconds(8, rows) for rows in (8, 16)] == [3.0, 6.0]
@@ -96,8 +96,8 @@ def test_neighbours_tell_of_depths_that_were_never_tried() -> None:
         assert cost.seconds(runs, runs) == 6.0, "plain steps took what they took"
 
 
-def test_a_depth_that_once_looked_dear_is_believed_again() -> None:
-    """Two steps met something else; what is learnt of other depths since says so."""
+def test_depth_recovers_after_disturbed_observations() -> None:
+    """Two steps were disturbed; later observations of other depths show it."""
     cost = StepTimeCurve({(8, 8 * d): 2.0 + d for d in (1, 2, 3, 5, 9, 17, 25)})
     for _ in range(2):
         cost.learn(8, 16, 9.0)
@@ -134,10 +134,10 @@ def test_the_curve_is_that_of_the_plain_way() -> None:
         for _ in range(rng.randint(0, 60)):
             runs = rng.randint(1, 20)
             rows = runs * rng.choice((1, 1, 2, 3)) + rng.choice((0, 0, rng.randint(0, 40 * runs)))
-            told = slow.seconds(runs, rows) * rng.choice((0.5, 0.9, 1.0, 1.1, 3.0, 11.0))
+            seconds = slow.seconds(runs, rows) * rng.choice((0.5, 0.9, 1.0, 1.1, 3.0, 11.0))
             assert cost.seconds(runs, rows) == pytest.approx(slow.seconds(runs, rows))
-            cost.learn(runs, rows, told)
-            slow.learn(runs, rows, told)
+            cost.learn(runs, rows, seconds)
+            slow.learn(runs, rows, seconds)
             first, count = runs + rng.randint(1, 90), rng.randint(0, 40)
             assert cost.line(runs, first, count) == pytest.approx(slow.line(runs, first, count))
             assert cost.has_seen(runs) == (runs in slow.plain)

@@ -1,5 +1,5 @@
-"""The model's own layers draft: with all of them, what it would have said; where it may write,
-and what is left out."""
+"""Self-speculation: with all layers it drafts the model's own tokens; its cache writes; the layers
+left out."""
 
 from __future__ import annotations
 

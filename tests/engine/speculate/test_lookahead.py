@@ -75,4 +75,4 @@ def test_a_pool_is_bounded_and_ends_with_its_sequence() -> None:
     drafter.forget(0, [], "")
     assert not drafter._pools
     drafter.watch(Run(0, 0, (5,), (0,), AT), [(6, None)])
-    assert not drafter._pools, "nobody asked for it"
+    assert not drafter._pools, "not configured"

@@ -70,7 +70,7 @@ def test_what_is_forgotten_is_gone() -> None:
     drafter.forget(0, [], "")
     assert drafter._texts.num_texts == 0
     assert drafter.look(contexts([9, 8, 9]), 1).tokens == (8,)
-    assert drafter.look(contexts([9, 8]), 1) == NO_GUESS, "a text that became shorter is read anew"
+    assert drafter.look(contexts([9, 8]), 1) == NO_GUESS, "a text that became shorter is read again"
     assert drafter.look(contexts([9, 7, 9]), 1).tokens == (7,), "and one with another end"
 
 
@@ -83,7 +83,7 @@ def test_lengths_of_grams_and_tokens_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "length", "told"),
+    ("text", "length", "history"),
     [
         ([9, 1, 2, 5, 8, 1, 2], 2, ALONE),  # said once, in the answer: a match of two
         ([9, 1, 2, 5, 8, 1, 2, 5, 7, 1, 2], 2, AGREES),  # what followed was the same both times
@@ -91,32 +91,32 @@ def test_lengths_of_grams_and_tokens_are_checked() -> None:
         ([9, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 2, DIFFERS),  # it was not
     ],
 )
-def test_evidence_is_what_was_said_before_and_by_whom(
-    text: list[int], length: int, told: int
+def test_evidence_depends_on_match_history_and_origin(
+    text: list[int], length: int, history: int
 ) -> None:
     def looked(num_prompt: int) -> LookupGuess:
         each = DraftContext(0, text, num_prompt, "", SAMPLING, 0, 99)
         return NgramDrafter(2, 3).look(each, 1)
 
-    assert looked(1).kinds == (kind_of(length, told),)
-    assert looked(len(text)).kinds == (kind_of(length, told, own=False),)
+    assert looked(1).kinds == (kind_of(length, history),)
+    assert looked(len(text)).kinds == (kind_of(length, history, own=False),)
 
 
 def test_every_copied_token_has_its_own_kind() -> None:
-    """Once "1 2" was followed by 5, then by 6: whoever copies 3 after it comes past that place."""
+    """ "1 2" was followed by 5, then by 6; a copy that continues with 3 passes that position."""
     text = [1, 2, 5, 0, 1, 2, 6, 3, 0, 1, 2]
     found = NgramDrafter(2, 3).look(DraftContext(0, text, 1, "", SAMPLING, 0, 99), 9)
     assert found.tokens == (6, 3, 0, 1, 2, 6, 3, 0, 1)
-    told = (DIFFERS, ALONE, ALONE, ALONE, AGREES)
-    expected = [kind_of(3 + i, each) for i, each in enumerate((*told, *told[:4]))]
+    history = (DIFFERS, ALONE, ALONE, ALONE, AGREES)
+    expected = [kind_of(3 + i, each) for i, each in enumerate((*history, *history[:4]))]
     assert list(found.kinds) == expected
 
 
-def test_a_kind_says_what_it_is_made_of() -> None:
+def test_kinds_round_trip_through_their_parts() -> None:
     seen = set[int]()
-    for length, told, own in itertools.product((0, 1, 3, 4, 8, 16, 99), range(4), (False, True)):
-        kind = kind_of(length, told, own=own)
-        assert parts_of(kind + 5 * KINDS) == (min(6, length.bit_length()), told, own)
+    for length, history, own in itertools.product((0, 1, 3, 4, 8, 16, 99), range(4), (False, True)):
+        kind = kind_of(length, history, own=own)
+        assert parts_of(kind + 5 * KINDS) == (min(6, length.bit_length()), history, own)
         seen.add(kind)
     assert len(seen) == 7 * 4 * 2 and max(seen) < KINDS
 

@@ -338,7 +338,7 @@ def test_planted_bugs_are_caught(name: str, bug: str) -> None:
 
 
 def test_numbers_are_not_used_twice() -> None:
-    """Another step of the same request, and the drafter's own draws, have numbers of their own."""
+    """Other steps of the request, and the drafter's draws, use different random numbers."""
     found = [n for index in range(40) for n in uniform_numbers(5, index, 4)]
     found += [
         n for index in range(40) for n in uniform_numbers(5, index, 4, rejection_sampling.DRAFT)

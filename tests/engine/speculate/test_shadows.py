@@ -114,8 +114,8 @@ def test_the_record_is_that_of_the_plain_way() -> None:
 
 def test_priors_follow_the_evidence() -> None:
     for own in (False, True):
-        for told in range(4):
-            rising = [prior(kind_of(n, told, own=own)) for n in (1, 2, 4, 8, 16, 32)]
+        for history in range(4):
+            rising = [prior(kind_of(n, history, own=own)) for n in (1, 2, 4, 8, 16, 32)]
             assert rising == sorted(rising) and rising[0] > 0 and rising[-1] < 1
         assert prior(kind_of(4, DIFFERS, own=own)) < prior(kind_of(4, AGREES, own=own))
 

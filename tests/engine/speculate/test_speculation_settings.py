@@ -74,7 +74,7 @@ def test_drafts_beyond_the_context_are_refused() -> None:
 def test_a_context_without_room_for_a_draft_is_named_as_it_was_given(
     length: int, more: dict[str, int]
 ) -> None:
-    """No number of drafts would do, and without one asked for nobody gave any."""
+    """No number of drafts would fit, and none was requested."""
     with pytest.raises(BadInput) as raised:
         resolved({"method": "ngram", **more}, max_model_len=length)
     error = raised.value

@@ -41,11 +41,11 @@ def look(
 
 @example([([0, 0, 1], [1]), ([0, 1, 1], [1])])
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4))
-def test_match_is_the_longest_tail_that_occurs(turns: list[tuple[list[int], list[int]]]) -> None:
+def test_match_is_the_longest_tail_that_occurs(rounds: list[tuple[list[int], list[int]]]) -> None:
     """The text and the reader grow in turn."""
     automaton, match = SuffixAutomaton(), SuffixMatch(0)
     text, read = list[int](), list[int]()
-    for fed, other in turns:
+    for fed, other in rounds:
         automaton.feed(fed)
         text += fed
         for token in other:
@@ -103,7 +103,7 @@ def test_a_longer_match_is_of_a_higher_kind() -> None:
     assert long.kinds > short.kinds and list(long.kinds) == sorted(long.kinds)
 
 
-def test_a_sequence_that_comes_back_shorter_is_read_anew() -> None:
+def test_sequence_that_returns_shorter_is_read_again() -> None:
     drafter = SuffixDrafter()
     drafter.look(contexts([0, 1, 2, 3, 4]), 1)
     drafter.forget(0, [0, 1, 2, 3, 4], "a")

@@ -162,7 +162,7 @@ def test_without_states_or_blocks_eagle_says_nothing(teacher: Teacher) -> None:
 
 
 def test_states_follow_what_was_accepted() -> None:
-    """Rows of rejected drafts never get in; a gap begins anew; the window bounds what is kept."""
+    """Rows of rejected drafts are never recorded, a gap starts a new record, and the window bounds it."""
     at = SamplePoint(GREEDY, 0, 0, 1)
     states = HiddenStates(window=4)
     rows = torch.arange(20.0)[:, None]
@@ -190,7 +190,7 @@ def test_states_of_steps_that_were_put_aside() -> None:
     against a list that keeps everything."""
     rng, at = random.Random(5), SamplePoint(GREEDY, 0, 0, 1)
     for window in (1, 3, 100):
-        states, all_rows, told = HiddenStates(window), {0: [0.0], 1: [1.0]}, 2.0
+        states, all_rows, value = HiddenStates(window), {0: [0.0], 1: [1.0]}, 2.0
         states.observe(
             [Run(i, 0, (5,), (), at) for i in (0, 1)], [1, 1], torch.tensor([[0.0], [1]])
         )
@@ -201,8 +201,8 @@ def test_states_of_steps_that_were_put_aside() -> None:
                 start = len(all_rows[seq_id])
                 runs.append(Run(seq_id, start, (9,) * (1 + drafts), (), at, num_drafts=drafts))
                 given.append(1 + min(kept, drafts))
-                fed = [told + i for i in range(1 + drafts)]
-                told, rows = told + len(fed), [*rows, *fed]
+                fed = [value + i for i in range(1 + drafts)]
+                value, rows = value + len(fed), [*rows, *fed]
                 all_rows[seq_id] += fed[: given[-1]]
             states.observe(runs, given, torch.tensor(rows)[:, None])
             if rng.random() < 0.1:
@@ -251,7 +251,7 @@ def test_answers_are_those_of_plain_decoding(
 def test_masked_rows_tell_raw_log_probabilities(
     plain: Engine, folders: dict[str, Path], tree: dict[str, str]
 ) -> None:
-    """Whichever path of a tree is taken, beside runs that are masked by nothing."""
+    """Whichever path of a tree is taken, together with unmasked runs."""
     few = tuple(range(100, 400))
     masked = Sampling(temperature=0.0, max_tokens=30, logprobs=2, allowed_token_ids=few)
     free = Sampling(temperature=0.0, max_tokens=30, logprobs=2, ignore_eos=True)
@@ -263,8 +263,8 @@ def test_masked_rows_tell_raw_log_probabilities(
     for each, prompt in zip(found, prompts, strict=True):
         (answer,), tokens = each.answers, plain.tokenizer.encode(prompt)
         raw_TV = plain.logprobs_of([*tokens, *answer.tokens])[len(tokens) - 1 :]
-        for token, told, raw_V in zip(answer.tokens, answer.logprobs, raw_TV, strict=False):
-            assert told.logprob == pytest.approx(float(raw_V[token]), abs=0.1)
+        for token, logprob, raw_V in zip(answer.tokens, answer.logprobs, raw_TV, strict=False):
+            assert logprob.logprob == pytest.approx(float(raw_V[token]), abs=0.1)
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_drawn_drafts_and_automatic_depth(folders: dict[str, Path], kind: str) -
 
 @pytest.mark.slow
 def test_trees_of_drawn_guesses(folders: dict[str, Path]) -> None:
-    """Nobody has a seed: the children of each node are drawn and judged; a repeated prompt hits
+    """No request has a seed: the children of each node are drawn and judged; a repeated prompt hits
     what the first one published."""
     settings = asked("medusa", folders["medusa"], speculative_token_tree=TREE)
     warm = Sampling(temperature=0.9, max_tokens=60, ignore_eos=True, logprobs=1, n=2)

@@ -47,7 +47,7 @@ from tests.engine.speculate.test_rejection import (
 pytestmark = pytest.mark.slow
 
 TREES = {
-    "two beside each other": "[(0,), (1,)]",
+    "two siblings": "[(0,), (1,)]",
     "wide, then narrow": "[(0,), (0, 0), (0, 1), (1,), (1, 0), (2,)]",
     "a chain and a twig": "[(0,), (0, 0), (1,)]",
 }
@@ -84,9 +84,9 @@ def test_a_tree_is_read_and_its_first_leaf_is_the_trunk() -> None:
     ],
 )
 def test_what_is_no_tree_is_refused(text: str, about: str) -> None:
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as error:
         parse_tree(text)
-    assert about in str(told.value)
+    assert about in str(error.value)
 
 
 def test_a_tree_is_cut_where_there_is_no_room_or_no_guess() -> None:
@@ -182,7 +182,7 @@ def test_by_enumeration(name: str, seed: int, likeness: float) -> None:
 def test_a_bug_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual forgotten: the second child is judged, and the last token drawn, by p itself."""
     monkeypatch.setattr(rejection_sampling, "residual", lambda p_V, q_V, weight=1.0: p_V)
-    assert off_by(Toy(0, 3, 0.0), parse_tree(TREES["two beside each other"])) > 1e-2
+    assert off_by(Toy(0, 3, 0.0), parse_tree(TREES["two siblings"])) > 1e-2
 
 
 # -- by draws, with the engine's own numbers, through the verifier
@@ -347,8 +347,8 @@ def test_the_walk_goes_down_where_the_model_goes() -> None:
     at = [each for path in every for each in sample_points(path)]
     [taken] = Verifier().accept_trees(logits_SV, [run], at)
     assert taken.path == 2 and [token for token, _ in taken.choices] == [2, 1, 0]
-    told = [logprobs for _, logprobs in taken.choices]
-    assert [each.token for each in told if each is not None] == [2, 1, 0]
+    logprob_entries = [logprobs for _, logprobs in taken.choices]
+    assert [each.token for each in logprob_entries if each is not None] == [2, 1, 0]
     [named] = Verifier().accept_argmax_trees(logits_SV.argmax(1).tolist(), [run])
     assert named.path == 2 and [token for token, _ in named.choices] == [2, 1, 0]
 

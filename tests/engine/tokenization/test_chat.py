@@ -56,12 +56,12 @@ def test_templates_use_what_hugging_face_gives_them(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [7, [1], [{"name": "default"}], {"default": "x"}])
-def test_what_is_no_template_is_told(directory: Path, template: object) -> None:
+def test_invalid_template_is_reported(directory: Path, template: object) -> None:
     with pytest.raises(BadModel, match="chat_template"):
         load_tokenizer(str(with_template(directory, template)))
 
 
-def test_a_template_that_is_no_text_is_told(directory: Path) -> None:
+def test_template_that_is_not_text_is_reported(directory: Path) -> None:
     (directory / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(BadModel, match="UTF-8"):
         load_tokenizer(str(directory))
