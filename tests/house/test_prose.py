@@ -20,7 +20,6 @@ CLEAN = [
     "mkdocs.yml",
     "native",
     "notes",
-    "ridgeline/assets/demo/README.md",
     "ridgeline/cli",
     "ridgeline/diagnose",
     "ridgeline/engine",

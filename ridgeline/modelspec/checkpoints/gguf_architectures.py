@@ -1,8 +1,7 @@
-"""What the metadata of a GGUF file says of a model: llama.cpp's names as those of Hugging Face.
-
-A row per architecture of llama.cpp. Every key of the architecture is understood, harmless (with
-the reason beside it), neutral at a listed value, or an error that names it. Defaults are
-llama.cpp's, because its converter leaves out what equals them.
+"""Maps GGUF metadata to Hugging Face config fields, for each supported llama.cpp architecture.
+ Every key of the architecture is understood, harmless (with
+the reason), neutral at a listed value, or an error that names it. Defaults are
+llama.cpp's, because its converter omits fields that equal them.
 """
 
 from __future__ import annotations

@@ -241,8 +241,8 @@ def _bitsandbytes(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     return QuantisedCheckpoint(codec="bnb4", name=f"bitsandbytes {kind}", bits=4, integers=False)
 
 
-def _mxfp4(told: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    # e2m1 numbers are whole numbers of 5 bits times half their scale
+def _mxfp4(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
+    # e2m1 numbers are 5-bit integers times half their scale
     return QuantisedCheckpoint(codec="mxfp4", name="MXFP4 experts", bits=5, group_size=32)
 
 

@@ -1,4 +1,4 @@
-"""What a row of the table of families says: transformers' defaults, and what is special."""
+"""The record of one model family: transformers' defaults, and the features that differ."""
 
 from __future__ import annotations
 

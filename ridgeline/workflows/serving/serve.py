@@ -54,7 +54,7 @@ def serve(
 ) -> ServedModel:
     """Load the model and serve it until SIGINT or SIGTERM; returns what was served.
 
-    `on_ready` is called as soon as requests are accepted, with what is served and a function that
+    `on_ready` is called as soon as requests are accepted, with the served model and a function that
     stops the server from any thread, as SIGTERM does. (Only the main thread gets signals.) Options
     and address are checked before the model is loaded. Raises BadInput, BadModel or CannotRun.
     """

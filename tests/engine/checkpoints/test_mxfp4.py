@@ -71,7 +71,7 @@ def test_packed_experts_give_the_logits_of_transformers(
         str(directory), exact, device="cpu", compute_dtype=torch.float32, layer_backend=backend
     )
     if backend == "torch":  # native layers pad such small panels
-        # A factor per output beside the scales shows only in rows as short as these.
+        # An additional factor per output matters only in rows as short as these.
         assert decoder.nbytes == pytest.approx(resident_weight_bytes(exact), rel=0.05)
     tokens = [(7 * i * i + i) % VOCAB for i in range(50)]
     ours = log_softmax(TorchRunner(decoder, None, None).logits(tokens))
