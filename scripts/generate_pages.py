@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ridgeline.config.reference import cli_page, configuration_page
+from scripts.models_page import models_page
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -224,6 +225,7 @@ def python_api() -> str:
 def pages() -> dict[Path, str]:
     return {
         REFERENCE / "techniques.md": techniques(),
+        REFERENCE / "models.md": NOTICE.format(source="the tables of families") + models_page(),
         REFERENCE / "metrics.md": metrics(),
         REFERENCE / "http-api.md": http_api(),
         REFERENCE / "python.md": python_api(),

@@ -16,6 +16,7 @@ from ridgeline.modelspec.families.config_fields import ConfigFields, check_names
 from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
 from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
 from ridgeline.modelspec.families.mixtures import MIXTURES
+from ridgeline.modelspec.families.nearest import describe_nearest
 from ridgeline.modelspec.families.rope_config import RopeFields
 from ridgeline.modelspec.families.unsupported import UNSUPPORTED
 from ridgeline.modelspec.families.wrappers import WRAPPERS, text_part
@@ -273,7 +274,6 @@ def _refuse_early(config: Mapping[str, Any], where: str) -> None:
 
 
 def _family_name(config: Mapping[str, Any], where: str) -> str:
-    known = ", ".join(FAMILIES)
     model_type: Any = config.get("model_type")
     architectures = _architectures(config, where)
     _refuse_early(config, where)
@@ -286,7 +286,7 @@ def _family_name(config: Mapping[str, Any], where: str) -> str:
         raise BadModel(
             f"{where}: the architecture is not supported",
             value=asked,
-            limit=f"supported: {known}",
+            limit=f"supported: {', '.join(FAMILIES)}; {describe_nearest(config, FAMILIES)}",
             fix=None
             if reason is None
             else f"only `ridgeline plan` and `predict` read it: {reason}",

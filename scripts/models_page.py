@@ -1,0 +1,85 @@
+"""The reference page of model families: what runs, what is only sized, and what it was tested against."""
+
+from __future__ import annotations
+
+import torch
+
+from ridgeline.engine.execution.layers.native import NativeForward
+from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES
+from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
+from ridgeline.modelspec.families.shapes import planning_table, shape_table
+from ridgeline.modelspec.families.unsupported import UNSUPPORTED
+from ridgeline.modelspec.families.wrappers import WRAPPERS
+from tests.conformance.tiny_models import FAMILIES as TESTED
+
+HEAD = """\
+# Model families
+
+The `model_type` of a model's `config.json` decides how it is read; a field that is not understood is an error that
+names it, and an unknown family is refused with the nearest known one and the fields that differ.
+
+*Layers*: `native` are the fused CPU kernels, `torch` runs on every device. Every family is compared with
+transformers on small random models: log-probabilities within 1e-4 and the same greedy tokens but for ties, in whole
+prompts, in chunks and in mixed batches; native layers are compared with torch layers in every weight format of the
+engine. Batching, preemption, prefix caching and speculation are checked token by token on Llama, gpt-oss and the
+demo model. GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family whose modules
+have Llama's names (all but gpt-oss, whose experts are read in MXFP4). The names of published shapes work in
+`inspect`, `plan` and `predict` and, but for the largest, as `dummy:NAME` with random weights.
+"""
+WRAPPED = """
+## The text of multimodal models
+
+Weights of the image encoder are left unread; a request with an image is refused by name.
+
+| model_type | text model | published shapes |
+|---|---|---|
+"""
+PLANNED = """
+## Sized only
+
+`plan`, `predict` and `inspect` know these; the engine refuses them with the reason.
+
+| model_type | why the engine does not run it | published shapes |
+|---|---|---|
+"""
+NOT_YET = """
+## Not supported
+
+Refused by `model_type`: gated delta nets (Qwen3-Next, Qwen3.5), Mamba and other state-space layers (Granite 4,
+Nemotron 3, Jamba, Falcon-H1), KV sharing and per-layer inputs (Gemma 3n, Gemma 4), chunked attention (Llama 4),
+parallel blocks (Cohere), sigmoid routing (GLM-4.5, MiniMax M2), encoders (BERT) and encoder-decoders (T5, Whisper).
+Image, video and audio encoders are not run.
+"""
+
+
+def models_page() -> str:
+    """The page, from the tables of families, wrappers, shapes and tests."""
+    lines = [HEAD, "## Families that run", ""]
+    lines += [
+        "| model_type | layers | GGUF | tested against | published shapes |",
+        "|---|---|---|---|---|",
+    ]
+    gguf = {arch.family for arch in ARCHITECTURES.values()} | {"mixtral"}  # "llama" with experts
+    for family in FAMILIES:
+        tests = sum(model_type in (family, f"{family}_text") for model_type, _ in TESTED.values())
+        against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}" if tests else ""
+        read = "yes" if family in gguf else ""
+        lines.append(f"| `{family}` | {_layers(family)} | {read} | {against} | {_shapes(family)} |")
+    text = WRAPPED.splitlines()
+    for name, wrapper in WRAPPERS.items():
+        families = ", ".join(f"`{family}`" for family in wrapper.text_types.values())
+        text.append(f"| `{name}` | {families} | {_shapes(name)} |")
+    text += PLANNED.splitlines()
+    text += [f"| `{name}` | {why} | {_shapes(name)} |" for name, why in UNSUPPORTED.items()]
+    return "\n".join([*lines, *text]) + "\n" + NOT_YET
+
+
+def _layers(family: str) -> str:
+    spec = spec_from_config({"model_type": family}, name=family)
+    why_not = NativeForward.why_not(spec, torch.device("cpu"), torch.float32)
+    return "torch: " + "; ".join(why_not) if why_not else "native, torch"
+
+
+def _shapes(model_type: str) -> str:
+    tables = {**shape_table(), **planning_table()}
+    return ", ".join(f"`{n}`" for n, row in tables.items() if row["model_type"] == model_type)
