@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers
+.PHONY: install demo test test-real check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers
 
 install: $(STAMP)
 
@@ -49,6 +49,11 @@ docs: install
 # The whole suite. One process, for a debugger: .venv/bin/python -m pytest
 test: install lint
 	$(PYTEST)
+
+# Tests on files that the repository cannot hold. RIDGELINE_GGUF_VOCABS: a folder of llama.cpp's
+# models/ggml-vocab-*.gguf.
+test-real: install
+	$(PYTEST) -rs tests/engine/tokenization/test_gguf_tokens.py
 
 # The project's own rules: layers, sizes, language, documentation.
 house: install

@@ -46,6 +46,27 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return inner
 
 
+def why_unsupported(metadata: Mapping[str, Any]) -> str | None:
+    """Why texts cannot be encoded as llama.cpp does; None if they can."""
+    kind = metadata.get(PREFIX + "model")
+    if kind not in ("gpt2", "gemma4", "llama"):
+        return f"its tokenizer.ggml.model {kind} is not supported"
+    name = metadata.get(PREFIX + "pre") or "default"
+    if kind == "gpt2" and name not in PRE_TOKENIZERS:
+        return f"its tokenizer.ggml.pre {name} is not known"
+    return None
+
+
+def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates by name, such as "default" and "tool_use"."""
+    start = "tokenizer.chat_template"
+    return {
+        key.removeprefix(start).removeprefix(".") or "default": str(source)
+        for key, source in metadata.items()
+        if key == start or key.startswith(f"{start}.")
+    }
+
+
 def pre_tokenizer_of(metadata: Mapping[str, Any]) -> PreTokenizer:
     """The word patterns that the file names. Raises BadModel for a name that is not known."""
     name = str(metadata.get(PREFIX + "pre") or "default")

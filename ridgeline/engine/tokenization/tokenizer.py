@@ -6,6 +6,7 @@ model without a tokenizer (random weights) accepts and yields token ids only (`N
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,12 +89,21 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 
 def _from_gguf(model: str) -> Tokenizer:
-    from ridgeline.engine.tokenization.gguf import template_names, tokenizer_of
+    from ridgeline.engine.tokenization.gguf import (
+        chat_templates,
+        template_names,
+        tokenizer_of,
+        why_unsupported,
+    )
 
     metadata = read_gguf(model).metadata
     if "tokenizer.ggml.tokens" not in metadata:
         return NoTokenizer(model)
-    source = metadata.get("tokenizer.chat_template")
+    reason = why_unsupported(metadata)
+    if reason is not None:
+        logging.getLogger("ridgeline").warning("%s accepts token ids only: %s", model, reason)
+        return NoTokenizer(model, reason)
+    templates = chat_templates(metadata)
     try:
         inner, names = tokenizer_of(metadata), template_names(metadata)
     except BadModel:
@@ -101,9 +111,7 @@ def _from_gguf(model: str) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception, and metadata may be anything
         what = f"{type(error).__name__}: {error}"
         raise BadModel("the tokenizer in the GGUF file cannot be read", value=what) from None
-    return HfTokenizer(
-        inner, NoChatTemplate() if source is None else JinjaTemplate({"default": source}, names)
-    )
+    return HfTokenizer(inner, JinjaTemplate(templates, names) if templates else NoChatTemplate())
 
 
 def _read(file: Path) -> tokenizers.Tokenizer:
@@ -186,12 +194,13 @@ def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
 class NoTokenizer:
     """For models that accept and yield token ids only."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, reason: str | None = None) -> None:
+        self._model, self._reason = model, reason
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise BadInput(
-            f"{self._model} has no tokenizer", fix="send the prompt as a list of token ids"
+            f"{self._model} has no tokenizer" + (f" ({self._reason})" if self._reason else ""),
+            fix="send the prompt as a list of token ids",
         )
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:

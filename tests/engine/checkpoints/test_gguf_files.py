@@ -16,8 +16,10 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     LlamaConfig,
+    MistralConfig,
     Phi3Config,
     PretrainedConfig,
+    Qwen2Config,
     Qwen3Config,
 )
 
@@ -74,7 +76,7 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
         data = value.float()
         if architecture.startswith("gemma") and "norm" in stem:
             data = data + 1
-        if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
+        if architecture in ("llama", "mistral3") and stem.endswith(("q_proj", "k_proj")):
             halves = data.view(-1, 2, 8, *data.shape[1:])
             data = halves.transpose(1, 2).reshape(data.shape)
         if ".layers." in stem:
@@ -152,7 +154,13 @@ CASES = {
             "rope.scaling.original_context_length": 16,
         },
     ),
+    "mistral3": (MistralConfig(**SIZES, sliding_window=None), {}),
+    "qwen2": (Qwen2Config(**SIZES), {}),
+    "qwen2vl": (Qwen2Config(**SIZES), {"rope.dimension_sections": [2, 3, 3, 0]}),
     "qwen3": (Qwen3Config(**SIZES), {}),
+    "qwen3vl": (
+        Qwen3Config(**SIZES), {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 3},
+    ),
     "gemma": (GemmaConfig(**SIZES, hidden_act="gelu_pytorch_tanh"), {}),
     "gemma2": (
         Gemma2Config(**SIZES, sliding_window=8, query_pre_attn_scalar=16),

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from ridgeline.compress.writers.gguf_tokenizer import tokenizer_metadata
-from ridgeline.engine.tokenization.gguf import template_names, tokenizer_of
+from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.engine.tokenization.gguf import chat_templates, template_names, tokenizer_of
 from ridgeline.engine.tokenization.gguf_patterns import PRE_TOKENIZERS
-from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
+from ridgeline.errors import BadInput
+from ridgeline.modelspec.checkpoints.gguf_header import Gguf, read_gguf
 from ridgeline.modelspec.checkpoints.gguf_tokens import end_of_generation, token_types
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
@@ -146,3 +148,24 @@ def test_vocabularies_of_llama_cpp() -> None:
             assert inner.encode(text, add_special_tokens=False).ids == ids, (path.name, text)
         compared += 1
     assert compared
+
+
+def test_named_chat_templates_are_read() -> None:
+    metadata = {
+        "tokenizer.chat_template": "plain",
+        "tokenizer.chat_template.tool_use": "of tools",
+        "tokenizer.chat_templates": ["tool_use"],
+    }
+    assert chat_templates(metadata) == {"default": "plain", "tool_use": "of tools"}
+
+
+@pytest.mark.parametrize("metadata", [{"pre": "unheard-of"}, {"model": "bert"}])
+def test_unknown_tokenizer_leaves_token_ids(
+    metadata: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+    file = Gguf(Path("m.gguf"), vocabulary() | keys, {})
+    monkeypatch.setattr("ridgeline.engine.tokenization.tokenizer.read_gguf", lambda _: file)
+    tokenizer = load_tokenizer("m.gguf")
+    with pytest.raises(BadInput, match=next(iter(metadata.values()))):
+        tokenizer.encode("text")
