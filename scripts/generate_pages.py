@@ -41,14 +41,76 @@ the meaning of each error: [request fields and errors](request-fields.md). How t
 PYTHON_HEAD = """\
 # Python API
 
-Importing `ridgeline` loads nothing heavy; each name below is resolved on first use.
+Everything that the command line does, in a script or a notebook. `import ridgeline` loads nothing heavy; each name is
+resolved on first use.
 
 ```python
 import ridgeline
 
 print(ridgeline.generate("demo", "def add(a, b):", max_tokens=32))
+
+fleet = ridgeline.plan("llama-3.1-8b", accelerator="h100-sxm", max_devices=1)
+fleet.save("plan.html")
+print(fleet.commands)
 ```
+
+What all functions have in common:
+
+- **A record comes back.** `to_dict()` has its figures, `save("name.json")` and `save("name.html")` write it, a notebook
+  shows it as a page. Nothing is printed.
+- **Keywords are the options** of the command of the same name, with the same names, ranges and defaults
+  ([configuration](configuration.md)); durations and counts may be written as `"5m"` and `"8k"`. `**settings` are
+  [engine settings](configuration.md#engine). A keyword without an effect is an error.
+- **Progress** goes to `observer`, which is called with every event: `observer=print` shows them as lines.
+- **Errors** that the caller can fix are `ridgeline.errors.UserError`, with the `value`, the `limit` and the `fix`.
+- **Models** are named as on the command line. `generate`, `stream` and `chat` also take an open `Engine`, which saves
+  loading the model again:
+
+```python
+import ridgeline
+
+with ridgeline.Engine.open("demo") as engine:
+    with ridgeline.chat(engine, system="Write Python.", max_tokens=24) as conversation:
+        print(conversation.send("A function that adds two numbers."))
+    with ridgeline.stream(engine, "def add(a, b):", max_tokens=24) as pieces:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+    print(pieces.reply.ttft_s, pieces.reply.usage)
+```
+
+`async for piece in pieces` works as well; a task that is cancelled while it reads frees the request's KV cache.
+
+Commands without a function here are functions of `ridgeline.workflows`, for instance
+`ridgeline.workflows.bench.bench_series.bench_series` (`bench --sweep`),
+`ridgeline.workflows.planning.simulate_sweep.simulate_sweep` (`simulate --sweep`),
+`ridgeline.workflows.diagnose.operator_profile.profile_operators` (`diagnose --profile`),
+`ridgeline.workflows.inspect_model.inspect_model` and `ridgeline.workflows.check_machine.check_machine` (`doctor`). They
+return records too; their signatures may change between minor versions.
 """
+PYTHON_SECTIONS = {
+    "Generate text": ("generate", "stream", "chat", "Engine", "Sampling"),
+    "Measure": ("bench", "diagnose", "explain"),
+    "Improve": ("optimize", "quantize", "evaluate"),
+    "Plan": ("plan", "predict", "simulate", "cost"),
+    "Serve": ("serve",),
+}
+PYTHON_RECORDS = (
+    "report.result.Result",
+    "workflows.text.generation.Generation",
+    "workflows.text.text_stream.TextStream",
+    "workflows.text.text_stream.Reply",
+    "workflows.text.conversation.Conversation",
+    "workflows.bench.bench.BenchResult",
+    "workflows.diagnose.diagnose_run.Diagnosis",
+    "workflows.optimize.optimize.OptimizeResult",
+    "workflows.quantize.quantize.QuantizeResult",
+    "workflows.evaluate.evaluation.Evaluation",
+    "workflows.planning.plan.PlanResult",
+    "workflows.planning.predict.OperatingPointResult",
+    "workflows.planning.simulate.SimulationResult",
+    "workflows.planning.cost.CostResult",
+    "workflows.serving.running_server.RunningServer",
+)
 METRICS_HEAD = """\
 # Metrics
 
@@ -214,12 +276,20 @@ def bodies_of(operation: dict[str, Any]) -> list[str]:
 
 
 def python_api() -> str:
-    """The public names of the package, documented by mkdocstrings from their docstrings."""
+    """The public names of the package, documented by mkdocstrings from their docstrings.
+
+    By the modules that define them: `ridgeline.plan` is a package for the documentation tool.
+    """
     import ridgeline
 
-    names = [name for name in ridgeline.__all__ if not name.startswith("_")]
-    entries = "\n".join(f"::: ridgeline.{name}\n" for name in names)
-    return NOTICE.format(source="the docstrings") + PYTHON_HEAD + "\n" + entries
+    shown = {name for names in PYTHON_SECTIONS.values() for name in names}
+    assert shown == {name for name in ridgeline.__all__ if not name.startswith("_")}
+    lines = []
+    for heading, names in PYTHON_SECTIONS.items():
+        lines += [f"## {heading}", ""]
+        lines += [f"::: {ridgeline._HOMES[name]}.{name}\n" for name in names]
+    lines += ["## Records", "", *(f"::: ridgeline.{path}\n" for path in PYTHON_RECORDS)]
+    return NOTICE.format(source="the docstrings") + PYTHON_HEAD + "\n" + "\n".join(lines)
 
 
 def pages() -> dict[Path, str]:

@@ -102,7 +102,7 @@ def stream(
         settings: Engine settings, for a model that is not open yet.
 
     Returns:
-        The stream; its `reply` has the text, usage and speed of what was received so far.
+        The stream; its `reply` has the text received so far, with its usage and speed.
 
     Raises:
         UserError: An option is wrong. The model is opened, and the prompt checked, when the first
