@@ -123,7 +123,7 @@ def test_sweep_equals_separate_simulations(capsys: pytest.CaptureFixture[str]) -
     ]
     alone = [*WORDS, "--slo", "ttft:500 tpot:30", "--replicas", "2", "--max-num-seqs", "4"]
     assert main([*alone, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == cases[2]["found"]
+    assert json.loads(capsys.readouterr().out) == cases[2]["summary"]
 
 
 @pytest.mark.parametrize(

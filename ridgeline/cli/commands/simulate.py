@@ -58,7 +58,7 @@ def _run_sweep(options: SimulateOptions) -> int:
             print(json_line(case))
     else:
         Console(highlight=False).print(sweep_table(result))
-    return 0 if any(case.found for case in result.cases) else NO_FLEET_RUNS
+    return 0 if any(case.summary for case in result.cases) else NO_FLEET_RUNS
 
 
 def _refuse_files(options: SimulateOptions, flag: str) -> None:

@@ -121,8 +121,8 @@ def _warn(observer: Observer, taken_share: float | None, passes: float) -> None:
 def undisturbed_speed(measurements: Sequence[StepMeasurement]) -> MachineSpeed:
     """The machine without other processes: the best of the passes."""
     return MachineSpeed(
-        max(each.speed.read_bytes_s for each in measurements),
-        max(each.speed.ops_s for each in measurements),
+        max(measurement.speed.read_bytes_s for measurement in measurements),
+        max(measurement.speed.ops_s for measurement in measurements),
     )
 
 
@@ -147,7 +147,7 @@ def kernel_ops_s(float32_ops_s: float) -> dict[str, float]:
 
     def rate(kind: str) -> float:
         rates = module.multiply_rates(kind, num_threads(), 3, 0.02)
-        return float(median(each for each, _ in rates))
+        return float(median(rate for rate, _ in rates))
 
     known = measure.kinds_of(sorted(set(MULTIPLIED_AS.values())))
     ops_s = {}
@@ -169,8 +169,8 @@ def calibration_facts(
     rates[max(rates, key=int)] = speed.read_bytes_s
     peaks = measure.multiply_peaks(num_threads())
     runs = dict.fromkeys(
-        str(CalibrationRun(model=each.model, quantization=each.quantization))
-        for each in measurements
+        str(CalibrationRun(model=measurement.model, quantization=measurement.quantization))
+        for measurement in measurements
     )
     first_s, reading = request_overheads(fastest_passes(measurements))
     return CalibrationInputs(
@@ -196,15 +196,19 @@ def request_overheads(measurements: Sequence[StepMeasurement]) -> tuple[float, R
     more than that. Zero if nothing was measured with streaming.
     """
     fastest = fastest_engine(measurements)
-    own = [each for each in measurements if (each.model, each.quantization) == fastest]
+    own = [
+        measurement
+        for measurement in measurements
+        if (measurement.model, measurement.quantization) == fastest
+    ]
     seconds = {
-        kind: [each.seconds for each in own if each.kind == kind]
+        kind: [measurement.seconds for measurement in own if measurement.kind == kind]
         for kind in ("ttft", "streamed_ttft")
     }
     per_token_s = [
-        (each.seconds - _plain_decode_s(each, own)) / each.num_sampled
-        for each in own
-        if each.kind == "streamed"
+        (measurement.seconds - _plain_decode_s(measurement, own)) / measurement.num_sampled
+        for measurement in own
+        if measurement.kind == "streamed"
     ]
     first_s = median(seconds["ttft"]) if seconds["ttft"] else 0.0
     if not per_token_s or not seconds["streamed_ttft"]:
@@ -217,8 +221,8 @@ def request_overheads(measurements: Sequence[StepMeasurement]) -> tuple[float, R
 
 def fastest_engine(measurements: Sequence[StepMeasurement]) -> tuple[str, str | None]:
     """The (model, quantization) with the shortest decode step."""
-    decodes = [each for each in measurements if each.kind == "decode"]
-    fastest = min(decodes or measurements, key=lambda each: each.seconds)
+    decodes = [measurement for measurement in measurements if measurement.kind == "decode"]
+    fastest = min(decodes or measurements, key=lambda measurement: measurement.seconds)
     return fastest.model, fastest.quantization
 
 
@@ -226,9 +230,9 @@ def _plain_decode_s(streamed: StepMeasurement, own: Sequence[StepMeasurement]) -
     """Seconds of the decode that differs from `streamed` only in how its tokens are read."""
     context = streamed.shapes[0][1]
     decodes = [
-        (abs(each.shapes[0][1] - context), each.seconds)
-        for each in own
-        if each.kind == "decode" and each.num_sampled == streamed.num_sampled
+        (abs(measurement.shapes[0][1] - context), measurement.seconds)
+        for measurement in own
+        if measurement.kind == "decode" and measurement.num_sampled == streamed.num_sampled
     ]
     nearest = min(distance for distance, _ in decodes)
     return median(seconds for distance, seconds in decodes if distance == nearest)
@@ -244,15 +248,16 @@ def fit_calibration(
     replicas = lru_cache(maxsize=None)(partial(calibrated_replica, unfitted))
     samples = [
         FitSample(
-            what=f"{each.model} {each.quantization or 'dense'}: {_shapes_text(each.shapes)}",
-            work=replicas(each.model, each.quantization).calibrated_work(
-                each.shapes, each.num_sampled
+            what=f"{measurement.model} {measurement.quantization or 'dense'}: "
+            f"{_shapes_text(measurement.shapes)}",
+            work=replicas(measurement.model, measurement.quantization).calibrated_work(
+                measurement.shapes, measurement.num_sampled
             ),
-            seconds=each.seconds,
-            prompt=each.kind == "prefill",
+            seconds=measurement.seconds,
+            prompt=measurement.kind == "prefill",
         )
-        for each in fastest_passes(measurements)
-        if each.kind in ("prefill", "decode")
+        for measurement in fastest_passes(measurements)
+        if measurement.kind in ("prefill", "decode")
     ]
     calibration = fit_samples(samples, facts)
     overheads, wait_s = calibration.overheads, median_wait_s(windows)

@@ -89,7 +89,7 @@ class CalibrationSession:
 
 
 class ServerMeasurements:
-    """The results of the runs, and notes on what was left out."""
+    """The results of the runs, and notes on omitted measurements."""
 
     def __init__(self) -> None:
         self.prompts: list[PromptSample] = []
@@ -151,7 +151,7 @@ async def measure_server(session: CalibrationSession, budget_s: float) -> Server
 async def _measure_prompts(
     session: CalibrationSession, results: ServerMeasurements, end_s: float
 ) -> None:
-    first = await session.request(PROMPT_LENGTHS[0], 4)  # pays for what is set up once
+    first = await session.request(PROMPT_LENGTHS[0], 4)  # includes one-time setup
     if first.error is not None or not first.token_s:
         why = first.error or "an empty response"
         raise EngineUnavailable(f"the server answered no prompt of token ids: {why}")
@@ -222,7 +222,7 @@ def decode_speed(traces: Sequence[RequestTrace]) -> DecodeSample | None:
 
 
 def _median_decode(decodes: Sequence[DecodeSample]) -> DecodeSample:
-    return sorted(decodes, key=lambda each: each.tpot_s)[len(decodes) // 2]
+    return sorted(decodes, key=lambda decode: decode.tpot_s)[len(decodes) // 2]
 
 
 def _ttft_s(trace: RequestTrace) -> float:

@@ -206,10 +206,10 @@ def fastest_passes(measurements: Sequence[StepMeasurement]) -> list[StepMeasurem
     time, and never shorter: the median of the passes depends on luck, the minimum is the machine.
     """
     best: dict[tuple[object, ...], StepMeasurement] = {}
-    for each in measurements:
-        key = (each.model, each.quantization, each.kind, each.requested)
-        if key not in best or each.seconds < best[key].seconds:
-            best[key] = each
+    for measurement in measurements:
+        key = (measurement.model, measurement.quantization, measurement.kind, measurement.requested)
+        if key not in best or measurement.seconds < best[key].seconds:
+            best[key] = measurement
     return list(best.values())
 
 
@@ -220,10 +220,15 @@ def pass_slowness(measurements: Sequence[StepMeasurement]) -> tuple[float, ...]:
     as separate passes: they are measured some seconds apart.
     """
     visits: dict[tuple[object, ...], list[float]] = {}
-    for each in measurements:
-        if each.kind in ("prefill", "decode"):
-            key = (each.model, each.quantization, each.kind, each.requested)
-            visits.setdefault(key, []).append(each.seconds)
+    for measurement in measurements:
+        if measurement.kind in ("prefill", "decode"):
+            key = (
+                measurement.model,
+                measurement.quantization,
+                measurement.kind,
+                measurement.requested,
+            )
+            visits.setdefault(key, []).append(measurement.seconds)
     passes: dict[tuple[object, ...], list[float]] = {}
     for kind, seconds in visits.items():
         for i, step_s in enumerate(seconds if len(seconds) > 1 else ()):
@@ -232,7 +237,7 @@ def pass_slowness(measurements: Sequence[StepMeasurement]) -> tuple[float, ...]:
     if not slow:
         return ()
     middle = math.exp(fmean(map(math.log, slow)))
-    return tuple(round(each / middle, 4) for each in slow)
+    return tuple(round(ratio / middle, 4) for ratio in slow)
 
 
 def median_of_repeats(time_step: Callable[[], StepTiming]) -> StepTiming:
@@ -248,7 +253,7 @@ def median_of_repeats(time_step: Callable[[], StepTiming]) -> StepTiming:
 
 def _request_overhead(bench: StepBench, ttft_s: Callable[[int], float]) -> StepTiming:
     """What a request costs besides its step."""
-    bench.prefill(16)  # pays for what is set up once
+    bench.prefill(16)  # includes one-time setup
     request_s = median(ttft_s(16) for _ in range(5))
     step_s = median(bench.prefill(16).seconds for _ in range(5))
     return StepTiming((), 0, max(0.0, request_s - step_s))

@@ -79,8 +79,8 @@ def _lengths(options: BenchOptions, tokenizer: Tokenizer, max_num_seqs: int) -> 
     from ridgeline.engine.profiling.profile import ProfileOptions
 
     requests = list(workload_of(options).sample(NUM_SAMPLES, options.seed))
-    prompt = round(statistics.median(_prompt_tokens(each, tokenizer) for each in requests))
-    output = statistics.median(each.max_tokens for each in requests)
+    prompt = round(statistics.median(_prompt_tokens(request, tokenizer) for request in requests))
+    output = statistics.median(request.max_tokens for request in requests)
     batch = options.max_concurrency or min(NUM_SEQUENCES, max_num_seqs)
     context = prompt + round(output / 2)
     return ProfileOptions(prompt=prompt, batch=batch, context=context, seed=options.seed)

@@ -83,7 +83,7 @@ def with_lm_eval(evaluation: Evaluation, scores: tuple[LmEvalScore, ...]) -> Eva
 def refusal_reason(floor: QualityVerdict, control: QualityVerdict) -> str | None:
     """Why no verdict can be given; None if one can."""
     if control.verdict != "fail":
-        return "a model with a planted fault could not be told from the original"
+        return "a model with a planted fault could not be distinguished from the original"
     if floor.verdict == "fail":
         return "the original does not agree with itself on another number of threads"
     return None

@@ -64,7 +64,7 @@ class OpenModel:
     def generate(self, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> Outputs:
         """Greedy outputs, up to the end of text."""
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        return [tuple(each.tokens) for each in self.engine.generate(prompts, sampling)]
+        return [tuple(answer.tokens) for answer in self.engine.generate(prompts, sampling)]
 
 
 def _with_small_cache(settings: Settings) -> Settings:

@@ -118,7 +118,7 @@ def topic_context(settings: Settings, load: ExplainLoad) -> TopicContext:
 
 
 def facts_of(settings: Settings, load: ExplainLoad) -> tuple[str, Mapping[str, Value]]:
-    """The name of the workload, and what is known about it before it is run."""
+    """The name of the workload, and the facts about it that need no run."""
     tokenizer = load_tokenizer(settings.model)
     default = DEFAULT_WORKLOAD
     if isinstance(tokenizer, NoTokenizer):

@@ -174,7 +174,7 @@ def _load_facts(
 ) -> dict[str, Value]:
     """How many requests/s fit: each takes its prefill and its share of the decode steps."""
     name = "cached_prompt_s" if facts["enable_prefix_caching"] else "prompt_s"
-    prompt_s, step_s = (float(str(facts[each])) for each in (name, "full_step_s"))
+    prompt_s, step_s = (float(str(facts[fact])) for fact in (name, "full_step_s"))
     carried = 1 / (prompt_s + output * step_s / running)
     if rate is None:
         return {"carried_req_s": carried}

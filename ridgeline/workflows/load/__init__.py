@@ -1,1 +1,1 @@
-"""Loads sent to an engine or a server, and what is observed meanwhile."""
+"""Send loads to an engine or a server, and monitor them during the run."""

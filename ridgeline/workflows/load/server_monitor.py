@@ -36,7 +36,9 @@ async def observe_run(
     watch = await asyncio.to_thread(watch_machine, url)
 
     async def begin() -> None:
-        await asyncio.gather(*(each.begin() for each in (scraper, watch) if each is not None))
+        await asyncio.gather(
+            *(monitor.begin() for monitor in (scraper, watch) if monitor is not None)
+        )
 
     async with AsyncExitStack() as stack:
         if scraper is not None:

@@ -1,4 +1,4 @@
-"""A workload as token ids, and what is known about it before it is run.
+"""A workload as token ids, and the statistics of its requests that need no run.
 
 Prompts are tokenised before a run: the load client shares the process with the engine and should
 cost it as little as possible.

@@ -1,15 +1,15 @@
 """The optimiser's simulator: the engine's scheduler on a virtual clock, with learnt step times.
 
 Steps of a single sequence do not show what a second one would add: time per step, per run and per
-byte of weights collapse into one number. Until fuller steps were measured, a few assumed ones
-(`_assumed_batches`) stand in; the first measured batch overrules them.
+byte of weights cannot be separated. Until larger batches were measured, a few assumed ones
+(`_assumed_batches`) are used; the first measured batch replaces them.
 
 Speculation by lookup (n-gram, suffix) is simulated as faster decode steps. How much faster follows
-from replaying the workload's own prompts, the second half of each standing in for an output, with
-the learnt step times as the cost of a step by its rows.
+from replaying the workload's prompts, with the second half of each as the output, and the learnt
+step times as the cost of a step by its rows.
 
-With a calibration of this machine, its step times are used instead, scaled to what was measured;
-weight formats that it does not cover are priced by what was learnt, as above.
+With a calibration of this machine, its step times are used instead, scaled to the measurements;
+weight formats that it does not cover use the learnt step times.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SimulatedEngine:
     def _lookup_gain(
         self, settings: Settings, seed: int, plain_s: StepSeconds
     ) -> Callable[[int], float] | None:
-        """By what factor lookups shorten decode steps of so many sequences; None without them."""
+        """The factor by which lookups shorten decode steps, by number of sequences; None without."""
         speculative = settings.speculative_config
         if speculative is None or speculative.method not in ("ngram", "suffix", "auto"):
             return None

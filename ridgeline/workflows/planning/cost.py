@@ -207,7 +207,7 @@ def _payment_terms(
         )
         for name, dollars, as_of, source in rows
     ]
-    return tuple(sorted(terms, key=lambda each: each.per_device_hour))
+    return tuple(sorted(terms, key=lambda row: row.per_device_hour))
 
 
 def _fleet(
@@ -218,10 +218,10 @@ def _fleet(
         devices=(find_accelerator(options.accelerator, catalogue).name,),
         dollars_per_device_hour=device_price,
     )
-    found = search(spec, demand, slo, space, catalogue)
-    if not found.fleets:
-        raise explain_infeasible(spec, demand, slo, space, catalogue, found)
-    return found.fleets[0]
+    search_result = search(spec, demand, slo, space, catalogue)
+    if not search_result.fleets:
+        raise explain_infeasible(spec, demand, slo, space, catalogue, search_result)
+    return search_result.fleets[0]
 
 
 def _offers(

@@ -210,11 +210,11 @@ def _result(
     options: PlanOptions,
     spec: ModelSpec,
     demand: Demand,
-    found: SearchResult,
+    search_result: SearchResult,
     catalogue: Mapping[str, Accelerator],
     stale: list[str],
 ) -> PlanResult:
-    best, slo = found.fleets[0], Slo.parse(options.slo)
+    best, slo = search_result.fleets[0], Slo.parse(options.slo)
     model = build_replica(
         spec,
         catalogue[best.device],
@@ -228,16 +228,16 @@ def _result(
     start = _start(options, spec, demand, best, catalogue)
     written = None
     if options.manifests is not None:
-        promise = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {slo}"
+        purpose = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {slo}"
         where = resolve_target(start.device, manifest_options(options))
-        written = render_manifests(start, where, checkpoint_bytes(spec), promise)
+        written = render_manifests(start, where, checkpoint_bytes(spec), purpose)
     return PlanResult(
         model=options.model,
         demand=demand,
         slo=str(slo),
-        num_candidates=found.num_candidates,
-        fleets=found.fleets[:MAX_FLEETS_SHOWN],
-        front=found.front,
+        num_candidates=search_result.num_candidates,
+        fleets=search_result.fleets[:MAX_FLEETS_SHOWN],
+        front=search_result.front,
         memory=memory_budget(model, limits),
         disaggregation=judge_disaggregation(model, demand, slo, best),
         commands=launch_commands(start),

@@ -29,7 +29,7 @@ class SweepCase(msgspec.Struct, frozen=True, kw_only=True):
     """One combination: the settings changed, and its summary or the reason why it cannot run."""
 
     changes: dict[str, object]
-    found: FleetSummary | None = None
+    summary: FleetSummary | None = None
     problem: str = ""
 
 
@@ -117,14 +117,14 @@ def simulate_case(encoded: bytes) -> bytes:
     """In a worker process: simulate options given as JSON; the case, without its changes."""
     options = msgspec.json.decode(encoded, type=SimulateOptions)
     try:
-        case = SweepCase(changes={}, found=simulate(options).summary)
+        case = SweepCase(changes={}, summary=simulate(options).summary)
     except UserError as error:
         case = SweepCase(changes={}, problem=str(error))
     return msgspec.json.encode(case)
 
 
 def _rank(case: SweepCase) -> tuple[int, float, float]:
-    summary = case.found
+    summary = case.summary
     if summary is None:
         return 2, 0.0, 0.0
     attained = summary.attainment if summary.attainment is not None else 1.0

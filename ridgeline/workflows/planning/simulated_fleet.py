@@ -116,7 +116,7 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
 
     step_times: StepTimes = ModelledStepTimes(model, _speculation(options))
     calibration = model.calibration
-    weather = None if calibration is None else calibration.interference
+    interference = None if calibration is None else calibration.interference
     level = MEDIAN_LEVEL if options.num_seeds == 1 else None
     return ReplicaConfig(
         name=model.device.name,
@@ -125,8 +125,8 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         num_devices=model.layout.num_devices,
         overhead_s=0.0 if calibration is None else calibration.overheads.reader_first_s,
         interference=None
-        if weather is None
-        else partial(InterferenceSampler, weather, options.seed, level=level),
+        if interference is None
+        else partial(InterferenceSampler, interference, options.seed, level=level),
     )
 
 
@@ -145,7 +145,7 @@ def _speculation(options: SimulateOptions) -> SpeculationModel | None:
 
 
 def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
-    """Seconds to send the KV cache of so many prompt tokens, all devices in parallel."""
+    """Seconds to send the KV cache of a number of prompt tokens, all devices in parallel."""
     rate = NETWORK_BYTES_S * model.layout.num_devices
     return lambda tokens: model.cost.kv_bytes(tokens) * model.kv_copies / rate
 

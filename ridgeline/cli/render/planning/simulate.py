@@ -109,7 +109,7 @@ def sweep_table(result: SweepResult) -> Table:
 
 
 def _case_cells(case: SweepCase) -> list[str]:
-    summary = case.found
+    summary = case.summary
     if summary is None:
         return [case.problem]
     attained = "" if summary.attainment is None else f"{summary.attainment:.1%}"
