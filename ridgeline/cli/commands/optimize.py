@@ -17,10 +17,11 @@ INTERRUPTED = 130
 def optimize_command(call: Invocation) -> int:
     """`ridgeline optimize`; 130 if the search was interrupted."""
     options, console = call.read(OptimizeOptions), Console()
+    settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
-    is_here = server is None
-    settings = (call.settings if is_here else call.engine_settings)(options.model)
     check_search(settings, options, server, call.config)
+    if server is None:
+        call.settings(options.model)  # downloads the model
     with search_progress(console) as observer:
         result = optimize(settings, options, server=server, logs=options.output, observer=observer)
     paths = result.save_files(options.output)

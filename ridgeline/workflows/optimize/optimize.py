@@ -31,6 +31,7 @@ from ridgeline.records.progress import Message, Observer, silent
 from ridgeline.report.files import check_writable, write_files
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
+from ridgeline.workflows.models.fetch_models import fetch_models
 from ridgeline.workflows.optimize.restartable_server import (
     RestartableServer,
     ServerRecipe,
@@ -94,6 +95,8 @@ def optimize(
     recipe = None if server is None else server_recipe(server)
     calibration = _calibration(options, recipe)
     workload = parse_workload(job.workload)
+    if server is None:
+        fetch_models(settings, observer)
     load_spec(settings.model)  # an unknown name must not cost the probe
     observer(Message(text="probing this machine (a probe is kept for a day)"))
     machine = probe()
@@ -123,8 +126,8 @@ def check_search(
     """
     job_of(settings, options)
     ladder_of(options.ladder)
-    if server is not None:
-        server_recipe(server)
+    recipe = None if server is None else server_recipe(server)
+    _calibration(options, recipe)
     names = ENGINE_FILES if server is None else SERVER_FILES
     written = {(options.output / name).resolve() for name in names}
     for path in (config, options.ladder, options.calibration):
