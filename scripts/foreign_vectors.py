@@ -14,8 +14,11 @@ import sys
 import torch
 from bitsandbytes import functional as bnb
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors.torch import save_file
 
 SHAPE, GROUP = (16, 128), 64
@@ -52,6 +55,37 @@ def compressed(name: str, layout: str, dtype: torch.dtype, **args: object) -> Te
     packed = compressor.compress(dict(state), scheme)
     truth = compressor.decompress(dict(packed), scheme)["weight"]
     raw = {f"{name}/raw/.{key}": value.contiguous() for key, value in packed.items()}
+    return {**raw, f"{name}/truth": truth.contiguous()}
+
+
+def fp4(name: str, layout: str, group: int) -> Tensors:
+    """One module in 4-bit floats through the library's compressor and back."""
+    value = weight(torch.float32)
+    parts = value.view(SHAPE[0], SHAPE[1] // group, group)
+    state: Tensors = {"weight": value}
+    if layout.startswith("nvfp4"):
+        strategy = "tensor_group"
+        global_scale = 448 * 6 / value.abs().max()
+        scale = parts.abs().amax(2) / 6 * global_scale
+        state["weight_scale"] = scale.to(torch.float8_e4m3fn).float()
+        state["weight_global_scale"] = global_scale.reshape(1)
+    else:
+        strategy = "group"
+        state["weight_scale"] = torch.exp2(torch.floor(torch.log2(parts.abs().amax(2))) - 2)
+    quant = QuantizationArgs(num_bits=4, type="float", strategy=strategy, group_size=group)
+    scheme = QuantizationScheme(targets=["Linear"], weights=quant)
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    packed = compressor.compress(state, scheme)
+    scale = packed["weight_scale"]
+    # The compressor itself decodes to bfloat16; its parts decode to float32.
+    truth = dequantize(
+        x_q=unpack_fp4_from_uint8(packed["weight_packed"], *SHAPE, torch.float32),
+        scale=decompress_mx_scale(scale).float() if layout.startswith("mx") else scale.float(),
+        args=quant,
+        global_scale=packed.get("weight_global_scale"),
+        dtype=torch.float32,
+    )
+    raw = {f"{name}/raw/.{key}": tensor.contiguous() for key, tensor in packed.items()}
     return {**raw, f"{name}/truth": truth.contiguous()}
 
 
@@ -141,6 +175,8 @@ def main(target: str) -> None:
         block_structure=[8, 64],
         **fp8,
     )
+    tensors |= fp4("nvfp4", "nvfp4-pack-quantized", 16)
+    tensors |= fp4("mxfp4", "mxfp4-pack-quantized", 32)
     tensors |= awq()
     for kind in ("nf4", "fp4"):
         tensors |= bitsandbytes_4(kind)

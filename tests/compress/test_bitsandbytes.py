@@ -14,7 +14,7 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.quant.outlier_rows import OutlierRowsLinear
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.checkpoints.quantised import read_quantization_config
+from ridgeline.modelspec.checkpoints.quantization_config import read_quantization_config
 from ridgeline.modelspec.rewrite import linears
 from ridgeline.workflows.quantize.quantize import quantize
 from tests.compress.test_make import dense, kl, logits, logprobs, with_outliers

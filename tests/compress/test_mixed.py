@@ -27,7 +27,7 @@ from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.hardware.measure import MeasuredRate
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
-from ridgeline.modelspec.checkpoints.quantised import read_quantization_config
+from ridgeline.modelspec.checkpoints.quantization_config import read_quantization_config
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, linears, with_dtype
 from ridgeline.workflows.quantize.quantize import quantize

@@ -31,10 +31,9 @@ from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal, stack_gri
 from ridgeline.engine.quant.ordered import OrderedPacked
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.json_files import read_json
-from ridgeline.modelspec.checkpoints.packed_config import KEY
-from ridgeline.modelspec.checkpoints.quantised import (
-    QuantisedCheckpoint,
-    module_of,
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint, module_of
+from ridgeline.modelspec.checkpoints.quantization_config import (
+    quantization_config_of,
     read_quantization_config,
 )
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
@@ -42,7 +41,7 @@ from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 def read_quantisation(directory: Path) -> QuantisedCheckpoint | None:
     """How the checkpoint in a directory is quantised; None if it is not."""
-    config = read_json(directory / "config.json").get(KEY)
+    config = quantization_config_of(directory, read_json(directory / "config.json"))
     return None if config is None else read_quantization_config(config, str(directory))
 
 
@@ -59,13 +58,16 @@ class QuantizedWeights:
         for file in {entry.file for entry in self._entries.values()}:
             self._files[file] = self._stack.enter_context(open_tensors(file))
         self._modules = self._found_modules()
-        self._located = match(self._spec, self._as_if_dense())
+        self._located = match(self._spec, self._as_if_dense(), self._is_zero)
         self._parts = {(part.key, part.layer, part.expert): part for part in self._located}
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
         self._files.clear()
+
+    def _is_zero(self, name: str) -> bool:
+        return not bool(self._files[self._entries[name].file].get_tensor(name).any())
 
     def _codec(self, module: str) -> Codec:
         own = self._foreign.at(module)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -81,7 +81,7 @@ class CheckpointWeights(PlainWeights):
     def _located(self, directory: Path, spec: ModelSpec) -> dict[Part, LocatedTensor]:
         """Set `entries`, and return where each part is."""
         self.entries = entries_of(directory)
-        return match(spec, self.entries)
+        return match(spec, self.entries, self._is_zero)
 
     def __enter__(self) -> Self:
         for file in {entry.file for entry in self.entries.values()}:
@@ -92,6 +92,10 @@ class CheckpointWeights(PlainWeights):
         self.stack.close()
         self.files.clear()
 
+    def _is_zero(self, name: str) -> bool:
+        with open_tensors(self.entries[name].file) as file:
+            return not bool(file.get_tensor(name).any())
+
     def get(self, part: Part) -> Tensor:
         at = self.located[part]
         file = self.files[self.entries[at.name].file]
@@ -101,8 +105,15 @@ class CheckpointWeights(PlainWeights):
         return at.read(file)
 
 
-def match(spec: ModelSpec, entries: Mapping[str, TensorEntry]) -> dict[Part, LocatedTensor]:
-    """The location of every part of `spec` among `entries`. Raises BadModel naming what is wrong."""
+def match(
+    spec: ModelSpec,
+    entries: Mapping[str, TensorEntry],
+    is_zero: Callable[[str], bool] = lambda name: False,
+) -> dict[Part, LocatedTensor]:
+    """The location of every part of `spec` among `entries`. Raises BadModel naming what is wrong.
+
+    `is_zero` reads a tensor: biases that the config does not explain are harmless if all are zero.
+    """
     wanted = list(parts(spec))
     sizes = [row_sizes(layer) for layer in spec.layers]
 
@@ -113,12 +124,15 @@ def match(spec: ModelSpec, entries: Mapping[str, TensorEntry]) -> dict[Part, Loc
         (located(layout) for layout in layouts_of(spec.family, entries)),
         key=lambda at: sum(1 for place in at.values() if place.name not in entries),
     )
-    _check(spec, found, entries)
+    _check(spec, found, entries, is_zero)
     return found
 
 
 def _check(
-    spec: ModelSpec, found: Mapping[Part, LocatedTensor], entries: Mapping[str, TensorEntry]
+    spec: ModelSpec,
+    found: Mapping[Part, LocatedTensor],
+    entries: Mapping[str, TensorEntry],
+    is_zero: Callable[[str], bool],
 ) -> None:
     missing = [place.name for place in found.values() if place.name not in entries]
     if missing:
@@ -140,7 +154,9 @@ def _check(
     unexpected = sorted(
         name
         for name in entries
-        if name not in known | tied and not any(mark in name for mark in HARMLESS_TENSORS)
+        if name not in known | tied
+        and not any(mark in name for mark in HARMLESS_TENSORS)
+        and not (name.endswith(".bias") and is_zero(name))
     )
     if unexpected:
         raise BadModel(

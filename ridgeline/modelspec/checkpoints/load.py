@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.gguf_spec import gguf_spec
-from ridgeline.modelspec.checkpoints.json_files import MAX_JSON_BYTES, read_json
+from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.locate import dummy_shape, is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY, packed_formats, with_packed_formats
-from ridgeline.modelspec.checkpoints.quantised import (
+from ridgeline.modelspec.checkpoints.quantised import with_quantised_formats
+from ridgeline.modelspec.checkpoints.quantization_config import (
+    quantization_config_of,
     read_quantization_config,
-    with_quantised_formats,
+)
+from ridgeline.modelspec.checkpoints.safetensors_header import (
+    dtype_of_weights,
+    dtypes_of,
+    has_own_head,
 )
 from ridgeline.modelspec.checkpoints.special_tokens import tokenizer_eos_ids
 from ridgeline.modelspec.families.build import eos_in_vocabulary
@@ -24,14 +28,13 @@ from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.families.shapes import shape_config
 from ridgeline.modelspec.model import ModelSpec
 
-_SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
 
 def load_spec(model: str) -> ModelSpec:
     """The spec of a model directory, a GGUF file, "demo", or `dummy:NAME`. Raises BadModel.
 
     The end-of-sequence tokens are those of config.json, generation_config.json and the tokenizer.
-    If the config names no dtype, the first weight file decides.
+    If the config names no dtype, the first weight file decides. An LM head that differs from the
+    embeddings is used even if the config ties the two.
     """
     if is_dummy(model):
         return spec_from_config(shape_config(dummy_shape(model)), name=model)
@@ -40,17 +43,20 @@ def load_spec(model: str) -> ModelSpec:
     path = model_path(model)
     config = read_json(path / "config.json")
     if config.get("dtype") is None and config.get("torch_dtype") is None:
-        config["dtype"] = _dtype_of_weights(path)
+        config["dtype"] = dtype_of_weights(path)
     formats = packed_formats(config, model)
-    quantization = config.pop(KEY, None)
+    quantization = quantization_config_of(path, config)
+    config.pop(KEY, None)
     spec = spec_from_config(config, name=model)
-    spec = msgspec.structs.replace(spec, eos_token_ids=_all_eos(spec, path))
+    spec = replace(spec, eos_token_ids=_all_eos(spec, path))
+    if spec.tied_embeddings and has_own_head(path):
+        spec = replace(spec, tied_embeddings=False)
     if formats is not None:
         return with_packed_formats(spec, formats, model)
     if quantization is None:
         return spec
     foreign = read_quantization_config(quantization, model)
-    return with_quantised_formats(spec, foreign, _dtypes(path), model)
+    return with_quantised_formats(spec, foreign, dtypes_of(path), model)
 
 
 def _all_eos(spec: ModelSpec, path: Path) -> tuple[int, ...]:
@@ -65,37 +71,3 @@ def _all_eos(spec: ModelSpec, path: Path) -> tuple[int, ...]:
         raise BadModel("eos_token_id is not a token id", value=more, limit=str(generation))
     everything = (*spec.eos_token_ids, *ids, *tokenizer_eos_ids(path))
     return eos_in_vocabulary(everything, spec.vocab_size)
-
-
-def _dtype_of_weights(path: Path) -> str | None:
-    """The dtype of the first floating-point tensor, read from the safetensors headers."""
-    for file in sorted(path.glob("*.safetensors")):
-        for entry in _header(file).values():
-            dtype = entry.get("dtype") if isinstance(entry, dict) else None
-            if dtype in _SAFETENSORS_DTYPES:
-                return _SAFETENSORS_DTYPES[dtype]
-    return None
-
-
-def _dtypes(path: Path) -> dict[str, str]:
-    """The dtype of every tensor in a directory, read from the safetensors headers."""
-    return {
-        name: str(entry.get("dtype"))
-        for file in sorted(path.glob("*.safetensors"))
-        for name, entry in _header(file).items()
-        if isinstance(entry, dict) and name != "__metadata__"
-    }
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Header of a safetensors file: 8 bytes of little-endian length, then JSON. {} if malformed:
-    the weight loader reports the damage in detail."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 0 < length <= MAX_JSON_BYTES:
-            return {}
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError:
-            return {}
-    return header if isinstance(header, dict) else {}

@@ -55,6 +55,11 @@ _REASONS = {
     "quantization_config": "the checkpoint is already quantised (quantization_config), "
     "which this version cannot load",
 }
+OFFICIAL_CODE: Mapping[str, frozenset[str]] = {
+    "phi3": frozenset(("Phi3Config", "Phi3ForCausalLM")),
+}
+"""Families whose published directories carry the code that transformers has for them since, by the
+names of its classes. Code under the same names elsewhere may differ: gte's Qwen2 is bidirectional."""
 _FIXES = {
     "auto_map": "if its model_type is one that Ridgeline knows, remove auto_map from config.json",
     "quantization_config": "use the unquantised checkpoint, and --quantization int8",
@@ -132,6 +137,20 @@ class ConfigFields:
 
 def bad_field(where: str, key: str, value: object, limit: str) -> BadModel:
     return BadModel(f"{where}: the field {key} cannot be used", value=value, limit=limit)
+
+
+def without_official_code(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`config` without an `auto_map` that names only the published code of its family."""
+    official = OFFICIAL_CODE.get(str(config.get("model_type")), frozenset())
+    auto_map = config.get("auto_map")
+    if not isinstance(auto_map, Mapping):
+        return config
+    classes = {
+        str(path).rsplit(".", 1)[-1] for name, path in auto_map.items() if name != "AutoTokenizer"
+    }
+    if not classes <= official:
+        return config
+    return {key: value for key, value in config.items() if key != "auto_map"}
 
 
 def check_names(

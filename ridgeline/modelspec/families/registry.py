@@ -12,7 +12,11 @@ from typing import Any
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.build import build
-from ridgeline.modelspec.families.config_fields import ConfigFields, check_names
+from ridgeline.modelspec.families.config_fields import (
+    ConfigFields,
+    check_names,
+    without_official_code,
+)
 from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
 from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
 from ridgeline.modelspec.families.mixtures import MIXTURES
@@ -249,7 +253,7 @@ def spec_from_config(config: Mapping[str, Any], *, name: str) -> ModelSpec:
     effect.
     """
     where = f"config.json of {name}"
-    config = _text_part(config, where)
+    config = without_official_code(_text_part(config, where))
     model_type = _family_name(config, where)
     row = FAMILIES[model_type]
     check_names(config, row.understood, row.fixed, where=where)

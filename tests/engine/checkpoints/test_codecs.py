@@ -18,7 +18,8 @@ from ridgeline.engine.checkpoints.codecs.bit_packing import num_words, pack_word
 from ridgeline.engine.checkpoints.safetensors import TensorEntry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint, read_quantization_config
+from ridgeline.modelspec.checkpoints.quantised import QuantisedCheckpoint
+from ridgeline.modelspec.checkpoints.quantization_config import read_quantization_config
 
 VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
 NAMES = {torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
@@ -63,6 +64,12 @@ CASES: dict[str, dict[str, Any]] = {
     "float_channel": compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
     "float_block": compressed(
         "float-quantized", num_bits=8, type="float", strategy="block", block_structure=[8, 64]
+    ),
+    "nvfp4": compressed(
+        "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16
+    ),
+    "mxfp4": compressed(
+        "mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32
     ),
     "awq": {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 64},
     "bnb_nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
@@ -170,11 +177,17 @@ def test_the_older_wasteful_words() -> None:
         ({"quant_method": "torchao"}, "is not stable"),
         ({"quant_method": "gptq", "bits": 5}, "5 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "marlin"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, "per module"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": [1]}, "dynamic"),
+        ({"quant_method": "gptq", "bits": 4, "rotated": "hadamard"}, "rotated"),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round"}, "packing"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),
+        (compressed("int-quantized", num_bits=8) | {"transform_config": {"a": 1}}, "rotated"),
+        (compressed("int-quantized") | {"sparsity_config": {"format": "24"}}, "sparsity"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "e5m2"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
-        (compressed("nvfp4-pack-quantized", num_bits=4, type="float"), "nvfp4"),
+        (compressed("mxfp6-pack-quantized", num_bits=6, type="float"), "mxfp6"),
+        (compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=32), "32"),
         (compressed("pack-quantized", num_bits=4, type="float", strategy="group"), "float"),
         (compressed("pack-quantized", num_bits=4, strategy="group"), "group_size"),
         (["gptq"], "not an object"),

@@ -28,6 +28,7 @@ CODECS = MappingProxyType(
         "awq": "ridgeline.engine.checkpoints.codecs.awq:AwqCodec",
         "compressed_packed": "ridgeline.engine.checkpoints.codecs.compressed_tensors:PackedCodec",
         "scaled": "ridgeline.engine.checkpoints.codecs.scaled:ScaledCodec",
+        "fp4": "ridgeline.engine.checkpoints.codecs.fp4:Fp4Codec",
         "bnb4": "ridgeline.engine.checkpoints.codecs.bitsandbytes:FourBitCodec",
         "bnb8": "ridgeline.engine.checkpoints.codecs.bitsandbytes:EightBitCodec",
     }
