@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ridgeline.engine.checkpoints.write_packed import copy_config
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.quantization_config import read_quantization_config
@@ -202,3 +203,22 @@ def test_a_modelopt_directory_is_read_from_its_own_file(tmp_path: Path) -> None:
     own = {"producer": {"name": "modelopt", "version": "0.29"}, "quantization": quantization}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
     torch.testing.assert_close(logits_of(tmp_path), theirs(model), rtol=1e-3, atol=1e-3)
+
+
+def test_quantised_models_keep_tokenizer_templates_and_ends(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    make_model("llama", source)
+    files = {
+        "generation_config.json": "{}",
+        "chat_template.jinja": "a",
+        "special_tokens_map.json": "{}",
+        "added_tokens.json": "{}",
+        "tokenizer_config.json": "{}",
+        "additional_chat_templates/tool_use.jinja": "b",
+    }
+    for name, text in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
+    target.mkdir()
+    copy_config(source, target, load_spec(str(source)), {"quant_method": "none"})
+    assert {name: (target / name).read_text() for name in files} == files

@@ -37,7 +37,15 @@ from ridgeline.modelspec.format import INT8, Format
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
 
 _ROWS = 4096  # of a table, rounded at once: a multiple of a panel
-_KEPT = ("generation_config.json", "chat_template.jinja")
+_KEPT = (
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
+_KEPT_FOLDER = "additional_chat_templates"
 
 
 class LinearProduct(NamedTuple):
@@ -129,6 +137,8 @@ def copy_config(source: Path, directory: Path, spec: ModelSpec, quantised: Any) 
     for file in source.iterdir():
         if file.name in _KEPT or file.name.startswith(("tokenizer", "special_tokens")):
             shutil.copy(file, directory / file.name)
+    if (source / _KEPT_FOLDER).is_dir() and source.resolve() != directory.resolve():
+        shutil.copytree(source / _KEPT_FOLDER, directory / _KEPT_FOLDER, dirs_exist_ok=True)
 
 
 def _write_weights(spec: ModelSpec, weights: WeightSource, target: Path) -> None:
