@@ -34,6 +34,8 @@ from ridgeline.modelspec.checkpoints.quantised import FIX, QuantisedCheckpoint
 _OLD_GPTQ, _MODELOPT = "quantize_config.json", "hf_quant_config.json"
 """Where AutoGPTQ and modelopt write what later versions write into config.json."""
 
+_RECIPE = "made"
+"""Where `ridgeline quantize` notes how it made a checkpoint of any method."""
 _UNDERSTOOD: Mapping[str, str] = {
     "gptq": "bits group_size sym desc_act checkpoint_format dynamic w_bit q_group_size",
     "auto-round": "bits group_size sym packing_format data_type extra_config quant_method",
@@ -97,7 +99,7 @@ def _check_keys(method: str, config: Mapping[str, Any], where: str) -> None:
     """Refuse keys that are neither understood nor harmless: leaving them out could change results."""
     if method not in _UNDERSTOOD:
         return  # bitsandbytes reads its switches one by one; torchao is refused
-    known = {"quant_method", *_UNDERSTOOD[method].split(), *_HARMLESS[method].split()}
+    known = {"quant_method", _RECIPE, *_UNDERSTOOD[method].split(), *_HARMLESS[method].split()}
     for key, value in config.items():
         if key not in known and value not in (None, {}, [], False):
             raise _refused(where, f"the key {key} of {method} is not understood: {value!r:.60}")
