@@ -75,7 +75,7 @@ def _names_module(target: str, module: str) -> bool:
     return target == module
 
 
-MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
+MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", "_blocks")
 """Suffixes of tensor names that mark a quantised module (bitsandbytes 4-bit: `_STATE`)."""
 _STATE = ".weight.quant_state.bitsandbytes__"
 _MODULES = {
