@@ -3,7 +3,7 @@
     python benchmarks/bench_attention.py [--threads N] [--rounds 5] [--model dummy:llama-1b-32k]
         [--kv int8 bfloat16 ...] [--only "decode 1 at 8192"] [--layers 4] [--in-order]
 
-One layer of the shape, native and torch interleaved, medians. Layers take turns, so that a long
+One layer of the shape, native and torch interleaved, medians. Layers alternate, so that a long
 context comes from memory; with `--layers 1` a short one stays in the processor's caches, and the
 time left is the arithmetic's. `--in-order` lays the blocks one behind the other. The bound of a
 case is the larger of its bytes over the read rate and its multiplications over the format's, both
@@ -40,7 +40,7 @@ CASES: dict[str, Runs] = {
     **{f"decode 1 at {n}": [(n, 1)] for n in (128, 1024, 8192)},
     **{f"decode 16 at {n}": [(n, 1)] * 16 for n in (128, 1024)},
     "decode 8, one at 8192, seven at 200": [(8192, 1)] + [(200, 1)] * 7,
-    "decode 8 at 1024 beside a prompt of 64": [(1024, 1)] * 8 + [(0, 64)],
+    "decode 8 at 1024 with a prompt of 64": [(1024, 1)] * 8 + [(0, 64)],
     "prefill 512": [(0, 512)],
     "prefill 2048": [(0, 2048)],
     "chunk 256 on 8192": [(8192, 256)],
@@ -93,14 +93,14 @@ def case(
     native, twin = prepare(spec, runs, in_order)
     with torch.inference_mode():
         native(), twin()
-        turns = [
+        rounds = [
             (seconds(native), measure_rates(num_threads, spec.kv_dtype), seconds(twin))
             for _ in range(rounds)
         ]
-    mine = statistics.median(taken for taken, _, _ in turns) / num_layers
-    other = statistics.median(taken for _, _, taken in turns) / num_layers
+    mine = statistics.median(taken for taken, _, _ in rounds) / num_layers
+    other = statistics.median(taken for _, _, taken in rounds) / num_layers
     rates = [
-        statistics.median(side) for side in zip(*(found for _, found, _ in turns), strict=True)
+        statistics.median(side) for side in zip(*(found for _, found, _ in rounds), strict=True)
     ]
     per_token = kv_bytes_per_token(spec) // num_layers
     nbytes = per_token * sum(done + new for done, new in runs)
@@ -111,7 +111,7 @@ def case(
         "case": f"{name}, {spec.kv_dtype}",
         "us": mine * 1e6,
         "torch_us": other * 1e6,
-        "ratio": statistics.median(theirs / ours for ours, _, theirs in turns),
+        "ratio": statistics.median(theirs / ours for ours, _, theirs in rounds),
         "read_gb_s": rates[0] / 1e9,
         "gflop_s": rates[1] / 1e9,
         "bytes": nbytes,
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--model", default="dummy:llama-1b-32k")
     parser.add_argument("--kv", nargs="+", choices=KV_FORMATS, default=list(KV_FORMATS))
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--layers", type=int, default=4, help="that take turns")
+    parser.add_argument("--layers", type=int, default=4, help="layers that alternate")
     parser.add_argument("--in-order", action="store_true", help="blocks one behind the other")
     speed(parser.parse_args())
 

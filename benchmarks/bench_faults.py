@@ -57,7 +57,7 @@ VISITS = 3  # long prompts whose pieces are timed
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One run and what was said of it. `named`: verdicts, most worth first; `shares` of losses."""
+    """One run and its diagnosis. `named`: verdicts by worth; `shares`: shares of the losses."""
 
     fault: str
     workload: str
@@ -124,8 +124,8 @@ def one(fault: Fault, load: str) -> Case:
     if fault in HEALTHY:
         usual.steps.extend(run.steps)
     facts = {"num_requests": len(run.requests), "duration_s": run.duration_s}
-    if "cpu_taken_share" in found.told:  # how much of this machine somebody else had
-        facts["cpu_taken_share"] = found.told["cpu_taken_share"]
+    if "cpu_taken_share" in found.metrics:  # share of the CPU taken by other processes
+        facts["cpu_taken_share"] = found.metrics["cpu_taken_share"]
     return Case(
         fault=fault.name,
         workload=load,
@@ -162,13 +162,13 @@ async def _loaded(
 ) -> tuple[RunTrace, Observed]:
     source = Wrapped(engine, fault.tokenizer_s(options.request_rate))
     target = EngineTarget(source, render_chat=chat_renderer(engine)[0])
-    beside = asyncio.create_task(fault.beside(engine)) if fault.beside else None
+    background = asyncio.create_task(fault.background(engine)) if fault.background else None
     with fault.during(engine, pace) if pace else contextlib.nullcontext():
         try:
             return await observe_run(partial(_bench, target, options), None)
         finally:
-            if beside is not None:
-                beside.cancel()
+            if background is not None:
+                background.cancel()
 
 
 async def _bench(target: EngineTarget, options: BenchOptions, on_start: OnStart) -> RunTrace:
@@ -219,7 +219,7 @@ def _pace(run: RunTrace, capacity: float, block_bytes: int, piece_s: float) -> P
 
 
 def table(cases: Any) -> str:
-    """Markdown: one row per fault, one column per workload; what is wrong is said in words."""
+    """Markdown: one row per fault, one column per workload; wrong verdicts are spelt out."""
     found = {(case.fault, case.workload): case for case in cases}
     lines = ["| fault | true cause | " + " | ".join(LOADS) + " |", "|---" * (2 + len(LOADS)) + "|"]
     for fault in (*HEALTHY, *FAULTS):

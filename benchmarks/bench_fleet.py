@@ -78,8 +78,8 @@ def scale(count: int, rate: float) -> None:
     cases += [(count, each, rate) for each in (50, 200, 400)]
     cases += [(count, each, rate * each / 100) for each in (25, 50, 200, 400)]
     for requests, replicas, at in cases:
-        told = cost_us(load(requests, at, 0), replicas, True)
-        print(f"| {requests:,} | {replicas} | {at:g} | {told:.0f} |", flush=True)
+        microseconds = cost_us(load(requests, at, 0), replicas, True)
+        print(f"| {requests:,} | {replicas} | {at:g} | {microseconds:.0f} |", flush=True)
 
 
 def profile(count: int, replicas: int, rate: float) -> None:
@@ -91,7 +91,7 @@ def profile(count: int, replicas: int, rate: float) -> None:
 
 
 def request(count: int, replicas: int, rate: float) -> None:
-    """Both ways in turns."""
+    """Both ways, interleaved."""
     fast, slow = [], []
     for seed in range(ROUNDS):
         requests = load(count, rate, seed)

@@ -1,7 +1,7 @@
 """Every format that the engine loads: bytes per weight, decode against its bound, prefill.
 
     python benchmarks/bench_formats.py make FOLDER               writes the models (minutes, 3 GB)
-    python benchmarks/bench_formats.py measure FOLDER [FORMAT...]  a slice, beside `int4-g128`
+    python benchmarks/bench_formats.py measure FOLDER [FORMAT...]  a slice, together with `int4-g128`
     python benchmarks/bench_formats.py table FOLDER              all slices as one table
 
 The models have random weights of one shape: three layers of Llama-3.2-1B's, 180 M weights, with a
@@ -133,7 +133,7 @@ def file_bytes(folder: Path, name: str, spec: ModelSpec) -> float:
 
 
 class Contender:
-    """One format's engine, its decoding sequence, and what was measured of it."""
+    """One format's engine, its decoding sequence, and its measurements."""
 
     def __init__(self, folder: Path, name: str) -> None:
         asked = {
@@ -175,14 +175,14 @@ class Contender:
         plan = self.driver.step()
         return time.perf_counter() - begun, sum(len(run.tokens) for run in plan.runs)
 
-    def results(self, rates: list[float], beside: Contender) -> dict[str, Any]:
+    def results(self, rates: list[float], baseline: Contender) -> dict[str, Any]:
         """`rates`: bytes per second that could be read in each round."""
         weights = layer_weights(self.spec)
         in_memory = weight_bytes(self.spec, 1)
         in_file = self.file_bytes + in_memory - self._layer_bytes()
         step_s, prompt_s = (statistics.median(x) for x in (self.decode_s, self.prefill_s))
         readable = [rate * s for rate, s in zip(rates, self.decode_s, strict=True)]
-        faster = [b / a for a, b in zip(self.decode_s, beside.decode_s, strict=True)]
+        faster = [b / a for a, b in zip(self.decode_s, baseline.decode_s, strict=True)]
         return {
             "format": self.name,
             "file_bytes_per_weight": self.file_bytes / weights,
@@ -192,7 +192,7 @@ class Contender:
             "of_file_bound": in_file / statistics.median(readable),
             "decode_ratio": statistics.median(faster),
             "prefill_tok_s": PROMPT / prompt_s,
-            "prefill_ratio": statistics.median(beside.prefill_s) / prompt_s,
+            "prefill_ratio": statistics.median(baseline.prefill_s) / prompt_s,
             "read_gb_s": statistics.median(rates) / 1e9,
             "backend": self.backend,
             "rule": next((line for line in self.spec.rewrites), "as stored"),
@@ -209,7 +209,7 @@ def read_rate(num_threads: int) -> float:
 
 
 def measure(folder: Path, names: Sequence[str], rounds: int, steps: int) -> list[dict[str, Any]]:
-    """One slice: all formats open, in turns."""
+    """One slice: all formats open, interleaved."""
     with torch.inference_mode():
         found = [Contender(folder, name) for name in dict.fromkeys([REFERENCE, *names])]
         rates: list[float] = []

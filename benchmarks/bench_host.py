@@ -6,7 +6,7 @@
 The clock is the thread's CPU time, so that a busy machine disturbs it less than wall time. A model
 of a few million weights leaves its caches warm, a large one never does: after each step's segment
 64 MB are read, as a large model's weights would be (`--warm`: not). Kernels and that reading are
-subtracted. With `--drafts` every sequence carries so many wrong guesses; "by tensors": the same,
+subtracted. With `--drafts` every sequence carries that many wrong guesses; "by tensors": the same,
 kept from the greedy step's short way. A streamed token: from the engine's events on the event loop
 to the bytes of the chunk, without the socket. Prints microseconds, medians (least), then one JSON
 line.
@@ -126,9 +126,9 @@ def steps(
         committed = now()
         events = scheduler.commit(plan, result, bench.now_s)
         at.append(at[-1] + now() - committed)
-        told = now()
+        delivered = now()
         bench.texts.add_texts(events)
-        at.append(at[-1] + now() - told)
+        at.append(at[-1] + now() - delivered)
         for name, begun, ended in zip(("plan", "run", "commit", "texts"), at, at[1:], strict=False):
             spent[name].append(ended - begun)
         spent["step"].append(at[-1] - at[0])

@@ -1,13 +1,13 @@
-"""What batch lines cost people: latencies with and without lines in the background, interleaved.
+"""The effect of background requests on interactive latency, interleaved.
 
     python benchmarks/bench_lanes.py [--background-tokens N] [--ttft-ms MS] [--tpot-ms MS]
         [--pause-ms MS] [--rounds N]
 
-Three arms on one engine: people alone; people and lines in the background lane; people and the same
-lines as ordinary requests (what a batch costs without a lane). People: one request after another,
-each after a pause in which lines have the engine for themselves. Prints medians over rounds of each
-arm's p50 and p95, the share of people for whom every promise was kept, and the tokens per second
-that lines got.
+Three arms on one engine: interactive requests alone; with batch requests in the background lane; with
+the same batch requests as ordinary requests. Interactive requests are sent one after another, each
+after a pause in which batch requests have the engine to themselves. Prints medians over rounds of
+each arm's p50 and p95, the share of interactive requests that met the SLO, and the tokens per second
+of the batch requests.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def p95(values: list[float]) -> float:
 
 
 def kept(seen: Seen, slo: Slo) -> float:
-    """The share of people who got all that was promised."""
+    """The share of interactive requests that met every limit."""
     pairs = list(zip(seen.ttft_s, seen.tpot_s, strict=True))
     good = [
         ttft_s <= (slo.ttft_s or math.inf) and tpot_s <= (slo.tpot_s or math.inf)
@@ -104,8 +104,8 @@ def kept(seen: Seen, slo: Slo) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--background-tokens", type=int, help="default: derived")
-    parser.add_argument("--ttft-ms", type=float, help="what people are promised")
-    parser.add_argument("--tpot-ms", type=float, help="what people are promised")
+    parser.add_argument("--ttft-ms", type=float, help="latency limit of interactive requests")
+    parser.add_argument("--tpot-ms", type=float, help="latency limit of interactive requests")
     parser.add_argument("--pause-ms", type=float, default=100.0, help="mean, before each person")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()

@@ -201,8 +201,8 @@ def main() -> None:
                 results.append(with_bounds(found, bandwidth, peaks))
                 print(show(results[-1]), flush=True)
     if args.json:
-        told = {"threads": args.threads, "read_gb_s": bandwidth / 1e9, "peaks": peaks}
-        args.json.write_text(json.dumps({**told, "results": results}, indent=2) + "\n")
+        conditions = {"threads": args.threads, "read_gb_s": bandwidth / 1e9, "peaks": peaks}
+        args.json.write_text(json.dumps({**conditions, "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
         --vllm ENV/bin/vllm
 
 Every tool sends a few chat requests, one after the other, to the same scripted answers and names
-its mean TTFT, its time per output token, and how many requests it counts as served. Beside them
-stands the truth, worked out by hand for each script. The tools live in environments of their own;
+its mean TTFT, its time per output token, and how many requests it counts as served. Next to
+them is the truth, derived by hand for each script. The tools are installed in separate environments;
 only their result files are read. Ridgeline's column is `ridgeline bench` over the same socket.
 
 Where tools *define* a figure differently (GuideLLM's time per output token is the whole latency
@@ -83,10 +83,10 @@ def _held(path: Path | None) -> dict[str, Row]:
     """Results of earlier calls, by script and tool."""
     if path is None or not path.exists():
         return {}
-    told = json.loads(path.read_text())
+    reports = json.loads(path.read_text())
     return {
         script: {tool: figures and Reported(*figures) for tool, figures in row.items()}
-        for script, row in told.items()
+        for script, row in reports.items()
     }
 
 
@@ -246,11 +246,13 @@ def _print(rows: list[tuple[Script, Row]], names: list[str]) -> None:
 
 
 def _truth(script: Script) -> Reported:
-    told = script.truth
-    served = NUM_REQUESTS if told.outcome == "ok" else 0
+    truth = script.truth
+    served = NUM_REQUESTS if truth.outcome == "ok" else 0
     if not served:
         return Reported(None, None, 0)
-    return Reported(*(None if s is None else 1000 * s for s in (told.ttft_s, told.tpot_s)), served)
+    return Reported(
+        *(None if s is None else 1000 * s for s in (truth.ttft_s, truth.tpot_s)), served
+    )
 
 
 def _agrees(found: Reported | None, truth: Reported) -> bool:

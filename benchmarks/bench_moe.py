@@ -65,7 +65,7 @@ def seconds(forward: LayerForward, tokens_T: Tensor, positions_T: Tensor) -> flo
 
 
 def measure(decoder: Decoder, num_rows: int, rounds: int) -> dict[str, Any]:
-    """Medians of both backends for so many rows; fresh tokens every round."""
+    """Medians of both backends for `num_rows` rows; fresh tokens every round."""
     forwards = {name: layer_backend_of(name)(decoder.body) for name in BACKENDS}
     spent: dict[str, list[float]] = {name: [] for name in forwards}
     shares, positions_T = [], torch.arange(num_rows)

@@ -1,10 +1,10 @@
-"""Ridgeline beside llama.cpp, OpenVINO GenAI and vLLM: same weights, same works, in turns.
+"""Ridgeline, llama.cpp, OpenVINO GenAI and vLLM: same weights, same workloads, interleaved.
 
     make bench-peers
     python benchmarks/bench_peers.py [--home build/peers] [--works decode-1,prefill-512]
         [--rounds 5] [--json FILE] [--shape llama-1b-32k]
 
-Makes an environment of its own for each peer and the same random weights in each one's format
+Creates a separate environment for each peer and the same random weights in each one's format
 (once, in `--home`: about 14 GB and half an hour of compiling). Every engine is a process that
 keeps its model; in each round every engine does one slice of the work, one after the other, so that
 a host whose speed drifts drifts for all of them. A ratio is the median over rounds of the ratio
@@ -92,7 +92,7 @@ WORKS = {
 
 
 class Worker:
-    """One engine in a process of its own."""
+    """One engine in a separate process."""
 
     def __init__(self, words: Iterable[str | Path]) -> None:
         self.process = subprocess.Popen(
@@ -224,7 +224,7 @@ def _step_bytes(peers: Peers, work: Work) -> int:
 
 
 def _read_rate(num_bytes: int, threads: int) -> float:
-    """Bytes per second, of so many over and over: caches keep as much of them as of a model."""
+    """Bytes per second of repeated reads of `nbytes`: caches keep as much of them as of a model."""
     return statistics.median(rate for rate, _ in _native.read_rates(num_bytes, threads, 3, 0.1))
 
 

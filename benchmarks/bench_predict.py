@@ -4,7 +4,7 @@
     python benchmarks/bench_predict.py table --raw raw.jsonl --calibration here.json [--every]
 
 `measure` works through the runs of a calibration and through the points, twice, and appends what
-it finds; what is there is not measured again, so that a machine that is only free for minutes at a
+its results; finished parts are not measured again, so that a machine that is only free for minutes at a
 time will do (`--seconds`, 480 by default). A piece in which others had more than 15 % of the CPU
 time that it asked for is measured again (by the kernel's account, not by how long it took). `table`
 fits the calibration to the calibration's runs alone, writes it where --calibration says, and
@@ -128,10 +128,10 @@ def measure(path: Path, seconds: float) -> bool:
         if calm:
             append(path, found)
         kind = "run" if is_run else "points"
-        told = f", others had {taken:.0%} of the CPU" + ("" if calm else ": not kept")
+        note = f", others had {taken:.0%} of the CPU" + ("" if calm else ": not kept")
         all_kept = all_kept and calm
         print(
-            f"round {round_}, {kind} {run}: {time.perf_counter() - began_s:.0f} s{told}", flush=True
+            f"round {round_}, {kind} {run}: {time.perf_counter() - began_s:.0f} s{note}", flush=True
         )
     return all_kept
 
@@ -153,9 +153,9 @@ def of_run(run: CalibrationRun, round_: int) -> Iterator[Raw]:
         measurements = list(measure_passes(bench, run, RUN_S))
         is_last = run == CALIBRATED_WITH[-1]
         loaded = tuple(measure_windows(bench, run.model, run.quantization)) if is_last else ()
-    told = calibration_facts(measurements, found, 0.0, dense_dtype)
+    facts = calibration_facts(measurements, found, 0.0, dense_dtype)
     for ran in measurements:
-        raw = Raw(round=round_, run=True, ran=ran, memory=found, facts=told)
+        raw = Raw(round=round_, run=True, ran=ran, memory=found, facts=facts)
         yield raw if ran is not measurements[-1] else msgspec.structs.replace(raw, loaded=loaded)
 
 
@@ -228,7 +228,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def rows_of(raws: list[Raw], calibration: Calibration, single: bool) -> Iterator[Row]:
     """Every point against its prediction; one KV row per model and format."""
-    told: set[str] = set()
+    reported: set[str] = set()
     counts = [raw for raw in raws if not raw.run]
     kept = (firsts if single else fastest_passes)([raw.ran for raw in counts])
     for raw in counts:
@@ -236,8 +236,8 @@ def rows_of(raws: list[Raw], calibration: Calibration, single: bool) -> Iterator
         if not any(ran is each for each in kept):
             continue
         name = f"{ran.model.removeprefix('dummy:')} {ran.quantization or 'fp32'}"
-        if name not in told:
-            told.add(name)
+        if name not in reported:
+            reported.add(name)
             machine = calibrated_replica(calibration, ran.model, ran.quantization)
             longest = min(KV_LENGTH, machine.spec.max_positions)
             asked = MemoryLimits(max_num_seqs=64, max_model_len=longest)
@@ -280,7 +280,7 @@ ROOMY = MemoryLimits(max_num_seqs=64, max_model_len=4200, kv_bytes=KV_BYTES)
 
 
 def together(runs: list[Raw]) -> CalibrationInputs:
-    """The facts of all runs: the best of what was measured."""
+    """The facts of all runs: the best of the measurements."""
     each = [raw.facts for raw in runs if raw.facts is not None]
     sizes, kinds = each[0].bandwidth_bytes_s, each[0].peak_flops
     rates = {n: max(f.bandwidth_bytes_s[n] for f in each) for n in sizes}

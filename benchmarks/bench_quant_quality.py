@@ -8,8 +8,8 @@
 Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
 original in float32 on held-out text, once with each kind of `--activations`: mean KL per token,
 share of positions with the same most likely token, change of perplexity with its standard error
-over windows. Calibrated methods run once per seed. `--numbers` are layouts of their own, written in
-the format that holds them, and rounded to nearest unless one method is named. `--fresh` judges by
+over windows. Calibrated methods run once per seed. `--numbers` selects other layouts, written in
+a format that supports them, and rounded to nearest unless one method is named. `--fresh` judges by
 windows between the usual ones and by held-out conversations: text that no method was tuned on.
 `--paired` sets every row against the first one, window by window, with the interval of 95 %: it
 tells two methods apart where the errors of each do not.
@@ -95,7 +95,7 @@ def compare(
     }
 
 
-def beside(found: dict[str, Any], first: dict[str, Any]) -> str:
+def against_first(found: dict[str, Any], first: dict[str, Any]) -> str:
     """How a row differs from the first one, paired."""
     pairs = [list(zip(found[key], first[key], strict=True)) for key in ("kls", "changes")]
     kl, change = (mean_interval([a - b for a, b in each]) for each in pairs)
@@ -160,7 +160,7 @@ def recipes(args: argparse.Namespace) -> Iterator[QuantizeRecipe]:
                         )
 
 
-def told(recipe: QuantizeRecipe, found: dict[str, Any]) -> str:
+def table_row(recipe: QuantizeRecipe, found: dict[str, Any]) -> str:
     """One row of the table."""
     zeros = ", zero-points" if recipe.zeros else ""
     layout = f"{recipe.bits} bits, groups {recipe.group_size}{zeros}"
@@ -210,9 +210,9 @@ def main() -> None:
         )
         for found in each:
             rows.append({"recipe": msgspec.to_builtins(recipe), "format": name, **found})
-            print(told(recipe, found), flush=True)
+            print(table_row(recipe, found), flush=True)
             if args.paired and len(rows) > 1:
-                print(beside(rows[-1], rows[0]), flush=True)
+                print(against_first(rows[-1], rows[0]), flush=True)
     shown = ("recipe", "format", "activations", "kl", "same", "perplexity", "error")
     print(json.dumps([{key: row[key] for key in shown} for row in rows]))
 

@@ -6,8 +6,8 @@ A layer of the shape with random weights: what grows with the calibration text (
 products read in both models, walking on) is measured on few windows and scaled to all of them;
 repairing, AWQ's search and rounding, which do not, are measured as they are. `--half` takes the
 attention (0) or the feed-forward (1) alone: short enough for a quiet machine. The total is layers
-times that: reading and writing files, embedding and head are left out. Beside the time on the wall
-stands the processors' over two: what it would be on two cores with nobody else on them. The peak of
+times that: reading and writing files, embedding and head are left out. Next to the wall time is
+the CPU time divided by two: the time on two otherwise idle cores. The peak of
 memory is that of the layer, with the hidden states of all windows in both models put in.
 """
 

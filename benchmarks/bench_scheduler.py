@@ -42,7 +42,7 @@ def make_request(number: int, num_prompt: int, sampling: Sampling) -> Request:
 
 
 def busy(args: argparse.Namespace, *, prefix: bool, sampling: Sampling) -> Scheduler:
-    """A scheduler whose seats are all taken by decoding sequences, with a queue behind them."""
+    """A scheduler whose slots are all taken by decoding sequences, with a queue behind them."""
     num_blocks = args.running * (args.context + args.steps + 4 * args.running) // BLOCK_SIZE * 2
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     limits = SchedulerLimits(
@@ -92,7 +92,7 @@ def measure(scheduler: Scheduler, steps: int) -> dict[str, float]:
 
 
 def churn(args: argparse.Namespace) -> dict[str, float]:
-    """In every step somebody finishes and somebody joins, with a prompt to be hashed."""
+    """In every step one request finishes and another joins, with a prompt to be hashed."""
     scheduler = busy(args, prefix=True, sampling=Sampling(max_tokens=args.running))
     return measure(scheduler, min(args.steps, args.waiting // 2))
 

@@ -6,12 +6,12 @@
 
 FILE is of `bench_predict.py table`, or of `ridgeline calibrate` with the model of `--model`, on the
 same machine and day. `measure` sends open-loop Poisson arrivals (what `ridgeline bench` does) and
-appends, a line per run. qwen2.5-0.5b (INT8, the default) is served by `ridgeline serve`, a process
-of its own; demo, whose steps are shorter than what a client costs, is an engine in this process.
+appends, a line per run. qwen2.5-0.5b (INT8, the default) is served by `ridgeline serve`, a separate
+process; demo, whose steps are shorter than what a client costs, is an engine in this process.
 `table` simulates the same requests at the same instants, as `ridgeline simulate` does: the engine's
-own scheduler, the step times of the calibration, its weather from 40 places on. A figure is the
+own scheduler, the step times of the calibration, its interference from 40 offsets. A figure is the
 middle of the forty; the interval of p99 is their 5th to 95th percentile. `--fair` leaves the
-weather out.
+interference out.
 
 `steps` says where the rest of the error comes from, for demo: real steps against the calibration's
 seconds for them, by kind and by how many sequences they had.
@@ -73,7 +73,7 @@ MIN_STEPS = 30  # of a kind, that a median is made of
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, three promises, and its workloads with their rates in requests/s.
+    """A model, three SLOs, and its workloads with their rates in requests/s.
 
     Windows are long enough for some dozens of requests at the least rate. `served`: by `ridgeline
     serve` and asked over HTTP.
@@ -149,9 +149,9 @@ def measure(bench: Bench, name: str, path: Path, seconds: float) -> bool:
             contention = CpuContention()
             run = run_of(case, bench.load(rate, seed=7))
             taken = contention.taken_share() or 0.0
-            told = f"{case} at {rate:g}/s, others had {taken:.0%} of the CPU"
+            label = f"{case} at {rate:g}/s, others had {taken:.0%} of the CPU"
             if taken > CALM:
-                print(f"{told}: not kept", flush=True)
+                print(f"{label}: not kept", flush=True)
                 all_kept = False
                 continue
             real = Real(
@@ -163,7 +163,7 @@ def measure(bench: Bench, name: str, path: Path, seconds: float) -> bool:
                 steps=tuple(busy_steps(run.steps)),
             )
             append(path, [real])
-            print(told, flush=True)
+            print(label, flush=True)
     return all_kept
 
 
@@ -193,7 +193,7 @@ def server(settings: Settings) -> Iterator[str]:
 
 
 async def over_http(url: str, bench: Bench, case: str, load: Load) -> RunTrace:
-    """One run from outside, after two requests that nobody counts."""
+    """One run from outside, after two uncounted requests."""
     arrivals, options = load.poisson()
     target = HttpTarget(url, await first_model(url), endpoint="completions")
     try:
@@ -204,7 +204,7 @@ async def over_http(url: str, bench: Bench, case: str, load: Load) -> RunTrace:
 
 
 def numbers(run: RunTrace, bench: Bench) -> dict[str, float]:
-    """ms, and requests/s under each promise."""
+    """ms, and requests/s under each SLO."""
     found = {slo: summarise(run, Slo.parse(slo)) for slo in bench.slos}
     whole = found[bench.slos[0]]
     assert whole.ttft and whole.tpot
@@ -236,23 +236,23 @@ def requests_of(real: Real) -> list[SimulatedRequest]:
 def simulated(
     bench: Bench, requests: list[SimulatedRequest], calibration: Calibration, place: int
 ) -> dict[str, float]:
-    """`place`: the seed of where the weather begins."""
+    """`place`: the seed of the interference's offset."""
     settings = bench.settings
     machine = calibrated_replica(calibration, settings.model, settings.quantization)
-    over, weather = calibration.overheads, calibration.interference
+    over, trace = calibration.overheads, calibration.interference
     build = ReplicaConfig(
         name=settings.model,
         scheduler=partial(make_scheduler, resolve(settings)),
         step_times=ModelledStepTimes(machine),
         overhead_s=over.reader_first_s or over.first_s,
-        interference=None if weather is None else partial(InterferenceSampler, weather, place),
+        interference=None if trace is None else partial(InterferenceSampler, trace, place),
     )
     plan = FleetConfig(replicas=(build,))
     outcome = simulate_fleet(requests, plan, end_s=bench.window_s + bench.grace_s)
-    return told(outcome, bench)
+    return simulated_figures(outcome, bench)
 
 
-def told(outcome: FleetOutcome, bench: Bench) -> dict[str, float]:
+def simulated_figures(outcome: FleetOutcome, bench: Bench) -> dict[str, float]:
     """As `numbers`, of those that were served."""
     slos = {slo: Slo.parse(slo) for slo in bench.slos}
     served = [life for life in outcome.requests if life.finished_s == life.finished_s]
@@ -275,15 +275,15 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     real: float
-    told: float
+    simulated: float
     low: float
     high: float
 
     @property
     def error(self) -> float:
         if not self.real:
-            return 0.0 if not self.told else 1.0
-        return self.told / self.real - 1
+            return 0.0 if not self.simulated else 1.0
+        return self.simulated / self.real - 1
 
 
 def figures(real: Real, calibration: Calibration) -> Iterator[Figure]:
@@ -293,7 +293,7 @@ def figures(real: Real, calibration: Calibration) -> Iterator[Figure]:
     each = [simulated(bench, requests, calibration, place) for place in range(places)]
     for name, value in real.numbers.items():
         low, middle, high = np.percentile([one[name] for one in each], (LOW, 50, HIGH)).tolist()
-        yield Figure(name=name, real=value, told=middle, low=low, high=high)
+        yield Figure(name=name, real=value, simulated=middle, low=low, high=high)
 
 
 def table(reals: list[Real], calibration: Calibration) -> Iterator[str]:
@@ -331,7 +331,7 @@ def table(reals: list[Real], calibration: Calibration) -> Iterator[str]:
 
 
 def cell(figure: Figure) -> str:
-    text = f"{figure.real:.3g} / {figure.told:.3g}"
+    text = f"{figure.real:.3g} / {figure.simulated:.3g}"
     if "p99" in figure.name:
         text += f" ({figure.low:.3g} .. {figure.high:.3g})"
     return text
@@ -374,7 +374,7 @@ def kind_of(step: LoadedStep) -> str:
 def main() -> int:
     parser = flags(__doc__, "table", "steps")
     parser.add_argument("--model", choices=tuple(BENCHES), default="qwen2.5-0.5b")
-    parser.add_argument("--fair", action="store_true", help="leave the weather out")
+    parser.add_argument("--fair", action="store_true", help="leave the interference out")
     given = parser.parse_args()
     if given.what == "measure":
         bench = BENCHES[given.model]

@@ -6,8 +6,8 @@
 
 In every round one engine answers the same prompts twice, once with drafts and once without, in
 alternating order, so that whatever else happens on the machine happens to both. Timed are the steps
-in which all seats are taken and no prompt is computed: twice as many prompts as seats are asked at
-once, with one seat a single one. The ratio of tokens per second is that of all rounds together, its
+in which all slots are taken and no prompt is computed: twice as many prompts as slots are sent at
+once, with one slot a single one. The ratio of tokens per second is that of all rounds together, its
 error comes from resampling rounds (5 to 95 %), and the median is that of the rounds' ratios: the
 better number where every round gains alike and the machine's pace changes from round to round.
 `none` does the same without a drafter: what the noise is. With `--turn 7` each prompt is answered
@@ -68,7 +68,7 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
 class Timed(NamedTuple):
-    """Steps with all seats taken and no prompts: seconds, tokens, what the controller booked and
+    """Steps with all slots taken and no prompts: seconds, tokens, what the controller booked and
     what it had predicted to save (s), drafts and those accepted."""
 
     seconds: float = 0.0
@@ -95,8 +95,7 @@ class Switching:
         self.begin(True)
 
     def begin(self, drafts: bool, turn: int = 0) -> None:
-        """An answer to the round's prompts, with drafts or without; or so many steps of each in
-        turns."""
+        """Answer the round's prompts with or without drafts; or alternate every `turn` steps."""
         self.drafts, self._turn = drafts, turn
         self.found = {True: Timed(), False: Timed()}
         self._last: tuple[Timed, bool] | None = None
@@ -137,7 +136,7 @@ class Switching:
         self._inner.observe(outcomes)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
-        """What was answered without drafts is nobody's to learn from: it is asked again."""
+        """Answers without drafts are not remembered, because the prompt is repeated."""
         self._inner.forget(seq_id, tokens if self.drafts else (), tenant)
 
     def counters(self) -> dict[str, float]:
@@ -191,7 +190,7 @@ def gain(rounds: Sequence[Round]) -> float:
     """Speed with drafts over speed without."""
     with_, without = (reduce(Timed.__add__, each) for each in zip(*rounds, strict=True))
     if not (with_.tokens and without.tokens):
-        raise SystemExit("no step with all seats taken: more --tokens or --rounds")
+        raise SystemExit("no step with all slots taken: more --tokens or --rounds")
     return with_.tokens / with_.seconds * without.seconds / without.tokens
 
 
@@ -284,7 +283,9 @@ def main() -> None:
     parser.add_argument("--quantization")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
-    parser.add_argument("--turn", type=int, default=0, help="steps with and without, in turns")
+    parser.add_argument(
+        "--turn", type=int, default=0, help="steps between switching drafts on and off"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--drafter", action="append", default=[], help="KIND=DIR: trained")
     parser.add_argument("--tree", help="a fixed tree in place of chains (medusa)")

@@ -47,16 +47,16 @@ class Script:
     """What will be said, by prompt, and how often a guess knows it."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._guesses: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def tell(self, answers: dict[tuple[int, ...], tuple[int, ...]], alpha: float) -> None:
         """Guesses of these answers, from now on."""
         rng = random.Random(7)
-        self._told = {prompt: _worse(answer, alpha, rng) for prompt, answer in answers.items()}
+        self._guesses = {prompt: _worse(answer, alpha, rng) for prompt, answer in answers.items()}
 
     def guess(self, each: DraftContext, depth: int) -> tuple[int, ...]:
         done = len(each.tokens) - each.num_prompt
-        return self._told[tuple(each.tokens[: each.num_prompt])][done : done + depth]
+        return self._guesses[tuple(each.tokens[: each.num_prompt])][done : done + depth]
 
 
 def _worse(answer: tuple[int, ...], alpha: float, rng: random.Random) -> tuple[int, ...]:
@@ -161,11 +161,11 @@ def show_curve(controller: DepthController) -> None:
     for runs in (1, 8):
         one = cost.seconds(runs, runs)
         ratios = [(k, cost.seconds(runs, runs * (k + 1)) / one) for k in (1, 2, 3, 4, 6, 8, 16)]
-        told = "  ".join(f"K={k} {ratio:.2f}" for k, ratio in ratios)
-        print(f"T({runs} sequences) = {one * 1e3:.1f} ms; with K drafts each: {told}")
+        text = "  ".join(f"K={k} {ratio:.2f}" for k, ratio in ratios)
+        print(f"T({runs} sequences) = {one * 1e3:.1f} ms; with K drafts each: {text}")
     if draft_cost is not None:
-        told = "  ".join(f"K={k} {draft_cost.seconds(1, k) * 1e3:.1f}" for k in (1, 4))
-        print(f"drafting for one sequence, ms: {told}")
+        text = "  ".join(f"K={k} {draft_cost.seconds(1, k) * 1e3:.1f}" for k in (1, 4))
+        print(f"drafting for one sequence, ms: {text}")
 
 
 def measure(
@@ -184,12 +184,12 @@ def measure(
     answers = {p: each.tokens for p, each in zip(prompts, found, strict=True)}
     for alpha in args.alphas:
         script.tell(answers, alpha)
-        told = best_gain(controller, batch, alpha)
+        text = best_gain(controller, batch, alpha)
         controller.acceptance, controller.shadows = AcceptanceRates(), LookupAccuracy()
         controller.account = TimeCredit()  # only one sort of drafts is scripted
         result = compare(engine, drafts, [prompts] * (1 + args.rounds), sampling)
         show("scripted", f"alpha {alpha:.2f}", batch, result)
-        print(f"{told:>60}", flush=True)
+        print(f"{text:>60}", flush=True)
 
 
 def main() -> None:

@@ -6,8 +6,8 @@
 Within every answer turns of seven steps are taken with speculation on and off (seven, because with
 eight they would fall in with the blocks of the KV cache). On, the controller does all that it does,
 but its decision is overruled: nothing is drafted, so that both kinds of step compute the same at
-places alike. Prints the median step in microseconds, what steps take more in which nobody was asked
-and in which somebody was, by phase; and the ratio of the means, on to off, the 5 % at either end
+places alike. Prints the median step in microseconds, the excess of steps without and with a
+decision, by phase; and the ratio of the means, on to off, the 5 % at either end
 left out.
 """
 
@@ -32,7 +32,7 @@ PHASES = ("plan", "run", "commit", "tell")
 
 
 class Timed(NamedTuple):
-    """A decode step of all seats: seconds by phase."""
+    """A decode step of all slots: seconds by phase."""
 
     on: bool
     asked: bool
@@ -99,12 +99,12 @@ def steps(engine: Engine, batch: int, num_prompts: int) -> list[Timed]:
 def more_us(some: Sequence[Timed], than: Sequence[Timed]) -> str:
     """By how much the medians differ, in all and by phase."""
     total = _median_us(each.total_s for each in some) - _median_us(each.total_s for each in than)
-    told = [f"{total:+.0f}"]
+    parts = [f"{total:+.0f}"]
     for place, name in enumerate(PHASES):
         more = _median_us(x.seconds[place] for x in some)
         more -= _median_us(x.seconds[place] for x in than)
-        told.append(f"{name} {more:+.0f}")
-    return " ".join(told)
+        parts.append(f"{name} {more:+.0f}")
+    return " ".join(parts)
 
 
 def _median_us(seconds: Any) -> float:
@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--configs", nargs="+", default=["ngram", "draft"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1])
-    parser.add_argument("--prompts", type=int, default=40, help="for each seat")
+    parser.add_argument("--prompts", type=int, default=40, help="for each slot")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--quantization")
     parser.add_argument("--threads", type=int, default=1)

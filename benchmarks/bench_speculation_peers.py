@@ -1,4 +1,4 @@
-"""Speculation beside llama.cpp's and OpenVINO GenAI's: same weights, same prompts, in turns.
+"""Speculation of Ridgeline, llama.cpp and OpenVINO GenAI: same weights and prompts, interleaved.
 
     python benchmarks/bench_speculation_peers.py --llama-server BIN --gguf demo-f32.gguf
         [--draft-gguf demo-draft-f32.gguf] [--openvino PYTHON --openvino-gguf demo-f16.gguf]
@@ -6,8 +6,8 @@
         [--prompts 8] [--tokens 96] [--threads 1] [--quantization int8]
 
 The GGUF files are the demo models through llama.cpp's own `convert_hf_to_gguf.py`. Every engine is
-asked every prompt (token ids, greedy, so many tokens), one engine after the other, one sequence at
-a time. What counts is the time from an answer's first token to its last by the engine's own
+given every prompt (token ids, greedy, a fixed number of tokens), one engine after the other, one
+sequence at a time. What counts is the time from an answer's first token to its last by the engine's own
 account: tokens on the engine's clock here, `timings` of llama-server, `perf_metrics` of OpenVINO.
 Medians over prompts of the ratio to our plain decoding of the same prompt, and tokens per second
 of all. OpenVINO takes part as it comes, which is bfloat16 where the CPU multiplies it, and in
@@ -63,8 +63,8 @@ def ours(engine: Engine) -> Asked:
         return [e async for e in engine.stream(prompt, sampling) if isinstance(e, Token)]
 
     def ask(prompt: list[int], count: int) -> Answered:
-        told = asyncio.run(stream(prompt, count))
-        return Answered([token.token for token in told], told[-1].at_s - told[0].at_s)
+        tokens = asyncio.run(stream(prompt, count))
+        return Answered([token.token for token in tokens], tokens[-1].at_s - tokens[0].at_s)
 
     return ask
 
@@ -94,8 +94,8 @@ def llama(words: Sequence[str], stack: ExitStack) -> Asked:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}/completion", body, headers)
         with urllib.request.urlopen(request, timeout=120) as response:
-            told = json.load(response)
-        return Answered(told["tokens"], told["timings"]["predicted_ms"] / 1e3)
+            reply = json.load(response)
+        return Answered(reply["tokens"], reply["timings"]["predicted_ms"] / 1e3)
 
     return ask
 
@@ -115,8 +115,8 @@ def openvino(python: Path, gguf: Path, threads: int, stack: ExitStack) -> dict[s
             order = {"prompt": prompt, "tokens": count, "mode": mode}
             worker.stdin.write(json.dumps(order) + "\n")
             worker.stdin.flush()
-            told = json.loads(worker.stdout.readline())
-            return Answered(told["tokens"], told["seconds"])
+            reply = json.loads(worker.stdout.readline())
+            return Answered(reply["tokens"], reply["seconds"])
 
         return ask
 
@@ -150,7 +150,7 @@ def compare(asked: dict[str, Asked], prompts: Sequence[list[int]], count: int) -
     for turn, prompt in enumerate([prompts[0], *prompts]):
         for name, ask in asked.items():
             answer = ask(prompt, count)
-            if turn:  # the first warms everybody
+            if turn:  # the first warms up all engines
                 found[name].append(answer)
     first = next(iter(found.values()))
     for name, answers in found.items():

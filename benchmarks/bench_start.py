@@ -8,9 +8,9 @@ fresh process per round, and prints medians of seconds from the start of the pro
 imported, until all is, until the engine is open (`ready`), and until the first token; then the peak
 of resident memory (VmHWM) after
 `--sequences` answers against its bound: weights + KV cache, 15 % more, and 300 MB. The file is in
-the page cache from the second round on; the first is told apart. Modules are read as bytecode, as
-in any installation: where this shell says PYTHONDONTWRITEBYTECODE, the measured process is not
-told, because it would compile every module of ours anew (0.3 s).
+the page cache from the second round on; the first is reported separately. Modules are read as
+bytecode, as in any installation: PYTHONDONTWRITEBYTECODE is not passed to the measured process,
+because it would compile every Ridgeline module again (0.3 s).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def write_checkpoint(shape: str, quantization: str, directory: Path) -> None:
 
 
 def child(directory: str, sequences: int, started: float) -> None:
-    """In a process of its own: open, answer, tell."""
+    """In a separate process: open, answer, report."""
     import ridgeline.engine.import_torch  # noqa: F401  # as the engine does first
 
     torch_done = time.time()
@@ -74,7 +74,7 @@ def child(directory: str, sequences: int, started: float) -> None:
         first = time.time()
         prompts = [[i + 1] * 128 for i in range(sequences)]
         engine.generate(prompts, Sampling(max_tokens=32, ignore_eos=True))
-        told = {
+        figures = {
             "torch_s": torch_done - started,
             "import_s": imported - started,
             "ready_s": ready - started,
@@ -83,7 +83,7 @@ def child(directory: str, sequences: int, started: float) -> None:
             "weight_bytes": engine.info.weight_bytes,
             "kv_bytes": engine.resolved.kv_cache_memory_bytes,
         }
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 def peak_bytes() -> int:

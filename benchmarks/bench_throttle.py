@@ -1,10 +1,10 @@
-"""What the throttle is worth: goodput of a server with and without --slo-throttle, by load.
+"""The effect of the throttle: goodput of a server with and without --slo-throttle, by load.
 
     python benchmarks/bench_throttle.py [--model demo] [--rates 30 60 90] [--rounds 3]
-        [--seconds 15] [--promise "ttft:300 tpot:20"] [--workload synthetic:input=64,output=64]
+        [--seconds 15] [--slo "ttft:300 tpot:20"] [--workload synthetic:input=64,output=64]
         [--serve-flags "--quantization int8"]
 
-In every round both servers are started in turn, one at a time, with one class of that promise, and
+In every round both servers are started in turn, one at a time, with one class with that SLO, and
 get the same requests at each rate, one rate after the other, at Poisson's instants. A refused
 request counts as one that was not served in time. Prints a row per load, then medians over rounds.
 """
@@ -26,7 +26,7 @@ from server import serving
 
 
 class Load(NamedTuple):
-    """What came of one rate: requests in time per second, and shares of the requests asked."""
+    """The result of one rate: requests in time per second, and shares of the requests sent."""
 
     goodput: float
     in_time: float
@@ -40,11 +40,11 @@ def load(given: argparse.Namespace, url: str, rate: float, seed: int) -> Load:
         file = Path(folder) / "run.json"
         words = ["bench", "--url", url, "--workload", given.workload, "--seed", str(seed)]
         words += ["--request-rate", str(rate), "--num-prompts", str(count)]
-        words += ["--goodput", given.promise, "--output-json", str(file)]
+        words += ["--goodput", given.slo, "--output-json", str(file)]
         code = "from ridgeline.cli.main import main; main()"
         command = [sys.executable, "-c", code, *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if not file.exists():  # refusals are no success either, but are told in a result
+        if not file.exists():  # rejected requests are failures, but appear in a result
             raise SystemExit(f"no result of {' '.join(words)}\n{done.stderr}")
         found = json.loads(file.read_text(encoding="utf-8"))
     in_time = found["request_goodput"] * found["duration"] / count
@@ -59,11 +59,11 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[30.0, 60.0, 90.0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0, help="of requests at each rate")
-    parser.add_argument("--promise", default="ttft:300 tpot:20")
+    parser.add_argument("--slo", default="ttft:300 tpot:20")
     parser.add_argument("--workload", default="synthetic:input=64,output=64")
     parser.add_argument("--serve-flags", default="", help="more words for `ridgeline serve`")
     given = parser.parse_args()
-    words = ["serve", given.model, "--port", "0", "--slo-classes", f"promised={given.promise}"]
+    words = ["serve", given.model, "--port", "0", "--slo-classes", f"slo={given.slo}"]
     words += shlex.split(given.serve_flags)
     found: dict[tuple[str, float], list[Load]] = defaultdict(list)
     for turn in range(given.rounds):
@@ -73,9 +73,9 @@ def main() -> None:
                 for rate in given.rates:
                     one = load(given, url, rate, seed=1000 * turn + round(rate))
                     found[name, rate].append(one)
-                    told = f"{one.goodput:6.1f}/s in time ({one.in_time:.0%})"
-                    told += f", {one.refused:.0%} refused"
-                    print(f"round {turn + 1}, {name:>7}, {rate:g}/s: {told}")
+                    text = f"{one.goodput:6.1f}/s in time ({one.in_time:.0%})"
+                    text += f", {one.refused:.0%} refused"
+                    print(f"round {turn + 1}, {name:>7}, {rate:g}/s: {text}")
     for rate in given.rates:
         pairs = [found[name, rate] for name in ("without", "with")]
         middle = [statistics.median(each.goodput for each in loads) for loads in pairs]

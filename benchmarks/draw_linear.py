@@ -1,4 +1,4 @@
-"""Rows × GB/s and rows × GOPS of every kind of weight, from what `bench_linear.py --json` told.
+"""Rows × GB/s and rows × GOPS of every kind of weight, from the output of `bench_linear.py --json`.
 
     python benchmarks/draw_linear.py FILE [--output linear.svg]
 
@@ -21,24 +21,24 @@ COLOURS = ("#357", "#b33", "#283", "#b70", "#637", "#066", "#555", "#8a5", "#39c
 STYLE = "text{font:12px sans-serif;fill:#444}polyline{fill:none;stroke-width:2}"
 
 
-def curves(told: dict[str, Any], unit: str) -> dict[str, list[tuple[float, float]]]:
+def curves(results: dict[str, Any], unit: str) -> dict[str, list[tuple[float, float]]]:
     """(rows, figure) by kind and variant."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for row in told["results"]:
+    for row in results["results"]:
         found.setdefault(f"{row['kind']} {row['isa']}", []).append((row["rows"], row[unit]))
     return found
 
 
-def limits(told: dict[str, Any], unit: str) -> dict[str, float]:
+def limits(results: dict[str, Any], unit: str) -> dict[str, float]:
     """The dashed lines: the read rate, or the peak of each kind."""
     if unit == "gb_s":
-        return {"read rate": told["read_gb_s"]}
-    return {f"{kind} peak": peak / 1e9 for kind, peak in told["peaks"].items()}
+        return {"read rate": results["read_gb_s"]}
+    return {f"{kind} peak": peak / 1e9 for kind, peak in results["peaks"].items()}
 
 
-def picture(told: dict[str, Any], unit: str, title: str) -> str:
+def picture(results: dict[str, Any], unit: str, title: str) -> str:
     """One picture, its labels to the right of where the curves end."""
-    found, bounds = curves(told, unit), limits(told, unit)
+    found, bounds = curves(results, unit), limits(results, unit)
     rows = [x for curve in found.values() for x, _ in curve]
     values = [y for curve in found.values() for _, y in curve]
     x = Scale(low=min(rows), high=max(rows), start=MARGIN, end=WIDTH - 2.5 * MARGIN, log=True)
@@ -75,9 +75,9 @@ def main() -> None:
     parser.add_argument("measured", type=Path)
     parser.add_argument("--output", type=Path, default=Path("linear.svg"))
     asked = parser.parse_args()
-    told = json.loads(asked.measured.read_text(encoding="utf-8"))
-    upper = picture(told, "gb_s", "GB/s of weights over rows")
-    lower = picture(told, "gops", "10^9 operations/s over rows")
+    results = json.loads(asked.measured.read_text(encoding="utf-8"))
+    upper = picture(results, "gb_s", "GB/s of weights over rows")
+    lower = picture(results, "gops", "10^9 operations/s over rows")
     moved = element("g", inner=lower, transform=f"translate(0,{HEIGHT})")
     box = f"0 0 {WIDTH} {2 * HEIGHT}"
     inner = element("style", inner=STYLE) + element("g", inner=upper) + moved

@@ -46,7 +46,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wrapped:
-    """An engine whose requests pass through somebody first; the rest is the engine's own."""
+    """An engine wrapper that delays requests in a simulated tokenizer."""
 
     def __init__(self, engine: Engine, tokenizer_s: float = 0.0) -> None:
         self._engine, self._tokenizer_s = engine, tokenizer_s
@@ -62,7 +62,7 @@ class Wrapped:
     async def stream(
         self, prompt: str | Sequence[int], sampling: Sampling, **terms: Any
     ) -> AsyncGenerator[Event, None]:
-        """One tokenizer, in a thread of its own, serves everybody in order."""
+        """One tokenizer, in a separate thread, serves all requests in order."""
         if self._tokenizer_s:
             async with self._tokenizer:
                 await asyncio.to_thread(time.sleep, self._tokenizer_s)
@@ -72,7 +72,7 @@ class Wrapped:
 
 
 During = Callable[[Engine, Pace], AbstractContextManager[None]]
-Beside = Callable[[Engine], Coroutine[Any, Any, None]]
+Background = Callable[[Engine], Coroutine[Any, Any, None]]
 
 
 def _nothing(engine: Engine, pace: Pace) -> AbstractContextManager[None]:
@@ -85,10 +85,10 @@ def _zero(rate: float) -> float:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is broken, and the verdict that is true of it ("or": each of two is). `load`: offered,
+    """An injected fault and its true verdict ("or": either of two). `load`: offered,
     over the capacity; `settings` of the engine; `options` of the client; `during` holds while the
-    load runs; `tokenizer_s` by the offered rate; `beside`: what runs on the client's loop besides;
-    `tpot_s`: the promise, by the usual pace; None: what people read along with.
+    load runs; `tokenizer_s` by the offered rate; `background`: a coroutine on the client's loop;
+    `tpot_s`: the TPOT limit, from the usual pace; None: reading speed.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Fault:
     options: Callable[[Pace], dict[str, Any]] = field(default=lambda pace: {})
     during: During = _nothing
     tokenizer_s: Callable[[float], float] = _zero
-    beside: Beside | None = None
+    background: Background | None = None
     tpot_s: Callable[[Pace], float] | None = None
 
 
@@ -153,12 +153,12 @@ async def _hold_up(engine: Engine) -> None:
 
 
 def visitor(rng: random.Random) -> list[int]:
-    """A long prompt that nobody has asked before."""
+    """A long prompt that is in no cache."""
     return rng.choices(range(16, 2048), k=VISITOR_TOKENS)
 
 
 async def _visitors(engine: Engine) -> None:
-    """Somebody else's long prompts, one after the other, outside the measured load."""
+    """Long prompts of another client, one after the other, outside the measured load."""
     rng = random.Random(0)
     while True:
         prompt = visitor(rng)
@@ -171,8 +171,8 @@ async def _visitors(engine: Engine) -> None:
 
 
 def _blocks_for(num_sequences: float) -> Callable[[Pace], dict[str, Any]]:
-    """KV blocks for the shared prefixes and the own tokens of so many requests; never fewer than
-    the longest request needs, which an engine would refuse.
+    """KV blocks for the shared prefixes and the unshared tokens of `num_sequences` requests; at
+    least as many as the longest request needs, because the engine would reject fewer.
     """
 
     def settings(pace: Pace) -> dict[str, Any]:
@@ -192,17 +192,19 @@ def _set(**settings: Any) -> Callable[[Pace], dict[str, Any]]:
 
 
 PIECES = 2.5
-"""Promised where long prompts come: more than a piece of one takes, less than all of it, which is
-more than six (a fast machine reads the demo's longest in less than people notice)."""
+"""TPOT limit with long prompts, in chunks: more than one chunk takes and less than a whole prompt, which
+has more than six (a fast machine reads the demo's longest prompt unnoticed)."""
 
 
-def _beside(pace: Pace) -> float:
+def _long_prompt_tpot_s(pace: Pace) -> float:
     return PIECES * pace.piece_s
 
 
 HEALTHY = (
     *(Fault(f"healthy at {load:.0%} of its capacity", None, load) for load in (0.3, 0.5, 0.6)),
-    Fault("healthy, long prompts beside", None, 0.3, beside=_visitors, tpot_s=_beside),
+    Fault(
+        "healthy, with long prompts", None, 0.3, background=_visitors, tpot_s=_long_prompt_tpot_s
+    ),
 )
 
 FAULTS = (
@@ -210,7 +212,7 @@ FAULTS = (
     Fault("few KV blocks", "kv-capacity-bound", 0.85, settings=_blocks_for(2)),
     Fault("hardly any KV block", "kv-capacity-bound", 0.7, settings=_blocks_for(1)),
     Fault("two slots", "queue-bound", 0.6, settings=_set(max_num_seqs=2)),
-    Fault("one seat", "queue-bound", 0.6, settings=_set(max_num_seqs=1)),
+    Fault("one slot", "queue-bound", 0.6, settings=_set(max_num_seqs=1)),
     Fault("twice what can be served", "overload-bound", 2.0),
     Fault(
         "static batches of eight", "queue-bound", settings=_set(batching="static", max_num_seqs=8)
@@ -218,16 +220,16 @@ FAULTS = (
     Fault("no prefix cache", "prefix-miss-bound", settings=_set(enable_prefix_caching=False)),
     Fault("a slow tokenizer", "host-overhead-bound", tokenizer_s=lambda rate: 0.8 / rate),
     Fault("a client with one connection", "client-bound", 0.6, options=_set(max_concurrency=1)),
-    Fault("a client that is busy elsewhere", "client-bound", 0.3, beside=_hold_up),
+    Fault("a client that is busy elsewhere", "client-bound", 0.3, background=_hold_up),
     Fault("a sleep in the scheduler", "host-overhead-bound", 0.3, during=_sleep_in_plan),
     Fault("held up between steps", "host-overhead-bound", 0.3, during=_sleep_between_steps),
     Fault(
         "prompts in one piece",
         "scheduling-interference-bound",
         0.3,
-        beside=_visitors,
+        background=_visitors,
         settings=_set(enable_chunked_prefill=False, max_num_batched_tokens=2048),
-        tpot_s=_beside,
+        tpot_s=_long_prompt_tpot_s,
     ),
     Fault(
         "a token budget of six",

@@ -3,7 +3,7 @@
     python benchmarks/load_client.py            # our client against the null server
     python benchmarks/load_client.py --httpx    # httpx on the same load, interleaved
 
-The null server (`MockServer` at zero pace) has a core of its own, the client another. Each request
+The null server (`MockServer` at zero pace) has one core, the client another. Each request
 streams `TOKENS` chunks. Prints requests/s of every round and the medians, then one JSON line.
 """
 

@@ -42,7 +42,7 @@ def append(path: Path, records: Iterable[msgspec.Struct]) -> None:
 
 
 def flags(doc: str, *tables: str) -> argparse.ArgumentParser:
-    """`measure` and what is made of it; the caller may add flags of its own."""
+    """The `measure` command and its evaluations; the caller may add flags."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )

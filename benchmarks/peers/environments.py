@@ -64,11 +64,13 @@ def existing(name: str, folder: Path) -> Path:
     package, wanted = HELD[name]
     request = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
-        told = subprocess.run([python, "-c", request], check=True, capture_output=True, text=True)
+        process = subprocess.run(
+            [python, "-c", request], check=True, capture_output=True, text=True
+        )
     except (OSError, subprocess.CalledProcessError):
         raise NotThisEnvironmentError(f"{folder} holds no {package}") from None
-    if told.stdout.strip() != wanted:
-        has = told.stdout.strip()
+    if process.stdout.strip() != wanted:
+        has = process.stdout.strip()
         raise NotThisEnvironmentError(f"{folder} holds {package} {has}, not {wanted}")
     return python
 
@@ -152,7 +154,7 @@ def _lm_eval(folder: Path) -> None:
 
 
 def _gptqmodel(folder: Path) -> None:
-    """It asks for a torch of its own, newer than the CPU build here, and does without: by hand."""
+    """It requires a newer torch than the CPU build here but works without it: installed by hand."""
     _pip(folder, TORCH)
     _pip(folder, f"transformers=={TRANSFORMERS}", "accelerate", "datasets", "requests", "pillow")
     _pip(folder, "setuptools", "wheel", "ninja", "threadpoolctl", "protobuf")

@@ -5,7 +5,7 @@ A worker holds one engine. `prepare` gets it ready for a work, `run` does a slic
     {"do": "prepare", "work": {"kind": "decode", "sequences": 8, "context": 128}}
     {"do": "run", "steps": 16}            ->  {"seconds": 0.31, "tokens": 128}
 
-Works: `decode` (so many sequences, each with so many tokens behind it; a run is `steps` tokens of
+Works: `decode` (a number of sequences, each after a number of tokens; a run is `steps` tokens of
 each), `prefill` (a run is one prompt of `tokens` tokens, up to its first token), `chat` (a run is a
 closed loop of `clients`, `requests` in all, `input` and `output` tokens each).
 """

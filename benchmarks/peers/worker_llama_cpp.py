@@ -22,7 +22,7 @@ class LlamaCpp:
         self.threads, self.kv_type, self.context = threads, kv_type, None
 
     def _open(self, sequences: int, length: int) -> None:
-        """A fresh context: KV of its own for each sequence, as llama-batched-bench has it."""
+        """A fresh context: separate KV for each sequence, as llama-batched-bench has it."""
         if self.context:
             ll.llama_free(self.context)
         params = ll.llama_context_default_params()

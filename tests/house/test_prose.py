@@ -15,7 +15,7 @@ CLEAN = [
     "CONTRIBUTING.md",
     "README.md",
     "SECURITY.md",
-    "benchmarks/results",
+    "benchmarks",
     "docs",
     "mkdocs.yml",
     "native",

@@ -1,7 +1,8 @@
 """Maps GGUF metadata to Hugging Face config fields, for each supported llama.cpp architecture.
- Every key of the architecture is understood, harmless (with
-the reason), neutral at a listed value, or an error that names it. Defaults are
-llama.cpp's, because its converter omits fields that equal them.
+
+Every key of the architecture is understood, harmless (with the reason), neutral at a listed value,
+or an error that names it. Defaults are llama.cpp's, because its converter omits fields that equal
+them.
 """
 
 from __future__ import annotations
