@@ -191,8 +191,8 @@ def header_file(path: Path, header: Any, data: bytes = b"") -> Path:
     [
         (b"{not json", "not JSON"),
         (b"[1]", "not a JSON object"),
-        ({"__metadata__": {"format": {"a": 1}}}, "not a map of texts"),
-        ({"__metadata__": 3}, "not a map of texts"),
+        ({"__metadata__": {"format": {"a": 1}}}, "not a map of strings"),
+        ({"__metadata__": 3}, "not a map of strings"),
         ({"w": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}}, "tensor w is malformed"),
         ({"w": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, "tensor w is malformed"),
         (b"[" * 100_000, "not JSON"),
