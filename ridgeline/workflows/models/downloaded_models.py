@@ -74,15 +74,15 @@ def describe_model(name: str, available_bytes: int) -> DownloadedModel:
         spec = load_spec(name)
     except UserError as error:
         return msgspec.structs.replace(row, problem=str(error))
-    quantization = _QUANTIZATION.search(_PART.sub("", path.stem))
-    if path.suffix == ".gguf" and quantization:
-        names = {quantization[1]}
     resident = resident_weight_bytes(spec)
     formats = {linear.format for linear in linears(spec).values()}
     names = {
         spec.stored_dtype if format.kind == "dense" else f"{format.kind} ({format.bits:g} bits)"
         for format in formats
     }
+    quantization = _QUANTIZATION.search(_PART.sub("", path.stem))
+    if path.suffix == ".gguf" and quantization:
+        names = {quantization[1]}
     return msgspec.structs.replace(
         row,
         family=spec.family,
