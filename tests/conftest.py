@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 SLOW_FILE = "pytestmark = pytest.mark.slow\n"
-FAST_CPU_S = 8.0
+FAST_CPU_S = 10.0
 """CPU seconds that a test of the fast tier may take. Tests above 0.5 s on a quiet machine are marked
 slow; the margin is for slower machines, and for house rules that parse the whole source."""
 

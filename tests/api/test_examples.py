@@ -12,6 +12,7 @@ import ridgeline
 HOMES = sorted({home for home in ridgeline._HOMES.values() if home.startswith("ridgeline.api.")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", HOMES)
 def test_examples_of_the_docstrings_hold(home: str) -> None:
     outcome = doctest.testmod(import_module(home), optionflags=doctest.ELLIPSIS)

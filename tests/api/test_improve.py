@@ -18,6 +18,7 @@ from ridgeline.workflows.evaluate import evaluate as evaluate_workflow
 from ridgeline.workflows.optimize.restartable_server import RestartableServer
 
 
+@pytest.mark.slow
 def test_quantised_model_is_smaller_and_answers(tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     result = ridgeline.quantize("demo", tmp_path / "int8", bits=8, observer=events.append)

@@ -60,6 +60,7 @@ def test_diagnosis_measures_the_engine_here() -> None:
     assert diagnosis.losses is not None and diagnosis.losses.total_s > 0
 
 
+@pytest.mark.slow
 def test_explanations_of_models_and_topics(tmp_path: Path) -> None:
     model = ridgeline.explain("demo", max_num_seqs=3)
     assert isinstance(model, ModelExplanation)

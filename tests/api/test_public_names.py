@@ -45,6 +45,7 @@ def test_every_function_is_documented_with_its_parameters() -> None:
             assert parameter.annotation is not parameter.empty
 
 
+@pytest.mark.slow
 def test_star_import_offers_the_public_names() -> None:
     names = run("from ridgeline import *; print(*sorted(n for n in dir() if n[:2] != '__'))")
     assert names.split() == sorted(name for name in ridgeline.__all__ if name != "__version__")
@@ -58,6 +59,7 @@ def test_engine_keywords_are_the_settings() -> None:
             assert kind == settings[name], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PACKAGES)
 def test_package_of_the_same_name_does_not_hide_the_function(name: str) -> None:
     inner = {"diagnose": "facts", "optimize": "job", "plan": "step_time", "serve": "errors"}[name]

@@ -39,6 +39,7 @@ def test_a_file_in_a_file_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_lines_that_name_another_model_fail_as_on_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

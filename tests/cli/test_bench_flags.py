@@ -37,6 +37,7 @@ def test_bad_flags(capsys: pytest.CaptureFixture[str], args: list[str], named: s
     assert named in err and len(err.splitlines()) == 1, err
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_the_keys_of_vllm(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_figures_say_why_an_answer_ended() -> None:
     assert reply_figures(none) == "0 tokens · stopped"
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_keeps_the_talk() -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "ridgeline", "chat", "demo", "--temperature", "0"]

@@ -16,6 +16,7 @@ from tests.serve.conftest import engine, served  # noqa: F401  # fixtures
 from tests.serve.fake_engine import ANSWER
 
 
+@pytest.mark.slow
 def test_chat_answers_every_line(
     served: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -79,12 +79,14 @@ def ridgeline(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [["--debug", "inspect", "x"], ["inspect", "x", "--debug"]])
 def test_debug_may_precede_or_follow_the_command(order: list[str]) -> None:
     done = ridgeline(*order)
     assert done.returncode != 0 and "Traceback" in done.stderr and "BadModel" in done.stderr
 
 
+@pytest.mark.slow
 def test_debug_after_two_dashes_is_an_argument() -> None:
     done = ridgeline("inspect", "--", "--debug")
     assert done.returncode == 2 and "'--debug'" in done.stderr and "Traceback" not in done.stderr
@@ -171,6 +173,7 @@ def complete(words: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_shell_completes_commands_flags_and_choices() -> None:
     assert complete("ridgeline opt") == ["optimize"]
     assert complete("ridgeline serve --max-num-s") == ["--max-num-seqs"]
@@ -186,6 +189,7 @@ def test_the_completion_script_is_one_that_bash_can_read(
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
         command = [sys.executable, "-m", "ridgeline", "version"]

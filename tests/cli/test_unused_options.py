@@ -115,6 +115,7 @@ def test_options_outside_what_a_mode_reads_are_refused(
     refused(capsys, args, f"{named} has no effect")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

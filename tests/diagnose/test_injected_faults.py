@@ -17,6 +17,8 @@ from ridgeline.diagnose.rules.causes import shipped_causes
 from ridgeline.records import Slo
 from tests.diagnose.faults import DECODING, FAULTS, LOADS, OVERLOADED, Engine, diagnosed, run
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 1)
 
 

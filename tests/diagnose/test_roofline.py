@@ -61,6 +61,7 @@ def test_wall_time_is_split_by_hand() -> None:
     assert shares.mfu == pytest.approx(0.0051 / 0.012)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.floats(1e-5, 1.0), st.integers(1, 500)), max_size=8),
     st.floats(0.0, 10.0),

@@ -11,6 +11,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kernels"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="the example is built with make")
 def test_every_level_matches_the_reference(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -76,6 +76,7 @@ def test_independent_log_error_adds_in_quadrature() -> None:
     assert math.log(wider.high) == pytest.approx(math.hypot(math.log(1.3), 1.96 * 0.1), rel=1e-4)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_interval_agrees_with_scipy(case: tuple[int, int]) -> None:
     successes, total = case
@@ -89,11 +90,13 @@ def test_wilson_interval_agrees_with_scipy(case: tuple[int, int]) -> None:
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 
 
+@pytest.mark.slow
 @given(values, st.floats(0, 100))
 def test_percentiles_are_those_of_numpy(values: list[float], q: float) -> None:
     assert percentile(values, q) == pytest.approx(np.percentile(values, q), abs=1e-6)
 
 
+@pytest.mark.slow
 @given(values, st.integers(1, 20), st.floats(0, 100))
 def test_failing_never_improves_a_percentile(values: list[float], failed: int, q: float) -> None:
     with_failures = percentile([*values, *[math.inf] * failed], q)
@@ -134,6 +137,7 @@ def test_paired_interval_is_students() -> None:
     assert (ratio.low, ratio.high) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_paired_interval_covers_the_ratio_at_its_level() -> None:
     rng = random.Random(4)
     covered = 0
@@ -162,6 +166,7 @@ def test_equal_values_do_not_differ() -> None:
 positive = st.floats(1e-3, 1e3)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=8))
 def test_swapping_the_sides_mirrors_the_ratio(pairs: list[tuple[float, float]]) -> None:
     a, b = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -180,6 +185,7 @@ def queue(rng: random.Random, factor: float, count: int = 400) -> list[float]:
     return series
 
 
+@pytest.mark.slow
 def test_block_bootstrap_is_honest_about_dependent_requests() -> None:
     rng = random.Random(5)
     wrong = 0

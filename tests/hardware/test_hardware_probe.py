@@ -28,6 +28,7 @@ def machine(tmp_path_factory: Any) -> Machine:
     return probe(cache_dir=tmp_path_factory.mktemp("cache"))
 
 
+@pytest.mark.slow
 def test_a_real_probe_is_quick_and_plausible(machine: Machine) -> None:
     assert machine.took_s < (60 if machine.disturbed else 10)
     assert machine.num_threads >= 1

@@ -256,6 +256,7 @@ def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) ->
             run_random_world(random.Random(seed))
 
 
+@pytest.mark.slow
 def test_random_worlds_pass_without_a_bug() -> None:
     """The same random worlds pass, and they exercise what the bugs are about."""
     worlds = [run_random_world(random.Random(seed)) for seed in range(60)]

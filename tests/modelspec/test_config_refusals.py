@@ -138,6 +138,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     family=st.sampled_from(sorted(FAMILIES)),
     key=st.sampled_from(sorted(set().union(*(row.understood for row in FAMILIES.values())))),
