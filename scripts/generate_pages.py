@@ -109,7 +109,7 @@ PYTHON_RECORDS = (
     "workflows.planning.predict.OperatingPointResult",
     "workflows.planning.simulate.SimulationResult",
     "workflows.planning.cost.CostResult",
-    "workflows.serving.running_server.RunningServer",
+    "workflows.serving.local_server.LocalServer",
 )
 METRICS_HEAD = """\
 # Metrics

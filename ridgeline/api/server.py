@@ -8,7 +8,7 @@ from ridgeline.api.keywords import check_effective, downloaded, engine_settings,
 from ridgeline.config.server import ReasoningFormat, ServerOptions, ToolFormat
 from ridgeline.config.settings import EngineSettings
 from ridgeline.records.progress import Observer, silent
-from ridgeline.workflows.serving.running_server import RunningServer
+from ridgeline.workflows.serving.local_server import LocalServer
 
 
 def serve(
@@ -46,7 +46,7 @@ def serve(
     batch_window: str | None = None,
     observer: Observer = silent,
     **settings: Unpack[EngineSettings],
-) -> RunningServer:
+) -> LocalServer:
     """Serve a model over the OpenAI and Anthropic APIs, in a thread of this process.
 
     >>> import httpx, ridgeline
@@ -105,4 +105,4 @@ def serve(
     keywords = locals()
     check_effective("serve", keywords)
     options = options_from(ServerOptions, keywords)
-    return RunningServer(downloaded(engine_settings(model, settings), observer), options, observer)
+    return LocalServer(downloaded(engine_settings(model, settings), observer), options, observer)

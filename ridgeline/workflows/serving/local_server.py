@@ -15,7 +15,7 @@ from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.serving.serve import ServedModel, serve
 
 
-class RunningServer:
+class LocalServer:
     """A model that is served until `close`, or until the `with` block is left.
 
     Constructing it returns when requests are accepted. Raises what `serve` raises.
@@ -64,7 +64,7 @@ class RunningServer:
         """Write what is served as .json or .html, and return the path."""
         return self.served.save(path)
 
-    def __enter__(self) -> RunningServer:
+    def __enter__(self) -> LocalServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -72,7 +72,7 @@ class RunningServer:
 
     def __repr__(self) -> str:
         state = "running" if self.is_running else "stopped"
-        return f"<RunningServer {self.served.name} at {self.url}, {state}>"
+        return f"<LocalServer {self.served.name} at {self.url}, {state}>"
 
     def _repr_html_(self) -> str:
         return self.served._repr_html_()
