@@ -1,4 +1,4 @@
-"""What lies beside the weights of a checkpoint: harmless extras load, others are read or refused."""
+"""What lies next to the weights of a checkpoint: harmless extras load, others are read or refused."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_biases_that_the_config_does_not_name_must_be_zero(tmp_path: Path) -> No
 OFFICIAL = {
     "AutoConfig": "configuration_phi3.Phi3Config",
     "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
-    "AutoTokenizer": "somebody/tokenizer",
+    "AutoTokenizer": "some tool/tokenizer",
 }
 
 

@@ -215,12 +215,12 @@ HARMLESS_TENSORS: Mapping[str, str] = {
     "rotary_emb.inv_freq": "old checkpoints store the rotary frequencies, which follow from config",
     "vision_tower.": "encodes images; only text is read",
     "multi_modal_projector.": "projects images into the text; only text is read",
-    ".k_scale": "scales keys of an FP8 KV cache; the cache has scales of its own",
-    ".v_scale": "scales values of an FP8 KV cache; the cache has scales of its own",
-    ".kv_scale": "scales an FP8 KV cache; the cache has scales of its own",
-    ".q_scale": "scales queries beside an FP8 KV cache",
-    ".prob_scale": "scales attention weights beside an FP8 KV cache",
-    "proj.output_scale": "scales an FP8 KV cache; the cache has scales of its own",
+    ".k_scale": "scales keys of an FP8 KV cache; Ridgeline computes its own scales",
+    ".v_scale": "scales values of an FP8 KV cache; Ridgeline computes its own scales",
+    ".kv_scale": "scales an FP8 KV cache; Ridgeline computes its own scales",
+    ".q_scale": "scales queries for an FP8 KV cache",
+    ".prob_scale": "scales attention weights for an FP8 KV cache",
+    "proj.output_scale": "scales an FP8 KV cache; Ridgeline computes its own scales",
     "visual.": "encodes images and video; only text is read",
 }
 """Parts of the names of tensors that may be left unread, each with the reason."""

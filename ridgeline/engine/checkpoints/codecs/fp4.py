@@ -23,7 +23,7 @@ _VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _TABLE = torch.cat([_VALUES, -_VALUES])
 _SCALES = (".weight_scale", ".weight_global_scale", ".weight_scale_2")
 _IGNORED = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale")
-"""Static scales of activations and of the KV cache: rows get scales of their own, never coarser."""
+"""Static scales of activations and of the KV cache: each row gets its own scale, which is never coarser."""
 
 
 class Fp4Codec:
