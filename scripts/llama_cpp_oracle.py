@@ -36,7 +36,7 @@ class Model:
             return
         settings = ll.llama_context_default_params()
         settings.n_ctx = settings.n_batch = settings.n_ubatch = context
-        settings.n_threads = settings.n_threads_batch = 2
+        settings.n_threads = settings.n_threads_batch = 1
         settings.type_k = settings.type_v = 0  # float32
         settings.flash_attn_type = 0
         self.context = ll.llama_init_from_model(self.model, settings)
