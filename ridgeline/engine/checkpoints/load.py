@@ -31,7 +31,7 @@ from ridgeline.engine.model.layers import (
     QkNorm,
     QkRowNorm,
     RmsNorm,
-    Scale,
+    ScaledBranch,
     UngatedMlp,
     make_norm,
     no_norm,
@@ -193,7 +193,7 @@ class DecoderBuilder:
         after = norms("after_attention_norm", "after_mlp_norm", layer.norms != "before")
         if layer.residual_scale != 1.0:
             factor = layer.residual_scale
-            after = Scale(after[0], factor), Scale(after[1], factor)
+            after = ScaledBranch(after[0], factor), ScaledBranch(after[1], factor)
         return Block(
             self._attention(layer, index),
             self._mlp(layer.mlp, index),

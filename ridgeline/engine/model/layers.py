@@ -191,7 +191,7 @@ class UngatedMlp:
         return self.down(self.act(self.up(x_TC)))
 
 
-class Scale:
+class ScaledBranch:
     """Multiplies a branch's output, normalised before where it is, by a constant."""
 
     __slots__ = ("factor", "norm")

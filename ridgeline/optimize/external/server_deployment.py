@@ -37,7 +37,7 @@ WARMUP_DONE_RATIO = 0.8  # a burst taking more than this share of the previous o
 WARMUP_SEED = 10**9  # far from the seeds of runs, so that no measured prompt is in the prefix cache
 
 
-class RunningServer(NamedTuple):
+class ServerAddress(NamedTuple):
     """The address of a server that is up, and the number of its current start."""
 
     url: str
@@ -49,7 +49,7 @@ class ServerDeployment:
 
     def __init__(
         self,
-        up: Callable[[], RunningServer],
+        up: Callable[[], ServerAddress],
         model: str,
         workload: Workload,
         info: EngineInfo,

@@ -25,7 +25,7 @@ from ridgeline.measure.workload import Workload
 from ridgeline.optimize.environment import Deployment, Environment, Load, NextSteps
 from ridgeline.optimize.external.inferred_steps import infer_steps
 from ridgeline.optimize.external.server_deployment import (
-    RunningServer,
+    ServerAddress,
     ServerDeployment,
     TokenNumbers,
     check_settings_applied,
@@ -124,9 +124,9 @@ class _ServerStarter:
         log = self._logs / f"server-{next(self._numbers)}.log"
         process = ServerProcess(recipe.command, flags, log)
 
-        def activate() -> RunningServer:
+        def activate() -> ServerAddress:
             self._active.activate(process)
-            return RunningServer(process.url, process.num_starts)
+            return ServerAddress(process.url, process.num_starts)
 
         try:
             url = activate().url

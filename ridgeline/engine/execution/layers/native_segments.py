@@ -29,7 +29,7 @@ from ridgeline.engine.model.layers import (
     QkNorm,
     QkRowNorm,
     RmsNorm,
-    Scale,
+    ScaledBranch,
     UngatedMlp,
     no_norm,
     no_qk_norm,
@@ -163,7 +163,7 @@ class _Writer:
     ) -> Op:
         """residual += branch, if there is one; then its norm in the input format of `into` (None: floats)."""
         add, scale = branch is not None, {}
-        if isinstance(branch, Scale):
+        if isinstance(branch, ScaledBranch):
             scale, branch = {"branch_scale": branch.factor}, branch.norm
         branch_gain = 0 if branch is None else _gain(branch)
         gain, weight = _gain(norm), 0 if into is None else _address(into)
