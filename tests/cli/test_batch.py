@@ -25,7 +25,9 @@ def custom_ids(path: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_a_file_in_a_file_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_file_gives_a_results_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     bad = request("bad")
     bad["body"]["temperature"] = -1
@@ -66,7 +68,7 @@ def test_the_model_of_a_configuration_is_taken(
     assert "limit: mine" in capsys.readouterr().err
 
 
-def test_where_all_lines_do_nothing_begins(
+def test_run_does_not_start_if_every_request_is_invalid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ridgeline.engine.engine import Engine
@@ -150,7 +152,7 @@ def test_a_bad_file_is_refused_before_the_model_is_loaded(
     assert told in capsys.readouterr().err
 
 
-def test_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", str(tmp_path / "x"), "-o", str(tmp_path / "out")]) == 2
     file = tmp_path / "in.jsonl"
     file.write_bytes(jsonl(request("a")))
@@ -158,7 +160,7 @@ def test_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_another_inputs_store_is_not_taken_over(
+def test_store_of_another_input_is_not_reused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.serve.batch.helpers import created

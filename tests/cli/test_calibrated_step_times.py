@@ -88,7 +88,7 @@ def test_calibrated_seconds_are_scaled_to_what_was_measured() -> None:
     assert step_s(prices, PLAIN) == pytest.approx(1.5 * plain_s), "its own steps are known"
 
 
-def test_what_is_not_calibrated_is_refused_first_and_learnt_later() -> None:
+def test_uncalibrated_format_is_rejected_until_measured() -> None:
     prices = CalibratedStepTimes(calibration())
     assert prices.of(INT4) is None
     with pytest.raises(CannotRun, match="does not cover"):
@@ -96,7 +96,7 @@ def test_what_is_not_calibrated_is_refused_first_and_learnt_later() -> None:
     require_calibrated(prices, INT8)
 
 
-def test_the_oracle_asks_the_calibration_before_anything_is_learnt() -> None:
+def test_simulator_uses_the_calibration_before_measurements() -> None:
     prices = CalibratedStepTimes(calibration())
 
     def nothing(*_: object) -> object:
@@ -108,7 +108,7 @@ def test_the_oracle_asks_the_calibration_before_anything_is_learnt() -> None:
         oracle._plain_step_s(INT4)
 
 
-def test_a_server_elsewhere_has_no_calibrated_steps(
+def test_remote_server_has_no_calibrated_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--url", "http://127.0.0.1:9", "--restart-cmd", "llama-server --port 9 {flags}"]

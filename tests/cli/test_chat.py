@@ -47,7 +47,7 @@ def test_piped_messages_are_answered_and_remembered(
     assert turns[0]["content"] == "def f():" and turns[2]["content"] == "and\nagain"
 
 
-def test_commands_clear_the_talk_and_set_the_system_prompt(
+def test_commands_clear_the_conversation_and_set_the_system_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
@@ -93,7 +93,7 @@ def test_figures_say_why_an_answer_ended() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_the_answer_and_keeps_the_talk() -> None:
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation() -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "ridgeline", "chat", "demo", "--temperature", "0"]
     process = subprocess.Popen(

@@ -30,7 +30,7 @@ def test_chat_answers_every_line(
     assert len(re.findall(told, err)) == 2
 
 
-def test_chat_says_why_there_is_no_answer(
+def test_chat_reports_why_there_is_no_answer(
     served: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -41,7 +41,7 @@ def test_chat_says_why_there_is_no_answer(
         assert told in capsys.readouterr().err
 
 
-def test_chat_without_a_server_ends_before_anything_is_said(
+def test_chat_without_a_server_exits_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unread = io.StringIO("hello\n")
@@ -87,7 +87,7 @@ def test_chat_with_a_server_that_repeats_the_role(
     "flags",
     [["--url", "http://h:x"], ["--url", "ftp://h"], ["--url", "http://h", "--api-key", "☃"]],
 )
-def test_an_address_or_a_key_that_cannot_be_is_refused(
+def test_invalid_url_or_api_key_is_rejected(
     command: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *flags]) == 2

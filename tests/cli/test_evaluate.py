@@ -29,7 +29,7 @@ def test_the_panel_on_the_demo_model(panel: Evaluation) -> None:
     assert 0.01 < panel.candidate.check("KL mean (nats)").measured.mid < 0.2
 
 
-def test_answers_tasks_and_contexts_are_told(panel: Evaluation) -> None:
+def test_answers_tasks_and_contexts_are_reported(panel: Evaluation) -> None:
     assert panel.floor.divergence is not None and panel.candidate.divergence is not None
     assert panel.floor.divergence.num_same > panel.candidate.divergence.num_same
     assert panel.lengths is not None and panel.lengths.mean_before > 1
@@ -47,7 +47,7 @@ def test_it_is_printed_and_encoded(panel: Evaluation) -> None:
     assert msgspec.json.decode(msgspec.json.encode(panel))["verdict"] == "fail"
 
 
-def test_a_control_that_passes_refuses_the_verdict(panel: Evaluation) -> None:
+def test_passing_negative_control_invalidates_the_verdict(panel: Evaluation) -> None:
     assert "planted fault" in str(refusal_reason(panel.floor, panel.floor))
     assert "itself" in str(refusal_reason(panel.control, panel.control))
     assert refusal_reason(panel.floor, panel.control) is None

@@ -75,7 +75,7 @@ def test_facts_answer_every_question(context: topics.TopicContext) -> None:
             assert condition.other is None or condition.other in context.facts, condition.text
 
 
-def test_metrics_name_what_there_is() -> None:
+def test_metrics_name_existing_metrics() -> None:
     docs = Path(ridgeline.__file__).parent.parent / "docs"
     defined = (docs / "concepts" / "measurements.md").read_text(encoding="utf-8")
     words = topics.normalise(defined.replace("*", " "))
@@ -86,7 +86,7 @@ def test_metrics_name_what_there_is() -> None:
 
 
 @pytest.mark.slow
-def test_a_promise_below_the_bound_is_refused_by_physics(
+def test_slo_below_the_bound_is_impossible(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     kept = answers(told(capsys, "demo"))
@@ -97,7 +97,7 @@ def test_a_promise_below_the_bound_is_refused_by_physics(
 
 
 @pytest.mark.slow
-def test_load_and_seats_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_and_slots_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
     busy = told(capsys, "demo", "--request-rate", "1e6", "--max-num-seqs", "1")
     assert answers(busy)["load"] is False
     facts = busy["facts"]
@@ -113,7 +113,7 @@ def test_a_small_kv_cache_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
     assert answers(told(capsys, "demo"))["kv-room"] is True
 
 
-def test_a_model_without_a_tokenizer_gets_made_up_prompts() -> None:
+def test_model_without_a_tokenizer_gets_random_prompts() -> None:
     name, facts = facts_of(Settings(model="dummy:llama-1b-32k", max_model_len=4096), ExplainLoad())
     assert name.startswith("synthetic")
     assert facts["mean_prompt_tokens"] == 512 and facts["mean_output_tokens"] == 128
@@ -188,7 +188,7 @@ def test_a_flag_with_a_value_sets_it(
     assert isinstance(settings, dict) and settings["max_num_seqs"] == 8
 
 
-def test_a_flag_that_nobody_knows_is_refused_with_its_neighbours(
+def test_unknown_flag_is_rejected_with_suggestions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["explain", "--max-num-seq"]) == 2

@@ -45,6 +45,6 @@ def test_one_model_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no effect after a model" in capsys.readouterr().err
 
 
-def test_what_is_only_arithmetic_has_no_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slo_is_rejected_by_explain_speculation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "speculation", "demo", "--slo", "ttft:9"]) == 2
     assert "--slo has no effect" in capsys.readouterr().err

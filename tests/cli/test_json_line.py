@@ -24,7 +24,7 @@ def strictly(text: str) -> object:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_what_is_no_number_is_null() -> None:
+def test_non_finite_numbers_are_null() -> None:
     told = {"a": math.inf, "b": [-math.inf, math.nan], "c": np.float64(1.5), "d": np.float64("inf")}
     assert strictly(json_line(told)) == {"a": None, "b": [None, None], "c": 1.5, "d": None}
 
@@ -45,7 +45,7 @@ def test_the_planners_answer_strictly(capsys: pytest.CaptureFixture[str], args: 
     assert strictly(capsys.readouterr().out)
 
 
-def test_nothing_else_is_printed_for_machines() -> None:
+def test_commands_encode_json_only_through_json_line() -> None:
     """A command that encodes by itself may write what is not JSON."""
     printed = re.compile(r"print\([^)]*json(_lib)?\.(dumps|encode)")
     found = [

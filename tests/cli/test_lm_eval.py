@@ -86,7 +86,7 @@ def program(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_both_models_are_asked_and_documents_paired(program: str) -> None:
+def test_both_models_are_evaluated_on_paired_documents(program: str) -> None:
     harness = LmEvalOptions("colours", program=program)
     tokenizer = tokenizer_folder(["dummy:llama-1b-32k", "demo"])
     found = []
@@ -111,7 +111,7 @@ def _documents(values: list[float]) -> dict[tuple[str, str], dict[int, float]]:
     ("after", "verdict"),
     [([1.0] * 400, "pass"), ([1.0] * 300 + [0.0] * 100, "fail"), ([1.0] * 5, "inconclusive")],
 )
-def test_right_answers_are_judged_once_a_task(after: list[float], verdict: str) -> None:
+def test_correct_answers_are_counted_once_per_task(after: list[float], verdict: str) -> None:
     first, second = compare_documents(_documents([1.0] * len(after)), _documents(after), 0.05)
     assert first.check is not None and first.check.verdict == verdict
     assert second.check is None
@@ -126,7 +126,7 @@ def test_the_worst_verdict_counts(plain_panel: Evaluation) -> None:
     ) and "lm-eval   t, acc: 1 → 0" in evaluation_text(panel)
 
 
-def test_filters_are_told_apart_and_text_is_no_number(tmp_path: Path) -> None:
+def test_filters_are_separate_and_text_values_are_ignored(tmp_path: Path) -> None:
     rows = [
         {"doc_id": 0, "filter": kind, "metrics": ["hit", "said"], "hit": 1, "said": "x"}
         for kind in ("strict", "none")
@@ -141,7 +141,7 @@ def test_filters_are_told_apart_and_text_is_no_number(tmp_path: Path) -> None:
         compare_documents(read_samples(tmp_path), {}, 0.05)
 
 
-def test_what_is_missing_is_said_before_any_work() -> None:
+def test_missing_requirements_are_found_before_any_work() -> None:
     with pytest.raises(CannotRun, match="--lm-eval-program"):
         find_program(LmEvalOptions("x", program="there-is-no-such-program"))
     with pytest.raises(CannotRun, match="tokenizer"):

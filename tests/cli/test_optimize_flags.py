@@ -37,9 +37,7 @@ def test_an_output_that_is_a_file(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "report" in capsys.readouterr().err and file.read_text() == "mine"
 
 
-def test_what_was_read_is_not_written_over(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_inputs_are_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The settings found last time, given back with the same folder."""
     config = tmp_path / "ridgeline.toml"
     text = '[engine]\nmodel = "demo"\n'

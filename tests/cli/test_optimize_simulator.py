@@ -87,14 +87,14 @@ def median_tpot_s(oracle: SimulatedEngine, settings: Settings, load: Load = LOAD
     return statistics.median(value for value in found if value is not None)
 
 
-def test_nothing_is_predicted_before_anything_was_learnt() -> None:
+def test_no_prediction_before_the_first_measurement() -> None:
     oracle = engine()
     oracle.learn(Settings(model="demo"), steps([1, 1, 1]))
     with pytest.raises(CannotRun, match="too few steps"):
         oracle.run(Settings(model="demo"), LOAD)
 
 
-def test_what_was_learnt_is_what_is_predicted() -> None:
+def test_predictions_reproduce_the_measured_steps() -> None:
     oracle = engine()
     oracle.learn(Settings(model="demo"), steps([1 + i % 8 for i in range(200)]))
     alone = Settings(model="demo", max_num_seqs=1)
@@ -108,7 +108,7 @@ def test_what_was_learnt_is_what_is_predicted() -> None:
     assert full == pytest.approx(truth_s([(1, 72)] * 8), rel=0.1)
 
 
-def test_smaller_weights_move_the_roof_and_leave_the_overhead() -> None:
+def test_smaller_weights_lower_the_bound_but_not_the_overhead() -> None:
     oracle = engine()
     oracle.learn(Settings(model="demo"), steps([1 + i % 8 for i in range(200)]))
     small = Settings(model="demo", max_num_seqs=1, quantization="int8")
@@ -116,7 +116,7 @@ def test_smaller_weights_move_the_roof_and_leave_the_overhead() -> None:
 
 
 @pytest.mark.slow
-def test_lone_steps_leave_batching_cheap_until_a_batch_was_measured() -> None:
+def test_batching_is_assumed_cheap_until_a_batch_is_measured() -> None:
     """One request at a time says nothing about a second; a guess must not forbid the trial."""
     oracle = engine()
     oracle.learn(Settings(model="demo"), steps([1] * 60))
@@ -133,7 +133,7 @@ def test_lone_steps_leave_batching_cheap_until_a_batch_was_measured() -> None:
     assert abs(full_step_s() - truth_s([(1, 72)] * 8)) < abs(guessed_s - truth_s([(1, 72)] * 8))
 
 
-def test_lookups_promise_what_the_prompts_repeat() -> None:
+def test_predicted_prefix_hits_follow_the_repeated_prompts() -> None:
     """The workload above says one token over and over; another says none twice."""
     lookup = Settings(model="demo", max_num_seqs=1, speculative_config=Speculative(method="ngram"))
 

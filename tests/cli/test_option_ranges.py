@@ -89,7 +89,7 @@ def test_a_range_contains_its_ends_unless_exclusive() -> None:
     assert str(Range(0, 5, exclusive=True)) == "> 0, <= 5"
 
 
-def test_a_program_is_held_to_the_same_ranges() -> None:
+def test_api_calls_have_the_same_ranges() -> None:
     for section, values in ((Settings, {"max_num_seqs": 0}), (BenchOptions, {"num_prompts": 0})):
         with pytest.raises(BadInput, match="out of range"):
             section(**values)

@@ -286,7 +286,7 @@ def test_required_options_are_named_when_missing(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_explain_tells_each_default_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_each_default_and_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "demo", "--max-num-seqs", "3", "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer["settings"]["max_num_seqs"] == 3

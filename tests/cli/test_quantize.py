@@ -34,7 +34,7 @@ def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_the_head_stays_as_stored_unless_asked(tmp_path: Path) -> None:
+def test_lm_head_is_kept_unless_requested(tmp_path: Path) -> None:
     for choices, kind in [
         (QuantizeOptions(), "bf16"),
         (QuantizeOptions(lm_head_bits=4), "int4"),

@@ -32,7 +32,9 @@ def make(tmp_path: Path) -> MakeWeights:
 
 
 @pytest.mark.slow
-def test_it_is_made_once_and_opens_as_a_model(make: MakeWeights, tmp_path: Path) -> None:
+def test_candidate_is_quantized_once_and_loads_as_a_model(
+    make: MakeWeights, tmp_path: Path
+) -> None:
     found = make(INT4, "rtn", 60.0)
     assert found.quantization is None and found.max_num_seqs == 4
     assert load_spec(found.model).layers[0].mlp.gate.format.kind == "int4"
@@ -42,7 +44,7 @@ def test_it_is_made_once_and_opens_as_a_model(make: MakeWeights, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_model_that_was_trained_on_is_made_anew(make: MakeWeights, tmp_path: Path) -> None:
+def test_changed_source_model_is_quantized_again(make: MakeWeights, tmp_path: Path) -> None:
     """Its files have the names and sizes of before."""
     own = tmp_path / "own"
     shutil.copytree(model_path("demo"), own)
@@ -59,7 +61,9 @@ def test_a_model_that_was_trained_on_is_made_anew(make: MakeWeights, tmp_path: P
     assert make(asked, "rtn", 0.0) == after
 
 
-def test_a_large_file_is_known_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_fingerprinted_by_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pipeline, "NUM_READ", 4)
     monkeypatch.setattr(pipeline, "READ_BYTES", 8)
     file, content = tmp_path / "weights", bytearray(range(100))
@@ -75,7 +79,7 @@ def test_a_large_file_is_known_by_pieces(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_what_takes_too_long_is_refused_and_leaves_no_half_model(
+def test_slow_quantization_is_rejected_and_leaves_nothing_behind(
     make: MakeWeights, tmp_path: Path
 ) -> None:
     with pytest.raises(CannotRun, match="quantising the weights takes about"):
@@ -83,6 +87,6 @@ def test_what_takes_too_long_is_refused_and_leaves_no_half_model(
     assert not list(tmp_path.glob("demo-int4-hqq-*/config.json"))
 
 
-def test_formats_that_nobody_makes_are_refused(make: MakeWeights) -> None:
+def test_unknown_formats_are_rejected(make: MakeWeights) -> None:
     with pytest.raises(BadInput, match="cannot be quantised to this format"):
         make(Settings(model="demo"), "gptq", 60.0)

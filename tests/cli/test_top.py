@@ -110,7 +110,7 @@ def test_table_says_whether_the_slo_is_met() -> None:
     assert "▄█" in rows["requests running"] and "ridgeline top · demo" in out.getvalue()
 
 
-def test_watching_goes_on_while_the_server_is_away(
+def test_watching_continues_while_the_server_is_down(
     served: str,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

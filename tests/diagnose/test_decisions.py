@@ -17,7 +17,7 @@ IDS = {row["id"] for row in TECHNIQUES["technique"]}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-def test_a_row_can_be_read_and_names_what_there_is(row: Decision) -> None:
+def test_shipped_decisions_parse_and_name_existing_rows(row: Decision) -> None:
     assert all(map(parse, row.when))
     assert {*row.yes_try, *row.no_try} <= IDS
     known = [each.id for each in ROWS]
@@ -30,7 +30,7 @@ def row(id: str, **more: str) -> Decision:
     return Decision(id=id, when=("n > 1",), **{**texts, **more})  # type: ignore[arg-type]
 
 
-def test_a_no_may_pass_over_questions() -> None:
+def test_a_no_can_skip_questions() -> None:
     rows = (row("a", no_next="c"), row("b"), row("c"))
     assert [each.id for each in walk({"n": 2}, rows)] == ["a", "b", "c"]
     assert [each.id for each in walk({"n": 1}, rows)] == ["a", "c"]
@@ -43,7 +43,7 @@ def test_the_answer_has_its_numbers_and_techniques() -> None:
     assert (no.answer, no.why, no.techniques) == (False, "not 1", ("y",))
 
 
-def test_what_is_not_known_is_neither() -> None:
+def test_unknown_fact_leaves_the_question_open() -> None:
     (bare,) = walk({}, (row("a"),))
     assert bare.answer is None and "unknown" in bare.why
     (said,) = walk({"m": 3}, (row("a", open="say n; m is {m}"),))

@@ -55,7 +55,7 @@ def kernel(num):
     return 0.002 if num < 4 else 0.0075
 
 
-def test_a_kernel_that_no_line_fits_is_followed_kind_by_kind() -> None:
+def test_nonlinear_kernel_is_fitted_per_kind_of_step() -> None:
     steps = decode_steps(kernel)
     expected = learn(steps)
     assert expected is not None
@@ -64,7 +64,7 @@ def test_a_kernel_that_no_line_fits_is_followed_kind_by_kind() -> None:
     assert expected.between_s == pytest.approx(0.0003, rel=0.01)
 
 
-def test_noise_that_was_there_when_all_was_well_is_not_called_slow() -> None:
+def test_noise_of_the_healthy_run_is_not_called_slow() -> None:
     calm, wild = learn(decode_steps(kernel)), learn(decode_steps(kernel, spread=0.6))
     assert calm is not None and wild is not None
     assert calm.noise == EXPECTED_NOISE and wild.noise > 1.25
@@ -75,7 +75,7 @@ def test_noise_that_was_there_when_all_was_well_is_not_called_slow() -> None:
     assert sum(map(wild.is_slow, halved)) / len(halved) > 0.7
 
 
-def test_slow_steps_are_the_machine_s_only_where_no_pause_makes_them_begin_cold() -> None:
+def test_slow_steps_after_a_pause_are_not_attributed_to_the_machine() -> None:
     healthy = Engine()
     expected = Expected(seconds=lambda s: healthy.expected(s.shapes), between_s=0.00025)
     named = {}
@@ -89,7 +89,7 @@ def test_slow_steps_are_the_machine_s_only_where_no_pause_makes_them_begin_cold(
     assert "host-between-steps" in named[0.012]
 
 
-def test_a_neighbour_is_there_all_the_time_and_a_stall_once() -> None:
+def test_competing_process_slows_all_spans_and_a_stall_one() -> None:
     steps = decode_steps(kernel)
     expected = Expected(seconds=lambda step: kernel(len(step.shapes)))
 
@@ -105,7 +105,7 @@ def test_a_neighbour_is_there_all_the_time_and_a_stall_once() -> None:
     assert slowed(lambda i: False) == 0.0
 
 
-def test_a_stall_that_no_reader_sees_is_no_finding() -> None:
+def test_stall_within_the_tpot_slo_is_no_finding() -> None:
     """The same steps, under a promise that they keep and under one that they break."""
     load = LOADS[0]
     broken = replace(Engine(), budget=2048, chunked=False, token_s=0.0004)
@@ -115,14 +115,14 @@ def test_a_stall_that_no_reader_sees_is_no_finding() -> None:
     assert "prefill-stalls-decode" not in [each.cause for each in ranked]
 
 
-def test_without_a_promise_a_stream_goes_at_a_reader_s_pace() -> None:
+def test_without_slo_the_reading_pace_is_the_limit() -> None:
     record, _ = run(Engine(), LOADS[0])
     assert facts_of(record)["smooth_gap_s"] == READING_GAP_S
     assert facts_of(record, Slo.parse("tpot:30"))["smooth_gap_s"] == pytest.approx(0.03)
     assert facts_of(record, Slo.parse("ttft:30"))["smooth_gap_s"] == READING_GAP_S
 
 
-def test_losses_take_the_baseline_s_word_for_what_is_slow() -> None:
+def test_slow_loss_follows_the_expected_step_times() -> None:
     record, _ = run(replace(Engine(), slower=1.3), LOADS[0])
     healthy = Engine()
     strict = Expected(seconds=lambda s: healthy.expected(s.shapes))

@@ -26,11 +26,11 @@ def named(seen, counters):
     return found, {each.cause: each for each in ranked}
 
 
-def test_a_gpu_that_works_at_its_clock_is_no_finding(seen):
+def test_busy_gpu_at_full_clock_is_no_finding(seen):
     assert named(seen, HEALTHY)[1] == {}
 
 
-def test_a_gpu_that_waits_names_the_host(seen):
+def test_idle_gpu_is_attributed_to_the_host(seen):
     counters = {**HEALTHY, "gpu_busy_share": 0.5 * in_flight_share(seen[0])}
     found, ranked = named(seen, counters)
     assert list(ranked) == ["gpu-waits-for-the-host"]
@@ -41,7 +41,7 @@ def test_a_gpu_that_waits_names_the_host(seen):
     assert ranked["gpu-waits-for-the-host"].flag.startswith("--async-scheduling")
 
 
-def test_a_clock_held_down_names_the_machine(seen):
+def test_throttled_clock_is_attributed_to_the_machine(seen):
     counters = {**HEALTHY, "gpu_clock_share": 0.7, "gpu_slowed_share": 0.9}
     found, ranked = named(seen, counters)
     assert list(ranked) == ["gpu-slowed-down"]
@@ -52,11 +52,11 @@ def test_a_clock_held_down_names_the_machine(seen):
     assert "70%" in ranked["gpu-slowed-down"].sentence
 
 
-def test_a_low_clock_that_nothing_holds_down_is_no_finding(seen):
+def test_low_clock_without_throttling_is_no_finding(seen):
     assert named(seen, {**HEALTHY, "gpu_clock_share": 0.5})[1] == {}
 
 
-def test_the_losses_still_add_up_and_silence_changes_nothing(seen):
+def test_split_losses_add_up_and_missing_counters_change_nothing(seen):
     record, told = seen
     before = attribute_server_latency(record, told)
     after = split_gpu_losses(
@@ -67,7 +67,7 @@ def test_the_losses_still_add_up_and_silence_changes_nothing(seen):
     assert split_gpu_losses(before, record, {}) == before
 
 
-def test_the_time_with_somebody_in_flight():
+def test_in_flight_share():
     record, _ = as_server(Engine(), LOADS[0])
     first = record.requests[0]
     spans = ((0.0, 2.0), (1.0, 3.0), (6.0, 8.0))

@@ -47,7 +47,7 @@ def test_a_healthy_engine_gets_no_finding(load, seed: int) -> None:
     assert [each.cause for each in ranked] == [], found.shares
 
 
-def test_every_cause_is_heard_and_told_whole() -> None:
+def test_every_cause_is_found_with_all_its_texts() -> None:
     """Each row of the table speaks for a fault of its own, with its numbers filled in."""
     heard: Counter[str] = Counter()
     for fault in FAULTS:
@@ -72,7 +72,7 @@ BY_GPU = {"gpu-waits-for-the-host", "gpu-slowed-down"}  # test_gpu_losses.py
         ("prompts-are-computed-slowly", "ttft:150 tpot:500", {"token_s": 0.004, "budget": 1024}),
     ],
 )
-def test_a_healthy_engine_under_a_promise_it_cannot_keep(cause, promise, change) -> None:
+def test_healthy_engine_below_its_slo_names_the_bound(cause, promise, change) -> None:
     """Nothing is broken: the bound itself is named, and only because a promise is missed."""
     load = LOADS[1] if not change else replace(LOADS[1], rate=0.4, count=40)
     slow = replace(Engine(), **change)
@@ -90,7 +90,7 @@ def test_losses_add_up_to_the_latency() -> None:
             assert 0.9 < sum(share.mid for share in found.shares.values()) < 1.001
 
 
-def test_the_predicted_gain_is_not_less_than_what_mending_brings() -> None:
+def test_gain_is_an_upper_bound_of_what_the_fix_recovers() -> None:
     """ "Up to": the share lost to the scheduler's sleep against the latency without it."""
     load, broken = LOADS[0], replace(Engine(), plan_s=0.012)
     ranked, found = diagnosed(broken, load)
@@ -103,7 +103,7 @@ def test_the_predicted_gain_is_not_less_than_what_mending_brings() -> None:
 @pytest.mark.parametrize(
     ("engine", "pays"), [(OVERLOADED, False), (replace(Engine(), slots=2), True)]
 )
-def test_more_slots_are_advised_only_where_they_bring_something(engine, pays, seed: int) -> None:
+def test_more_slots_are_advised_only_if_they_add_throughput(engine, pays, seed: int) -> None:
     """Against the same engine with twice the slots and budget, under the same load."""
     ranked, _ = diagnosed(engine, DECODING, seed, LAX)
     top = ranked[0]
@@ -116,7 +116,7 @@ def test_more_slots_are_advised_only_where_they_bring_something(engine, pays, se
         assert was / now == pytest.approx(top.evidence["doubled_batch_gain"], abs=0.05)
 
 
-def test_where_steps_tell_nothing_slots_are_advised_as_before() -> None:
+def test_slots_are_advised_if_the_batch_gain_is_unknown() -> None:
     record, _ = run(OVERLOADED, LOADS[0])
     found = attribute_latency(record)
     assert found is not None
@@ -126,7 +126,7 @@ def test_where_steps_tell_nothing_slots_are_advised_as_before() -> None:
     assert "too-few-slots" in [each.cause for each in findings(found, known)]
 
 
-def test_the_wait_grows_by_what_comes_beyond_what_is_served() -> None:
+def test_wait_grows_with_the_excess_of_arrivals() -> None:
     """At f times what can be served, by f - 1 seconds a second; not at all in a closed loop."""
     load = replace(LOADS[0], count=400)
     record, _ = run(OVERLOADED, load)

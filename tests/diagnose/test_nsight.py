@@ -49,7 +49,7 @@ def launch(number, kernel, us, memory, compute):
     )
 
 
-def test_a_trace_tells_idleness_over_all_streams():
+def test_trace_has_idle_share_over_all_streams():
     found = read_profile(TRACE)
     assert found.source == "nsys trace"
     assert found.idle_share == pytest.approx(1 - (150 + 100 + 100) / 1000)
@@ -62,12 +62,12 @@ def test_a_trace_tells_idleness_over_all_streams():
     assert "linear kernels take 50%" in told[1]
 
 
-def test_two_devices_are_idle_each_by_itself():
+def test_idle_share_is_computed_per_device():
     other = TRACE + "0,1000,5,8,,H100 (1),1,,7,gemm\n"
     assert read_profile(other).idle_share == pytest.approx(0.65 / 2)
 
 
-def test_sums_tell_no_idleness():
+def test_kernel_sums_have_no_idle_share():
     found = read_profile(SUMS)
     assert found.source == "nsys sums" and found.idle_share is None
     assert [(k.kind, k.count) for k in found.kernels] == [("linear", 350), ("norm", 700)]
@@ -75,7 +75,7 @@ def test_sums_tell_no_idleness():
     assert not any("bound" in sentence for sentence in sentences(found))
 
 
-def test_ncu_tells_what_bounds_each_kernel_weighed_by_time():
+def test_ncu_gives_bounds_weighted_by_time():
     rows = (
         *launch(0, "gemv_a", "1,000.0", "90.0", "20.0"),
         *launch(1, "gemv_a", "3000", "70.0", "40.0"),
@@ -99,7 +99,7 @@ def test_ncu_tells_what_bounds_each_kernel_weighed_by_time():
     assert sentences(found)[-1].startswith("decode-bandwidth-bound: 89%")
 
 
-def test_ncus_raw_names_are_read_too():
+def test_raw_ncu_metric_names_are_read():
     rows = (
         (0, "k", "gpu__time_duration.sum", "nsecond", "2000"),
         (0, "k", "dram__throughput.avg.pct_of_peak_sustained_elapsed", "%", "10"),
@@ -122,7 +122,7 @@ def test_ncus_raw_names_are_read_too():
         ("who_knows", "other"),
     ],
 )
-def test_kernels_are_known_by_their_names(name, kind):
+def test_kind_of_kernel_follows_from_its_name(name, kind):
     assert kind_of(name) == kind
 
 
@@ -135,13 +135,13 @@ RAW = """==PROF== Connected to process 7
 """
 
 
-def test_ncu_with_a_column_per_metric_is_read_too():
+def test_ncu_with_a_column_per_metric_is_read():
     gemv, tiny = read_profile(RAW).kernels
     assert (gemv.name, gemv.bound, tiny.bound) == ("gemv", "memory", "latency")
     assert gemv.total_s == pytest.approx(1.2005e-3) and gemv.memory_share == pytest.approx(0.815)
 
 
-def test_a_decimal_comma_is_read_as_one():
+def test_decimal_comma_is_recognised():
     """Nsight Compute writes numbers as the system's locale does; no single value tells which."""
     rows = (
         (0, "k", "gpu__time_duration.sum", "ns", "117.344"),
@@ -176,7 +176,7 @@ step,10,100,20,80,2
         RANGES,
     ],
 )
-def test_what_is_no_export_is_refused(text):
+def test_other_files_are_rejected(text):
     with pytest.raises(BadInput, match="cannot read this as an export of Nsight"):
         read_profile(text)
 

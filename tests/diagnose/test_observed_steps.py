@@ -45,7 +45,7 @@ def prefill_mean_s(record):
 
 @pytest.mark.parametrize("engine", [Engine(), CHUNKED], ids=["whole", "chunked"])
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
-def test_phases_stand_where_the_engines_own_steps_put_them(engine, load) -> None:
+def test_inferred_phases_match_the_recorded_steps(engine, load) -> None:
     record, _ = run(engine, load)
     truth, own = points(record)
     found, note = points(blind(record), {"prefill_s": prefill_mean_s(record)})
@@ -61,7 +61,7 @@ def largest_beside_others(steps):
     return max(max(new for new, _ in s.shapes) for s in steps if phase_of(s) == "mixed")
 
 
-def test_a_prompt_in_chunks_is_not_taken_for_decoding() -> None:
+def test_chunked_prompt_is_not_mistaken_for_decoding() -> None:
     """Without the spread, all of a prompt would stand in the step of its first token."""
     record, _ = run(CHUNKED, LOADS[2])
     seen = blind(record)
@@ -75,7 +75,7 @@ def test_a_prompt_in_chunks_is_not_taken_for_decoding() -> None:
         assert prompts == pytest.approx(computed, rel=0.01)
 
 
-def test_who_says_when_a_prompt_began() -> None:
+def test_sources_of_the_prefill_start() -> None:
     request = blind(run(Engine(), LOADS[0])[0]).requests[0]
     first_s = request.token_s[0]
     timed = msgspec.structs.replace(request, started_s=first_s - 0.01)
@@ -111,7 +111,7 @@ def test_several_tokens_per_chunk_give_one_point_or_none() -> None:
     assert mine == pytest.approx(flops, rel=0.05)
 
 
-def test_a_recorded_run_is_drawn_where_a_device_is_named(tmp_path) -> None:
+def test_recorded_run_has_a_roofline_if_the_device_is_named(tmp_path) -> None:
     record, _ = run(Engine(), LOADS[0])
     log, page = tmp_path / "run.jsonl", tmp_path / "page.html"
     console = Console(record=True, width=300)
@@ -129,7 +129,7 @@ def test_a_recorded_run_is_drawn_where_a_device_is_named(tmp_path) -> None:
         diagnose(BenchOptions(), log, reference=unnamed)
 
 
-def test_our_own_log_says_what_model_it_was_of(tmp_path) -> None:
+def test_own_log_names_its_model(tmp_path) -> None:
     """And what was done to its weights: int8 halves the bytes, so that intensity doubles."""
     record, _ = run(Engine(), LOADS[0])
     info = record.info
@@ -145,7 +145,7 @@ def test_our_own_log_says_what_model_it_was_of(tmp_path) -> None:
     assert decode(quantization="int8").intensity > 1.5 * decode().intensity
 
 
-def test_a_server_over_tcp_is_placed() -> None:
+def test_server_over_tcp_gets_roofline_points() -> None:
     from tests.diagnose.mock_thread import mock_server
 
     options = BenchOptions(

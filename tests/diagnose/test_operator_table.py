@@ -54,7 +54,7 @@ def test_bounds_by_hand() -> None:
     assert row.limit == "compute" and row.bound_s == pytest.approx(work.flops / 1e9)
 
 
-def test_rows_that_live_in_cache_are_held_against_the_cache() -> None:
+def test_cached_rows_are_compared_with_the_cache_bandwidth() -> None:
     parts = operator_work(SPEC, SHAPES, 2)
     row = table(decode(step(0.030, activation=0.001)), SPEC, CEILINGS).rows[0]
     assert row.limit == "cache" and row.intensity is None
@@ -67,13 +67,13 @@ def test_an_unknown_rate_gives_no_arithmetic_bound() -> None:
     assert row.limit == "bandwidth"
 
 
-def test_the_middle_half_is_taken() -> None:
+def test_middle_half_of_the_passes_is_averaged() -> None:
     steps = [(step(t),) for t in (9.0, 1.0, 3.0, 2.0, 4.0, 5.0, 6.0, 100.0)]
     assert [each[0].time_s for each in middle(steps)] == [3.0, 4.0, 5.0, 6.0]
     assert len(middle(steps[:3])) == 3
 
 
-def test_what_stands_out_is_said() -> None:
+def test_notable_operators_are_reported() -> None:
     spent = {"down": 0.020, "attention": 0.010}
     phase = decode(step(0.040, **spent), plain_s=(0.030,))
     lines = judge("x", [phase], SPEC, CEILINGS).stands_out
@@ -87,7 +87,7 @@ def test_what_stands_out_is_said() -> None:
     assert "outside" not in "\n".join(judge("x", [quiet], SPEC, CEILINGS).stands_out)
 
 
-def test_points_are_the_phase_and_its_products() -> None:
+def test_points_are_the_phase_and_its_arithmetic_operators() -> None:
     found = judge("x", [decode(step(0.030, down=0.012, activation=0.001))], SPEC, CEILINGS)
     assert [point.name for point in found.points] == ["decode", "down linear"]
     whole = found.points[0]
@@ -130,5 +130,5 @@ def test_the_chart_puts_points_below_their_roof() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_no_points_no_chart() -> None:
+def test_no_points_give_an_empty_chart() -> None:
     assert roofline_text([], PEAKS) == ()

@@ -37,7 +37,7 @@ def price(shapes: Sequence[tuple[int, int]], num_sampled: int) -> Work:
     return Work(flops=1e6 * sum(new for new, _ in shapes), bytes=1e6)
 
 
-def test_phases_are_placed_apart() -> None:
+def test_each_phase_has_its_own_point() -> None:
     steps = [step(0.002, (1, 5)), step(0.01, (50, 0)), step(0.02, (1, 5), (30, 0))]
     points = {point.phase: point for point in roofline_points("x", steps, price, PEAKS)}
     assert set(points) == {"decode", "prefill", "mixed"}

@@ -57,7 +57,7 @@ def named(engine, load=LOADS[0]):
     return [each.cause for each in findings(found, facts_of(record, SLO), "vllm")]
 
 
-def test_a_server_is_judged_by_its_histograms() -> None:
+def test_server_is_diagnosed_from_its_histograms() -> None:
     assert named(Engine()) == []
     assert named(replace(Engine(), slots=2))[0] == "too-few-slots"
     assert named(replace(Engine(), blocks=60))[0] == "kv-cache-too-small"
@@ -68,7 +68,7 @@ def test_a_server_is_judged_by_its_histograms() -> None:
     ("engine", "cause"),
     [(OVERLOADED, "more-comes-than-can-be-served"), (replace(Engine(), slots=2), "too-few-slots")],
 )
-def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) -> None:
+def test_overload_is_found_without_step_records(engine, cause) -> None:
     """From the instants of its tokens; the same figure as from its steps, within a tenth."""
     whole, _ = run(engine, DECODING)
     record, words = as_server(engine, DECODING)
@@ -86,14 +86,14 @@ def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) ->
     assert found[0].cause == cause
 
 
-def test_without_any_word_of_the_server_no_queue_is_invented() -> None:
+def test_no_queue_is_assumed_without_server_metrics() -> None:
     record, _ = as_server(replace(Engine(), slots=2))
     found = attribute_server_latency(record, {})
     assert found.shares["slots"].mid == 0
     assert found.shares["prefill"].mid > 0.5
 
 
-def test_a_queue_that_grows_is_not_taken_for_computing() -> None:
+def test_growing_queue_is_not_attributed_to_prefill() -> None:
     """The means are right and the requests differ: the sums of the stages must be the truth's."""
     record, told = as_server(replace(Engine(), slots=2))
     done = [r for r in record.requests if r.token_s]
@@ -110,7 +110,7 @@ def test_a_queue_that_grows_is_not_taken_for_computing() -> None:
         assert shares["front"].mid < 0.02
 
 
-def test_a_queue_with_nobody_waiting_is_the_end_of_a_step() -> None:
+def test_queue_time_without_waiting_requests_has_no_cause() -> None:
     """Whoever comes while a step runs is not let in before it has ended: no slot was short."""
     record, told = as_server(replace(Engine(), slots=2))
     queued = attribute_server_latency(record, told).shares["slots"].mid
@@ -120,7 +120,7 @@ def test_a_queue_with_nobody_waiting_is_the_end_of_a_step() -> None:
     assert nobody["slots"].mid == nobody["policy"].mid == nobody["backlog"].mid == 0.0
 
 
-def test_what_was_short_is_as_the_server_counts_it() -> None:
+def test_queue_is_divided_by_the_servers_counters() -> None:
     record, told = as_server(replace(Engine(), slots=2))
     queued = attribute_server_latency(record, told).shares["slots"].mid
     counted = {"waited_s": 9e9, "full_waiting_share": 0.5, "spent_waiting_share": 0.3}
@@ -131,7 +131,7 @@ def test_what_was_short_is_as_the_server_counts_it() -> None:
     assert short["kv"].mid == pytest.approx(queued) and short["slots"].mid == 0.0
 
 
-def test_a_server_that_times_its_requests_is_believed_request_by_request() -> None:
+def test_per_request_timings_of_the_server_are_used() -> None:
     record, told = as_server(replace(Engine(), slots=2))
     timed, _ = run(replace(Engine(), slots=2), LOADS[0])
     record = msgspec.structs.replace(
@@ -148,7 +148,7 @@ def test_a_server_that_times_its_requests_is_believed_request_by_request() -> No
     assert shares["prefill"].mid == pytest.approx(prefill_s / total_s)
 
 
-def test_a_cache_that_is_never_asked_is_off() -> None:
+def test_cache_without_lookups_counts_as_off() -> None:
     record, _ = as_server(Engine())
     silent = msgspec.structs.replace(
         record, requests=tuple(msgspec.structs.replace(r, cached_tokens=0) for r in record.requests)
@@ -157,7 +157,7 @@ def test_a_cache_that_is_never_asked_is_off() -> None:
     assert missed_prefix(silent, 0.5, {"hit_share": 0.4}) == pytest.approx(0.1)  # SGLang's gauge
 
 
-def test_the_counters_of_waiting_become_facts_per_request() -> None:
+def test_waiting_counters_become_means_per_request() -> None:
     record, _ = as_server(Engine())
     num_served = len([r for r in record.requests if r.token_s])
     counts = {
@@ -181,7 +181,7 @@ def test_the_counters_of_waiting_become_facts_per_request() -> None:
     assert "queue_s" not in gauge and "full_waiting_share" not in gauge
 
 
-def test_a_recorded_run_of_somebody_elses_server_gets_nobodys_flags(tmp_path) -> None:
+def test_recorded_run_of_an_unknown_server_has_no_flags(tmp_path) -> None:
     record, _ = as_server(replace(Engine(), send_every_s=0.2))
     sides = {"ours": record, "theirs": msgspec.structs.replace(record, info=None)}
     for name, side in sides.items():
@@ -191,7 +191,7 @@ def test_a_recorded_run_of_somebody_elses_server_gets_nobodys_flags(tmp_path) ->
         assert found.findings[0].cause == "client-sends-late"
 
 
-def test_time_that_is_neither_queue_nor_computing_is_the_front_ends() -> None:
+def test_remaining_time_is_attributed_to_the_front_end() -> None:
     record, _ = as_server(Engine())
     done = [r for r in record.requests if r.token_s]
     to_first_s = sum(r.token_s[0] - r.sent_s for r in done) / len(done)
@@ -201,7 +201,7 @@ def test_time_that_is_neither_queue_nor_computing_is_the_front_ends() -> None:
     assert shares["front"].mid == pytest.approx(3 * shares["prefill"].mid, rel=0.2)
 
 
-def test_a_server_that_counts_its_hits_is_believed() -> None:
+def test_hit_counters_of_the_server_are_used() -> None:
     record, _ = as_server(Engine())
     silent = msgspec.structs.replace(
         record, requests=tuple(msgspec.structs.replace(r, cached_tokens=0) for r in record.requests)
@@ -212,7 +212,7 @@ def test_a_server_that_counts_its_hits_is_believed() -> None:
     )
 
 
-def test_the_flag_is_that_of_the_server() -> None:
+def test_findings_name_the_flag_of_the_server() -> None:
     record, told = as_server(replace(Engine(), slots=2))
     lost = attribute_server_latency(record, told)
     flags = {
@@ -223,7 +223,7 @@ def test_the_flag_is_that_of_the_server() -> None:
     assert len(set(flags.values())) == 4
 
 
-def test_a_baseline_is_learnt_and_a_slower_machine_is_seen(tmp_path) -> None:
+def test_baseline_reveals_a_slower_machine(tmp_path) -> None:
     healthy, _ = run(Engine(), LOADS[1])
     expected = learn(healthy.steps)
     errors = [abs(expected.seconds(s) / s.run_s - 1) for s in healthy.steps]
@@ -240,7 +240,7 @@ def test_a_baseline_is_learnt_and_a_slower_machine_is_seen(tmp_path) -> None:
     run_diagnose(BenchOptions(), slow, DiagnoseOptions(), console=console)
 
 
-def test_the_command_prints_everything_a_reader_needs(tmp_path, capsys) -> None:
+def test_command_prints_findings_and_evidence(tmp_path, capsys) -> None:
     record, _ = run(replace(Engine(), slots=2), LOADS[0])
     log = tmp_path / "run.jsonl"
     write_run(record, log)
@@ -255,7 +255,7 @@ def test_the_command_prints_everything_a_reader_needs(tmp_path, capsys) -> None:
     assert told["findings"][0]["cause"] == "too-few-slots"
 
 
-def test_a_run_without_a_served_request_is_refused(tmp_path) -> None:
+def test_run_without_served_requests_is_an_error(tmp_path) -> None:
     record, _ = run(Engine(), LOADS[0])
     empty = msgspec.structs.replace(record, requests=(), steps=())
     write_run(empty, tmp_path / "run.jsonl")
@@ -263,7 +263,7 @@ def test_a_run_without_a_served_request_is_refused(tmp_path) -> None:
         diagnose(BenchOptions(), tmp_path / "run.jsonl")
 
 
-def test_a_server_over_tcp_is_measured_watched_and_judged() -> None:
+def test_server_over_tcp_is_measured_and_diagnosed() -> None:
     """The scripted server with one slot and a queue that its gauge tells."""
     from tests.diagnose.mock_thread import mock_server
 
@@ -277,7 +277,7 @@ def test_a_server_over_tcp_is_measured_watched_and_judged() -> None:
     assert found.metrics["waiting"] > 1
 
 
-def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
+def test_logged_run_gives_the_same_diagnosis_as_live(tmp_path) -> None:
     """Server counters and all, from the log, from its folder, and from a table."""
     from tests.diagnose.mock_thread import mock_server
 
@@ -300,7 +300,7 @@ def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
         assert diagnose(BenchOptions(), folder / name) == live
 
 
-def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
+def test_bench_output_suffices_for_a_later_diagnosis(tmp_path) -> None:
     from ridgeline.cli.commands.measure.bench import run_bench
     from tests.diagnose.mock_thread import mock_server
 
@@ -321,7 +321,7 @@ def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
     assert "waiting" not in alone.metrics
 
 
-def test_what_the_warm_up_did_is_not_in_the_servers_words() -> None:
+def test_warm_up_is_excluded_from_server_metrics() -> None:
     """Its means would be of other requests, and the difference would pass for the front end's."""
     from tests.diagnose.mock_thread import mock_server
 
@@ -331,7 +331,7 @@ def test_what_the_warm_up_did_is_not_in_the_servers_words() -> None:
     assert observed.server.counts["output_tokens"] == sum(r.output_tokens for r in record.requests)
 
 
-def test_the_page_tells_findings_and_escapes(tmp_path) -> None:
+def test_page_shows_findings_and_escapes_them(tmp_path) -> None:
     record, _ = run(replace(Engine(), slots=2), LOADS[0])
     record = msgspec.structs.replace(record, target="<b>mine</b>")
     write_run(record, tmp_path / "run.jsonl")

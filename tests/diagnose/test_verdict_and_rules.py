@@ -36,7 +36,7 @@ SHARES = {
         ("planning", {"planning_share": 0.6}),
     ],
 )
-def test_each_bound_by_its_evidence(bound: str, facts: dict[str, float]) -> None:
+def test_each_bound_follows_from_its_evidence(bound: str, facts: dict[str, float]) -> None:
     found = verdict({**SHARES, **facts})
     assert found.bound == bound
     assert set(found.evidence) & set(facts)
@@ -106,7 +106,7 @@ def test_every_shipped_rule_has_evidence_here() -> None:
 
 
 @pytest.mark.parametrize("rule", sorted(EVIDENCE))
-def test_a_rule_speaks_on_its_evidence_and_is_silent_without_one_part(rule: str) -> None:
+def test_rule_applies_only_with_all_of_its_evidence(rule: str) -> None:
     facts = EVIDENCE[rule]
     assert rule in {advice.rule for advice in advise(facts)}
     for name in facts:

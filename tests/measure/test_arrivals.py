@@ -34,7 +34,7 @@ def gaps(process, count, seed=0):
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_gaps_have_the_rate_and_the_variation_asked_for(burstiness):
+def test_gaps_have_the_requested_rate_and_variation(burstiness):
     found = gaps(gamma(5.0, burstiness), 20_000, seed=3)
     cv = statistics.pstdev(found) / statistics.fmean(found)
     assert statistics.fmean(found) == pytest.approx(1 / 5, rel=0.03)
@@ -60,7 +60,7 @@ def test_constant_is_exact_and_burst_is_at_once():
     assert instants(burst(), 3) == [0.0, 0.0, 0.0]
 
 
-def test_seeds_decide():
+def test_seed_determines_the_arrivals():
     assert instants(poisson(1.0), 50, seed=1) == instants(poisson(1.0), 50, seed=1)
     assert instants(poisson(1.0), 50, seed=1) != instants(poisson(1.0), 50, seed=2)
 

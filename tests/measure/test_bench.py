@@ -97,7 +97,7 @@ def test_flags_become_workload_arrivals_and_load():
         {"timeout_s": -1.0},
     ],
 )
-def test_every_wrong_option_is_found_before_anything_is_loaded(wrong):
+def test_invalid_options_are_rejected_before_loading(wrong):
     with pytest.raises(BadInput):
         check_options(section_from(BenchOptions, wrong))
 
@@ -122,7 +122,7 @@ def test_ignore_eos_is_passed_on(in_virtual_time, scripted):
     assert run.workload == "chat-and-code (stops early)"
 
 
-def test_vllms_keys_are_there_with_vllms_meaning(run):
+def test_result_has_vllms_keys_with_their_meaning(run):
     found = vllm_result(run, summarise(run), percentiles=(50, 99.9))
     for name in ("ttft", "tpot", "itl", "e2el"):
         for figure in ("mean", "median", "std", "p50", "p99.9"):
@@ -178,7 +178,7 @@ def shown(run, options, device=None):
     return console.export_text()
 
 
-def test_the_tables_show_figures_bounds_and_what_went_wrong(request_trace, run_trace, step_stat):
+def test_tables_show_figures_bounds_and_errors(request_trace, run_trace, step_stat):
     requests = [
         request_trace(kind="chat", sent_s=0.1),
         request_trace(kind="code", token_s=(0.2,)),
@@ -207,7 +207,7 @@ def test_the_tables_show_figures_bounds_and_what_went_wrong(request_trace, run_t
     assert "-bound" in result_of(run, options, device).diagnosis
 
 
-def test_nothing_succeeded_is_no_diagnosis(request_trace, run_trace):
+def test_run_without_success_has_no_diagnosis(request_trace, run_trace):
     run = run_trace([request_trace(error="HTTP 500", token_s=())])
     assert "No request succeeded" in result_of(run, BenchOptions()).diagnosis
     assert "1 x HTTP 500" in shown(run, BenchOptions())
@@ -241,7 +241,7 @@ def test_the_command_measures_prints_and_writes(server, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "result.json", "run.jsonl"]
 
 
-def test_a_folder_that_is_missing_costs_no_run(server, tmp_path):
+def test_missing_output_folder_is_found_before_the_run(server, tmp_path):
     asked = BenchOptions(num_prompts=1)
     with pytest.raises(BadInput, match="no such folder"):
         outputs = BenchReport(output_json=tmp_path / "no" / "r.json")
@@ -249,7 +249,7 @@ def test_a_folder_that_is_missing_costs_no_run(server, tmp_path):
     assert server.num_requests == 0
 
 
-def test_a_server_that_refuses_everything_is_said_before_the_run(server, tmp_path):
+def test_server_that_rejects_all_requests_is_reported_before_the_run(server, tmp_path):
     server.refuse = True
     with pytest.raises(EngineUnavailable, match="HTTP 503: full"):
         bench(server, tmp_path)

@@ -77,7 +77,7 @@ def test_several_runs(tmp_path):
         (BenchOptions(slo=Slo.parse("ttft:9 attainment:100%")), "no number of requests"),
     ],
 )
-def test_a_search_needs_a_promise_that_can_be_shown(options, words):
+def test_goodput_search_needs_an_slo_it_can_verify(options, words):
     with pytest.raises(BadInput, match=words):
         run_bench_series(
             options, RemoteServer(url="http://h"), SeriesPlan(search=(1.0, 2.0)), BenchReport()
@@ -111,7 +111,7 @@ def test_the_page_escapes_what_came_from_outside(request_trace, run_trace):
     assert "knee 1/s" in page
 
 
-def test_the_trace_gives_each_moment_once(request_trace, run_trace, step_stat):
+def test_chrome_trace_reuses_rows_of_finished_requests(request_trace, run_trace, step_stat):
     requests = [
         request_trace(id="a", sent_s=0.05, started_s=0.1),
         request_trace(id="b", scheduled_s=0.25, sent_s=0.25, token_s=(0.4, 0.5)),
@@ -127,7 +127,7 @@ def test_the_trace_gives_each_moment_once(request_trace, run_trace, step_stat):
     assert prefill_share(run_trace([requests[1]])) == pytest.approx(0.15 / 0.25)
 
 
-def test_a_page_has_no_powers_of_ten() -> None:
+def test_page_has_no_exponents() -> None:
     from ridgeline.measure.report.bench_page import short_number
 
     assert [short_number(v) for v in (0.1234567, 72.573, 1381.2, 13812.4, 9999.9)] == [
@@ -140,7 +140,7 @@ def test_a_page_has_no_powers_of_ten() -> None:
 
 
 @pytest.mark.slow
-def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
+def test_each_repeated_run_keeps_its_server_report(tmp_path):
     """One log per run, each judged later as a single one is; server and use beside each rate."""
     from ridgeline.workflows.diagnose.diagnose import diagnose, read_recorded_run
 
@@ -170,7 +170,7 @@ def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
     assert spread["low"] < spread["mid"] < spread["high"] and again["ridgeline_sweep"] == []
 
 
-def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
+def test_trimming_applies_to_sweeps_and_is_rejected_elsewhere(tmp_path):
     options = BenchOptions(
         workload=LOAD, num_prompts=60, num_warmups=0, request_rate=50.0, warmup_s=0.5
     )
@@ -191,7 +191,7 @@ def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
         )
 
 
-def test_a_log_and_a_result_of_one_run_are_one_run(tmp_path):
+def test_log_and_result_of_a_run_count_once(tmp_path):
     from ridgeline.workflows.compare_runs import read_results
 
     options = BenchOptions(workload=LOAD, num_prompts=5, num_warmups=0)

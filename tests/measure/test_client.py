@@ -29,7 +29,7 @@ def load(in_virtual_time, target, arrivals, workload=SHORT, **options):
     return in_virtual_time(main())
 
 
-def test_instants_are_those_of_the_script(in_virtual_time, scripted):
+def test_recorded_times_match_the_script(in_virtual_time, scripted):
     run = load(in_virtual_time, scripted, constant(2.0), num_requests=3)
     assert [r.scheduled_s for r in run.requests] == [0.0, 0.5, 1.0]
     last = run.requests[-1]
@@ -49,7 +49,7 @@ def test_closed_loop_keeps_exactly_its_concurrency(in_virtual_time, scripted):
     assert all(r.sent_s == approx(r.scheduled_s) for r in run.requests)
 
 
-def test_waiting_under_the_cap_belongs_to_the_latency(in_virtual_time, scripted):
+def test_waiting_for_the_concurrency_cap_counts_as_latency(in_virtual_time, scripted):
     run = load(in_virtual_time, scripted, burst(), num_requests=4, max_concurrency=1)
     assert [r.sent_s for r in run.requests] == approx([0.0, 0.12, 0.24, 0.36])
     assert all(r.scheduled_s == 0.0 for r in run.requests)
@@ -75,7 +75,7 @@ def test_duration_ends_arrivals_and_lets_the_rest_finish(in_virtual_time, script
     assert all(outcome(r) == "ok" for r in (*run.requests, *closed.requests))
 
 
-def test_failures_are_kept_with_their_words(in_virtual_time, scripted):
+def test_failures_keep_their_messages(in_virtual_time, scripted):
     def fail(request):
         return "HTTP 500: out of order" if request.id.endswith("-1") else None
 
@@ -104,7 +104,7 @@ def test_an_exception_in_a_target_is_one_failed_request(in_virtual_time, scripte
     assert sorted(r.error or "" for r in run.requests) == ["", "ConnectionResetError: gone"]
 
 
-def test_a_target_that_says_nothing_has_failed(in_virtual_time, scripted):
+def test_target_without_events_is_a_failed_request(in_virtual_time, scripted):
     class Mute(scripted):
         async def send(self, request, record):
             return None
@@ -133,7 +133,7 @@ def test_stopping_early_cancels_what_is_in_flight_and_keeps_it(in_virtual_time, 
     assert run.duration_s == approx(0.24)
 
 
-def test_grace_ends_what_never_ends(in_virtual_time, scripted):
+def test_grace_period_ends_hanging_requests(in_virtual_time, scripted):
     run = load(in_virtual_time, lambda: scripted(slots=1), burst(), num_requests=5, grace_s=0.3)
     assert [outcome(r) for r in run.requests].count("cancelled") == 3
     assert run.duration_s == approx(0.3)
@@ -166,7 +166,7 @@ def test_warm_up_leaves_no_record_and_sends_other_prompts(in_virtual_time, scrip
     assert min(r.scheduled_s for r in run.requests) == approx(0.0)
 
 
-def test_whoever_watches_begins_behind_the_warm_up(in_virtual_time, scripted):
+def test_monitors_start_after_the_warm_up(in_virtual_time, scripted):
     served = []
 
     async def main():
@@ -230,12 +230,12 @@ def test_equal_seeds_give_equal_loads(in_virtual_time, scripted):
         {"grace_s": float("nan")},
     ],
 )
-def test_a_load_without_sense_is_refused(options):
+def test_contradictory_load_is_rejected(options):
     with pytest.raises(BadInput):
         LoadOptions(**options)
 
 
-def test_a_queue_before_the_cap_is_never_the_clients_lag(in_virtual_time, scripted):
+def test_waiting_for_the_cap_is_not_client_lag(in_virtual_time, scripted):
     """Several slots may come free before the first in the queue is sent: none of them is late."""
     run = load(in_virtual_time, scripted, constant(1000.0), num_requests=30, max_concurrency=3)
     assert summarise(run).client_queue.max > 0.5
@@ -243,6 +243,6 @@ def test_a_queue_before_the_cap_is_never_the_clients_lag(in_virtual_time, script
     assert all(r.sent_s >= r.scheduled_s for r in run.requests)
 
 
-def test_a_request_that_never_got_to_run_leaves_its_record(in_virtual_time, scripted):
+def test_request_that_never_started_is_recorded(in_virtual_time, scripted):
     run = load(in_virtual_time, scripted, burst(), num_requests=2, grace_s=0.0)
     assert [outcome(r) for r in run.requests] == ["cancelled", "cancelled"]

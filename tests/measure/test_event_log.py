@@ -120,7 +120,7 @@ def test_every_field_of_a_run_is_kept():
     assert set(RunTrace.__struct_fields__) <= told
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path, run, monkeypatch):
+def test_full_disk_keeps_the_earlier_file(tmp_path, run, monkeypatch):
     path = tmp_path / "run.jsonl"
     path.write_text("before")
 
@@ -135,12 +135,12 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, run, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_place_that_cannot_be_written(run):
+def test_unwritable_path_is_an_error(run):
     with pytest.raises(BadInput, match="cannot write"):
         write_run(run, Path("/nowhere/at/all/run.jsonl"))
 
 
-def test_a_writer_that_fails_half_way_leaves_nothing(tmp_path):
+def test_failed_writer_leaves_no_file(tmp_path):
     def parts():
         yield b"half"
         raise RuntimeError("interrupted")
@@ -150,7 +150,7 @@ def test_a_writer_that_fails_half_way_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_whole_log_is_refused(tmp_path, run):
+def test_incomplete_log_is_rejected(tmp_path, run):
     path = tmp_path / "run.jsonl"
     write_run(run, path)
     lines = path.read_bytes().split(b"\n")
@@ -174,7 +174,7 @@ def test_steps_are_kept(tmp_path, run_trace, step_stat):
     assert read_run(tmp_path / "s.jsonl").steps == (step,)
 
 
-def test_a_table_answers_questions_by_the_records_own_names(tmp_path, run):
+def test_parquet_columns_are_named_after_the_records(tmp_path, run):
     """Anybody's Parquet reader sees one row per request and per step, and nulls elsewhere."""
     from pyarrow import parquet
 
@@ -190,7 +190,7 @@ def test_a_table_answers_questions_by_the_records_own_names(tmp_path, run):
     assert columns["shapes"] == [None, None, [[3, 0], [1, 7]]]
 
 
-def test_tables_that_are_no_log_are_refused(tmp_path, run):
+def test_other_parquet_files_are_rejected(tmp_path, run):
     import pyarrow
     from pyarrow import parquet
 
@@ -204,9 +204,7 @@ def test_tables_that_are_no_log_are_refused(tmp_path, run):
         read_run(path)
 
 
-def test_without_its_library_a_table_is_refused_before_anything_is_measured(
-    tmp_path, run, monkeypatch
-):
+def test_missing_parquet_library_is_found_before_measuring(tmp_path, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / "run.parquet"
     with pytest.raises(CannotRun, match=r"ridgeline\[parquet\]"):
@@ -227,7 +225,7 @@ BESIDE = RunContext(
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.parquet"])
-def test_what_the_server_told_is_kept_with_the_run(tmp_path, run, name):
+def test_server_report_is_stored_with_the_run(tmp_path, run, name):
     write_run(run, tmp_path / name, BESIDE)
     assert read_log(tmp_path / name) == (run, BESIDE)
     write_run(run, tmp_path / name)
@@ -245,7 +243,7 @@ def test_the_log_is_found_in_its_folder(tmp_path, run):
         find_log(tmp_path)
 
 
-def test_an_older_log_is_told_by_the_result_beside_it(tmp_path):
+def test_older_log_takes_its_context_from_the_result_file(tmp_path):
     assert context_from_results(tmp_path) is None
     (tmp_path / "other.json").write_text('{"ridgeline": 3}')
     told = msgspec.json.encode({"ridgeline": {"server": TOLD, "machine": {"notes": ["x"]}}})

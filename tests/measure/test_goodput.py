@@ -27,7 +27,7 @@ def test_latency_counts_from_the_schedule(request_trace):
     assert not meets(request_trace(scheduled_s=0.0, sent_s=0.5, token_s=(0.6, 0.7)), SLO)
 
 
-def test_one_token_answers_do_not_pass_a_tpot_promise_unseen(request_trace):
+def test_one_token_answers_are_not_counted_as_meeting_tpot(request_trace):
     one = request_trace(token_s=(0.2,))
     assert verdicts(one, Slo.parse("tpot:50")) == ("unobserved",)
     assert meets(one, Slo.parse("ttft:250 tpot:50"))  # judged by what can be seen of it
@@ -52,13 +52,13 @@ def test_failures_of_every_kind_stay_in_the_denominator(request_trace, run_trace
     assert not found.holds
 
 
-def test_the_error_promise_is_its_own_limit(request_trace, run_trace):
+def test_error_rate_is_a_separate_limit(request_trace, run_trace):
     run = run_trace([*[request_trace()] * 99, request_trace(error="HTTP 500")])
     assert not goodput(run, Slo.parse("ttft:250")).holds
     assert goodput(run, Slo.parse("ttft:250 error:1%")).holds
 
 
-def test_no_requests_attain_nothing(run_trace):
+def test_no_requests_have_zero_attainment(run_trace):
     found = goodput(run_trace([]), SLO)
     assert (found.attainment, found.goodput_req_s, found.holds) == (0.0, 0.0, False)
 

@@ -80,7 +80,7 @@ def lucky(share, n=100):
         ([0.97, 0.80], 2, False),  # and 88.5 % may not be 95 %
     ],
 )
-async def test_what_an_interval_does_not_show_is_not_claimed(
+async def test_goodput_is_not_claimed_without_enough_evidence(
     request_trace, run_trace, shares, num_runs, holds
 ):
     left = iter(shares)
@@ -97,7 +97,7 @@ async def test_what_an_interval_does_not_show_is_not_claimed(
         assert probe.reason == "not proved: attainment 97.0% [94.4%, 98.4%]"
 
 
-def test_how_many_requests_can_show_a_promise():
+def test_number_of_requests_needed_to_verify_an_slo():
     for text, runs in (("ttft:300", 1), ("ttft:300", 3), ("ttft:300 attainment:99%", 3)):
         slo = Slo.parse(text)
         least = min_requests_per_run(slo, runs)
@@ -112,7 +112,7 @@ def test_a_faster_server_carries_more(in_virtual_time, scripted):
     assert fast.goodput_req_s > 2 * slow.goodput_req_s
 
 
-def test_an_impossible_promise_is_infeasible_after_one_probe(in_virtual_time, scripted):
+def test_impossible_slo_is_infeasible_after_one_probe(in_virtual_time, scripted):
     found = searching(in_virtual_time, scripted, Slo.parse("ttft:50"))
     assert (found.stopped, len(found.probes), found.best) == ("infeasible", 1, None)
     assert found.goodput_req_s == 0.0
@@ -120,7 +120,7 @@ def test_an_impossible_promise_is_infeasible_after_one_probe(in_virtual_time, sc
     assert "ttft x60" in found.probes[0].reason
 
 
-def test_a_server_that_fails_requests_is_told_by_the_error_rate(in_virtual_time, scripted):
+def test_failing_server_is_limited_by_the_error_rate(in_virtual_time, scripted):
     found = searching(in_virtual_time, lambda: scripted(fail=lambda request: "HTTP 500"))
     assert found.probes[0].reason == "100% of requests failed (limit 0%)"
 
@@ -131,7 +131,7 @@ def test_the_upper_end_is_tried_and_reported(in_virtual_time, scripted):
     assert [probe.load for probe in found.probes] == [1.0, 2.0, 4.0, 5.0]
 
 
-def test_a_lax_promise_does_not_hide_saturation(in_virtual_time, scripted):
+def test_lax_slo_does_not_hide_saturation(in_virtual_time, scripted):
     """Sixty requests at 64/s against 8.3/s wait at most 7 s: in time, yet not sustainable."""
     found = searching(in_virtual_time, lambda: scripted(slots=1), Slo.parse("ttft:60000"))
     assert found.load is not None
@@ -169,7 +169,7 @@ def test_a_closed_loop_searches_whole_users_and_stops_on_the_plateau(in_virtual_
     assert strict.load in (4.0, 5.0, 6.0)
 
 
-def test_the_budget_is_kept_and_one_probe_always_made(in_virtual_time, scripted):
+def test_time_budget_is_kept_but_one_probe_always_runs(in_virtual_time, scripted):
     found = searching(in_virtual_time, lambda: scripted(slots=1), budget_s=100.0)
     assert found.stopped == "budget"
     assert sum(probe.took_s for probe in found.probes) <= 100.0
@@ -189,12 +189,12 @@ def test_every_probe_is_shown_as_it_ends(in_virtual_time, scripted):
 
 
 @pytest.mark.parametrize("limits", [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf"))])
-def test_a_search_without_a_range_is_refused(in_virtual_time, scripted, limits):
+def test_empty_search_range_is_rejected(in_virtual_time, scripted, limits):
     with pytest.raises(BadInput, match="0 < low <= high"):
         searching(in_virtual_time, scripted, low=limits[0], high=limits[1])
 
 
-def test_giving_up_saves_time_and_never_changes_the_verdict(in_virtual_time, scripted):
+def test_early_abort_saves_time_and_keeps_the_verdict(in_virtual_time, scripted):
     async def one(rate, watch):
         options = LoadOptions(num_requests=60)
         target = scripted(slots=1)

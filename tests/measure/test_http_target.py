@@ -65,7 +65,7 @@ def send(in_virtual_time, script, request, **target):
     return in_virtual_time(main())
 
 
-def test_a_chat_stream_with_every_oddity(in_virtual_time):
+def test_chat_stream_with_unusual_chunks(in_virtual_time):
     script = Script(
         (0.1, chat_chunk({"role": "assistant", "content": ""})),  # metadata
         (0.2, b": keep-alive\n\n"),
@@ -102,7 +102,7 @@ def test_a_chat_stream_with_every_oddity(in_virtual_time):
         ({}, None),
     ],
 )
-def test_what_a_server_says_of_the_request_itself(in_virtual_time, told, started_s):
+def test_timings_reported_by_the_server_are_read(in_virtual_time, told, started_s):
     script = Script(
         (0.5, chat_chunk({"content": "a"})),
         (0.6, chat_chunk({"content": "b"}, "length")),
@@ -114,7 +114,7 @@ def test_what_a_server_says_of_the_request_itself(in_virtual_time, told, started
     assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (12, 4, 2)
 
 
-def test_a_completions_stream_split_at_odd_places(in_virtual_time):
+def test_completion_stream_split_at_arbitrary_places(in_virtual_time):
     stream = text_chunk("é") + text_chunk("b") + text_chunk("", "length") + DONE
     script = Script(*[(0.1 * (i + 1), stream[i : i + 9]) for i in range(0, len(stream), 9)])
     found = send(in_virtual_time, script, TEXT)
@@ -123,7 +123,7 @@ def test_a_completions_stream_split_at_odd_places(in_virtual_time):
     assert script.bodies[0][0] == "/v1/completions"
 
 
-def test_a_running_usage_tells_the_tokens_of_each_chunk(in_virtual_time):
+def test_continuous_usage_gives_the_tokens_of_each_chunk(in_virtual_time):
     script = Script(
         (0.1, text_chunk("a", usage=usage(1))),
         (0.2, text_chunk("b", usage=usage(4))),
@@ -159,7 +159,7 @@ def test_a_stream_that_breaks_keeps_its_tokens(in_virtual_time, tail, words):
     assert found.output_tokens == 2
 
 
-def test_refusals_and_connection_errors_are_kept_in_the_servers_words(in_virtual_time):
+def test_rejections_and_connection_errors_keep_their_messages(in_virtual_time):
     refused = send(in_virtual_time, Script((0.0, b"queue is full\n"), status=503), TEXT)
     assert refused.error == "HTTP 503: queue is full"
     gone = send(
@@ -168,7 +168,7 @@ def test_refusals_and_connection_errors_are_kept_in_the_servers_words(in_virtual
     assert gone.error == "ConnectError: nobody there"
 
 
-def test_a_timeout_keeps_what_had_come(in_virtual_time):
+def test_timeout_keeps_the_received_tokens(in_virtual_time):
     script = Script((0.1, text_chunk("a")), (9.0, DONE))
 
     async def main():
@@ -215,20 +215,20 @@ def test_endpoints(in_virtual_time):
 @pytest.mark.parametrize(
     "url", ["host:8000", "ftp://host", "http://", "", "http://[::1", "http:// x"]
 )
-def test_what_is_no_http_address_is_refused(url):
+def test_non_http_urls_are_rejected(url):
     with pytest.raises(BadInput):
         base_url(url)
 
 
 @pytest.mark.parametrize("key", ["☃", "a\r\nx: y", "\0"])
-def test_a_key_that_no_header_can_hold_is_refused(key):
+def test_api_key_that_is_no_valid_header_is_rejected(key):
     with pytest.raises(BadInput, match="printable ASCII"):
         authorization(key)
     assert authorization(None) == authorization("") == {}
     assert authorization("a b") == {"Authorization": "Bearer a b"}
 
 
-def test_urls_lose_their_tail():
+def test_endpoint_paths_are_removed_from_urls():
     assert base_url("http://h:1/v1/") == base_url("http://h:1/") == "http://h:1"
     assert base_url("http://h/gateway/v1") == "http://h/gateway"
 

@@ -152,7 +152,7 @@ def test_steps_come_on_the_runs_clock_and_without_those_of_the_warm_up(in_virtua
     assert len(engine.calls) == 3
 
 
-def test_an_engine_that_fails_or_aborts(in_virtual_time):
+def test_engine_failures_and_aborts_are_recorded(in_virtual_time):
     def failed(request_id, at_s):
         return Failed(request_id=request_id, at_s=at_s, error="out of blocks")
 

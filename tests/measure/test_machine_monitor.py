@@ -62,7 +62,7 @@ def test_the_fake_has_the_shape_of_the_real_module():
     assert bits == gpu_module.SLOWED_BY
 
 
-def test_a_card_is_read_and_what_it_does_not_tell_is_none(nvml):
+def test_gpu_readings_that_are_missing_are_none(nvml):
     gpus = open_gpus()
     first, old = gpus.read()
     assert (first.name, old.name) == ("NVIDIA H100 80GB HBM3", "Old card")
@@ -92,7 +92,7 @@ def test_older_copies_of_the_module_have_the_older_name(nvml):
     assert asked == [0, 1]
 
 
-def test_readings_become_means_and_parts_of_the_time(nvml):
+def test_readings_become_means_and_time_shares(nvml):
     gpus, readings = open_gpus(), []
     for busy, events in ((100, 0x04), (60, 0x04 | 0x20), (20, 0x01), (20, 0x01)):
         nvml.busy, nvml.events = busy, events
@@ -113,7 +113,7 @@ def test_readings_become_means_and_parts_of_the_time(nvml):
 
 
 @pytest.mark.parametrize("missing", ["module", "driver"])
-def test_without_nvml_it_says_so_and_nothing_is_measured(monkeypatch, nvml, missing):
+def test_missing_nvml_is_reported(monkeypatch, nvml, missing):
     if missing == "module":
         monkeypatch.setitem(sys.modules, "pynvml", None)
     else:
@@ -130,7 +130,7 @@ def test_without_nvml_it_says_so_and_nothing_is_measured(monkeypatch, nvml, miss
     assert list(machine_rows(report, in_process=True)) == [("not measured", "–", gpus.why_none)]
 
 
-def test_a_run_is_watched_and_the_driver_let_go(nvml):
+def test_monitor_releases_nvml_after_the_run(nvml):
     async def main():
         async with MachineMonitor(os.getpid(), open_gpus(), period_s=0.01) as watch:
             await asyncio.sleep(0.1)
@@ -154,7 +154,7 @@ def test_a_run_is_watched_and_the_driver_let_go(nvml):
 SPIN = "import time\nend = time.perf_counter() + 20\nwhile time.perf_counter() < end: pass"
 
 
-def test_the_tree_of_a_server_is_counted_whole():
+def test_child_processes_of_the_server_are_counted():
     """A parent that sleeps and a child that computes: about one core between them."""
     parent = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {SPIN!r}])\n"
     server = subprocess.Popen([sys.executable, "-c", parent + "time.sleep(20)"])
@@ -193,7 +193,7 @@ def test_use_is_growth_over_time():
     assert used.taken_share is None  # where nobody tells
 
 
-def test_what_others_had_of_the_cores_is_a_share_of_what_was_asked_for():
+def test_cpu_taken_is_a_share_of_the_cpu_demand():
     told = ((0, 10, 4, 2, 1.0, 7.0), (1, 11, 4, 2, 1.5, 7.0), (2, 12, 4, 2, 1.25, 7.5))
     used = process_usage([ProcessReading(*row) for row in told])
     assert used.taken_share == pytest.approx((0.5 + 0.5) / (2 + 0.5 + 0.5))
@@ -204,7 +204,7 @@ def test_what_others_had_of_the_cores_is_a_share_of_what_was_asked_for():
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux tells it")
-def test_two_who_share_a_core_wait_for_it():
+def test_processes_that_share_a_core_wait():
     core = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     pair = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
@@ -220,7 +220,7 @@ def test_two_who_share_a_core_wait_for_it():
     assert second.waited_s - first.waited_s > 0.15  # about half of the time
 
 
-def test_whose_port_it_is():
+def test_owner_of_a_port_is_found():
     with socket.socket() as heard:
         heard.bind(("127.0.0.1", 0))
         heard.listen()
@@ -229,17 +229,17 @@ def test_whose_port_it_is():
     assert listening_process(free) is None
 
 
-def test_which_addresses_are_here():
+def test_local_addresses_are_recognised():
     assert is_local("127.0.0.1") and is_local("localhost") and is_local("::1")
     assert not is_local("192.0.2.7") and not is_local("no such host.invalid")
 
 
-def test_of_a_server_elsewhere_nothing_is_said_to_be_measured():
+def test_remote_server_has_no_machine_metrics():
     watch = server_monitor.watch_machine("http://192.0.2.7:8000/v1")
     assert watch.report() == MachineReport(notes=(server_monitor.NOT_LOCAL,))
 
 
-def test_bench_tells_what_it_saw_everywhere(tmp_path, nvml):
+def test_bench_reports_machine_metrics_in_every_output(tmp_path, nvml):
     """Console, JSON and page; the server is a thread here, so its process is this one."""
     console = Console(record=True, width=160)
     outputs = BenchReport(output_json=tmp_path / "r.json", html=tmp_path / "r.html")
@@ -254,7 +254,7 @@ def test_bench_tells_what_it_saw_everywhere(tmp_path, nvml):
     assert '"machine":{"process":{"cpu_cores":' in outputs.output_json.read_text()
 
 
-def test_what_breaks_the_run_is_not_hidden_by_the_watching(nvml):
+def test_monitor_does_not_hide_the_error_of_a_run(nvml):
     async def broken(begin):
         raise RuntimeError("gone")
 

@@ -53,7 +53,7 @@ def test_rates_count_what_happened_in_the_window(request_trace, run_trace):
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.floats(1.0, 39.0), min_size=1, max_size=5, unique=True))
-def test_windows_side_by_side_lose_and_double_nothing(cuts):
+def test_adjacent_windows_count_every_token_once(cuts):
     from tests.measure.conftest import _request, _run
 
     run = steady(_request, _run)
@@ -65,7 +65,7 @@ def test_windows_side_by_side_lose_and_double_nothing(cuts):
     assert sum(each.completions for each in flows) == 400
 
 
-def test_nothing_to_trim_and_nothing_left(request_trace, run_trace):
+def test_trimming_nothing_and_trimming_everything(request_trace, run_trace):
     run = steady(request_trace, run_trace)
     assert window_of(run, 0.0, 0.0) is None
     with pytest.raises(BadInput, match="no request arrived"):

@@ -136,7 +136,7 @@ def test_all_cases_at_once_have_the_scripts_goodput(in_virtual_time):
     assert goodput(run, SLO).num_met == len(expected)
 
 
-def test_the_mock_lists_its_scripts_and_refuses_nonsense(in_virtual_time):
+def test_mock_server_lists_its_scripts_and_rejects_bad_requests(in_virtual_time):
     server = MockServer()
 
     async def main():
@@ -170,7 +170,7 @@ def test_slots_make_a_queue_whose_capacity_is_known(in_virtual_time):
     assert is_saturated(at(20.0))
 
 
-async def test_over_tcp_the_clients_instants_are_the_servers(request):
+async def test_client_times_match_the_servers_over_tcp(request):
     """The least of several delays, since a busy machine may hold up any single one."""
     server = MockServer(MockPace(ttft_s=0.02, itl_s=0.005))
     listening = await server.listen("127.0.0.1", 0)

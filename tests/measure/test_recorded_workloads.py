@@ -97,14 +97,14 @@ def test_mooncake_shares_what_the_hashes_share(tmp_path):
         ("sharegpt", "{"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path, kind, text):
+def test_other_files_are_not_read_as_traces(tmp_path, kind, text):
     path = tmp_path / "bad"
     path.write_text(text)
     with pytest.raises(BadInput):
         parse_workload(f"{kind}:{path}")
 
 
-def test_a_conversation_goes_on_with_the_answers_that_came(in_virtual_time, scripted, tmp_path):
+def test_conversation_continues_with_the_received_answers(in_virtual_time, scripted, tmp_path):
     path = tmp_path / "talks.json"
     path.write_text(json.dumps([{"id": "a", "conversations": TALK}]))
     load = parse_workload(f"conversations:{path}")
@@ -186,7 +186,7 @@ def test_a_ramp_is_a_poisson_process():
     assert statistics.variance(counts) == pytest.approx(510, rel=0.3)
 
 
-def test_replay_keeps_the_instants(in_virtual_time, scripted, tmp_path):
+def test_replay_keeps_the_arrival_times(in_virtual_time, scripted, tmp_path):
     path = tmp_path / "burst.csv"
     path.write_text(BURSTGPT)
     options = BenchOptions(workload=f"burstgpt:{path}", replay_speed=2.0)

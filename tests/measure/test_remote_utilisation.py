@@ -23,7 +23,7 @@ PEAKS = Peaks(flops_s=1e12, bytes_s=1e10)
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)
-def test_tokens_tell_what_the_steps_tell(load) -> None:
+def test_utilisation_from_tokens_matches_the_step_records(load) -> None:
     record, _ = run(Engine(), load)
     work = model_on_device("dummy:tinyllama-1.1b", "h100-sxm").price
     truth = utilisation(record, work, PEAKS)["overall"]
@@ -35,7 +35,7 @@ def test_tokens_tell_what_the_steps_tell(load) -> None:
     assert found.mbu == pytest.approx(truth.mbu_wall, rel=0.15)
 
 
-def test_without_a_count_of_steps_there_is_no_mbu() -> None:
+def test_mbu_needs_the_number_of_steps() -> None:
     record, _ = run(Engine(), LOADS[0])
     device = model_on_device("dummy:tinyllama-1.1b", "2xh100-sxm")
     found = server_utilisation(record, None, device)
@@ -44,7 +44,7 @@ def test_without_a_count_of_steps_there_is_no_mbu() -> None:
     assert one.mfu == pytest.approx(2 * found.mfu)
 
 
-def test_the_servers_warm_up_is_not_the_runs() -> None:
+def test_steps_of_the_warm_up_are_excluded() -> None:
     record, _ = run(Engine(), LOADS[0])
     made = sum(request.output_tokens for request in record.requests)
     counts = {"num_steps": 2000.0, "output_tokens": 2.0 * made, "queried_tokens": 10.0}
@@ -70,7 +70,7 @@ def test_the_servers_warm_up_is_not_the_runs() -> None:
         assert words in text
 
 
-def test_a_server_of_ours_says_how_often_it_multiplies() -> None:
+def test_own_server_reports_its_number_of_steps() -> None:
     """Activations in two digits are two products (Format.digits); the head's stay one."""
 
     def flops(**told: str) -> float:
@@ -91,7 +91,7 @@ def test_a_server_of_ours_says_how_often_it_multiplies() -> None:
     assert 1.9 < flops(activations="int16") / flops() < 2.0  # attention is not twice
 
 
-def test_a_device_that_nobody_knows_is_refused() -> None:
+def test_unknown_device_is_rejected() -> None:
     with pytest.raises(UserError, match="h1000"):
         model_on_device("dummy:tinyllama-1.1b", "h1000")
     assert RemoteServer(url="http://h").shape is None

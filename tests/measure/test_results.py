@@ -212,7 +212,7 @@ def test_a_failed_request_of_inference_perf_has_no_latency(tmp_path):
     assert found.load["num_requests"] == 12 and {len(v) for v in found.samples.values()} == {11}
 
 
-def test_guidellms_percentiles_get_their_points_back():
+def test_guidellm_percentile_names_get_their_decimal_point():
     figures = read_result(OTHERS / "guidellm-0.8.1.json").figures
     assert {"ttft_p0.1", "ttft_p1", "ttft_p5", "ttft_p99.9"} <= figures.keys()
     assert not {"ttft_p001", "ttft_p01", "ttft_p999"} & figures.keys()
@@ -228,7 +228,7 @@ def test_our_event_log(tmp_path, request_trace, run_trace):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", "hello", '{"a": 1}\n{"a": 2}'])
-def test_what_is_no_result_is_refused(tmp_path, text):
+def test_other_files_are_not_read_as_results(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     if text == "[]":
@@ -257,7 +257,7 @@ def test_a_change_is_seen(factor, outcome):
     assert outcome in str(found) and "→" in str(found)
 
 
-def test_no_change_is_not_called_one_and_noise_is_named():
+def test_noise_is_inconclusive_and_no_change_is_unchanged():
     quiet = [side(seed=s, noise=0.02) for s in (1, 2)]
     assert of(compare_results(quiet[:1], quiet[1:]), "ttft_p50").outcome == "unchanged"
     loud = [side(seed=s, noise=1.0) for s in (1, 2)]
@@ -266,7 +266,7 @@ def test_no_change_is_not_called_one_and_noise_is_named():
 
 
 @pytest.mark.slow
-def test_false_alarms_are_as_rare_as_promised():
+def test_false_alarm_rate_is_at_most_the_level():
     """Equal sides, 60 times: at 95 % some three are expected."""
     alarms = 0
     for seed in range(60):
@@ -277,7 +277,7 @@ def test_false_alarms_are_as_rare_as_promised():
     assert alarms <= 8
 
 
-def test_pairing_sees_what_hides_in_the_spread_of_requests():
+def test_pairing_detects_changes_below_the_request_spread():
     ids = tuple(map(str, range(200)))
     a = side(seed=1, noise=1.0, ids=ids)
     b = msgspec.structs.replace(a, samples={"ttft": tuple(1.05 * v for v in a.samples["ttft"])})
@@ -293,7 +293,7 @@ def test_drift_inside_a_run_is_refused():
     assert "drift" in of(drifting, "ttft_mean").reason
 
 
-def test_runs_are_the_observations_where_there_are_several():
+def test_repeated_runs_are_the_observations():
     """Requests agree with each other within a run; runs do not: the interval must know."""
     rng = random.Random(5)
     factors = [rng.lognormvariate(0, 0.2) for _ in range(8)]
@@ -307,14 +307,14 @@ def test_runs_are_the_observations_where_there_are_several():
     assert uneven.low < uneven.ratio < uneven.high
 
 
-def test_summaries_alone_conclude_nothing():
+def test_summaries_alone_are_inconclusive():
     a = LoadedResult(source="a", tool="vllm", figures={"ttft_p50": 0.1})
     b = LoadedResult(source="b", tool="vllm", figures={"ttft_p50": 0.05})
     (found,) = compare_results([a], [b])
     assert found.outcome == "inconclusive" and "without samples per request" in str(found)
 
 
-def test_another_load_is_refused():
+def test_results_of_different_loads_are_not_compared():
     a, b = side(load={"workload": "chat", "num_requests": 100}), side(load={"workload": "code"})
     assert "workload chat and code" in load_differences([a], [b])[0]
     near = side(load={"num_requests": 101})

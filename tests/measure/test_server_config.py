@@ -74,7 +74,7 @@ def test_a_llama_servers_props():
     assert "chat_template" not in found.settings
 
 
-def test_our_own_server_tells_all_of_itself():
+def test_own_server_reports_its_full_configuration():
     body = json.dumps({"version": "1", "slo": None, **msgspec.to_builtins(OURS)})
     found = told(metrics="vllm:num_requests_running 0\nridgeline_steps 1\n", ridgeline__config=body)
     assert found == OURS
@@ -89,11 +89,11 @@ def test_our_own_server_tells_all_of_itself():
         {"metrics": "sglang:num_running_reqs 1\n"},
     ],
 )
-def test_a_server_that_tells_nothing_has_no_settings(pages):
+def test_server_without_configuration_has_no_settings(pages):
     assert told(**pages) is None
 
 
-def test_a_server_that_hangs_up_is_no_error():
+def test_server_that_closes_the_connection_is_no_error():
     class Gone:
         async def get(self, path):
             raise HttpConnectionError("gone")
@@ -101,7 +101,7 @@ def test_a_server_that_hangs_up_is_no_error():
     assert asyncio.run(fetch_engine_info(Gone(), "", "m")) is None
 
 
-def test_nothing_is_taken_for_told_that_was_not():
+def test_unreported_settings_stay_unknown():
     record, _ = run(Engine(), LOADS[0])
     page = (PAGES / "vllm-0.32.txt").read_text(encoding="utf-8")
     facts = facts_of(msgspec.structs.replace(record, info=told(metrics=page)))
@@ -109,7 +109,7 @@ def test_nothing_is_taken_for_told_that_was_not():
 
 
 @pytest.mark.parametrize("form", ["log", "json"])
-def test_a_change_that_changed_nothing_is_named(tmp_path, form):
+def test_setting_without_effect_is_named(tmp_path, form):
     """Two servers that differ in a flag alone, measured over HTTP, and equally fast."""
     page = (PAGES / "vllm-0.32.txt").read_text(encoding="utf-8")
     record, _ = run(Engine(), LOADS[0])

@@ -38,7 +38,7 @@ def test_each_server_is_recognised(server):
     assert found.means[gauge] == value
 
 
-def test_all_names_are_known_ones():
+def test_all_metric_names_are_known():
     known = {"sign", "config", "running", "waiting", "kv_used_share", "hit_share", "preemptions"}
     known |= {"hit_tokens", "queried_tokens", "prompt_tokens", "output_tokens"}
     known |= {"queue_s", "prefill_s", "decode_s", "prefill_total_s", "decode_total_s"}
@@ -65,7 +65,7 @@ def test_every_name_is_on_the_page_of_a_running_server(server):
         assert (name in told) is ((server, name) not in GONE), name
 
 
-def test_two_counters_add_up_and_a_missing_one_makes_the_sum_unknown():
+def test_sum_of_counters_is_unknown_if_one_is_missing():
     page = Path(__file__).parent / "pages" / REAL["llama.cpp"]
     sample = parse_page(page.read_text(encoding="utf-8"))
     found = make_report([dict.fromkeys(sample, 0.0), sample])
@@ -98,7 +98,7 @@ def test_counters_are_differences_and_a_restart_makes_them_unknown():
     assert make_report([]) is None and make_report([{"other": 1.0}]) is None
 
 
-def test_a_run_is_watched(in_virtual_time):
+def test_metrics_are_read_during_the_run(in_virtual_time):
     server = MockServer(MockPace(ttft_s=1.0, itl_s=1.0))
     body = b'{"model": "steady", "max_tokens": 5, "stream": true, "prompt": [1, 2, 3]}'
 

@@ -37,7 +37,7 @@ def test_quiet_equal_sides_had_no_effect() -> None:
 
 
 @pytest.mark.slow
-def test_noise_is_no_proof_of_no_effect_and_the_way_out_is_told() -> None:
+def test_noise_is_inconclusive_and_the_remedy_is_named() -> None:
     found = effect([side(seed=1, noise=0.3)], [side(seed=2, noise=0.3)])
     assert found.outcome == "inconclusive"
     assert found.unit == "requests" and found.needed is not None and 200 < found.needed < 2500
@@ -75,7 +75,7 @@ def test_one_run_a_side_never_shows_an_effect() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.2, 1 / 1.2])
-def test_a_change_beyond_the_threshold_is_never_called_none(factor: float) -> None:
+def test_change_beyond_the_threshold_is_never_called_unchanged(factor: float) -> None:
     outcomes = [
         effect(
             repeated(1.0, seed=2 * s, noise=0.1), repeated(factor, seed=2 * s + 1, noise=0.1)
@@ -86,7 +86,7 @@ def test_a_change_beyond_the_threshold_is_never_called_none(factor: float) -> No
     assert set(outcomes) <= {wanted, "inconclusive"} and outcomes.count(wanted) >= 15
 
 
-def test_runs_that_differ_by_themselves_hide_a_change() -> None:
+def test_variation_between_runs_hides_a_small_change() -> None:
     """Requests agree within a run, and runs do not: with runs as observations nothing is known."""
     rng = random.Random(7)
     runs = [side(rng.lognormvariate(0, 0.15), seed=s, noise=0.02) for s in range(6)]

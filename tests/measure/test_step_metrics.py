@@ -69,7 +69,7 @@ def test_utilisation_by_phase_over_busy_and_wall_time(step_stat, run_trace):
     assert overall.busy_s == pytest.approx(0.5)
 
 
-def test_bounds_beside_the_figures(step_stat, request_trace, run_trace):
+def test_figures_are_reported_with_their_bounds(step_stat, request_trace, run_trace):
     requests = [request_trace(prompt_tokens=30, cached_tokens=20, token_s=(0.2, 0.3, 0.4))]
     steps = [step_stat([(10, 20)]), step_stat([(1, 30)]), step_stat([(1, 31)])]
     found = latency_bounds(run_trace(requests, steps=steps), work, PEAKS)

@@ -95,7 +95,7 @@ def test_which_chat_chunks_are_output(delta, is_output):
     assert (output_of(chunk(delta), 0.0) is not None) == is_output
 
 
-def test_an_empty_text_beside_a_finish_reason_is_doubtful():
+def test_empty_text_with_a_finish_reason_is_ambiguous():
     found = output_of(chunk({"content": ""}, finish="stop"), 0.0)
     assert found is not None
     assert found.doubtful
@@ -105,7 +105,7 @@ def test_an_empty_text_beside_a_finish_reason_is_doubtful():
     assert completion.doubtful
 
 
-def test_counts_that_the_chunk_itself_tells():
+def test_token_counts_from_the_chunk_are_used():
     assert output_of(chunk({"content": "ab"}, token_ids=[1, 2, 3]), 0.0).count == 3
     assert output_of(chunk({"content": "ab"}, logprobs={"content": [{}, {}]}), 0.0).count == 2
     assert output_of(chunk(text="ab", logprobs={"tokens": ["a", "b"]}), 0.0).count == 2
@@ -130,7 +130,7 @@ def test_without_a_server_count_each_chunk_is_one_token():
     assert count_tokens([*pieces("a", "b"), last], None) == [(0.0, 1), (1.0, 1)]
 
 
-def test_the_doubtful_chunk_counts_only_where_a_token_is_missing():
+def test_ambiguous_chunk_counts_only_if_a_token_is_missing():
     last = OutputChunk(at_s=9.0, text="", doubtful=True)
     assert count_tokens([*pieces("a", "b"), last], 2) == [(0.0, 1), (1.0, 1)]
     assert count_tokens([*pieces("a", "b"), last], 3) == [(0.0, 1), (1.0, 1), (9.0, 1)]
@@ -140,12 +140,12 @@ def test_a_surplus_is_spread_by_text_length():
     assert count_tokens(pieces("aa", "aaaaaa"), 6) == [(0.0, 2), (1.0, 4)]
 
 
-def test_a_chunk_that_told_its_count_keeps_it():
+def test_reported_token_count_of_a_chunk_is_kept():
     told = OutputChunk(at_s=0.0, text="aaaa", count=2)
     assert count_tokens([told, OutputChunk(at_s=1.0, text="a")], 5) == [(0.0, 2), (1.0, 3)]
 
 
-def test_keep_alives_are_no_tokens_after_all():
+def test_keep_alives_are_not_counted_as_tokens():
     assert count_tokens(pieces("", "a", "", "b"), 2) == [(1.0, 1), (3.0, 1)]
 
 

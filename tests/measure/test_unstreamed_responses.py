@@ -56,7 +56,7 @@ def sent(in_virtual_time, parts, request=TEXT, seen=None):
     return in_virtual_time(main())
 
 
-def test_a_whole_answer_is_seen_at_its_end(in_virtual_time):
+def test_unstreamed_response_has_one_arrival_time(in_virtual_time):
     seen = []
     trace = sent(in_virtual_time, answer(completion()), seen=seen)
     assert (trace.error, trace.text, trace.finish_reason) == (None, "abc", "length")
@@ -80,12 +80,12 @@ def test_tgis_headers_say_when_a_request_first_ran(in_virtual_time):
     assert queue_s(trace) == pytest.approx(0.2, abs=1e-6)
 
 
-def test_a_prefill_time_alone_does_not_say_when_it_was(in_virtual_time):
+def test_prefill_time_alone_does_not_give_the_start(in_virtual_time):
     body = completion(timings={"prompt_ms": 100.0, "predicted_ms": 700.0})
     assert sent(in_virtual_time, answer(body)).started_s is None
 
 
-def test_what_is_no_answer_fails(in_virtual_time):
+def test_malformed_response_is_a_failure(in_virtual_time):
     assert "malformed" in sent(in_virtual_time, answer(["no"])).error
     assert "finish_reason" in sent(in_virtual_time, answer({"choices": []})).error
 
@@ -101,11 +101,11 @@ def test_what_is_no_answer_fails(in_virtual_time):
         (TGI, 0.2),
     ],
 )
-def test_headers_are_believed_where_they_are_numbers(headers, seconds):
+def test_numeric_headers_are_used(headers, seconds):
     assert queue_time_s(headers) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_the_load_is_another_one_by_name(in_virtual_time):
+def test_unstreamed_load_has_a_different_name(in_virtual_time):
     async def main():
         parts = answer(completion(), at_s=0.01)
         http = HttpTarget(

@@ -36,7 +36,7 @@ def test_a_sample_is_a_function_of_its_seed(name):
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_embedded_lengths_lie_where_promised(name):
+def test_embedded_lengths_are_in_their_documented_range(name):
     requests = sample(name, 300)
     characters = [len(text_of(r)) for r in requests]
     assert min(characters) > 50 * 3  # about 3.3 characters per token
@@ -148,7 +148,7 @@ def test_the_three_forms_of_lines(tmp_path):
     assert requests[7].id.startswith("x-")
 
 
-def test_a_file_is_walked_through_before_it_repeats(tmp_path):
+def test_file_is_read_to_its_end_before_repeating(tmp_path):
     path = write(tmp_path, *[{"prompt": f"p{i}", "output_tokens": 1} for i in range(5)])
     texts = [r.prompt for r in parse_workload(path).sample(10, 1)]
     assert sorted(texts[:5]) == sorted(texts[5:]) == [f"p{i}" for i in range(5)]
@@ -199,6 +199,6 @@ def test_stops_early_only_lifts_the_fixed_length():
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ""}, {"prompt": ChatPrompt(())}, {"max_tokens": 0}])
-def test_a_request_without_sense_is_refused(fields):
+def test_contradictory_request_is_rejected(fields):
     with pytest.raises(BadInput):
         LoadRequest(**{"id": "r", "kind": "text", "prompt": "a", "max_tokens": 1, **fields})

@@ -29,7 +29,7 @@ def cut(
     return msgspec.structs.replace(run, requests=(request,))
 
 
-def test_who_keeps_the_pace_is_completed_at_it() -> None:
+def test_request_within_its_slo_is_extrapolated() -> None:
     found = complete_unfinished(cut(11)).requests[0]
     assert meets(found, SLO) and found.output_tokens == 101
     assert found.finished_s == pytest.approx(0.2 + 100 * 0.04)
@@ -45,11 +45,11 @@ def test_who_keeps_the_pace_is_completed_at_it() -> None:
         cut(11, error="crashed"),
     ],
 )
-def test_who_does_not_or_is_not_known_to_has_missed(run: RunTrace) -> None:
+def test_late_or_unknown_request_counts_as_missed(run: RunTrace) -> None:
     assert not meets(complete_unfinished(run).requests[0], SLO)
 
 
-def test_runs_are_waited_for_where_whole_answers_are_promised() -> None:
+def test_e2e_slo_waits_for_whole_answers() -> None:
     assert time_to_decide_s(SLO) == pytest.approx(0.5 + 12 * 0.05)
     assert time_to_decide_s(Slo.parse("ttft:500 tpot:50 e2e:5000")) is None
     assert time_to_decide_s(Slo.parse("tpot:50")) is None

@@ -39,7 +39,7 @@ from tests.diagnose.mock_thread import mock_server
 # ---- flags -------------------------------------------------------------------------------------
 
 
-def test_only_what_differs_becomes_a_flag() -> None:
+def test_only_changed_settings_become_flags() -> None:
     vllm = load_server_flags()["vllm"]
     start = settings_from({"model": "demo", **vllm.defaults})
     assert vllm.words(start, start) == []
@@ -90,7 +90,7 @@ def test_every_flag_is_read_back_from_a_command_line(name: str) -> None:
         ("python -m sglang.launch_server {flags}", "sglang"),
     ],
 )
-def test_the_server_is_told_by_its_program(command: str, name: str) -> None:
+def test_server_is_recognised_by_its_program(command: str, name: str) -> None:
     assert server_flags_for(command).name == name
 
 
@@ -101,7 +101,7 @@ def test_an_unknown_server_names_the_flag_to_give() -> None:
         server_flags_for("my-server {flags}", "tgi")
 
 
-def test_shipped_rungs_reach_other_servers() -> None:
+def test_shipped_rungs_apply_to_other_servers() -> None:
     """The batch limit at least can be turned on every server that is known."""
     [rung] = [rung for rung in load_default_ladder().rungs if rung.id == "batch-limit"]
     for dialect in load_server_flags().values():
@@ -139,7 +139,7 @@ def script(tmp_path: Path) -> str:
     return f"{sys.executable} {path} --port {{port}} {{flags}}"
 
 
-def test_two_configurations_are_up_side_by_side_and_end(script: str, tmp_path: Path) -> None:
+def test_two_configurations_run_side_by_side_and_stop(script: str, tmp_path: Path) -> None:
     recipe = ServerCommand(url="http://127.0.0.1:{port}", command=script, start_timeout_s=20)
     slot = ActiveServer(recipe.side_by_side)
     a = ServerProcess(recipe, ["--max-num-seqs", "8"], tmp_path / "a.log")
@@ -153,7 +153,7 @@ def test_two_configurations_are_up_side_by_side_and_end(script: str, tmp_path: P
     assert not a.is_up and not b.is_up
 
 
-def test_without_a_port_only_the_last_one_is_up(tmp_path: Path, script: str) -> None:
+def test_fixed_port_allows_one_server_at_a_time(tmp_path: Path, script: str) -> None:
     from ridgeline.optimize.external.server_process import _free_port
 
     port = _free_port()
@@ -194,7 +194,7 @@ def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
         ("http://h:1", "vllm serve 'm {flags}", "command line"),
     ],
 )
-def test_a_recipe_that_cannot_work(url: str, command: str, named: str) -> None:
+def test_unusable_deployment_recipe_is_rejected(url: str, command: str, named: str) -> None:
     with pytest.raises(BadInput) as caught:
         ServerCommand(url=url, command=command)
     assert named in str(caught.value)
@@ -270,7 +270,7 @@ def test_steps_are_inferred_from_token_times(seed: int) -> None:
         assert step.run_s == pytest.approx(seconds, abs=5e-4)
 
 
-def test_several_tokens_per_chunk_teach_nothing() -> None:
+def test_no_steps_are_inferred_from_multi_token_chunks() -> None:
     run, _ = served(0, num_requests=3)
     blurred = tuple(
         msgspec.structs.replace(r, token_counts=(2,) * len(r.token_s)) for r in run.requests
@@ -278,7 +278,7 @@ def test_several_tokens_per_chunk_teach_nothing() -> None:
     assert infer_steps(msgspec.structs.replace(run, requests=blurred), Settings()) == ()
 
 
-def test_hits_that_are_not_told_are_taken_from_the_workload() -> None:
+def test_unreported_cache_hits_come_from_the_workload() -> None:
     run, truth = served(1, num_requests=14)
     whole = sum(prompt for _, _, prompt in truth)
     found = infer_steps(run, Settings(enable_prefix_caching=True), shared_share=0.5)
@@ -338,7 +338,7 @@ async def test_a_server_is_warmed_once_per_start() -> None:
     assert extra[1] == 0
 
 
-def test_a_flag_that_the_server_passed_over_is_said() -> None:
+def test_flag_ignored_by_the_server_is_reported() -> None:
     start = Settings(model="demo", max_num_seqs=4)
     more = msgspec.structs.replace(start, max_num_seqs=8)
     check_settings_applied(more, start, {"max_num_seqs": 8})

@@ -89,7 +89,7 @@ def test_an_unmet_need_is_explained_and_an_unknown_one_forbids_nothing() -> None
     assert unmet_need(row, {"max_num_seqs": 2}) is None
 
 
-def test_risk_and_complexity_must_be_paid_for() -> None:
+def test_risk_and_complexity_require_a_larger_gain() -> None:
     ladder = parse_ladder(HEAD + ROW)
     assert ladder.weights.discount(ladder.rungs[0]) == pytest.approx(1.2)
 
@@ -137,7 +137,7 @@ def test_the_row_in_the_documentation_is_a_ladder(tmp_path: Path) -> None:
         (ROW + "variants = [{ batching = 'magic' }]\n", "magic"),
     ],
 )
-def test_a_ladder_that_says_nothing_or_the_impossible_is_refused(text: str, named: str) -> None:
+def test_empty_or_impossible_ladder_is_rejected(text: str, named: str) -> None:
     with pytest.raises(BadInput, match=named):
         parse_ladder(text)
 

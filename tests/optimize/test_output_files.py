@@ -75,7 +75,7 @@ class Checker(HTMLParser):
 
 
 @pytest.mark.slow
-def test_the_report_is_one_well_formed_page_that_fetches_nothing(result: LadderResult) -> None:
+def test_report_is_a_self_contained_page(result: LadderResult) -> None:
     html = page(result)
     checker = Checker()
     checker.feed(html)
@@ -98,7 +98,7 @@ def test_the_report_shows_every_rung_and_its_verdict(result: LadderResult) -> No
     assert headline(result) in html
 
 
-def test_what_came_from_outside_is_escaped(result: LadderResult) -> None:
+def test_external_text_is_escaped(result: LadderResult) -> None:
     assert "<b>&" not in page(result)
     assert "&lt;b&gt;&amp;" in page(result)
 
@@ -118,7 +118,7 @@ def test_the_ladder_is_json_that_reads_back(result: LadderResult) -> None:
     assert json.loads(text)["trials"][0]["rung"] == result.trials[0].rung
 
 
-def test_a_climb_without_gain_makes_a_report_too(result: LadderResult) -> None:
+def test_search_without_gain_writes_a_report(result: LadderResult) -> None:
     empty = msgspec.structs.replace(
         result, trials=(), total=None, peaks=None, final=result.baseline
     )
@@ -127,7 +127,7 @@ def test_a_climb_without_gain_makes_a_report_too(result: LadderResult) -> None:
     assert "No rung was tried" in html
 
 
-def test_the_vllm_command_has_vllms_names_and_says_what_is_missing() -> None:
+def test_vllm_command_uses_vllms_flags_and_lists_missing_ones() -> None:
     settings = Settings(
         model="/models/my llama",
         batching="static",
@@ -164,9 +164,7 @@ def test_all_files_are_written_and_older_ones_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["x", "y"]
 
 
-def test_a_disk_that_fills_up_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_keeps_the_earlier_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, {"x": "old"})
 
     def full(descriptor: int) -> None:
@@ -188,14 +186,14 @@ def test_a_nearly_full_disk_is_found_before_measuring(
         check_writable(tmp_path)
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_file_in_place_of_the_output_folder_is_rejected(tmp_path: Path) -> None:
     place = tmp_path / "out"
     place.write_text("")
     with pytest.raises(BadInput, match="cannot write"):
         check_writable(place)
 
 
-def test_speculation_is_carried_over_and_its_guess_is_told() -> None:
+def test_speculation_is_translated_and_its_assumption_reported() -> None:
     settings = settings_from({"model": "m", "speculative_config": {"method": "ngram"}})
     command = serve_command(settings)
     words_of = shlex.split(command.text)

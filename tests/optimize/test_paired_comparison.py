@@ -88,7 +88,7 @@ async def test_noise_is_called_noise() -> None:
     assert outcomes.count("inconclusive") >= 36
 
 
-async def test_latency_is_compared_at_one_load() -> None:
+async def test_latency_is_compared_at_equal_load() -> None:
     found = await fight(1, 1.3, objective="latency")
     assert {judged.rate for judged in (*found.before, *found.after)} == {30.0}
     assert found.ratio is not None
@@ -114,7 +114,7 @@ async def test_rounds_alternate_and_share_their_seed() -> None:
     assert len(set(seeds)) == 4
 
 
-async def test_a_round_that_does_not_fit_the_budget_is_not_begun() -> None:
+async def test_round_beyond_the_time_budget_is_not_started() -> None:
     fake = Fake()
     place = runner(fake, 0, total_s=60.0)
     sides = [
@@ -177,7 +177,7 @@ async def test_equals_are_never_beaten_in_the_approach() -> None:
 
 
 @pytest.mark.slow
-async def test_what_earlier_duels_scattered_narrows_the_next_ones_honestly() -> None:
+async def test_variance_of_earlier_comparisons_is_a_valid_prior() -> None:
     """Climbs of many comparisons, each on its runner: intervals from shared scatter still cover the
     truth, nine in ten of them at least (of a single climb's fourteen 79 % do now and then)."""
     covered, rounds, num_climbs, num_duels = 0, [], 5, 14
@@ -199,7 +199,7 @@ async def test_what_earlier_duels_scattered_narrows_the_next_ones_honestly() -> 
     assert statistics.fmean(rounds) < 6, "none ended before its last round"
 
 
-async def test_a_side_that_begins_far_too_low_is_not_called_a_loser() -> None:
+async def test_low_starting_rate_does_not_decide_a_comparison() -> None:
     """What one disturbed run of an approach can do: every round held, so nothing is known."""
     fake = Fake()
     settings = Settings(batching="continuous", max_num_seqs=16)
@@ -216,7 +216,7 @@ async def test_a_side_that_begins_far_too_low_is_not_called_a_loser() -> None:
     assert _judge_no_gain(found)[1].endswith("still rising: its knee is unknown")
 
 
-def test_a_change_without_effect_is_called_that() -> None:
+def test_change_without_effect_is_reported_as_such() -> None:
     def reason(low: float, high: float) -> str:
         ratio = Interval(low=low, mid=1.0, high=high, level=0.95)
         rates = {"before_rate": 1.0, "after_rate": 1.0}

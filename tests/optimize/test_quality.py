@@ -82,7 +82,7 @@ def test_a_little_noise_passes_and_a_lot_fails_at_the_first_look() -> None:
     assert broken.verdict == "fail" and broken.num_looks == 1
 
 
-def test_near_the_limit_it_reads_on() -> None:
+def test_reading_continues_near_the_limit() -> None:
     near = examined(0.14)
     assert near.num_windows > 16 and near.num_looks > 1
     assert any(check.verdict != "inconclusive" for check in near.checks)
@@ -123,7 +123,7 @@ class Coin:
 
 
 @pytest.mark.slow
-def test_many_looks_pass_what_is_on_the_limit_no_more_often_than_one() -> None:
+def test_repeated_looks_keep_the_error_rate() -> None:
     """One-sided 2.5 % in all six looks together; six naive looks at 95 % pass about 8 %."""
     passed = 0
     for seed in range(800):
@@ -183,7 +183,7 @@ def test_windows_take_every_text_in_turn() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_what_was_kept_outlives_the_original() -> None:
+def test_stored_reference_does_not_need_the_original() -> None:
     reads: list[Sequence[int]] = []
 
     def read(tokens: Sequence[int]) -> np.ndarray:
@@ -284,7 +284,7 @@ def test_a_tokenizer_that_splits_the_answers_has_no_tasks() -> None:
     assert make_tasks(lambda text: [ord(c) // 16 for c in text]) == ()
 
 
-def test_where_answers_part() -> None:
+def test_position_where_answers_diverge() -> None:
     before = [(1, 2, 3, 4), (1, 2, 3, 4), (5, 6, 7, 8)]
     found = divergence(before, [(1, 2, 3, 4), (1, 9, 3, 4), (5, 6, 7, 9)])
     assert (found.num_same, found.first_token, found.median_token) == (1, 2, 4)

@@ -26,7 +26,7 @@ def price(settings: Settings) -> PricedConfiguration:
     return PricedConfiguration(values=values, spec=spec, peaks=PEAKS)
 
 
-def test_what_is_in_use_what_is_not_possible_and_what_moves_the_bound() -> None:
+def test_recommendations_are_in_use_impossible_or_useful() -> None:
     told = {each.rung: each for each in recommendations(Settings(), price)}
     assert told["continuous-batching"].verdict == "in use"
     assert told["static-batching"].verdict == "not now"

@@ -135,7 +135,7 @@ async def test_a_crash_is_an_outcome(quirks: Quirks, verdict: str, reason: str) 
 
 
 @pytest.mark.slow
-async def test_what_does_not_fit_the_budget_is_left_out_with_the_arithmetic() -> None:
+async def test_trial_beyond_the_budget_is_skipped_with_a_reason() -> None:
     fake = Fake()
     result = await climb(fake, budget_s=110.0)
     assert fake.clock.now_s <= 110
@@ -144,7 +144,7 @@ async def test_what_does_not_fit_the_budget_is_left_out_with_the_arithmetic() ->
     assert result.total is not None
 
 
-async def test_a_hopeless_budget_is_refused_with_the_one_that_would_do() -> None:
+async def test_too_small_budget_is_rejected_with_the_minimum() -> None:
     with pytest.raises(BadInput, match=r"budget is too small.*--budget \d+"):
         await climb(Fake(), budget_s=15.0)
 
@@ -165,7 +165,7 @@ async def test_an_interruption_before_the_baseline_has_nothing_to_report() -> No
         await climb(Fake(interrupt_at_s=3.0))
 
 
-async def test_adding_a_row_is_all_that_a_new_rung_needs(tmp_path) -> None:  # type: ignore[no-untyped-def]
+async def test_new_rung_needs_only_a_ladder_row(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A rung that no code has heard of: it is ranked, tried and kept."""
     row = """
         [weights]
@@ -191,7 +191,7 @@ async def test_adding_a_row_is_all_that_a_new_rung_needs(tmp_path) -> None:  # t
     assert result.kept[0].predicted.gain > 1.5
 
 
-async def test_a_rung_that_the_simulator_sees_no_gain_in_is_not_tried_and_says_why() -> None:
+async def test_rung_without_predicted_gain_is_skipped_with_a_reason() -> None:
     fake = Fake(believed=Physics(int8_speed=0.4))
     result = await climb(fake, rungs=only("continuous-batching", "int8"))
     assert all(trial.rung != "int8" for trial in result.trials)
@@ -224,7 +224,7 @@ async def test_when_nothing_helps_the_baseline_stays() -> None:
     assert result.total is None
 
 
-async def test_plain_lines_tell_stages_and_verdicts() -> None:
+async def test_plain_progress_lists_stages_and_verdicts() -> None:
     fake, lines = Fake(), []
     await optimize(
         job(120.0),
@@ -257,7 +257,7 @@ MADE_ROW = """
 """
 
 
-async def test_weights_that_are_made_first_are_what_is_kept() -> None:
+async def test_prepared_weights_are_kept_in_the_result() -> None:
     fake, made = Fake(Physics(int8_speed=1.6)), []
 
     def make(settings: Settings, method: str, allowed_s: float) -> Settings:
@@ -278,7 +278,7 @@ async def test_weights_that_cannot_be_made_are_an_outcome() -> None:
     assert {trial.verdict for trial in result.trials} == {"cannot run"}
 
 
-async def test_a_change_that_the_simulator_does_not_see_comes_after_promises() -> None:
+async def test_change_the_simulator_cannot_predict_is_tried_last() -> None:
     unseen = MADE_ROW.replace("made", "unseen").replace('{ quantization = "int8" }', "{ seed = 7 }")
     unseen = unseen.replace('variants = [{ make = "gptq" }, { make = "awq" }]', "")
     seen = MADE_ROW.split("[[rung]]")[1].replace(

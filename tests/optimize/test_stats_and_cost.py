@@ -20,7 +20,7 @@ from ridgeline.stats import Interval
         (0.9, 1.1, 1.3, "inconclusive"),
     ],
 )
-def test_what_an_interval_lets_one_say(low: float, mid: float, high: float, outcome: str) -> None:
+def test_verdict_from_an_interval(low: float, mid: float, high: float, outcome: str) -> None:
     assert outcome_of(Interval(low=low, mid=mid, high=high)) == outcome
 
 
