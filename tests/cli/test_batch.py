@@ -52,8 +52,8 @@ def test_lines_that_name_another_model_fail_as_on_a_server(
     file.write_bytes(jsonl(*lines))
     assert main(["batch", str(file), "-o", str(output), *TINY]) == 1
     assert custom_ids(output) == Counter(["ours", "anybody's"])
-    told = json.loads(errors_path(output).read_text())
-    assert told["custom_id"] == "theirs" and told["response"]["status_code"] == 404
+    failed = json.loads(errors_path(output).read_text())
+    assert failed["custom_id"] == "theirs" and failed["response"]["status_code"] == 404
 
 
 def test_the_model_of_a_configuration_is_taken(
@@ -135,7 +135,7 @@ def settled(output: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "no requests"),
         (b"{\n", "line 1"),
@@ -144,12 +144,12 @@ def settled(output: Path) -> int:
     ],
 )
 def test_a_bad_file_is_refused_before_the_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
 ) -> None:
     file = tmp_path / "in.jsonl"
     file.write_bytes(content)
     assert main(["batch", str(file), "-o", str(tmp_path / "out"), "--model", "/nowhere"]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_missing_files_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,7 @@ def test_store_of_another_input_is_not_reused(
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_bytes(jsonl(request("a")))
     store = BatchStore(store_path(output))
-    created(store, "somebody else's", metadata={"sha256": "other"})
+    created(store, "another batch", metadata={"sha256": "other"})
     store.close()
     assert main(["batch", str(file), "-o", str(output), *SMALL]) == 2
     assert "belongs to another input" in capsys.readouterr().err

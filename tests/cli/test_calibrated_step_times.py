@@ -1,4 +1,4 @@
-"""`optimize --calibration`: unmeasured formats from the file, everything at today's speed."""
+"""`optimize --calibration`: unmeasured formats come from the file, scaled to today's speed."""
 
 from __future__ import annotations
 

@@ -42,9 +42,9 @@ def test_piped_messages_are_answered_and_remembered(
         monkeypatch, capsys, "def f():", "", "and\\", "again", f"/save {saved}", "/exit", "unread"
     )
     assert code == 0 and out and len(re.findall(FIGURES, err)) == 2
-    turns = json.loads(saved.read_text())["turns"]
-    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
-    assert turns[0]["content"] == "def f():" and turns[2]["content"] == "and\nagain"
+    messages = json.loads(saved.read_text())["turns"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+    assert messages[0]["content"] == "def f():" and messages[2]["content"] == "and\nagain"
 
 
 def test_commands_clear_the_conversation_and_set_the_system_prompt(
@@ -57,8 +57,8 @@ def test_commands_clear_the_conversation_and_set_the_system_prompt(
     )
     assert code == 0 and "/system [TEXT]" in err
     assert json.loads(first.read_text())["turns"] == []
-    turns = json.loads(second.read_text())["turns"]
-    assert [turn["content"] for turn in turns[:2]] == ["be kind", "y"]
+    messages = json.loads(second.read_text())["turns"]
+    assert [message["content"] for message in messages[:2]] == ["be kind", "y"]
 
 
 def test_an_unknown_command_in_a_pipe_is_an_error(

@@ -26,8 +26,8 @@ def test_chat_answers_every_line(
     assert main(["chat", "--url", served, "--system", "be kind"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{ANSWER}\n{ANSWER}\n"
-    told = rf"{len(ANSWER)} tokens · TTFT \d+ ms · [\d.,]+ tok/s · 3 of \d+ prompt tokens cached"
-    assert len(re.findall(told, err)) == 2
+    message = rf"{len(ANSWER)} tokens · TTFT \d+ ms · [\d.,]+ tok/s · 3 of \d+ prompt tokens cached"
+    assert len(re.findall(message, err)) == 2
 
 
 def test_chat_reports_why_there_is_no_answer(
@@ -35,10 +35,10 @@ def test_chat_reports_why_there_is_no_answer(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for text, told in (("!fail\n", "lost"), ("x" * 999 + "\n", "too long")):
+    for text, message in (("!fail\n", "lost"), ("x" * 999 + "\n", "too long")):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert main(["chat", "--url", served]) == 1
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_chat_without_a_server_exits_at_once(

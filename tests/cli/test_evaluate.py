@@ -1,4 +1,4 @@
-"""`ridgeline eval`: the floor is low, the control fails, INT4 is told from the original."""
+"""`ridgeline eval`: the noise floor is low, the negative control fails, INT4 is detected."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def context() -> topics.TopicContext:
     return topic_context(Settings(model="demo"), ExplainLoad(request_rate=5.0))
 
 
-def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, object]:
+def explain_json(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, object]:
     assert main(["explain", *args, "--json"]) == 0
     found: dict[str, object] = json.loads(capsys.readouterr().out)
     return found
@@ -89,16 +89,16 @@ def test_metrics_name_existing_metrics() -> None:
 def test_slo_below_the_bound_is_impossible(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    kept = answers(told(capsys, "demo"))
+    kept = answers(explain_json(capsys, "demo"))
     assert kept["one-answer"] is True and kept["load"] is None
-    broken = answers(told(capsys, "demo", "--slo", "ttft:0.001 tpot:0.0001"))
+    broken = answers(explain_json(capsys, "demo", "--slo", "ttft:0.001 tpot:0.0001"))
     assert broken["one-answer"] is False and broken["one-prompt"] is False
     assert "room" not in broken and "slots" not in broken, "no batch helps one answer"
 
 
 @pytest.mark.slow
 def test_load_and_slots_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    busy = told(capsys, "demo", "--request-rate", "1e6", "--max-num-seqs", "1")
+    busy = explain_json(capsys, "demo", "--request-rate", "1e6", "--max-num-seqs", "1")
     assert answers(busy)["load"] is False
     facts = busy["facts"]
     assert isinstance(facts, dict)
@@ -108,9 +108,9 @@ def test_load_and_slots_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_a_small_kv_cache_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
-    small = told(capsys, "demo", "--kv-cache-memory-bytes", "16MiB")
+    small = explain_json(capsys, "demo", "--kv-cache-memory-bytes", "16MiB")
     assert answers(small)["kv-room"] is False
-    assert answers(told(capsys, "demo"))["kv-room"] is True
+    assert answers(explain_json(capsys, "demo"))["kv-room"] is True
 
 
 def test_model_without_a_tokenizer_gets_random_prompts() -> None:
@@ -146,7 +146,7 @@ def test_an_unknown_subject_names_the_nearest(capsys: pytest.CaptureFixture[str]
 
 
 def test_topics_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = told(capsys, "topics")
+    listed = explain_json(capsys, "topics")
     assert set(listed) == set(topics.REGISTRY)
 
 
@@ -184,7 +184,7 @@ def test_a_flag_is_explained_with_its_dashes_or_without(
 def test_a_flag_with_a_value_sets_it(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    settings = told(capsys, *words)["settings"]
+    settings = explain_json(capsys, *words)["settings"]
     assert isinstance(settings, dict) and settings["max_num_seqs"] == 8
 
 

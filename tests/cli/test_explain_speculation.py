@@ -14,10 +14,10 @@ SMALL = ("--kv-cache-memory-bytes", "32MiB", "--num-threads", "1", "--max-num-se
 @pytest.mark.slow
 def test_it_measures_this_model_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "speculation", "demo", "--json", *SMALL]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {each["batch"] for each in told} == {1, 8}
-    assert len({each["workload"] for each in told}) == 2
-    for each in told:
+    rows = json.loads(capsys.readouterr().out)
+    assert {each["batch"] for each in rows} == {1, 8}
+    assert len({each["workload"] for each in rows}) == 2
+    for each in rows:
         assert each["step_ms"] > 0 and 0 <= each["share"] <= 1
         assert all(0 <= chance <= 1 for chance in each["alpha"])
         for row in each["rows"]:
@@ -28,7 +28,7 @@ def test_it_measures_this_model_on_this_machine(capsys: pytest.CaptureFixture[st
     for batch in (1, 8):  # tokens a step that drafts give, steps without any counted
         more = {
             "repeated" in each["workload"]: each["share"] * (each["rows"][-1]["tokens"] - 1)
-            for each in told
+            for each in rows
             if each["batch"] == batch
         }
         assert more[True] > max(0.5, more[False]), "text that is repeated is found"

@@ -25,8 +25,13 @@ def strictly(text: str) -> object:
 
 
 def test_non_finite_numbers_are_null() -> None:
-    told = {"a": math.inf, "b": [-math.inf, math.nan], "c": np.float64(1.5), "d": np.float64("inf")}
-    assert strictly(json_line(told)) == {"a": None, "b": [None, None], "c": 1.5, "d": None}
+    values = {
+        "a": math.inf,
+        "b": [-math.inf, math.nan],
+        "c": np.float64(1.5),
+        "d": np.float64("inf"),
+    }
+    assert strictly(json_line(values)) == {"a": None, "b": [None, None], "c": 1.5, "d": None}
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`ridgeline eval --lm-eval`: another program asks both models by HTTP; documents are paired."""
+"""`ridgeline eval --lm-eval`: both models are evaluated over HTTP on paired documents."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ with (folder / "samples_colours_2026-11-21T10-00-00.jsonl").open("w") as out:
                 "echo": True, "temperature": 0}
         asked = urllib.request.Request(arguments["base_url"], json.dumps(body).encode(),
                                        {"content-type": "application/json"})
-        told = json.load(urllib.request.urlopen(asked))["choices"][0]["logprobs"]["token_logprobs"]
+        logprobs = json.load(urllib.request.urlopen(asked))["choices"][0]["logprobs"]["token_logprobs"]
         sample = {"doc_id": doc_id, "filter": "none", "metrics": ["acc", "loss"],
-                  "acc": float(told[-1] < 0), "loss": -told[-1]}
+                  "acc": float(logprobs[-1] < 0), "loss": -logprobs[-1]}
         out.write(json.dumps(sample) + chr(10))
 """
 

@@ -1,4 +1,4 @@
-"""The optimiser's oracle: what it has learnt is what it predicts, and it predicts nothing else."""
+"""The optimiser's simulator predicts what it has measured, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def bounds_of(settings: Settings) -> StepBounds:
 
 
 def scheduler_of(settings: Settings) -> Scheduler:
-    seats = settings.max_num_seqs or 8
+    slots = settings.max_num_seqs or 8
     limits = SchedulerLimits(
-        max_num_seqs=seats, max_num_batched_tokens=512, max_model_len=2048, chunked_prefill=True
+        max_num_seqs=slots, max_num_batched_tokens=512, max_model_len=2048, chunked_prefill=True
     )
     pool = BlockPool(2_000, 16)
     return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())

@@ -27,7 +27,7 @@ def numbers() -> Iterator[tuple[str, Option]]:
 
 
 def bad_texts(option: Option) -> Iterator[str]:
-    """Texts beyond both ends of the range, and what is not a number."""
+    """Texts beyond both ends of the range, and texts that are not numbers."""
     assert option.range is not None
     yield from ("-1", "nan")
     if option.type is int:

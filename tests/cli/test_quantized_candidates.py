@@ -1,4 +1,4 @@
-"""Weights made during a climb: made once, found again, refused where the time is too short."""
+"""Quantised candidates: made once, reused, and rejected if there is not enough time."""
 
 from __future__ import annotations
 

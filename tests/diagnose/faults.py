@@ -66,8 +66,8 @@ class Engine:
     run_s: float = 0.0004
     token_s: float = 0.0001
     slower: float = 1.0
-    slower_every: int = 1  # steps: of so many, one meets it
-    taken: float = 0.1  # of the CPU time that is asked for
+    slower_every: int = 1  # one step in this many is affected
+    taken: float = 0.1  # share of the CPU time that the engine needs
     plan_s: float = 0.0002
     gap_s: float = 0.00005
     tokenize_s: float = 0.001
@@ -75,7 +75,7 @@ class Engine:
     read_late_s: float = 0.0
 
     def expected(self, shapes, num_sampled=0) -> float:
-        """What the machine needs when nobody disturbs it."""
+        """Step time of an undisturbed machine."""
         num_tokens = sum(new for new, _ in shapes)
         return self.step_s + self.run_s * len(shapes) + self.token_s * num_tokens
 
@@ -236,7 +236,7 @@ def _fault(name: str, verdict: str, *causes: str, slo: Slo = SLO, **changes) -> 
 
 
 def _blocks_for(num_sequences: float) -> Callable[[Load], int]:
-    """The shared prefixes once each, and the rest of so many sequences."""
+    """The shared prefixes once each, and the remaining tokens of the given number of sequences."""
 
     def blocks(load: Load) -> int:
         shared = load.groups * -(-load.shared // BLOCK)
@@ -247,9 +247,9 @@ def _blocks_for(num_sequences: float) -> Callable[[Load], int]:
 
 
 OVERLOADED = replace(Engine(), step_s=0.001, run_s=0.004, token_s=0.002, slots=24)
-"""Steps that cost next to nothing of their own; every load here is too much for it."""
+"""Steps with hardly any fixed cost; every load here exceeds its capacity."""
 DECODING = replace(LOADS[0], body=(4, 8), shared=16, output=(60, 90))
-"""Short prompts, whose answers are what is computed."""
+"""Short prompts, so that most of the work is decoding."""
 
 FAULTS = (
     _fault("few KV blocks", "kv-capacity-bound", "kv-cache-too-small", blocks=_blocks_for(2)),
@@ -312,7 +312,7 @@ FAULTS = (
         taken=0.35,
     ),
     _fault(
-        "a core shared in turns",
+        "a core shared with another process",
         "machine-bound",
         "cores-taken-by-others",
         slower=2.4,

@@ -1,4 +1,4 @@
-"""The scripted server on an event loop and a thread of its own."""
+"""The scripted mock server, running on an event loop in a separate thread."""
 
 from __future__ import annotations
 

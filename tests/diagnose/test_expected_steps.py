@@ -1,4 +1,4 @@
-"""What is learnt of a machine from an earlier run: kinds of steps, noise, and a real stall."""
+"""Step times expected from an earlier run: kinds of steps, noise, and a real stall."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_competing_process_slows_all_spans_and_a_stall_one() -> None:
 
 
 def test_stall_within_the_tpot_slo_is_no_finding() -> None:
-    """The same steps, under a promise that they keep and under one that they break."""
+    """The same steps, under an SLO that they meet and under one that they violate."""
     load = LOADS[0]
     broken = replace(Engine(), budget=2048, chunked=False, token_s=0.0004)
     ranked, _ = diagnosed(broken, load)

@@ -1,4 +1,4 @@
-"""GPU counters tell computing apart: what the host held up, and what a held-down clock cost."""
+"""Computing time split by GPU counters into host delays and clock throttling."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HEALTHY = {"gpu_busy_share": 0.97, "gpu_clock_share": 0.99, "gpu_slowed_share": 
 
 @pytest.fixture(scope="module")
 def seen():
-    record, told = as_server(Engine(), LOADS[0])
-    return record, told
+    record, metrics = as_server(Engine(), LOADS[0])
+    return record, metrics
 
 
 def named(seen, counters):
-    record, told = seen
-    found = split_gpu_losses(attribute_server_latency(record, told), record, counters)
+    record, metrics = seen
+    found = split_gpu_losses(attribute_server_latency(record, metrics), record, counters)
     ranked = findings(found, {**facts_of(record, SLO), **counters}, "vllm")
     return found, {each.cause: each for each in ranked}
 
@@ -57,8 +57,8 @@ def test_low_clock_without_throttling_is_no_finding(seen):
 
 
 def test_split_losses_add_up_and_missing_counters_change_nothing(seen):
-    record, told = seen
-    before = attribute_server_latency(record, told)
+    record, metrics = seen
+    before = attribute_server_latency(record, metrics)
     after = split_gpu_losses(
         before, record, {"gpu_busy_share": 0.3, "gpu_slowed_share": 1.0, "gpu_clock_share": 0.6}
     )

@@ -1,4 +1,4 @@
-"""Injected faults are named, a healthy engine gets no finding, and every cause of the table speaks.
+"""Injected faults are found, a healthy engine has no finding, and every cause of the table occurs.
 
 The truth is known because it was put there. At least 12 faults on 3 workloads, and the right name
 for 90 % of them.
@@ -48,7 +48,7 @@ def test_a_healthy_engine_gets_no_finding(load, seed: int) -> None:
 
 
 def test_every_cause_is_found_with_all_its_texts() -> None:
-    """Each row of the table speaks for a fault of its own, with its numbers filled in."""
+    """Every row of the table is found for its fault, with its numbers filled in."""
     heard: Counter[str] = Counter()
     for fault in FAULTS:
         for load in LOADS:
@@ -58,25 +58,25 @@ def test_every_cause_is_found_with_all_its_texts() -> None:
                 assert each.gain.low <= each.gain.mid <= each.gain.high
                 assert each.flag and each.fix and each.not_help
                 assert all(value is not None for value in each.evidence.values())
-    assert {cause.id for cause in shipped_causes()} - set(heard) == BY_PROMISE | BY_GPU
+    assert {cause.id for cause in shipped_causes()} - set(heard) == BY_SLO | BY_GPU
 
 
-BY_PROMISE = {"decode-reads-weights", "prompts-are-computed-slowly"}
+BY_SLO = {"decode-reads-weights", "prompts-are-computed-slowly"}
 BY_GPU = {"gpu-waits-for-the-host", "gpu-slowed-down"}  # test_gpu_losses.py
 
 
 @pytest.mark.parametrize(
-    ("cause", "promise", "change"),
+    ("cause", "slo", "change"),
     [
         ("decode-reads-weights", "ttft:1500 tpot:10", {}),
         ("prompts-are-computed-slowly", "ttft:150 tpot:500", {"token_s": 0.004, "budget": 1024}),
     ],
 )
-def test_healthy_engine_below_its_slo_names_the_bound(cause, promise, change) -> None:
-    """Nothing is broken: the bound itself is named, and only because a promise is missed."""
+def test_healthy_engine_below_its_slo_names_the_bound(cause, slo, change) -> None:
+    """Without a fault, the bound itself is the finding, but only if an SLO is missed."""
     load = LOADS[1] if not change else replace(LOADS[1], rate=0.4, count=40)
     slow = replace(Engine(), **change)
-    assert cause in [e.cause for e in diagnosed(slow, load, 0, Slo.parse(promise))[0]]
+    assert cause in [e.cause for e in diagnosed(slow, load, 0, Slo.parse(slo))[0]]
     assert cause not in [e.cause for e in diagnosed(slow, load, 0, LAX)[0]]
 
 
@@ -94,8 +94,8 @@ def test_gain_is_an_upper_bound_of_what_the_fix_recovers() -> None:
     """ "Up to": the share lost to the scheduler's sleep against the latency without it."""
     load, broken = LOADS[0], replace(Engine(), plan_s=0.012)
     ranked, found = diagnosed(broken, load)
-    _, mended = diagnosed(Engine(), load)
-    gained = 1 - mended.total_s / found.total_s
+    _, fixed = diagnosed(Engine(), load)
+    gained = 1 - fixed.total_s / found.total_s
     assert 0.5 * gained < ranked[0].gain.mid < 1.2 * gained
 
 

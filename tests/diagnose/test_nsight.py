@@ -57,9 +57,9 @@ def test_trace_has_idle_share_over_all_streams():
     first = found.kernels[0]
     assert (first.kind, first.count, first.total_s) == ("linear", 2, pytest.approx(200e-9))
     assert found.by_kind() == pytest.approx({"linear": 0.5, "attention": 0.25, "copy": 0.25})
-    told = sentences(found)
-    assert told[0].startswith("host-overhead-bound: no kernel ran 65% of the time")
-    assert "linear kernels take 50%" in told[1]
+    lines = sentences(found)
+    assert lines[0].startswith("host-overhead-bound: no kernel ran 65% of the time")
+    assert "linear kernels take 50%" in lines[1]
 
 
 def test_idle_share_is_computed_per_device():
@@ -190,8 +190,8 @@ def test_the_command(tmp_path, capsys):
     assert "GPU idle 65%" in text and "flash_fwd_kernel" in text and "host-overhead-bound" in text
     capsys.readouterr()
     assert main(["diagnose", "--nsight", str(path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["kinds"]["linear"] == pytest.approx(0.5) and told["findings"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["kinds"]["linear"] == pytest.approx(0.5) and output["findings"]
     assert main(["diagnose", "--nsight", str(path), "--url", "http://h"]) == 2
     assert main(["diagnose", "demo", "--nsight", str(path)]) == 2
     assert main(["diagnose", "--nsight", str(tmp_path / "none.csv")]) == 2

@@ -1,4 +1,4 @@
-"""Phases placed from what clients saw, against the engine's own records of the same run."""
+"""Phases inferred from the clients' token times, compared with the engine's step records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ridgeline.workflows.targets import RemoteServer, model_on_device
 from tests.diagnose.faults import LOADS, Engine, run
 
 DEVICE = model_on_device("dummy:tinyllama-1.1b", "h100-sxm")
-CHUNKED = replace(Engine(), budget=64)  # prompts take several steps, beside other people's tokens
+CHUNKED = replace(Engine(), budget=64)  # prompts take several steps, mixed with decoding
 
 
 def blind(record, **changes):
@@ -33,8 +33,8 @@ def blind(record, **changes):
     return msgspec.structs.replace(record, requests=requests, steps=(), info=None)
 
 
-def points(record, words=None, beside=None):
-    roof = run_roofline(record, beside or RunContext(), words or {}, DEVICE)
+def points(record, words=None, context=None):
+    roof = run_roofline(record, context or RunContext(), words or {}, DEVICE)
     return {point.phase: point for point in roof.points}, roof.note
 
 
@@ -57,7 +57,7 @@ def test_inferred_phases_match_the_recorded_steps(engine, load) -> None:
     assert found["mixed"].share_of_roof == pytest.approx(truth["mixed"].share_of_roof, rel=0.2)
 
 
-def largest_beside_others(steps):
+def largest_mixed_chunk(steps):
     return max(max(new for new, _ in s.shapes) for s in steps if phase_of(s) == "mixed")
 
 
@@ -67,8 +67,8 @@ def test_chunked_prompt_is_not_mistaken_for_decoding() -> None:
     seen = blind(record)
     prefill_s = {"prefill_s": prefill_mean_s(record)}
     spread = infer_steps_from_tokens(seen, began=prefill_start(prefill_s))
-    assert largest_beside_others(infer_steps_from_tokens(seen)) > 2 * CHUNKED.budget
-    assert largest_beside_others(spread) < 2 * CHUNKED.budget
+    assert largest_mixed_chunk(infer_steps_from_tokens(seen)) > 2 * CHUNKED.budget
+    assert largest_mixed_chunk(spread) < 2 * CHUNKED.budget
     computed = sum(r.prompt_tokens - r.cached_tokens for r in seen.requests)
     for steps in (infer_steps_from_tokens(seen), spread):
         prompts = sum(new for s in steps for new, _ in s.shapes if new > 1)
@@ -103,7 +103,7 @@ def test_several_tokens_per_chunk_give_one_point_or_none() -> None:
     report = ServerReport(
         server="vllm", num_readings=2, means={}, p95={}, counts={"num_steps": steps}, mean_s={}
     )
-    found, note = points(coarse, beside=RunContext(server=report))
+    found, note = points(coarse, context=RunContext(server=report))
     assert found["mixed"].name == "whole run" and f"{steps:,} steps" in note
     truth, _ = points(record)
     flops = sum(p.achieved_flops_s * p.time_s for p in truth.values())
@@ -130,12 +130,12 @@ def test_recorded_run_has_a_roofline_if_the_device_is_named(tmp_path) -> None:
 
 
 def test_own_log_names_its_model(tmp_path) -> None:
-    """And what was done to its weights: int8 halves the bytes, so that intensity doubles."""
+    """It also records the weight format: int8 halves the bytes, so that the intensity doubles."""
     record, _ = run(Engine(), LOADS[0])
     info = record.info
 
-    def decode(**told):
-        settings = {**info.settings, "model": "dummy:tinyllama-1.1b", **told}
+    def decode(**changes):
+        settings = {**info.settings, "model": "dummy:tinyllama-1.1b", **changes}
         own = msgspec.structs.replace(info, settings=settings, compute_dtype="bfloat16")
         write_run(msgspec.structs.replace(record, info=own), tmp_path / "run.jsonl")
         reference = ReferenceDevice(model=None, accelerator="a100-80-sxm")

@@ -1,4 +1,4 @@
-"""A profile held against ceilings: figures done by hand, and the picture in characters."""
+"""Operators compared with their bounds (checked by hand), and the roofline as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judged without steps: a server's histograms; and against an earlier run of the same machine."""
+"""Diagnosis without step records: from a server's metrics, and against an earlier run."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from tests.diagnose.faults import DECODING, LOADS, OVERLOADED, SLO, Engine, run
 
 
 def measure(options, url):
-    """One run against the server, and what was observed meanwhile."""
+    """One run against the server, with the report of its monitors."""
     with load_session(options, RemoteServer(url=url), silent) as session:
         return asyncio.run(session.run(options))
 
 
 def as_server(engine, load=LOADS[0]):
-    """A run as a client sees it over HTTP, and what the server's histograms would say."""
+    """A run as a client sees it over HTTP, and the means that the server would report."""
     record, _ = run(engine, load)
     done = [r for r in record.requests if r.token_s]
-    told = {
+    metrics = {
         "queue_s": sum(r.started_s - r.sent_s for r in done) / len(done),
         "kv_used_share_p95": max(s.used_blocks / s.num_blocks for s in record.steps),
         "preemptions": float(sum(s.num_preempted for s in record.steps)),
@@ -48,12 +48,12 @@ def as_server(engine, load=LOADS[0]):
     blind = tuple(
         msgspec.structs.replace(r, started_s=None, first_computed_s=None) for r in record.requests
     )
-    return msgspec.structs.replace(record, requests=blind, steps=()), told
+    return msgspec.structs.replace(record, requests=blind, steps=()), metrics
 
 
 def named(engine, load=LOADS[0]):
-    record, told = as_server(engine, load)
-    found = attribute_server_latency(record, told)
+    record, metrics = as_server(engine, load)
+    found = attribute_server_latency(record, metrics)
     return [each.cause for each in findings(found, facts_of(record, SLO), "vllm")]
 
 
@@ -69,9 +69,9 @@ def test_server_is_diagnosed_from_its_histograms() -> None:
     [(OVERLOADED, "more-comes-than-can-be-served"), (replace(Engine(), slots=2), "too-few-slots")],
 )
 def test_overload_is_found_without_step_records(engine, cause) -> None:
-    """From the instants of its tokens; the same figure as from its steps, within a tenth."""
+    """From its token times; within 10 % of the figure from step records."""
     whole, _ = run(engine, DECODING)
-    record, words = as_server(engine, DECODING)
+    record, reported = as_server(engine, DECODING)
     known, seen = batch_facts(whole.steps), batch_facts(infer_steps_from_tokens(record))
     assert seen["doubled_batch_gain"] == pytest.approx(known["doubled_batch_gain"], rel=0.1)
     report = ServerReport(
@@ -80,7 +80,7 @@ def test_overload_is_found_without_step_records(engine, cause) -> None:
         means={},
         p95={},
         counts={},
-        mean_s={"queue_s": words["queue_s"]},
+        mean_s={"queue_s": reported["queue_s"]},
     )
     found = diagnose_run(record, RunContext(server=report), None).findings
     assert found[0].cause == cause
@@ -94,45 +94,45 @@ def test_no_queue_is_assumed_without_server_metrics() -> None:
 
 
 def test_growing_queue_is_not_attributed_to_prefill() -> None:
-    """The means are right and the requests differ: the sums of the stages must be the truth's."""
-    record, told = as_server(replace(Engine(), slots=2))
+    """Requests differ from the mean, but the stages must add up to the true sums."""
+    record, metrics = as_server(replace(Engine(), slots=2))
     done = [r for r in record.requests if r.token_s]
     to_first_s = sum(r.token_s[0] - r.sent_s for r in done) / len(done)
     total_s = sum(r.token_s[-1] - r.scheduled_s for r in done)
-    for words in (
-        {"queue_s": told["queue_s"]},
-        {"prefill_s": to_first_s - told["queue_s"], "waiting_p95": 3.0},
-        {"queue_s": told["queue_s"], "prefill_s": to_first_s - told["queue_s"]},
+    for reported in (
+        {"queue_s": metrics["queue_s"]},
+        {"prefill_s": to_first_s - metrics["queue_s"], "waiting_p95": 3.0},
+        {"queue_s": metrics["queue_s"], "prefill_s": to_first_s - metrics["queue_s"]},
     ):
-        shares = attribute_server_latency(record, words).shares
-        truth = told["queue_s"] * len(done) / total_s
-        assert shares["slots"].mid == pytest.approx(truth, rel=0.05), words
+        shares = attribute_server_latency(record, reported).shares
+        truth = metrics["queue_s"] * len(done) / total_s
+        assert shares["slots"].mid == pytest.approx(truth, rel=0.05), reported
         assert shares["front"].mid < 0.02
 
 
 def test_queue_time_without_waiting_requests_has_no_cause() -> None:
-    """Whoever comes while a step runs is not let in before it has ended: no slot was short."""
-    record, told = as_server(replace(Engine(), slots=2))
-    queued = attribute_server_latency(record, told).shares["slots"].mid
-    half = attribute_server_latency(record, {**told, "waited_s": told["queue_s"] / 2}).shares
+    """A request that arrives during a step is admitted after it; no slot was missing."""
+    record, metrics = as_server(replace(Engine(), slots=2))
+    queued = attribute_server_latency(record, metrics).shares["slots"].mid
+    half = attribute_server_latency(record, {**metrics, "waited_s": metrics["queue_s"] / 2}).shares
     assert half["slots"].mid == pytest.approx(queued / 2)
-    nobody = attribute_server_latency(record, {**told, "waited_s": 0.0}).shares
-    assert nobody["slots"].mid == nobody["policy"].mid == nobody["backlog"].mid == 0.0
+    idle = attribute_server_latency(record, {**metrics, "waited_s": 0.0}).shares
+    assert idle["slots"].mid == idle["policy"].mid == idle["backlog"].mid == 0.0
 
 
 def test_queue_is_divided_by_the_servers_counters() -> None:
-    record, told = as_server(replace(Engine(), slots=2))
-    queued = attribute_server_latency(record, told).shares["slots"].mid
+    record, metrics = as_server(replace(Engine(), slots=2))
+    queued = attribute_server_latency(record, metrics).shares["slots"].mid
     counted = {"waited_s": 9e9, "full_waiting_share": 0.5, "spent_waiting_share": 0.3}
-    shares = attribute_server_latency(record, {**told, **counted}).shares
+    shares = attribute_server_latency(record, {**metrics, **counted}).shares
     parts = {name: shares[name].mid / queued for name in ("slots", "backlog", "policy")}
     assert parts == pytest.approx({"slots": 0.5, "backlog": 0.3, "policy": 0.2})
-    short = attribute_server_latency(record, {**told, **counted, "preemptions": 3.0}).shares
+    short = attribute_server_latency(record, {**metrics, **counted, "preemptions": 3.0}).shares
     assert short["kv"].mid == pytest.approx(queued) and short["slots"].mid == 0.0
 
 
 def test_per_request_timings_of_the_server_are_used() -> None:
-    record, told = as_server(replace(Engine(), slots=2))
+    record, metrics = as_server(replace(Engine(), slots=2))
     timed, _ = run(replace(Engine(), slots=2), LOADS[0])
     record = msgspec.structs.replace(
         record,
@@ -144,7 +144,7 @@ def test_per_request_timings_of_the_server_are_used() -> None:
     done = [r for r in record.requests if r.token_s]
     total_s = sum(r.token_s[-1] - r.scheduled_s for r in done)
     prefill_s = sum(r.token_s[0] - r.started_s for r in done)
-    shares = attribute_server_latency(record, {**told, "prefill_s": 99.0}).shares
+    shares = attribute_server_latency(record, {**metrics, "prefill_s": 99.0}).shares
     assert shares["prefill"].mid == pytest.approx(prefill_s / total_s)
 
 
@@ -195,8 +195,8 @@ def test_remaining_time_is_attributed_to_the_front_end() -> None:
     record, _ = as_server(Engine())
     done = [r for r in record.requests if r.token_s]
     to_first_s = sum(r.token_s[0] - r.sent_s for r in done) / len(done)
-    words = {"prefill_s": to_first_s / 4, "waiting_p95": 0.0}
-    shares = attribute_server_latency(record, words).shares
+    reported = {"prefill_s": to_first_s / 4, "waiting_p95": 0.0}
+    shares = attribute_server_latency(record, reported).shares
     assert shares["slots"].mid == 0
     assert shares["front"].mid == pytest.approx(3 * shares["prefill"].mid, rel=0.2)
 
@@ -213,8 +213,8 @@ def test_hit_counters_of_the_server_are_used() -> None:
 
 
 def test_findings_name_the_flag_of_the_server() -> None:
-    record, told = as_server(replace(Engine(), slots=2))
-    lost = attribute_server_latency(record, told)
+    record, metrics = as_server(replace(Engine(), slots=2))
+    lost = attribute_server_latency(record, metrics)
     flags = {
         server: findings(lost, facts_of(record, SLO), server)[0].flag
         for server in ("vllm", "sglang", "llama.cpp", "tgi")
@@ -247,12 +247,19 @@ def test_command_prints_findings_and_evidence(tmp_path, capsys) -> None:
     console = Console(record=True, width=300)
     run_diagnose(BenchOptions(), log, DiagnoseOptions(), console=console)
     text = console.export_text()
-    for words in ("1. queue-bound", "fix", "--max-num-seqs", "trade-off", "will not help", "up to"):
-        assert words in text
+    for fragment in (
+        "1. queue-bound",
+        "fix",
+        "--max-num-seqs",
+        "trade-off",
+        "will not help",
+        "up to",
+    ):
+        assert fragment in text
     capsys.readouterr()
     run_diagnose(BenchOptions(), log, DiagnoseOptions(json=True))
-    told = json.loads(capsys.readouterr().out)
-    assert told["findings"][0]["cause"] == "too-few-slots"
+    output = json.loads(capsys.readouterr().out)
+    assert output["findings"][0]["cause"] == "too-few-slots"
 
 
 def test_run_without_served_requests_is_an_error(tmp_path) -> None:
@@ -289,13 +296,13 @@ def test_logged_run_gives_the_same_diagnosis_as_live(tmp_path) -> None:
     )
     with mock_server(slots=1, ttft_s=0.02, itl_s=0.001) as url:
         record, observed = measure(options, url)
-    beside = run_context(options, observed)
-    live = diagnose_run(record, beside, options.slo)
-    assert live.findings and live.metrics["waiting"] > 1 and beside.shared_prompt_share > 0.3
+    context = run_context(options, observed)
+    live = diagnose_run(record, context, options.slo)
+    assert live.findings and live.metrics["waiting"] > 1 and context.shared_prompt_share > 0.3
     for name in ("run.jsonl", "run.parquet"):
         folder = tmp_path / name[4:]
         folder.mkdir()
-        write_run(record, folder / name, beside)
+        write_run(record, folder / name, context)
         assert diagnose(BenchOptions(), folder) == live
         assert diagnose(BenchOptions(), folder / name) == live
 
@@ -312,8 +319,8 @@ def test_bench_output_suffices_for_a_later_diagnosis(tmp_path) -> None:
         assert run_bench(options, RemoteServer(url=url), outputs, Console(record=True)) == 0
     later = diagnose(BenchOptions(), tmp_path)
     assert later.server == "vllm" and later.findings[0].cause == "too-few-slots"
-    record, beside = read_recorded_run(tmp_path)
-    assert beside.server is not None and len(record.requests) == 30
+    record, context = read_recorded_run(tmp_path)
+    assert context.server is not None and len(record.requests) == 30
     write_run(record, tmp_path / "run.jsonl")  # as an older version wrote it
     again = diagnose(BenchOptions(), tmp_path)
     assert again.metrics == later.metrics and again.server == "vllm"

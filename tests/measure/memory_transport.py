@@ -9,7 +9,7 @@ from ridgeline.measure.mock.server import MockServer
 
 
 class PipeEnd(asyncio.Transport):
-    """One end; what is written arrives at the other end in a later turn of the loop."""
+    """One end; written data arrives at the other end in a later iteration of the event loop."""
 
     def __init__(self, protocol):
         super().__init__()

@@ -44,7 +44,7 @@ class SseServer:
     @classmethod
     @contextmanager
     def in_thread(cls) -> Iterator[SseServer]:
-        """The server on an event loop of its own."""
+        """Run the server on an event loop in a separate thread."""
         running, up = cls(), threading.Event()
         loop = asyncio.new_event_loop()
         stop = asyncio.Event()

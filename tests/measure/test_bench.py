@@ -215,7 +215,7 @@ def test_run_without_success_has_no_diagnosis(request_trace, run_trace):
 
 @pytest.fixture
 def server():
-    """The scripted server on a thread of its own, as the command has its own event loop."""
+    """The scripted server in a separate thread, because the command runs its own event loop."""
     with SseServer.in_thread() as running:
         yield running
 

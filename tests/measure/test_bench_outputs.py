@@ -141,7 +141,7 @@ def test_page_has_no_exponents() -> None:
 
 @pytest.mark.slow
 def test_each_repeated_run_keeps_its_server_report(tmp_path):
-    """One log per run, each judged later as a single one is; server and use beside each rate."""
+    """One log per run, each diagnosed like a single run, with the server's metrics per rate."""
     from ridgeline.workflows.diagnose.diagnose import diagnose, read_recorded_run
 
     options = BenchOptions(workload=LOAD, num_prompts=30, num_warmups=0, request_rate=200.0)
@@ -153,15 +153,15 @@ def test_each_repeated_run_keeps_its_server_report(tmp_path):
         server = RemoteServer(url=url, shape="dummy:tinyllama-1.1b", accelerator="h100-sxm")
         run_bench_series(options, server, SeriesPlan(rates=(20.0, 200.0)), outputs, console)
         slow, fast = sorted(folder.iterdir())
-        told = json.loads((tmp_path / "out.json").read_text())
+        output = json.loads((tmp_path / "out.json").read_text())
         run_bench_series(options, server, SeriesPlan(num_runs=2), outputs, Console(record=True))
     assert (slow.name, fast.name) == ("run-1.jsonl", "run-2.jsonl")
-    run, beside = read_recorded_run(fast)
-    assert run.arrivals.startswith("poisson:200") and beside.server.means["waiting"] > 1
+    run, context = read_recorded_run(fast)
+    assert run.arrivals.startswith("poisson:200") and context.server.means["waiting"] > 1
     assert diagnose(BenchOptions(), fast).findings[0].cause == "too-few-slots"
-    assert [each["log"] for each in told["ridgeline_runs"]] == [slow.name, fast.name]
-    assert all(each["server"]["server"] == "vllm" for each in told["ridgeline_runs"])
-    assert told["ridgeline_runs"][0]["use"]["mfu"] > 0
+    assert [each["log"] for each in output["ridgeline_runs"]] == [slow.name, fast.name]
+    assert all(each["server"]["server"] == "vllm" for each in output["ridgeline_runs"])
+    assert output["ridgeline_runs"][0]["use"]["mfu"] > 0
     text = console.export_text()
     for words in ("running", "waiting", "MFU", "lost to", "too-few-slots"):
         assert words in text, text

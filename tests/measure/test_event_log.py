@@ -1,4 +1,4 @@
-"""The event log: lossless, whole or not at all, and honest about what it cannot read."""
+"""The event log: lossless, written atomically, with clear errors for unreadable files."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_any_record_reads_back(tmp_path_factory, made, duration_s, share):
 
 
 def test_every_field_of_a_run_is_kept():
-    told = set(event_log.LogHeader.__struct_fields__) | {"requests", "steps"}
-    assert set(RunTrace.__struct_fields__) <= told
+    names = set(event_log.LogHeader.__struct_fields__) | {"requests", "steps"}
+    assert set(RunTrace.__struct_fields__) <= names
 
 
 def test_full_disk_keeps_the_earlier_file(tmp_path, run, monkeypatch):
@@ -215,19 +215,19 @@ def test_missing_parquet_library_is_found_before_measuring(tmp_path, run, monkey
     check_outputs(BenchReport(log=tmp_path / "run.jsonl"))
 
 
-TOLD = ServerReport(
+SERVER_REPORT = ServerReport(
     server="vllm", num_readings=3, means={"running": 2.5}, p95={}, counts={"preemptions": 1.0},
     mean_s={"queue_s": 0.1},
 )  # fmt: skip
-BESIDE = RunContext(
-    server=TOLD, machine=MachineReport(notes=("elsewhere",)), shared_prompt_share=0.4
+CONTEXT = RunContext(
+    server=SERVER_REPORT, machine=MachineReport(notes=("elsewhere",)), shared_prompt_share=0.4
 )
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.parquet"])
 def test_server_report_is_stored_with_the_run(tmp_path, run, name):
-    write_run(run, tmp_path / name, BESIDE)
-    assert read_log(tmp_path / name) == (run, BESIDE)
+    write_run(run, tmp_path / name, CONTEXT)
+    assert read_log(tmp_path / name) == (run, CONTEXT)
     write_run(run, tmp_path / name)
     assert read_log(tmp_path / name) == (run, None)
 
@@ -246,10 +246,12 @@ def test_the_log_is_found_in_its_folder(tmp_path, run):
 def test_older_log_takes_its_context_from_the_result_file(tmp_path):
     assert context_from_results(tmp_path) is None
     (tmp_path / "other.json").write_text('{"ridgeline": 3}')
-    told = msgspec.json.encode({"ridgeline": {"server": TOLD, "machine": {"notes": ["x"]}}})
-    (tmp_path / "result.json").write_bytes(told)
-    assert context_from_results(tmp_path) == RunContext(
-        server=TOLD, machine=MachineReport(notes=("x",))
+    data = msgspec.json.encode(
+        {"ridgeline": {"server": SERVER_REPORT, "machine": {"notes": ["x"]}}}
     )
-    (tmp_path / "twin.json").write_bytes(told)
+    (tmp_path / "result.json").write_bytes(data)
+    assert context_from_results(tmp_path) == RunContext(
+        server=SERVER_REPORT, machine=MachineReport(notes=("x",))
+    )
+    (tmp_path / "twin.json").write_bytes(data)
     assert context_from_results(tmp_path) is None

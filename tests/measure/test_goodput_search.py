@@ -55,7 +55,7 @@ def test_finds_the_capacity_of_a_server(in_virtual_time, scripted):
 
 
 def lucky(share, n=100):
-    """A run of `n` requests of which so many were in time, at any rate."""
+    """A run of `n` requests with the given number in time, at any rate."""
 
     def make(request_trace, run_trace):
         late = round(n * (1 - share))

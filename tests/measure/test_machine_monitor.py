@@ -1,4 +1,4 @@
-"""What a run's server used of this machine: its processes, and GPUs as NVML tells them."""
+"""Resources that a server used during a run: its processes, and GPUs as reported by NVML."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_readings_become_means_and_time_shares(nvml):
     assert report.facts()["gpu_busy_share"] == pytest.approx(0.5)
     assert report.facts()["gpu_slowed_share"] == 0.5
     assert "gpu_busy_share" not in MachineReport(gpus=(first, old)).facts()
-    spare = msgspec.structs.replace(first, busy_share=0.0)  # another job's, or nobody's
+    spare = msgspec.structs.replace(first, busy_share=0.0)  # used by another job, or idle
     assert MachineReport(gpus=(first, spare)).facts() == MachineReport(gpus=(first,)).facts()
     assert MachineReport(gpus=(spare, spare)).facts()["gpu_busy_share"] == 0.0
 
@@ -182,22 +182,24 @@ def test_child_processes_of_the_server_are_counted():
 
 
 def test_use_is_growth_over_time():
-    told = ((0, 10, 4, 2), (1, 11, 8, 3), (2, 10.5, 6, 2), (4, 13.5, 6, 2))
-    rows = [ProcessReading(*row) for row in told]
+    readings = ((0, 10, 4, 2), (1, 11, 8, 3), (2, 10.5, 6, 2), (4, 13.5, 6, 2))
+    rows = [ProcessReading(*row) for row in readings]
     used = process_usage(rows)
     assert used.cpu_cores == pytest.approx(
         (1 + 0 + 3) / 4
     )  # a process that ended takes its CPU along
     assert (used.rss_bytes, used.rss_peak_bytes, used.num_processes) == (6, 8, 3)
     assert process_usage(rows[:1]) is None and process_usage([]) is None
-    assert used.taken_share is None  # where nobody tells
+    assert used.taken_share is None  # not reported
 
 
 def test_cpu_taken_is_a_share_of_the_cpu_demand():
-    told = ((0, 10, 4, 2, 1.0, 7.0), (1, 11, 4, 2, 1.5, 7.0), (2, 12, 4, 2, 1.25, 7.5))
-    used = process_usage([ProcessReading(*row) for row in told])
+    readings = ((0, 10, 4, 2, 1.0, 7.0), (1, 11, 4, 2, 1.5, 7.0), (2, 12, 4, 2, 1.25, 7.5))
+    used = process_usage([ProcessReading(*row) for row in readings])
     assert used.taken_share == pytest.approx((0.5 + 0.5) / (2 + 0.5 + 0.5))
-    half = process_usage([ProcessReading(*row[:5]) for row in told])  # no virtual machine: no steal
+    half = process_usage(
+        [ProcessReading(*row[:5]) for row in readings]
+    )  # no virtual machine: no steal
     assert half.taken_share == pytest.approx(0.5 / 2.5)
     facts = MachineReport(process=used).facts()
     assert facts["cpu_taken_share"] == used.taken_share

@@ -1,4 +1,4 @@
-"""Trimming takes warm-up and drain away, and puts no bias in their place."""
+"""Trimming removes warm-up and drain without introducing a bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MFU and MBU from tokens alone, against the same run's step records."""
+"""MFU and MBU from tokens alone, compared with the step records of the same run."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_steps_of_the_warm_up_are_excluded() -> None:
 def test_own_server_reports_its_number_of_steps() -> None:
     """Activations in two digits are two products (Format.digits); the head's stay one."""
 
-    def flops(**told: str) -> float:
+    def flops(**settings: str) -> float:
         info = EngineInfo(
             model="demo",
-            settings={"quantization": "int8", **told},
+            settings={"quantization": "int8", **settings},
             derivations={},
             max_model_len=64,
             num_blocks=4,

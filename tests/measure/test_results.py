@@ -149,12 +149,12 @@ def test_files_of_running_releases(path):
     found = read_result(path)
     assert path.name.startswith(found.tool)
     assert found.load["num_requests"] == 12
-    told = {**found.figures, **{f"{k}_p50": percentile(v, 50) for k, v in found.samples.items()}}
+    figures = {**found.figures, **{f"{k}_p50": percentile(v, 50) for k, v in found.samples.items()}}
     recounts = found.tool == "inference-perf" and not found.samples  # the script's text, as it must
     for metric, truth in SCRIPT.items():
         if recounts and metric == "tpot":
             truth *= 3 / 4  # to its tokenizer the four tokens are five
-        assert told[f"{metric}_p50"] == pytest.approx(truth, rel=0.12), metric
+        assert figures[f"{metric}_p50"] == pytest.approx(truth, rel=0.12), metric
     if "request_rate" in found.figures:
         assert 3.9 < found.figures["request_rate"] < 13
     # From its requests against its own summary; GuideLLM's latency goes on to the usage chunk.
@@ -342,8 +342,8 @@ def test_the_commands_exit_code(tmp_path, request_trace, run_trace, capsys):
     assert main(["compare", str(a), str(log("c.jsonl", 1.0, 1, "other"))]) == 3
     capsys.readouterr()
     assert main(["compare", str(a), str(worse), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["exit_code"] == 1 and told["judgements"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["exit_code"] == 1 and output["judgements"]
 
 
 def test_a_flag_without_effect_is_found(tmp_path, request_trace, run_trace):

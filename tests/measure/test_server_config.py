@@ -53,21 +53,21 @@ class Pages:
         return HttpReply(404, {}) if text is None else HttpReply(200, {}, text.encode())
 
 
-def told(**pages: str) -> EngineInfo | None:
+def reported_info(**pages: str) -> EngineInfo | None:
     return asyncio.run(fetch_engine_info(Pages(**pages), "", "m"))
 
 
 def test_a_running_vllms_labels():
-    found = told(metrics=(PAGES / "vllm-0.32.txt").read_text(encoding="utf-8"))
+    found = reported_info(metrics=(PAGES / "vllm-0.32.txt").read_text(encoding="utf-8"))
     assert found.device == ELSEWHERE and found.model == "m"
     assert found.settings["block_size"] == "128"
     assert found.settings["gpu_memory_utilization"] == "0.92"
-    assert "hash_block_size" not in found.settings  # "None" is not told
+    assert "hash_block_size" not in found.settings  # "None" means not reported
 
 
 def test_a_llama_servers_props():
     page = (PAGES / "llama.cpp-0.5.0-dev.txt").read_text(encoding="utf-8")
-    found = told(metrics=page, props=json.dumps(LLAMA))
+    found = reported_info(metrics=page, props=json.dumps(LLAMA))
     assert found.settings["total_slots"] == 4
     assert found.settings["default_generation_settings.n_ctx"] == 4096
     assert found.settings["default_generation_settings.params.top_k"] == 40
@@ -76,7 +76,9 @@ def test_a_llama_servers_props():
 
 def test_own_server_reports_its_full_configuration():
     body = json.dumps({"version": "1", "slo": None, **msgspec.to_builtins(OURS)})
-    found = told(metrics="vllm:num_requests_running 0\nridgeline_steps 1\n", ridgeline__config=body)
+    found = reported_info(
+        metrics="vllm:num_requests_running 0\nridgeline_steps 1\n", ridgeline__config=body
+    )
     assert found == OURS
 
 
@@ -90,7 +92,7 @@ def test_own_server_reports_its_full_configuration():
     ],
 )
 def test_server_without_configuration_has_no_settings(pages):
-    assert told(**pages) is None
+    assert reported_info(**pages) is None
 
 
 def test_server_that_closes_the_connection_is_no_error():
@@ -104,7 +106,7 @@ def test_server_that_closes_the_connection_is_no_error():
 def test_unreported_settings_stay_unknown():
     record, _ = run(Engine(), LOADS[0])
     page = (PAGES / "vllm-0.32.txt").read_text(encoding="utf-8")
-    facts = facts_of(msgspec.structs.replace(record, info=told(metrics=page)))
+    facts = facts_of(msgspec.structs.replace(record, info=reported_info(metrics=page)))
     assert "weight_bytes" not in facts and facts["enable_prefix_caching"] == "True"
 
 
@@ -116,7 +118,9 @@ def test_setting_without_effect_is_named(tmp_path, form):
     blind = msgspec.structs.replace(record, steps=())
     sides = []
     for number, value in enumerate(("True", "False")):
-        info = told(metrics=page.replace('prefix_caching="True"', f'prefix_caching="{value}"'))
+        info = reported_info(
+            metrics=page.replace('prefix_caching="True"', f'prefix_caching="{value}"')
+        )
         side = msgspec.structs.replace(blind, info=info)
         sides.append(tmp_path / f"{number}.json{'l' if form == 'log' else ''}")
         if form == "log":

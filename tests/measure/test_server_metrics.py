@@ -1,4 +1,4 @@
-"""Pages of every server are read under one set of names."""
+"""Metrics pages of all servers are read into one set of names."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_every_name_is_on_the_page_of_a_running_server(server):
     assert identify_server(sample) == server
     before = dict.fromkeys(sample, 0.0)
     found = make_report([before, sample])
-    told = {*found.means, *found.counts, *found.mean_s}
+    names = {*found.means, *found.counts, *found.mean_s}
     for name in metric_names()[server].keys() - {"sign", "config"}:
-        assert (name in told) is ((server, name) not in GONE), name
+        assert (name in names) is ((server, name) not in GONE), name
 
 
 def test_sum_of_counters_is_unknown_if_one_is_missing():
@@ -121,7 +121,7 @@ def test_metrics_are_read_during_the_run(in_virtual_time):
 
 def test_a_server_without_a_page_is_none(in_virtual_time):
     async def refuse(origin, protocol):
-        raise HttpConnectionError("nobody")
+        raise HttpConnectionError("refused")
 
     async def main():
         async with ServerMonitor(

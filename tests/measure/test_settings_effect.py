@@ -1,4 +1,4 @@
-"""Whether a change of settings changed anything: never said because noise hid it, or made it up."""
+"""Whether a change of settings had an effect, without mistaking noise for either answer."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def test_a_surplus_is_spread_by_text_length():
 
 
 def test_reported_token_count_of_a_chunk_is_kept():
-    told = OutputChunk(at_s=0.0, text="aaaa", count=2)
-    assert count_tokens([told, OutputChunk(at_s=1.0, text="a")], 5) == [(0.0, 2), (1.0, 3)]
+    counted = OutputChunk(at_s=0.0, text="aaaa", count=2)
+    assert count_tokens([counted, OutputChunk(at_s=1.0, text="a")], 5) == [(0.0, 2), (1.0, 3)]
 
 
 def test_keep_alives_are_not_counted_as_tokens():

@@ -1,4 +1,4 @@
-"""Answers that are not streamed: seen at their end, and TGI's headers say when they began."""
+"""Unstreamed responses: they arrive at once, and TGI's headers say when they started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads: determinism, the shape promised, files, and every malformed string refused."""
+"""Workloads: determinism, documented shapes, files, and rejection of malformed strings."""
 
 from __future__ import annotations
 

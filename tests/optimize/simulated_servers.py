@@ -1,6 +1,6 @@
 """A laboratory on a virtual clock: a small queueing model of a server instead of an engine.
 
-Step time = fixed + per sequence + per token; seats, batching, prefix reuse and quantisation follow
+Step time = fixed + per sequence + per token; slots, batching, prefix reuse and quantisation follow
 the settings. `Quirks` make a candidate noisy, slow, wrong, or dead, so that every verdict can be
 provoked.
 """
@@ -138,7 +138,7 @@ class SimulatedDeployment:
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         if self._quirks.run_error is not None:
             raise self._quirks.run_error
-        # By what differs from the defaults: a setting that is new to the engine draws nothing anew.
+        # By what differs from the defaults: a new setting of the engine does not change existing draws.
         rng = random.Random(f"{load.seed}/{changed(self._settings)}")
         speed = self._quirks.speed * math.exp(rng.gauss(0, self._quirks.noise))
         run = simulate(self._fake.physics, self._settings, load, speed)
@@ -199,12 +199,12 @@ def simulate(physics: Physics, settings: Settings, load: Load, speed: float) -> 
         _Job(f"r{i}", due_s, physics.output) for i, due_s in enumerate(arrival_times_s(load))
     ]
     jobs, running, steps, now_s = list(waiting), [], [], 0.0
-    seats = settings.max_num_seqs or 8
+    slots = settings.max_num_seqs or 8
     stop_s = load.window_s + load.grace_s
     while (waiting or running) and now_s < stop_s:
         if not running and waiting[0].due_s > now_s:
             now_s = waiting[0].due_s
-        now_s = _step(physics, settings, speed, waiting, running, seats, now_s, steps)
+        now_s = _step(physics, settings, speed, waiting, running, slots, now_s, steps)
     traces = tuple(_trace(job, physics, stop_s) for job in jobs)
     return RunTrace(
         target="fake",
@@ -219,11 +219,11 @@ def simulate(physics: Physics, settings: Settings, load: Load, speed: float) -> 
     )
 
 
-def _step(physics, settings, speed, waiting, running, seats, now_s, steps) -> float:  # type: ignore[no-untyped-def]
+def _step(physics, settings, speed, waiting, running, slots, now_s, steps) -> float:  # type: ignore[no-untyped-def]
     """Admit by the batching policy, compute one step, hand out tokens."""
     new = []
     if settings.batching == "continuous" or not running:
-        while waiting and waiting[0].due_s <= now_s and len(running) + len(new) < seats:
+        while waiting and waiting[0].due_s <= now_s and len(running) + len(new) < slots:
             new.append(waiting.pop(0))
     saved = physics.shared if settings.enable_prefix_caching else 0
     prompt = sum(physics.prompt - saved for _ in new)
@@ -232,7 +232,7 @@ def _step(physics, settings, speed, waiting, running, seats, now_s, steps) -> fl
     for job in new:
         job.started_s, job.cached = now_s, saved
     shapes = [(physics.prompt - saved, saved)] * len(new) + [(1, physics.prompt)] * len(running)
-    steps.append(_stat(len(steps), now_s, took_s, shapes, len(waiting), seats))
+    steps.append(_stat(len(steps), now_s, took_s, shapes, len(waiting), slots))
     now_s += took_s
     for job in [*running, *new]:
         job.token_s.append(now_s)
@@ -240,7 +240,7 @@ def _step(physics, settings, speed, waiting, running, seats, now_s, steps) -> fl
     return now_s
 
 
-def _stat(index, at_s, took_s, shapes, num_waiting, seats) -> StepStat:  # type: ignore[no-untyped-def]
+def _stat(index, at_s, took_s, shapes, num_waiting, slots) -> StepStat:  # type: ignore[no-untyped-def]
     return StepStat(
         index=index,
         at_s=at_s,
@@ -252,7 +252,7 @@ def _stat(index, at_s, took_s, shapes, num_waiting, seats) -> StepStat:  # type:
         num_waiting=num_waiting,
         used_blocks=10 * len(shapes),
         num_blocks=1000,
-        max_num_seqs=seats,
+        max_num_seqs=slots,
         queried_tokens=120,
         hit_tokens=sum(cached for new, cached in shapes if new > 1),
     )

@@ -1,6 +1,6 @@
-"""A climb on another server: its flags, its processes, and what is inferred from its tokens.
+"""Optimising another server: its flags, its processes, and steps inferred from its tokens.
 
-The server of the end-to-end test is a small script with real queueing: seats, a step time that
+The server of the end-to-end test is a small script with real queueing: slots, a step time that
 grows with the batch, and prompts that cost time; its flags decide how it behaves.
 """
 
@@ -283,10 +283,10 @@ def test_unreported_cache_hits_come_from_the_workload() -> None:
     whole = sum(prompt for _, _, prompt in truth)
     found = infer_steps(run, Settings(enable_prefix_caching=True), shared_share=0.5)
     assert _computed(found) == pytest.approx(whole / 2, rel=0.05)
-    told = tuple(msgspec.structs.replace(r, cached_tokens=16) for r in run.requests)
-    told_run = msgspec.structs.replace(run, requests=told)
-    found = infer_steps(told_run, Settings(), shared_share=0.5)
-    assert _computed(found) == whole - 16 * len(told)
+    requests = tuple(msgspec.structs.replace(r, cached_tokens=16) for r in run.requests)
+    reporting_run = msgspec.structs.replace(run, requests=requests)
+    found = infer_steps(reporting_run, Settings(), shared_share=0.5)
+    assert _computed(found) == whole - 16 * len(requests)
 
 
 def _computed(steps: tuple[StepStat, ...]) -> int:

@@ -1,4 +1,4 @@
-"""The rungs as data: what a row becomes, when it is possible, and what is refused."""
+"""The ladder as data: settings of a row, its preconditions, and rejected rows."""
 
 from __future__ import annotations
 

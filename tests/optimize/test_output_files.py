@@ -1,4 +1,4 @@
-"""What a climb leaves behind: every file valid, self-contained, and written whole or not at all."""
+"""Output files of a search: valid, self-contained, and written atomically."""
 
 from __future__ import annotations
 
@@ -197,8 +197,8 @@ def test_speculation_is_translated_and_its_assumption_reported() -> None:
     settings = settings_from({"model": "m", "speculative_config": {"method": "ngram"}})
     command = serve_command(settings)
     words_of = shlex.split(command.text)
-    told = json.loads(words_of[words_of.index("--speculative-config") + 1])
-    assert told["method"] == "ngram" and told["num_speculative_tokens"] >= 1
+    config = json.loads(words_of[words_of.index("--speculative-config") + 1])
+    assert config["method"] == "ngram" and config["num_speculative_tokens"] >= 1
     assert any("no depth by itself" in note for note in command.notes)
     line = number_format.settings_line({"speculative_config": {"method": "ngram"}})
     assert shlex.split(line) == ["--speculative-config", '{"method": "ngram"}']

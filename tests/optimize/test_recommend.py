@@ -27,13 +27,13 @@ def price(settings: Settings) -> PricedConfiguration:
 
 
 def test_recommendations_are_in_use_impossible_or_useful() -> None:
-    told = {each.rung: each for each in recommendations(Settings(), price)}
-    assert told["continuous-batching"].verdict == "in use"
-    assert told["static-batching"].verdict == "not now"
-    assert "found continuous" in told["static-batching"].reason
-    assert told["int8"].verdict == "moves the bound"
-    assert told["batch-limit"].verdict == "moves the bound"
-    assert all(each.hurts_when for each in told.values())
+    by_rung = {each.rung: each for each in recommendations(Settings(), price)}
+    assert by_rung["continuous-batching"].verdict == "in use"
+    assert by_rung["static-batching"].verdict == "not now"
+    assert "found continuous" in by_rung["static-batching"].reason
+    assert by_rung["int8"].verdict == "moves the bound"
+    assert by_rung["batch-limit"].verdict == "moves the bound"
+    assert all(each.hurts_when for each in by_rung.values())
 
 
 def test_the_bound_is_the_specs_bytes_over_the_bandwidth() -> None:

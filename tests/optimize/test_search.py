@@ -172,8 +172,8 @@ async def test_new_rung_needs_only_a_ladder_row(tmp_path) -> None:  # type: igno
         risk = 0.02
         complexity = 0.01
         [[rung]]
-        id = "eight-seats-at-once"
-        title = "Eight seats at once"
+        id = "eight-slots-at-once"
+        title = "Eight slots at once"
         technique = "continuous-batching"
         changes = { batching = "continuous", max_num_seqs = 8 }
         needs = ["batching == 'static'"]
@@ -187,7 +187,7 @@ async def test_new_rung_needs_only_a_ladder_row(tmp_path) -> None:  # type: igno
     file = tmp_path / "ladder.toml"
     file.write_text(row)
     result = await climb(Fake(), rungs=ladder.parse_ladder(file.read_text()))
-    assert [trial.rung for trial in result.kept] == ["eight-seats-at-once"]
+    assert [trial.rung for trial in result.kept] == ["eight-slots-at-once"]
     assert result.kept[0].predicted.gain > 1.5
 
 
