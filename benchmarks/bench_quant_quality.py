@@ -130,7 +130,7 @@ def measure(
             target,
             calibration=calibration if recipe.calibrated or budget else None,
             write=writer(name),
-            tell=lambda progress: None,
+            on_progress=lambda progress: None,
             mixed=None if budget is None else MixedPrecision(budget, MIXED_WIDTHS[name]),
         )
         made = str(target / "model.gguf" if name == "gguf" else target)

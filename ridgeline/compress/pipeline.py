@@ -42,7 +42,7 @@ from ridgeline.compress.methods.outliers import describe_outliers
 from ridgeline.compress.methods.repair import Half, repair
 from ridgeline.compress.methods.rotate import Rotated, rotated_spec
 from ridgeline.compress.methods.rounding import ProductWeights, round_product
-from ridgeline.compress.progress import QuantizeProgress, Tell
+from ridgeline.compress.progress import ProgressCallback, QuantizeProgress
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.statistics import InputStats, ProductKey
 from ridgeline.compress.writers.store import LayerStore
@@ -133,7 +133,7 @@ def quantise_layers(
     recipe: QuantizeRecipe,
     folder: Path,
     text: str,
-    tell: Tell,
+    on_progress: ProgressCallback,
 ) -> LayerStore:
     """Quantise every layer into `folder`; layers already there are kept."""
     store = LayerStore(folder, recipe, spec, source)
@@ -154,7 +154,7 @@ def quantise_layers(
         times += [took_s] if fresh else []
         left = len(spec.layers) - 1 - index
         left_s = left * sum(times) / len(times) if times else 0.0
-        tell(
+        on_progress(
             QuantizeProgress(
                 layer=index,
                 num_layers=len(spec.layers),
@@ -179,13 +179,13 @@ def _quantise_layer(
     notes: list[str] = []
     for at, half in enumerate(halves(spec, index)):
         now = LayerInProgress(source, grids, kept)
-        balanced, stats, told = _prepare_half(spec, source, now, recipe, walks, half, (index, at))
-        notes += told
+        balanced, stats, added = _prepare_half(spec, source, now, recipe, walks, half, (index, at))
+        notes += added
         for key, group in groupby(half, lambda each: each[1]):
             product = ProductWeights(key, {part: balanced.get(part).float() for part, _ in group})
-            rounded, told = round_product(product, stats, recipe, spec.stored_dtype)
+            rounded, added = round_product(product, stats, recipe, spec.stored_dtype)
             grids |= rounded
-            notes += told
+            notes += added
         kept |= {part: balanced.get(part) for part in _edited_tensors(spec, balanced, half, index)}
         if walks is not None:
             walks.rounded.go(LayerInProgress(source, grids, kept), index, at)

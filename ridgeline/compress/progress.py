@@ -20,4 +20,4 @@ class QuantizeProgress(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = "layer"
 
 
-Tell = Callable[[QuantizeProgress], None]
+ProgressCallback = Callable[[QuantizeProgress], None]

@@ -15,7 +15,7 @@ from ridgeline.compress.methods.mixed_precision import MixedPrecision, choose_wi
 from ridgeline.compress.methods.qat import train_quantised
 from ridgeline.compress.methods.rounding import check_finite
 from ridgeline.compress.pipeline import fingerprint, open_source, quantise_layers
-from ridgeline.compress.progress import Tell
+from ridgeline.compress.progress import ProgressCallback
 from ridgeline.compress.recipe import QuantizeRecipe, check
 from ridgeline.compress.writers.store import LayerStore, open_folder, refuse_output
 from ridgeline.engine.checkpoints.sources import WeightSource
@@ -76,8 +76,8 @@ def _accept_any(source: Path, spec: ModelSpec) -> None:
 
 
 class FormatWriter(NamedTuple):
-    """A checkpoint format. `refuse` raises early for what the format cannot hold, `check_source` for
-    what lies beside the weights; `write` returns bytes.
+    """A checkpoint format. `refuse` raises early for recipes that the format cannot hold, `check_source`
+    for other files of the model that it needs; `write` returns the bytes written.
     """
 
     refuse: Callable[[ModelSpec, QuantizeRecipe, TableFormats], None]
@@ -93,7 +93,7 @@ def quantize_model(
     bits: TableBits | None = None,
     calibration: Path | None,
     write: FormatWriter,
-    tell: Tell,
+    on_progress: ProgressCallback,
     mixed: MixedPrecision | None = None,
 ) -> int:
     """Quantise `model` into `output`; returns the bytes of its weights. `mixed`: bits by
@@ -115,15 +115,15 @@ def quantize_model(
         _refuse_broken(spec, source)
         if mixed is not None:
             pieces = windows(model, text, recipe, spec.vocab_size)
-            widths = choose_widths(spec, source, recipe, pieces, mixed, tell)
+            widths = choose_widths(spec, source, recipe, pieces, mixed, on_progress)
             recipe = replace(recipe, widths=widths)
             write.refuse(spec, recipe, tables)
         run = fingerprint(model, recipe, text)
         with open_folder(output, run) as folder:
-            store = quantise_layers(model, spec, source, recipe, folder, text, tell)
+            store = quantise_layers(model, spec, source, recipe, folder, text, on_progress)
             if recipe.method == "qat":
                 tokens = tokens_of(model, text)
-                store = train_quantised(spec, source, store, recipe, tokens, folder, tell)
+                store = train_quantised(spec, source, store, recipe, tokens, folder, on_progress)
             result = folder / "result"
             shutil.rmtree(result, ignore_errors=True)
             result.mkdir()
@@ -212,6 +212,6 @@ def describe(recipe: QuantizeRecipe) -> str:
         return f"llm-int8, 8 bits, inputs that reach {recipe.threshold:g} kept apart{turned}{seed}"
     if recipe.widths:
         counts = Counter(recipe.widths.values())
-        told = ", ".join(f"{counts[bits]} of {bits} bits" for bits in sorted(counts))
-        return f"{recipe.method}, weights: {told}, {kind}{turned}{seed}"
+        widths = ", ".join(f"{counts[bits]} of {bits} bits" for bits in sorted(counts))
+        return f"{recipe.method}, weights: {widths}, {kind}{turned}{seed}"
     return f"{recipe.method}, {recipe.bits} bits, {grouped}, {kind}{turned}{seed}"

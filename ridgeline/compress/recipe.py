@@ -27,7 +27,7 @@ NUMBERS: tuple[Numbers, ...] = (
 )
 WINDOWS = 64
 WINDOWS_OF: Mapping[str, int] = MappingProxyType({"awq": 32})
-"""Pieces of text that are read where nobody says how many: AWQ has little to learn from them."""
+"""Default number of calibration windows by method; AWQ needs fewer than the others."""
 _BITS = {"q4_k": 4, "q6_k": 6, "nf4": 4, "fp8-tensor": 8, "fp8-channel": 8, "fp8-block": 8}
 _LATTICES = ("int", "q4_k", "q6_k")
 
@@ -112,12 +112,12 @@ def check(recipe: QuantizeRecipe) -> QuantizeRecipe:
             f"{recipe.method} is for 3 and 4 bits", value="--bits 8", fix="use --method rtn"
         )
     if recipe.bits not in (3, 4, 5, 8):
-        raise BadInput("no grid of so many bits", value=recipe.bits, limit="3, 4, 5, 8")
+        raise BadInput("unsupported bit width", value=recipe.bits, limit="3, 4, 5, 8")
     if recipe.bits != 8 and recipe.group_size not in GROUPS:
-        raise BadInput("no such group size", value=recipe.group_size, limit="32, 64, 128")
+        raise BadInput("unsupported group size", value=recipe.group_size, limit="32, 64, 128")
     if recipe.method in ("smoothquant", "llm-int8") and recipe.bits != 8:
         raise BadInput(
-            f"{recipe.method} is about activations of 8 bits, beside weights of 8 bits",
+            f"{recipe.method} quantises weights and activations to 8 bits",
             value=f"--bits {recipe.bits}",
             fix="use --bits 8, or --method awq",
         )

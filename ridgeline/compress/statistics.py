@@ -44,7 +44,7 @@ class InputStats:
     gap_II: Tensor | None = None
     aim_OI: Tensor | None = None
     waiting: list[tuple[Tensor, ...]] = field(default_factory=list)
-    """Rows that are not in those sums yet; with what stands for the original's, if it was told."""
+    """Rows that are not in the sums yet, each with its counterpart from the original model, if given."""
 
     @staticmethod
     def empty(num_in: int, moments: bool) -> InputStats:
@@ -66,14 +66,15 @@ class InputStats:
         self.num_rows += len(x_TI)
         if self.moment_II is None and original_TI is None:
             return
-        told = () if original_TI is None else (self._told(original_TI - x_TI, answer),)
-        if self.waiting and len(self.waiting[0]) != 1 + len(told):
+        targets = () if original_TI is None else (self._target(original_TI - x_TI, answer),)
+        if self.waiting and len(self.waiting[0]) != 1 + len(targets):
             self._take_in()
-        self.waiting.append((x_TI, *told))
+        self.waiting.append((x_TI, *targets))
         if sum(len(x) for x, *_ in self.waiting) >= MIN_ROWS_PER_PASS:
             self._take_in()
 
-    def _told(self, gap_TI: Tensor, answer: Linear | None) -> Tensor:
+    def _target(self, gap_TI: Tensor, answer: Linear | None) -> Tensor:
+        """The error of the inputs, or of the outputs if `answer` is given."""
         num_in = gap_TI.shape[1]
         if answer is None:
             if self.gap_II is None:
@@ -88,15 +89,15 @@ class InputStats:
         """Add the pending rows to the sums."""
         if not self.waiting:
             return
-        x_TI, *told = (torch.cat(each) for each in zip(*self.waiting, strict=True))
+        x_TI, *targets = (torch.cat(each) for each in zip(*self.waiting, strict=True))
         self.waiting = []
         by = _Columns(x_TI)
         if self.moment_II is not None:
             by.add_products(x_TI, self.moment_II, half=True)
-        for each_TO in told:
+        for target_TO in targets:
             to_OI = self.gap_II if self.aim_OI is None else self.aim_OI
             assert to_OI is not None
-            by.add_products(each_TO, to_OI)
+            by.add_products(target_TO, to_OI)
 
     def complete(self) -> None:
         """Add the last rows and mirror `moment_II` at its diagonal."""

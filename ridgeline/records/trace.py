@@ -37,7 +37,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    asked_tokens: int | None
+    requested_tokens: int | None
     finish_reason: str | None
     error: str | None = None
     text: str = ""

@@ -36,7 +36,7 @@ class StateResponse(TypedDict):
     derivations: dict[str, Any]
     counters: dict[str, float]
     draining: bool
-    under_way: NonNegative
+    requests_in_progress: NonNegative
 
 
 class DrainResponse(TypedDict):
@@ -143,7 +143,7 @@ async def state(service: ServiceDep) -> Response:
         "derivations": dict(info.derivations),
         "counters": dict(service.engine.counters()),
         "draining": service.drain.is_draining,
-        "under_way": service.drain.num_in_progress,
+        "requests_in_progress": service.drain.num_in_progress,
     }
     return json_response(current)
 

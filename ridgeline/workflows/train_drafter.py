@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ridgeline.compress.drafter_training.train_drafter import (
         DrafterRecipe,
         DrafterTrainingProgress,
-        Tell,
+        ProgressCallback,
     )
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 224
@@ -93,7 +93,7 @@ def _recipe(options: TrainDrafterOptions) -> DrafterRecipe:
     )
 
 
-def _reporter(observer: Observer, num_steps: int) -> Tell:
+def _reporter(observer: Observer, num_steps: int) -> ProgressCallback:
     """Report the training's progress to the observer."""
 
     def report(progress: DrafterTrainingProgress) -> None:

@@ -34,7 +34,8 @@ def test_top_once(served: str, capsys: pytest.CaptureFixture[str]) -> None:  # n
     figures = json.loads(capsys.readouterr().out)
     assert (figures["running"], figures["finished"], figures["output_tok_s"]) == (1, 3, 0)
     assert (
-        0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"] < 5 and "batch_lines_open" not in figures
+        0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"] < 5
+        and "batch_requests_open" not in figures
     )
     assert main(look) == 0
     text = capsys.readouterr().out

@@ -70,7 +70,7 @@ def made(recipe: QuantizeRecipe, target: Path, model: str = "demo") -> str:
         target,
         calibration=None,
         write=RIDGELINE,
-        tell=lambda progress: None,
+        on_progress=lambda progress: None,
     )
     return str(target)
 
@@ -98,12 +98,12 @@ def test_an_interrupted_run_goes_on_to_the_same_file(tmp_path: Path) -> None:
     target = tmp_path / "broken"
     choices = {"calibration": None, "write": RIDGELINE}
     with pytest.raises(KeyboardInterrupt):
-        quantize_model("demo", recipe, target, tell=kill, **choices)  # type: ignore[arg-type]
+        quantize_model("demo", recipe, target, on_progress=kill, **choices)  # type: ignore[arg-type]
     assert not target.exists() and (tmp_path / "broken.partial").is_dir()
     with pytest.raises(BadInput, match="another run"):
         made(QuantizeRecipe(method="rtn"), target)
     fresh: list[int] = []
-    quantize_model("demo", recipe, target, tell=lambda p: fresh.append(p.layer), **choices)  # type: ignore[arg-type]
+    quantize_model("demo", recipe, target, on_progress=lambda p: fresh.append(p.layer), **choices)  # type: ignore[arg-type]
     assert fresh == list(range(6)) and not (tmp_path / "broken.partial").exists()
     assert sorted(f.name for f in target.iterdir()) == sorted(f.name for f in whole.iterdir())
     for file in whole.iterdir():
@@ -226,7 +226,7 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
             tmp_path / "c",
             calibration=short,
             write=RIDGELINE,
-            tell=lambda progress: None,
+            on_progress=lambda progress: None,
         )
     made(QuantizeRecipe(), tmp_path / "c")  # the failed run has left nothing that would be lost
     tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = float("inf")
@@ -266,7 +266,12 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         quantize_model(
-            "demo", QuantizeRecipe(), tmp_path / "m", calibration=None, write=RIDGELINE, tell=tell
+            "demo",
+            QuantizeRecipe(),
+            tmp_path / "m",
+            calibration=None,
+            write=RIDGELINE,
+            on_progress=tell,
         )
     made(QuantizeRecipe(), tmp_path / "m")  # an interrupted run holds no lock
     assert [each.name for each in tmp_path.iterdir()] == ["m"]

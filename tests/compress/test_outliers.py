@@ -38,7 +38,7 @@ LLM_INT8 = QuantizeRecipe(method="llm-int8", bits=8, group_size=None, **SMALL)  
 
 def made(target: Path, model: str = "demo", recipe: QuantizeRecipe = LLM_INT8) -> str:
     quantize_model(
-        model, recipe, target, calibration=None, write=RIDGELINE, tell=lambda progress: None
+        model, recipe, target, calibration=None, write=RIDGELINE, on_progress=lambda progress: None
     )
     return str(target)
 

@@ -82,21 +82,21 @@ def test_after_a_kill_it_ends_as_if_there_had_been_none(
     monkeypatch.setattr(qat, "SAVE_EVERY", 3)
     recipe = QuantizeRecipe(method="qat", bits=4, num_windows=4, window_tokens=32, steps=6)
     choices = {"calibration": None, "write": RIDGELINE}
-    quantize_model("demo", recipe, tmp_path / "whole", tell=lambda p: None, **choices)  # type: ignore[arg-type]
+    quantize_model("demo", recipe, tmp_path / "whole", on_progress=lambda p: None, **choices)  # type: ignore[arg-type]
 
     def kill(progress: QuantizeProgress) -> None:
         if progress.unit == "step" and progress.layer == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quantize_model("demo", recipe, tmp_path / "broken", tell=kill, **choices)  # type: ignore[arg-type]
+        quantize_model("demo", recipe, tmp_path / "broken", on_progress=kill, **choices)  # type: ignore[arg-type]
     assert not (tmp_path / "broken").exists()
     steps: list[int] = []
 
     def note(progress: QuantizeProgress) -> None:
         steps.extend([progress.layer] if progress.unit == "step" else [])
 
-    quantize_model("demo", recipe, tmp_path / "broken", tell=note, **choices)  # type: ignore[arg-type]
+    quantize_model("demo", recipe, tmp_path / "broken", on_progress=note, **choices)  # type: ignore[arg-type]
     assert steps == [3, 4, 5]
     for file in (tmp_path / "whole").iterdir():
         assert (tmp_path / "broken" / file.name).read_bytes() == file.read_bytes(), file.name
@@ -110,5 +110,5 @@ def test_what_it_is_not_for(tmp_path: Path) -> None:
             tmp_path / "a",
             calibration=None,
             write=RIDGELINE,
-            tell=lambda p: None,
+            on_progress=lambda p: None,
         )

@@ -130,7 +130,7 @@ def test_facts_of_a_run_by_hand() -> None:
     common = {
         "kind": "chat",
         "prompt_tokens": 100,
-        "asked_tokens": 3,
+        "requested_tokens": 3,
         "finish_reason": "length",
     }
     answered = RequestTrace(

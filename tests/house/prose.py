@@ -86,6 +86,7 @@ RULES = (
 ALLOWED = (
     re.compile(r"(?:get|current)_weather", re.IGNORECASE),  # OpenAI's example of a function call
     re.compile(r"\bPromise[.(<]"),  # JavaScript
+    re.compile(r"\(was `\w+`\)"),  # an old name in the changelog
 )
 
 

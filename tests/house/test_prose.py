@@ -21,6 +21,7 @@ CLEAN = [
     "native",
     "notes",
     "ridgeline/cli",
+    "ridgeline/compress",
     "ridgeline/diagnose",
     "ridgeline/engine",
     "ridgeline/hardware",

@@ -104,7 +104,7 @@ def _request(**fields: Any) -> RequestTrace:
         "prompt_tokens": 10,
         "cached_tokens": 0,
         "output_tokens": sum(counts),
-        "asked_tokens": sum(counts) or None,
+        "requested_tokens": sum(counts) or None,
         "finish_reason": "length",
     }
     return RequestTrace(**{**base, "token_s": token_s, "token_counts": counts, **fields})

@@ -35,7 +35,7 @@ def test_recorded_times_match_the_script(in_virtual_time, scripted):
     last = run.requests[-1]
     assert last.token_s == approx((1.1, 1.11, 1.12))
     assert last.started_s == approx(1.0)
-    assert (last.output_tokens, last.asked_tokens, last.prompt_tokens) == (3, 3, 10)
+    assert (last.output_tokens, last.requested_tokens, last.prompt_tokens) == (3, 3, 10)
     assert last.text == "abb"
     assert run.duration_s == approx(1.12)
     assert (run.arrivals, run.workload) == ("constant:2.0", SHORT.name)

@@ -82,7 +82,7 @@ def test_validity_sees_a_busy_client_late_sends_and_short_answers(request_trace,
     assert "bottleneck" in validity_of(run_trace(fine, client_cpu_share=0.95)).reasons[0]
     assert "late" in validity_of(run_trace(fine, send_lag_p99_s=0.6)).reasons[0]
     assert "late" in validity_of(run_trace(fine, send_lag_p99_s=0.1)).reasons[0]  # 10% of TTFT
-    short = [request_trace(asked_tokens=100)]
+    short = [request_trace(requested_tokens=100)]
     assert output_ratio(run_trace(short)) == pytest.approx(0.02)
     assert "stops early" in validity_of(run_trace(short)).reasons[0]
     assert "out of order" in validity_of(run_trace([request_trace(sent_s=9.0)])).reasons[0]

@@ -272,7 +272,7 @@ def _trace(job: _Job, physics: Physics, stop_s: float) -> RequestTrace:
         prompt_tokens=physics.prompt,
         cached_tokens=job.cached,
         output_tokens=len(job.token_s),
-        asked_tokens=physics.output,
+        requested_tokens=physics.output,
         finish_reason="length" if done else "abort",
         error=None if done else "cancelled: unfinished",
     )

@@ -24,7 +24,7 @@ def cut(
         id="a", kind="", scheduled_s=0.0, sent_s=0.0, started_s=0.1,
         token_s=tuple(0.2 + i * tpot_s for i in range(num_tokens)),
         token_counts=(1,) * num_tokens, finished_s=1.0, prompt_tokens=10, cached_tokens=0,
-        output_tokens=num_tokens, asked_tokens=101, finish_reason="abort", error=error,
+        output_tokens=num_tokens, requested_tokens=101, finish_reason="abort", error=error,
     )  # fmt: skip
     return msgspec.structs.replace(run, requests=(request,))
 

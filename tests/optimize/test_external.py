@@ -241,7 +241,7 @@ def _run(done: list[tuple[float, int, list[float]]]) -> RunTrace:
             prompt_tokens=prompt,
             cached_tokens=0,
             output_tokens=len(times),
-            asked_tokens=len(times),
+            requested_tokens=len(times),
             finish_reason="length",
         )
         for i, (at_s, prompt, times) in enumerate(done)

@@ -63,7 +63,7 @@ class DrafterTrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: tuple[float, ...] = ()
 
 
-Tell = Callable[[DrafterTrainingProgress], None]
+ProgressCallback = Callable[[DrafterTrainingProgress], None]
 
 
 class TrainedDrafter(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ def train(
     tokens: Sequence[int],
     recipe: DrafterRecipe,
     output: Path,
-    tell: Tell,
+    on_progress: ProgressCallback,
     save_every_s: float = 15.0,
 ) -> TrainedDrafter:
     """Train on `tokens` into `output`. Raises BadInput, CannotRun."""
@@ -104,7 +104,7 @@ def train(
         partial.mkdir(parents=True, exist_ok=True)
         (partial / "run.json").write_text(json.dumps(run), encoding="utf-8")
     held_NL, rest_NL = windows_NL[:HELD_WINDOWS], windows_NL[HELD_WINDOWS:]
-    _steps(state, held_NL, rest_NL, tell, partial, save_every_s)
+    _steps(state, held_NL, rest_NL, on_progress, partial, save_every_s)
     found = acceptance(teacher, student, held_NL)
     made = {"recipe": msgspec.to_builtins(recipe), "tokens": len(tokens), "acceptance": found}
     config = msgspec.structs.replace(config, made=made)
@@ -163,7 +163,7 @@ def _steps(
     state: _OptimizerState,
     held_NL: Tensor,
     rest_NL: Tensor,
-    tell: Tell,
+    on_progress: ProgressCallback,
     partial: Path,
     save_every_s: float,
 ) -> None:
@@ -181,11 +181,11 @@ def _steps(
         loss.backward()
         state.update(rate_at(recipe, state.step))
         looks = state.step % look_every == 0
-        told = tuple(acceptance(teacher, student, held_NL)) if looks else ()
+        accepted = tuple(acceptance(teacher, student, held_NL)) if looks else ()
         took_s = perf_counter() - begun_s
-        tell(
+        on_progress(
             DrafterTrainingProgress(
-                step=state.step, loss=loss.item(), took_s=took_s, acceptance=told
+                step=state.step, loss=loss.item(), took_s=took_s, acceptance=accepted
             )
         )
         if perf_counter() - saved_s > save_every_s:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ridgeline.compress.layer_walk import HiddenStateWalk
 from ridgeline.compress.methods.rtn import round_rtn
-from ridgeline.compress.progress import QuantizeProgress, Tell
+from ridgeline.compress.progress import ProgressCallback, QuantizeProgress
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
@@ -85,7 +85,7 @@ def choose_widths(
     recipe: QuantizeRecipe,
     windows: Sequence[Sequence[int]],
     mixed: MixedPrecision,
-    tell: Tell,
+    on_progress: ProgressCallback,
 ) -> dict[str, int]:
     """Bits of every weight, by "layer.key". Raises BadInput if no choice meets the budget."""
     sizes = {(layer, keys): size for layer, keys, size in _products(spec)}
@@ -97,7 +97,9 @@ def choose_widths(
             value=f"{mixed.budget:g} bits per weight",
             limit=f"at least {least / total:.3f}, scales included",
         )
-    losses = measure_sensitivity(spec, source, recipe, windows[:MOST_WINDOWS], mixed.widths, tell)
+    losses = measure_sensitivity(
+        spec, source, recipe, windows[:MOST_WINDOWS], mixed.widths, on_progress
+    )
     chosen = spend_budget(losses, sizes, recipe, mixed)
     return {f"{layer}.{key}": bits for (layer, keys), bits in chosen.items() for key in keys}
 
@@ -172,7 +174,7 @@ def measure_sensitivity(
     recipe: QuantizeRecipe,
     windows: Sequence[Sequence[int]],
     widths: Sequence[int],
-    tell: Tell,
+    on_progress: ProgressCallback,
 ) -> dict[PrecisionVariant, float]:
     """KL divergence in nats per token from rounding each product alone to each width."""
     clean = HiddenStateWalk(spec, source, windows)
@@ -193,7 +195,7 @@ def measure_sensitivity(
                 walk.go(_RoundedSource(source, variant, recipe), index, half)
         walks |= fresh
         times.append(perf_counter() - begun_s)
-        tell(
+        on_progress(
             QuantizeProgress(
                 unit="sensitivity of layer",
                 layer=index,

@@ -31,7 +31,7 @@ from ridgeline.engine.dtype import is_exact
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.outliers import OutlierSplit
 
-MOST = 16  # one in so many inputs is kept apart, at most
+MOST = 16  # at most one in this many inputs is an outlier
 
 
 def outlier_columns(

@@ -39,7 +39,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ridgeline.compress.formats.lattice import Rounded, round_significant
-from ridgeline.compress.progress import QuantizeProgress, Tell
+from ridgeline.compress.progress import ProgressCallback, QuantizeProgress
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.writers.store import LayerStore
 from ridgeline.engine.attention.full import FullAttention
@@ -195,7 +195,7 @@ def train_quantised(
     recipe: QuantizeRecipe,
     text: Sequence[int],
     folder: Path,
-    tell: Tell,
+    on_progress: ProgressCallback,
 ) -> LayerStore:
     """Train the model in `start` on the token ids `text`; returns the trained layers in
     `folder`/tuned.
@@ -219,7 +219,7 @@ def train_quantised(
             recipe.window_tokens,
         )
         for step in training.run(student, teacher, text):
-            tell(step)
+            on_progress(step)
     for index in range(len(spec.layers)):
         of_layer = {p: v for p, v in builder.latents.items() if p.layer == index}
         grids: dict[Part, Rounded] = {

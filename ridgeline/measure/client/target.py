@@ -113,7 +113,7 @@ class Recorder:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=sum(self._counts) if self._usage is None else self._usage,
-            asked_tokens=request.max_tokens,
+            requested_tokens=request.max_tokens,
             finish_reason=self._reason,
             error=self._error,
             text="".join(self._texts),

@@ -138,6 +138,6 @@ def _lengths(run: RunTrace) -> str | None:
 
 def output_ratio(run: RunTrace) -> float | None:
     """Output tokens over requested tokens, of successful requests; None if none is known."""
-    done = [r for r in run.requests if outcome(r) == "ok" and r.asked_tokens]
-    requested = sum(request.asked_tokens or 0 for request in done)
+    done = [r for r in run.requests if outcome(r) == "ok" and r.requested_tokens]
+    requested = sum(request.requested_tokens or 0 for request in done)
     return sum(request.output_tokens for request in done) / requested if requested else None

@@ -86,7 +86,7 @@ def _event_log(path: Path) -> LoadedResult:
             "workload": run.workload,
             "arrivals": run.arrivals,
             "num_requests": len(run.requests),
-            "output_tokens": sum(r.asked_tokens or 0 for r in run.requests),
+            "output_tokens": sum(r.requested_tokens or 0 for r in run.requests),
         },
         config=_config(run.info.settings if run.info else {}),
         invalid=validity_of(run).reasons,

@@ -37,14 +37,14 @@ def complete_unfinished(run: RunTrace) -> RunTrace:
 
 def _complete_request(request: RequestTrace) -> RequestTrace:
     cut = request.error is not None and UNFINISHED in request.error
-    if not cut or request.asked_tokens is None or sum(request.token_counts[1:]) < MIN_TOKENS:
+    if not cut or request.requested_tokens is None or sum(request.token_counts[1:]) < MIN_TOKENS:
         return request
     pace_s = tpot_s(request) or 0.0
-    left = max(0, request.asked_tokens - sum(request.token_counts))
+    left = max(0, request.requested_tokens - sum(request.token_counts))
     return msgspec.structs.replace(
         request,
         error=None,
         finish_reason="length",
-        output_tokens=request.asked_tokens,
+        output_tokens=request.requested_tokens,
         finished_s=request.token_s[-1] + left * pace_s,
     )

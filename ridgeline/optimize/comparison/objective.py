@@ -102,7 +102,7 @@ def _most(run: RunTrace, objective: Objective) -> float:
     """A request's delivered if every request had met the SLO."""
     if objective != "cost":
         return 1.0
-    lengths = [float(r.asked_tokens or r.output_tokens) for r in run.requests]
+    lengths = [float(r.requested_tokens or r.output_tokens) for r in run.requests]
     return math.fsum(lengths) / max(1, len(lengths))
 
 

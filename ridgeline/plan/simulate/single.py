@@ -90,7 +90,7 @@ class _InFlight:
             prompt_tokens=len(self.arrival.prompt),
             cached_tokens=self.cached_tokens,
             output_tokens=len(self.token_s),
-            asked_tokens=self.arrival.num_output,
+            requested_tokens=self.arrival.num_output,
             finish_reason="length" if done else "abort",
             error=None if done else "unfinished when the simulation ended",
         )

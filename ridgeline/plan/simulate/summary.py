@@ -184,7 +184,7 @@ def _trace(name: str, request: RequestOutcome, end_s: float) -> RequestTrace:
         prompt_tokens=request.request.num_prompt,
         cached_tokens=request.cached,
         output_tokens=asked if done else 0,
-        asked_tokens=asked,
+        requested_tokens=asked,
         finish_reason="length" if done else "abort",
         error=None if done else request.error,
     )

@@ -25,11 +25,13 @@ class BatchCollector(Collector):
             levels.add_metric([status], sum(batch.status == status for batch in batches))
         yield levels
         num_open = sum(b.total - b.completed - b.failed for b in batches)
-        yield _gauge("lines_running", "Batch requests that are running.", self._worker.num_running)
+        yield _gauge(
+            "requests_running", "Batch requests that are running.", self._worker.num_running
+        )
         yield _gauge("store_bytes", "Size of the batch store.", self._store.used_bytes())
-        yield _gauge("lines_open", "Batch requests without a result.", num_open)
+        yield _gauge("requests_open", "Batch requests without a result.", num_open)
         settled = CounterMetricFamily(
-            "ridgeline_batch_lines", "Batch requests with a result.", labels=["result"]
+            "ridgeline_batch_requests", "Batch requests with a result.", labels=["result"]
         )
         settled.add_metric(["succeeded"], sum(batch.completed for batch in batches))
         settled.add_metric(["failed"], sum(batch.failed for batch in batches))

@@ -75,7 +75,7 @@ def _quantize(
             )
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    quantize_model(model, recipe, target, calibration=text, write=RIDGELINE, tell=check_time)
+    quantize_model(model, recipe, target, calibration=text, write=RIDGELINE, on_progress=check_time)
 
 
 def _calibration_file(

@@ -20,7 +20,7 @@ from ridgeline.report.result import Result
 
 if TYPE_CHECKING:
     from ridgeline.compress.methods.mixed_precision import MixedPrecision
-    from ridgeline.compress.progress import QuantizeProgress, Tell
+    from ridgeline.compress.progress import ProgressCallback, QuantizeProgress
     from ridgeline.compress.quantize_model import FormatWriter
     from ridgeline.compress.recipe import QuantizeRecipe
 
@@ -92,12 +92,12 @@ def _quantize(model: str, output: Path, options: QuantizeOptions, observer: Obse
         bits=TableBits(options.lm_head_bits, options.embedding_bits),
         calibration=options.calibration_text,
         write=format_writer(options.format),
-        tell=_reporter(observer),
+        on_progress=_reporter(observer),
         mixed=_mixed_precision(model, options, observer),
     )
 
 
-def _reporter(observer: Observer) -> Tell:
+def _reporter(observer: Observer) -> ProgressCallback:
     """Report the pipeline's progress to the observer."""
 
     def report(progress: QuantizeProgress) -> None:

@@ -23,8 +23,8 @@ _LEVELS = {
     "kv_used_share": "vllm:kv_cache_usage_perc",
     "preemptions": "vllm:num_preemptions_total",
     "finished": "vllm:request_success_total",
-    "batch_lines_running": "ridgeline_batch_lines_running",
-    "batch_lines_open": "ridgeline_batch_lines_open",
+    "batch_requests_running": "ridgeline_batch_requests_running",
+    "batch_requests_open": "ridgeline_batch_requests_open",
     "fill_share": "ridgeline_batch_fill_ratio",
     "cost_per_million": "ridgeline_cost_per_million_tokens",
 }

@@ -94,8 +94,8 @@ _ROWS: Iterable[tuple[str, str, Callable[[float], str]]] = (
     ("kv_used_share", "KV blocks in use", _share),
     ("hit_share", "prompt tokens from the cache", _share),
     ("preemptions", "preemptions", _count),
-    ("batch_lines_running", "batch requests running", _count),
-    ("batch_lines_open", "batch requests open", _count),
+    ("batch_requests_running", "batch requests running", _count),
+    ("batch_requests_open", "batch requests open", _count),
     ("batch_tok_s", "batch output", _speed),
     ("cost_per_million", "cost per million tokens", _price),
 )
