@@ -187,13 +187,13 @@ def _experts(mlp: MoeMlp, size: int) -> Op:
     pairs = [(_packed(expert.gate_up), _packed(expert.down)) for expert in mlp.experts]
     gate_up, down = ([_address(linear) for linear in side] for side in zip(*pairs, strict=True))
     router_EC, bias_E = _router_weight(mlp.router)
-    bias = {} if bias_E is None else {"router_bias": bias_E.data_ptr()}
+    bias = 0 if bias_E is None else bias_E.data_ptr()
     assert router_EC.shape == (len(pairs), size)
     at, num_chosen, norm_topk = router_EC.data_ptr(), mlp.num_chosen, mlp.norm_topk
     activation = mlp.experts[0].activation
     return Op(
         "router+experts",
-        lambda s: s.experts(at, gate_up, down, size, num_chosen, norm_topk, activation, **bias),
+        lambda s: s.experts(at, gate_up, down, size, num_chosen, norm_topk, activation, bias),
         (router_EC, bias_E),
     )
 
