@@ -16,10 +16,15 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ridgeline.paths import default_cache_dir
+
 SLOW_FILE = "pytestmark = pytest.mark.slow\n"
 FAST_CPU_S = 10.0
 """CPU seconds that a test of the fast tier may take. Tests above 0.5 s on a quiet machine are marked
 slow; the margin is for slower machines, and for house rules that parse the whole source."""
+
+USER_CACHE = "RIDGELINE_TEST_USER_CACHE"
+"""Where tests find models that `make install` downloaded, which they read and never change."""
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads: a model that is not here is an error
 
@@ -36,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep the tests out of the user's cache, and let all workers collect sets in one order."""
     if not IS_WORKER:  # what workers inherit
         os.environ.setdefault("PYTHONHASHSEED", str(os.getpid()))
+        os.environ[USER_CACHE] = str(default_cache_dir())
         os.environ["RIDGELINE_CACHE"] = tempfile.mkdtemp(prefix="ridgeline-test-cache-")
 
 

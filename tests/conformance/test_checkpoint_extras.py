@@ -96,7 +96,7 @@ def test_biases_that_the_config_does_not_name_must_be_zero(tmp_path: Path) -> No
 OFFICIAL = {
     "AutoConfig": "configuration_phi3.Phi3Config",
     "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
-    "AutoTokenizer": "some tool/tokenizer",
+    "AutoTokenizer": "org/tokenizer",
 }
 
 

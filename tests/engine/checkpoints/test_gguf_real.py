@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ HERE = Path(__file__).parent
 def case() -> tuple[str, dict[str, Any]]:
     """The model's file and the frozen answers."""
     try:
-        model = str(local_path("smollm2"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RIDGELINE_CACHE", os.environ["RIDGELINE_TEST_USER_CACHE"])
+            model = str(local_path("smollm2"))
     except BadModel:
         pytest.skip("smollm2 is not downloaded: run ridgeline pull smollm2")
     return model, json.loads((HERE / "smollm2_vectors.json").read_text(encoding="utf-8"))
