@@ -137,7 +137,7 @@ def test_priority_out_of_range_is_rejected(engine: Engine) -> None:
 )
 def test_bad_settings_are_rejected(settings: dict, error: type[UserError], words: str) -> None:
     with pytest.raises(error, match=words):
-        Engine.open(**settings)
+        Engine.open(**{"model": "demo", **settings})
 
 
 @pytest.mark.slow

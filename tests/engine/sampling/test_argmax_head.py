@@ -31,7 +31,7 @@ def decoder_of(
     """A head and nothing else."""
     lines = pack_lines("fp32", weight_VC, 0)
     head = PackedLinear(Packed("fp32", *weight_VC.shape, 0, lines), None, dtype)
-    spec = SimpleNamespace(final_softcap=softcap, vocab_size=len(weight_VC))
+    spec = SimpleNamespace(final_softcap=softcap, vocab_size=len(weight_VC), logit_scale=1.0)
     logits = lambda x_SC: head(x_SC)  # noqa: E731
     return cast("Decoder", SimpleNamespace(lm_head=head, spec=spec, logits=logits))
 

@@ -33,6 +33,7 @@ def asked(**config: object) -> Settings:
                 "num_speculative_tokens": 3,
                 **config,
             },
+            "model": "demo",
             "kv_cache_memory_bytes": 16 << 20,
             "num_threads": 1,
         }

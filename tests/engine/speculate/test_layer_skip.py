@@ -147,7 +147,8 @@ def test_depth_and_gain_follow_from_agreement_and_cost() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    asked = settings_from({"speculative_config": {"method": "self", "model": "demo-draft"}})
+    config = {"method": "self", "model": "demo-draft"}
+    asked = settings_from({"model": "demo", "speculative_config": config})
     with pytest.raises(BadInput, match="means nothing"):
         resolve(asked)
     asked = settings_from({"model": "demo", "speculative_config": {"method": "self"}})

@@ -62,6 +62,7 @@ def asked(kind: str, folder: Path | str, **config: object) -> dict[str, Any]:
     config = {"num_speculative_tokens": 3, **config}
     return {
         "speculative_config": {"method": kind, "model": str(folder), **config},
+        "model": "demo",
         "kv_cache_memory_bytes": 16 << 20,
         "num_threads": 1,
     }
@@ -232,12 +233,12 @@ def test_answers_are_those_of_plain_decoding(
     name, _, tree = kind.partition(", ")
     config = {"speculative_token_tree": TREE} if tree else {}
     with Engine.from_settings(
-        settings_from({"model": "demo", **asked(name, folders[name], **config), **extra})
+        settings_from({**asked(name, folders[name], **config), **extra})
     ) as fast:
         found = fast.generate(prompts * 2, samplings * 2)
         drafted = fast.counters()["spec_decode_num_draft_tokens"]
     if extra:
-        quantised = {"kv_cache_memory_bytes": 16 << 20, "num_threads": 1, **extra}
+        quantised = {"model": "demo", "kv_cache_memory_bytes": 16 << 20, "num_threads": 1, **extra}
         with Engine.from_settings(settings_from(quantised)) as slow:
             expected = slow.generate(prompts * 2, samplings * 2)
     else:
@@ -404,7 +405,7 @@ def test_a_context_too_short_to_measure_drafts_on_opens(
     """Automatic depth asks what drafts cost; where they cannot be measured nothing is drafted."""
     config = asked(kind, folders[kind])
     del config["speculative_config"]["num_speculative_tokens"]
-    with Engine.open("demo", max_model_len=8, **config) as engine:
+    with Engine.open(max_model_len=8, **config) as engine:
         answer = engine.generate([[5, 6, 7]], GREEDY)[0]
     with Engine.open("demo", max_model_len=8, num_threads=1) as plain:
         assert plain.generate([[5, 6, 7]], GREEDY)[0].answers == answer.answers
