@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+import msgspec
+
 from ridgeline.config.settings import Settings
 from ridgeline.optimize.environment import Environment
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
@@ -109,7 +111,7 @@ class Ranking:
                 options[0], "not simulated: the time limit of the ranking was reached"
             )
         like = [option for option in options if option.label == last.candidate.label]
-        return Forecast(candidate=(like or options)[0], predicted=last.predicted)
+        return msgspec.structs.replace(last, candidate=(like or options)[0])
 
     def _unprovable(self, rung: Rung) -> str | None:
         if rung.honesty == "exact" or self._environment.heldout:
