@@ -23,8 +23,10 @@ transformers on small random models: log-probabilities within 1e-4 and the same 
 prompts, in chunks and in mixed batches; native layers are compared with torch layers in every weight format of the
 engine. Batching, preemption, prefix caching and speculation are checked token by token on Llama, gpt-oss and the
 demo model. GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family whose modules
-have Llama's names (all but gpt-oss, whose experts are read in MXFP4). The names of published shapes work in
-`inspect`, `plan` and `predict` and, but for the largest, as `dummy:NAME` with random weights.
+have Llama's names (all but gpt-oss, whose experts are read in MXFP4); they are tested on the families from `llama`
+to `phi3`. The names of published shapes work in `inspect`, `plan` and `predict` and, but for the largest, as
+`dummy:NAME` with random weights. Shapes of the families from `smollm3` on and of the image models are checked by
+their parameter counts only: compare them with the model's own config.json before relying on a rope theta or token id.
 """
 WRAPPED = """
 ## The text of multimodal models
