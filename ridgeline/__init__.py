@@ -65,7 +65,7 @@ _HOMES = {
 }
 """Public name → the module that defines it."""
 
-_PACKAGES = {"diagnose", "optimize", "plan", "serve"} & _HOMES.keys()
+_PACKAGES = {"diagnose", "optimize", "plan", "serve"}
 """Public functions that share their name with a subpackage."""
 
 

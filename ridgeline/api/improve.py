@@ -59,7 +59,9 @@ def optimize(
     >>> result.save_files("ridgeline-out")  # doctest: +SKIP
 
     Args:
-        model: Model directory, 'demo', or 'dummy:SHAPE' (random weights) (default: demo).
+        model: Name of a model: a directory, a .gguf file or its address,
+            OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
+            'dummy:SHAPE' (random weights) (default: smollm2).
         workload: Requests to send: chat-and-code, chat, code,
             synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
             batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
@@ -140,7 +142,9 @@ def quantize(
     4
 
     Args:
-        model: Model directory, or 'demo'.
+        model: Name of a model: a directory, a .gguf file or its address,
+            OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
+            'dummy:SHAPE' (random weights).
         output: Empty folder for the result.
         method: rtn and hqq need no text; gptq, awq, smoothquant and llm-int8 (8 bits)
             calibrate; qat trains.
@@ -198,7 +202,7 @@ def evaluate(
     'pass'
 
     Args:
-        a: The original: a model directory, or 'demo'.
+        a: The original, by any name of a model.
         b: The candidate; engine flags apply to it.
         budget: Time to spend (default: 2m).
         lm_eval: lm-eval tasks to run on both models, separated by commas.

@@ -68,7 +68,9 @@ def bench(
     4
 
     Args:
-        model: Model directory, 'demo', or 'dummy:SHAPE' (random weights) (default: demo).
+        model: Name of a model: a directory, a .gguf file or its address,
+            OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
+            'dummy:SHAPE' (random weights) (default: smollm2).
         url: Measure the OpenAI-compatible server at this address.
         served_model_name: Model to request from the server (default: the first it lists).
         endpoint: With --url: API to use (default: auto).
@@ -166,7 +168,9 @@ def diagnose(
     4
 
     Args:
-        model: Model directory, 'demo', or 'dummy:SHAPE' (random weights) (default: demo).
+        model: Name of a model: a directory, a .gguf file or its address,
+            OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
+            'dummy:SHAPE' (random weights) (default: smollm2).
         url: Measure and diagnose the server at this address.
         run: Diagnose a recorded run: a file of `bench --log`, or its folder.
         baseline: Compare with an earlier run of this model on this machine.

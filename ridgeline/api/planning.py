@@ -83,8 +83,8 @@ def plan(
         max_model_len: Context length in the generated commands (default: the longest
             request).
         catalogue: TOML catalogue of accelerators to use instead of the built-in.
-        calibration: Calibration written by `ridgeline calibrate`; adds its device, this-
-            machine.
+        calibration: Calibration written by `ridgeline calibrate`; adds its device,
+            this-machine.
         manifests: Write Kubernetes and Ray Serve manifests to this folder.
         cluster: Kind of cluster whose node labels the manifests select by.
         node_label: Select nodes by this label instead.
@@ -133,8 +133,8 @@ def predict(
 
     Args:
         model: Name of a published architecture, a config.json, or a model directory.
-        accelerator: Accelerator, by its name in the catalogue (`ridgeline predict --list-
-            models`) (default: the calibrated one).
+        accelerator: Accelerator, by its name in the catalogue (`ridgeline predict
+            --list-models`) (default: the calibrated one).
         input_len: Prompt tokens of a request.
         output_len: Output tokens of a request.
         max_concurrency: Requests in flight, in a closed loop.
@@ -153,8 +153,8 @@ def predict(
         draft_model: Speculative decoding: draft model on the same devices (default: n-gram
             lookup, at no cost).
         catalogue: TOML catalogue of accelerators to use instead of the built-in.
-        calibration: Calibration written by `ridgeline calibrate`; adds its device, this-
-            machine.
+        calibration: Calibration written by `ridgeline calibrate`; adds its device,
+            this-machine.
 
     Returns:
         The prediction, with its memory and bounds.
@@ -255,8 +255,8 @@ def simulate(
         seed: Seed of everything random.
         step_by_step: Plan every step; slower, with the same result.
         catalogue: TOML catalogue of accelerators to use instead of the built-in.
-        calibration: Calibration written by `ridgeline calibrate`; adds its device, this-
-            machine.
+        calibration: Calibration written by `ridgeline calibrate`; adds its device,
+            this-machine.
 
     Returns:
         The simulated run: its figures, and a page like that of a measured run.
@@ -306,8 +306,8 @@ def cost(
 
     Args:
         model: Name of a published architecture, a config.json, or a model directory.
-        accelerator: Accelerator, by its name in the catalogue (`ridgeline predict --list-
-            models`).
+        accelerator: Accelerator, by its name in the catalogue (`ridgeline predict
+            --list-models`).
         workload: Requests to send: chat-and-code, chat, code,
             synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
             batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
@@ -333,8 +333,8 @@ def cost(
         prices: TOML file of provider prices to use instead of the built-in.
         accept_stale: Use prices older than a year; the output says so.
         catalogue: TOML catalogue of accelerators to use instead of the built-in.
-        calibration: Calibration written by `ridgeline calibrate`; adds its device, this-
-            machine.
+        calibration: Calibration written by `ridgeline calibrate`; adds its device,
+            this-machine.
 
     Returns:
         What the fleet costs, and every provider's offer, cheapest first.

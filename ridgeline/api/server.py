@@ -56,7 +56,9 @@ def serve(
     'demo'
 
     Args:
-        model: Model directory, 'demo', or 'dummy:SHAPE' (random weights) (default: demo).
+        model: Name of a model: a directory, a .gguf file or its address,
+            OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
+            'dummy:SHAPE' (random weights) (default: smollm2).
         host: Address to listen on. Anything but loopback needs an API key or --insecure.
         port: Port to listen on; 0 takes a free one.
         served_model_name: Model name that clients use (default: the name of MODEL).

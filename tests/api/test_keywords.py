@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,27 @@ def test_keywords_have_the_names_and_defaults_of_the_table(function: Callable[..
         else:
             expected = option.default
             assert default == (str(expected) if isinstance(expected, Path) else expected), name
+
+
+def described_arguments(function: Callable[..., Any]) -> dict[str, str]:
+    """The `Args` of a docstring by name, each on one line."""
+    section = re.search(r"^Args:\n(.*?)\n\n", inspect.getdoc(function) or "", re.M | re.S)
+    assert section is not None
+    entries = re.split(r"^    (?=\w+: )", section[1], flags=re.M)[1:]
+    return {name: " ".join(text.split()) for name, text in (e.split(": ", 1) for e in entries)}
+
+
+@pytest.mark.parametrize("function", NOT_KEYWORDS, ids=lambda function: function.__name__)
+def test_docstrings_describe_keywords_as_the_table_does(function: Callable[..., Any]) -> None:
+    described = described_arguments(function)
+    assert set(described) == set(inspect.signature(function).parameters)
+    for section in NOT_KEYWORDS[function][0]:
+        for name, option in options_of(section).items():
+            if name not in described or name == "output":  # a keyword of another meaning
+                continue
+            about = option.about
+            default = f" (default: {about.unset})" if about.unset else ""
+            assert described[name] == f"{about.help.removesuffix('.')}{default}.", name
 
 
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [

@@ -12,11 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.write_packed import copy_config
+from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.quantization_config import read_quantization_config
-from tests.conformance.tiny_models import load_ours, make_model
+from ridgeline.modelspec.format import blocks
+from ridgeline.modelspec.rewrite import with_activations
+from tests.conformance.tiny_models import Loaded, load_ours, make_model
 
 TOKENS = [3, 17, 42, 5, 66, 9, 28]
 
@@ -222,3 +228,70 @@ def test_quantised_models_keep_tokenizer_templates_and_ends(tmp_path: Path) -> N
     target.mkdir()
     copy_config(source, target, load_spec(str(source)), {"quant_method": "none"})
     assert {name: (target / name).read_text() for name in files} == files
+
+
+def mxfp4_llama(directory: Path) -> Any:
+    """A Llama whose linears are on the grid of MXFP4, stored as compressed-tensors stores it."""
+    model = make_model("llama", directory, hidden_size=64, intermediate_size=96, head_dim=16)
+    generator = torch.Generator().manual_seed(4)
+
+    def quantise(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if "proj.weight" in name]:
+            num_out, num_in = tensors.pop(name).shape
+            packed = torch.randint(0, 256, (num_out, num_in // 2), generator=generator)
+            exponents = torch.randint(120, 124, (num_out, num_in // 32), generator=generator)
+            tensors[f"{name}_packed"] = packed.to(torch.uint8)
+            tensors[f"{name}_scale"] = exponents.to(torch.uint8)
+            dense = torch.empty(num_out, num_in)
+            for row in range(num_out):
+                for column in range(num_in):
+                    code = int(packed[row, column // 2]) >> 4 * (column % 2) & 15
+                    value = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)[code & 7]
+                    scale = 2.0 ** (int(exponents[row, column // 32]) - 127)
+                    dense[row, column] = (-value if code & 8 else value) * scale
+            model.get_parameter(name).data.copy_(dense)
+
+    with torch.no_grad():
+        change_weights(directory, quantise)
+    group = {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "config_groups": {"group_0": group},
+    }
+    change_config(directory, quantization_config=quantization)
+    return model
+
+
+def test_mxfp4_linears_run_packed_and_exactly(tmp_path: Path) -> None:
+    model = mxfp4_llama(tmp_path)
+    spec = load_spec(str(tmp_path))
+    assert spec.layers[0].mlp.down.format == blocks(8, 32)
+    assert any("4-bit floats" in line and "exactly" in line for line in spec.rewrites)
+    exact = with_activations(spec, "float32")
+    decoder = load_decoder(str(tmp_path), exact, device="cpu", compute_dtype=torch.float32)
+    cache = KvCache.allocate(exact, 16, 16, torch.float32, "cpu")
+    runner = TorchRunner(decoder, cache, build_attention("torch", exact, cache))
+    found = Loaded(runner, 16, 16).paged_logits(TOKENS, [4, 3], [5, 9])
+    torch.testing.assert_close(found, theirs(model), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("field", ["shape", "dtype", "data_offsets"])
+@pytest.mark.parametrize("value", [None, "x", [1], [9, 3], [-4, 0], [0, 10**12]])
+def test_a_malformed_entry_of_a_tied_head_is_an_error(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    make_model("llama-tied-mha", tmp_path)
+    change_weights(tmp_path, lambda t: t.update({"lm_head.weight": torch.ones(67, 24)}))
+    file = tmp_path / "model.safetensors"
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header["lm_head.weight"][field] = value
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + raw[8 + length :])
+    with pytest.raises(BadModel, match=r"model\.safetensors|lm_head"):
+        logits_of(tmp_path)

@@ -3,9 +3,8 @@
   X_blocks  uint8 [experts, outputs, inputs / 32, 16]: two e2m1 numbers per byte, the low half first
   X_scales  uint8 [experts, outputs, inputs / 32]: the exponent that 32 numbers share, plus 127
 
-Source. OCP Microscaling Formats (MX) v1.0. Twice an e2m1 number is a whole number of at most 12, so
-that experts are weights of 8 bits in groups of 32, exactly, with half the scale. Other tensors are
-plain.
+Source. OCP Microscaling Formats (MX) v1.0. Experts run as weights of 8 bits in groups of 32, exactly.
+Other tensors are plain.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from ridgeline.engine.checkpoints.codecs.fp4 import fp4_grid, shared_exponents
 from ridgeline.engine.checkpoints.safetensors import FLOATS, TensorEntry, entries_of
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, match
 from ridgeline.engine.checkpoints.tensor_names import LocatedTensor, Part
@@ -24,9 +23,7 @@ from ridgeline.engine.quant.grid import Grid, pack, refusal, stack_grids
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
-GROUP, BITS = 32, 5
-_TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.uint8)
-_BIAS = 127 + 1  # of the exponent, and for the halves of _TWICE
+GROUP = 32
 
 
 class Mxfp4Weights(CheckpointWeights):
@@ -38,7 +35,7 @@ class Mxfp4Weights(CheckpointWeights):
 
     def _located(self, directory: Path, spec: ModelSpec) -> dict[Part, LocatedTensor]:
         self.entries = entries_of(directory, FLOATS | {"U8": 1})
-        return match(spec, _as_if_dense(self.entries))
+        return match(spec, _as_if_dense(self.entries), self._is_zero)
 
     def get(self, part: Part) -> Tensor:
         at = self.located[part]
@@ -59,23 +56,12 @@ class Mxfp4Weights(CheckpointWeights):
 
     def _grid(self, at: LocatedTensor) -> Grid:
         rows = slice(None) if at.rows is None else at.rows
+        scales = f"{at.name}_scales"
         blocks_OGB, scales_OG = (
             self.files[self.entries[name].file].get_slice(name)[at.expert][rows]
-            for name in (f"{at.name}_blocks", f"{at.name}_scales")
+            for name in (f"{at.name}_blocks", scales)
         )
-        return grid_of(blocks_OGB, scales_OG, at.name)
-
-
-def grid_of(blocks_OGB: Tensor, scales_OG: Tensor, name: str) -> Grid:
-    """The weights of these blocks. Raises BadModel where an exponent stands for NaN."""
-    if bool((scales_OG == 255).any()):
-        raise BadModel(f"{name}_scales holds NaN", value=255, limit="exponents below 255")
-    codes = torch.stack((blocks_OGB & 15, blocks_OGB >> 4), -1).flatten(1)
-    twice = _TWICE[(codes & 7).long()]
-    middle = 2 ** (BITS - 1)
-    q_OI = torch.where(codes >= 8, middle - twice, middle + twice)
-    scale_OG = torch.exp2((scales_OG.to(torch.int32) - _BIAS).double())  # exact
-    return Grid(q_OI.contiguous(), scale_OG.float(), None, BITS, GROUP)
+        return fp4_grid(blocks_OGB.flatten(1), shared_exponents(scales_OG, scales), GROUP)
 
 
 def _as_if_dense(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:

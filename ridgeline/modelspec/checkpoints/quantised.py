@@ -170,9 +170,11 @@ def describe(foreign: QuantisedCheckpoint, formats: Iterable[Format]) -> str:
         return f"several widths: {widths}; run as {', '.join(kinds)}"
     group = "row" if foreign.group_size is None else f"group of {foreign.group_size}"
     zeros = ", zero-points" if foreign.zeros else ""
-    grid = f"{foreign.bits} bits, a scale per {group}{zeros}" if foreign.integers else "table"
+    # 4-bit floats run as whole numbers of `bits` bits, which is not how they are stored
+    width = "4-bit floats" if "fp4" in foreign.codec else f"{foreign.bits} bits"
+    grid = f"{width}, a scale per {group}{zeros}" if foreign.integers else width
     kinds = sorted({format.kind for format in formats})
     how = "decoded to float32" if kinds == ["dense"] else f"run as {', '.join(kinds)}, exactly"
     if foreign.threshold:
         how += f"; inputs of magnitude {foreign.threshold:g} or more multiplied as floats"
-    return f"{foreign.name} ({grid if foreign.integers else f'{foreign.bits} bits'}), {how}"
+    return f"{foreign.name} ({grid}), {how}"

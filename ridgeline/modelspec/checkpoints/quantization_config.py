@@ -37,8 +37,9 @@ _OLD_GPTQ, _MODELOPT = "quantize_config.json", "hf_quant_config.json"
 _RECIPE = "made"
 """Where `ridgeline quantize` notes how it made a checkpoint of any method."""
 _UNDERSTOOD: Mapping[str, str] = {
-    "gptq": "bits group_size sym desc_act checkpoint_format dynamic w_bit q_group_size",
-    "auto-round": "bits group_size sym packing_format data_type extra_config quant_method",
+    "gptq": "bits group_size sym desc_act checkpoint_format dynamic is_marlin_format w_bit "
+    "q_group_size",
+    "auto-round": "bits group_size sym packing_format data_type extra_config",
     "awq": "bits w_bit group_size q_group_size zero_point version modules_to_not_convert",
     "compressed-tensors": "config_groups format sparsity_config transform_config ignore",
     "fp8": "fmt weight_block_size activation_scheme modules_to_not_convert ignored_layers "
@@ -54,7 +55,7 @@ _HARMLESS: Mapping[str, str] = {
     "model_file_base_name meta pack_dtype lm_head tokenizer dataset batch_size pad_token_id "
     "block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
     "use_exllama disable_exllama max_input_length exllama_config cache_block_outputs use_cuda_fp16 "
-    "model_seqlen backend parallel_packing mse is_marlin_format",
+    "model_seqlen backend parallel_packing mse",
     "auto-round": "amp autoround_version backend batch_size block_name_to_quantize "
     "enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input gradient_accumulate_steps "
     "iters low_gpu_mem_usage lr minmax_lr nsamples quant_block_list scale_dtype seqlen "
@@ -260,7 +261,8 @@ def _compressed_weights(weights: Any, layout: str, where: str) -> QuantisedCheck
     )
 
 
-_FP4 = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
+_NV_GROUP, _MX_GROUP = 16, 32
+_FP4 = {"nvfp4-pack-quantized": _NV_GROUP, "mxfp4-pack-quantized": _MX_GROUP}
 """The layouts of 4-bit floats, and how many inputs share a scale."""
 
 
@@ -270,12 +272,14 @@ def _compressed_fp4(weights: Mapping[str, Any], layout: str, where: str) -> Quan
     if not weights.get("symmetric", True):
         raise _refused(where, f"{layout} with zero-points")
     _bits(weights, where, (4,))
-    return _fp4(f"compressed-tensors {layout}", _FP4[layout])
+    return _fp4("fp4", f"compressed-tensors {layout}", _FP4[layout])
 
 
-def _fp4(name: str, group_size: int) -> QuantisedCheckpoint:
+def _fp4(codec: str, name: str, group_size: int) -> QuantisedCheckpoint:
+    """4-bit floats: whole numbers of 5 bits times half their scale. The scales of MXFP4 are powers
+    of two, which the packed formats hold; those of NVFP4 are decoded to float32."""
     return QuantisedCheckpoint(
-        codec="fp4", name=name, bits=4, group_size=group_size, integers=False
+        codec=codec, name=name, bits=5, group_size=group_size, integers=group_size == _MX_GROUP
     )
 
 
@@ -285,8 +289,8 @@ def _modelopt(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     algorithm = inner.get("quant_algo") if isinstance(inner, Mapping) else None
     if algorithm == "FP8":
         return QuantisedCheckpoint(codec="scaled", name="modelopt FP8", bits=8, integers=False)
-    if algorithm == "NVFP4" and inner.get("group_size", 16) == 16:
-        return _fp4("modelopt NVFP4", 16)
+    if algorithm == "NVFP4" and inner.get("group_size", _NV_GROUP) == _NV_GROUP:
+        return _fp4("fp4", "modelopt NVFP4", _NV_GROUP)
     raise _refused(where, f"modelopt with the algorithm {algorithm!r}", "FP8, NVFP4")
 
 
@@ -322,8 +326,7 @@ def _bitsandbytes(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
 
 
 def _mxfp4(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    # e2m1 numbers are whole numbers of 5 bits times half their scale
-    return QuantisedCheckpoint(codec="mxfp4", name="MXFP4 experts", bits=5, group_size=32)
+    return _fp4("mxfp4", "MXFP4 experts", _MX_GROUP)
 
 
 def _torchao(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:

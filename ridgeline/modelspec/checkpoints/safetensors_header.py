@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.modelspec.checkpoints.json_files import MAX_JSON_BYTES
 
@@ -48,49 +47,59 @@ def read_header(file: Path) -> dict[str, Any]:
     return header if isinstance(header, dict) else {}
 
 
+class _Stored(NamedTuple):
+    """A tensor's shape, dtype and bytes: where they begin in the file, and how many they are."""
+
+    file: Path
+    shape: list[int]
+    dtype: str
+    start: int
+    size: int
+
+
 def has_own_head(path: Path) -> bool:
     """Whether a directory holds an LM head with other numbers than its embeddings.
 
     Some fine-tunes train the head of a model whose config still ties it to the embeddings. Only a
     directory that stores both is read, up to the first difference.
     """
-    head, embeddings = _stored(path, _HEAD), _stored(path, _EMBEDDINGS)
+    head = _find_stored(path, _HEAD)
+    embeddings = None if head is None else _find_stored(path, _EMBEDDINGS)
     if head is None or embeddings is None:
         return False
-    alike = all(head[1][key] == embeddings[1][key] for key in ("shape", "dtype"))
+    alike = head.shape == embeddings.shape and head.dtype == embeddings.dtype
     return not (alike and _same_bytes(head, embeddings))
 
 
-_Stored = tuple[Path, dict[str, Any]]
-
-
-def _stored(path: Path, suffix: str) -> _Stored | None:
+def _find_stored(path: Path, suffix: str) -> _Stored | None:
+    """The first tensor with this end of its name; None also where its entry is malformed, which
+    the weight loader reports."""
     for file in sorted(path.glob("*.safetensors")):
         for name, entry in read_header(file).items():
-            whole = isinstance(entry, dict) and {"shape", "dtype", "data_offsets"} <= set(entry)
-            if name.endswith(suffix) and whole:
-                return file, entry
+            if name.endswith(suffix):
+                return _stored(file, entry)
     return None
 
 
+def _stored(file: Path, entry: Any) -> _Stored | None:
+    try:
+        shape, dtype, (begin, end) = entry["shape"], entry["dtype"], entry["data_offsets"]
+        with file.open("rb") as stream:
+            start = 8 + int.from_bytes(stream.read(8), "little") + begin
+        sane = 0 <= begin <= end and start + (end - begin) <= file.stat().st_size
+    except (KeyError, TypeError, ValueError):
+        return None
+    return _Stored(file, shape, dtype, start, end - begin) if sane else None
+
+
 def _same_bytes(one: _Stored, other: _Stored) -> bool:
-    with one[0].open("rb") as a, other[0].open("rb") as b:
-        starts = [_data_start(file, entry) for file, (_, entry) in ((a, one), (b, other))]
-        size = one[1]["data_offsets"][1] - one[1]["data_offsets"][0]
-        with (
-            mmap.mmap(a.fileno(), 0, access=mmap.ACCESS_READ) as left,
-            mmap.mmap(b.fileno(), 0, access=mmap.ACCESS_READ) as right,
-        ):
-            for at in range(0, size, _CHUNK_BYTES):
-                end = min(at + _CHUNK_BYTES, size)
-                if (
-                    left[starts[0] + at : starts[0] + end]
-                    != right[starts[1] + at : starts[1] + end]
-                ):
-                    return False
+    if one.size != other.size:
+        return False
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.start)
+        right.seek(other.start)
+        for at in range(0, one.size, _CHUNK_BYTES):
+            count = min(_CHUNK_BYTES, one.size - at)
+            if left.read(count) != right.read(count):
+                return False
     return True
-
-
-def _data_start(file: Any, entry: dict[str, Any]) -> int:
-    length = int.from_bytes(file.read(8), "little")
-    return 8 + length + int(entry["data_offsets"][0])

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from ridgeline.engine.checkpoints.codecs.fp4 import fp4_grid, shared_exponents
 from ridgeline.engine.checkpoints.load import load_decoder
-from ridgeline.engine.checkpoints.mxfp4 import grid_of
 from ridgeline.engine.checkpoints.safetensors import SINGLE
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadModel
@@ -30,7 +30,8 @@ def test_blocks_decode_as_in_transformers() -> None:
     theirs = convert_moe_packed_tensors(
         blocks_OGB.unsqueeze(0), scales_OG.unsqueeze(0), dtype=torch.float32
     )
-    assert torch.equal(grid_of(blocks_OGB, scales_OG, "x").dense(), theirs[0].T)
+    grid = fp4_grid(blocks_OGB.flatten(1), shared_exponents(scales_OG, "x"), 32)
+    assert torch.equal(grid.dense(), theirs[0].T)
 
 
 @pytest.fixture(scope="module")
