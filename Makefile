@@ -34,7 +34,7 @@ demo: install
 	  set -- demo --workload chat-and-code; fi; \
 	$(BIN)/ridgeline optimize "$$@" --budget 4m30s --output ridgeline-out || { code=$$?; \
 	  if [ $$code != 2 ] || [ $$1 = demo ]; then exit $$code; fi; \
-	  echo "this machine is too slow to optimise smollm2 in 4m30s: optimising demo, a smaller model, instead"; \
+	  echo "smollm2 was not optimised, for the reason above: optimising demo, a smaller model, instead"; \
 	  $(BIN)/ridgeline optimize demo --workload chat-and-code --budget 4m30s --output ridgeline-out; }
 
 lint: install

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from ridgeline.api.keywords import downloaded, engine_settings, options_from
+from ridgeline.api.keywords import download_models, engine_settings, options_from
 from ridgeline.config.settings import EngineSettings
 from ridgeline.config.tools import ExplainOptions
 from ridgeline.records.progress import Observer, silent
@@ -51,5 +51,5 @@ def explain(
     """
     options = options_from(ExplainOptions, locals())
     return explain_subject.explain(
-        options, lambda name: downloaded(engine_settings(name, settings), observer), observer
+        options, lambda name: download_models(engine_settings(name, settings), observer), observer
     )

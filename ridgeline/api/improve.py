@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from ridgeline.api.keywords import check_effective, downloaded, engine_settings, options_from
+from ridgeline.api.keywords import check_effective, download_models, engine_settings, options_from
 from ridgeline.config.improve import (
     OPTIMIZE_SLO,
     CheckpointFormat,
@@ -97,7 +97,7 @@ def optimize(
     if output is not None:
         optimize_workflow.check_search(engine, options, target)
     result = optimize_workflow.optimize(
-        downloaded(engine, observer),
+        download_models(engine, observer),
         options,
         server=target,
         logs=None if output is None else options.output,
@@ -227,8 +227,8 @@ def evaluate(
     from ridgeline.workflows.evaluate.quality_reference import EvaluationSize
 
     return evaluate_models(
-        downloaded(engine_settings(options.a, {}), observer),
-        downloaded(engine_settings(options.b, settings), observer),
+        download_models(engine_settings(options.a, {}), observer),
+        download_models(engine_settings(options.b, settings), observer),
         EvaluationSize(budget_s=options.budget),
         lm_eval=lm_eval_options(options),
         observer=observer,

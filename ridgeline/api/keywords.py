@@ -71,7 +71,7 @@ def engine_settings(model: str | None, settings: EngineSettings) -> Settings:
     return options_from(Settings, given)
 
 
-def downloaded(settings: Settings, observer: Observer) -> Settings:
+def download_models(settings: Settings, observer: Observer) -> Settings:
     """The settings, with the model and its draft model downloaded.
 
     Raises BadModel or DownloadFailed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from ridgeline.api.keywords import check_effective, downloaded, engine_settings, options_from
+from ridgeline.api.keywords import check_effective, download_models, engine_settings, options_from
 from ridgeline.config.server import ReasoningFormat, ServerOptions, ToolFormat
 from ridgeline.config.settings import EngineSettings
 from ridgeline.records.progress import Observer, silent
@@ -107,4 +107,6 @@ def serve(
     keywords = locals()
     check_effective("serve", keywords)
     options = options_from(ServerOptions, keywords)
-    return LocalServer(downloaded(engine_settings(model, settings), observer), options, observer)
+    return LocalServer(
+        download_models(engine_settings(model, settings), observer), options, observer
+    )

@@ -46,8 +46,8 @@ def download_repository(
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="ridgeline", library_version=ridgeline.__version__)
-    with _explained(model, api.endpoint):
-        info = _patiently(
+    with _translate_errors(model, api.endpoint):
+        info = _retry_when_limited(
             partial(api.model_info, model.repo, revision=model.revision, files_metadata=True),
             observer,
             sleep,
@@ -60,7 +60,9 @@ def download_repository(
     return first if first.suffix == ".gguf" else first.parent
 
 
-def _patiently(call: Callable[[], T], observer: Observer, sleep: Callable[[float], None]) -> T:
+def _retry_when_limited(
+    call: Callable[[], T], observer: Observer, sleep: Callable[[float], None]
+) -> T:
     """The result of `call`, which is repeated when the hub says that it is called too often."""
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -180,7 +182,7 @@ def _remember_revision(model: HubModel, commit: str) -> None:
 
 
 @contextmanager
-def _explained(model: HubModel, endpoint: str) -> Iterator[None]:
+def _translate_errors(model: HubModel, endpoint: str) -> Iterator[None]:
     """Turns the errors of huggingface-hub into errors that say what to do."""
     import httpx2
     from huggingface_hub.errors import (

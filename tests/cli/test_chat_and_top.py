@@ -70,6 +70,81 @@ class Terse(BaseHTTPRequestHandler):
         pass
 
 
+class Scripted(BaseHTTPRequestHandler):
+    """Sends `body` as the stream of every answer."""
+
+    body = b""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def answered(
+    body: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """Exit code and output of one message to a server that streams `body`."""
+    monkeypatch.setattr(Scripted, "body", body.encode())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    with HTTPServer(("127.0.0.1", 0), Scripted) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        code = main(["chat", "--url", f"http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+    return code, *capsys.readouterr()
+
+
+def test_chat_reads_streams_however_they_are_framed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Comments, no space after the colon, \\r\\n, data over two lines, a line separator in JSON."""
+    body = (
+        ": ping\r\n\r\n"
+        'data:{"choices":[{"delta":{"content":"a\u2028b"}}]}\r\n\r\n'
+        'data: {"choices":\ndata: [{"delta":{"content":"c"},"finish_reason":"length"}]}\n\n'
+        "data: [DONE]\n\n"
+    )
+    code, out, err = answered(body, monkeypatch, capsys)
+    assert (code, out) == (0, "a\u2028bc\n") and "cut off by --max-tokens" in err
+
+
+def test_chat_shows_and_remembers_no_reasoning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = (
+        'data: {"choices":[{"delta":{"reasoning_content":"hm"}}]}\n\n'
+        'data: {"choices":[{"delta":{"content":"yes"},"finish_reason":"stop"}]}\n\n'
+    )
+    code, out, _ = answered(body, monkeypatch, capsys)
+    assert (code, out) == (0, "yes\n")
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        ("data: not json", "malformed"),
+        ('data: {"choices": 3}', "malformed"),
+        ('data: {"error": {"message": "out of memory"}}', "out of memory"),
+        ('data: {"choices":[{"delta":{},"finish_reason":"error"}]}', "with an error"),
+    ],
+)
+def test_chat_reports_streams_that_fail(
+    chunk: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = answered(f"{chunk}\n\n", monkeypatch, capsys)
+    assert code == 1 and message in err and "Traceback" not in err
+
+
 def test_chat_with_a_server_that_repeats_the_role(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

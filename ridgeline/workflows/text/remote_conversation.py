@@ -9,13 +9,22 @@ from time import perf_counter
 from typing import Any
 
 import httpx
+import msgspec
 
 from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.measure.client.http_target import authorization, base_url, no_server_error
+from ridgeline.measure.client.sse_parser import SseParser
+from ridgeline.measure.client.stream_chunks import (
+    Chunk,
+    ChunkUsage,
+    decode_chunk,
+    error_message,
+    output_of,
+)
 from ridgeline.records import FinishReason, Sampling, Usage
 from ridgeline.workflows.text.transcript import Reply, Transcript, Turn
 
-_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+_CUT_OFF: dict[str, FinishReason] = {"length": "length", "abort": "abort"}
 _TIMEOUT_S = 600
 
 
@@ -97,19 +106,33 @@ class RemoteConversation:
         """Close the connection."""
         self._client.close()
 
-    def post(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The chunks of a streamed chat completion."""
+    def post(self, body: dict[str, Any]) -> Iterator[Chunk]:
+        """The chunks of a streamed chat completion. Raises RidgelineError if it breaks off."""
+        parser = SseParser()
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 if answer.status_code != 200:
                     raise RidgelineError(_reason(answer.read(), answer.status_code))
-                for line in answer.iter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        yield json.loads(line[6:])
+                for received in answer.iter_bytes():
+                    for event in parser.feed(received):
+                        if event.data == b"[DONE]":
+                            return
+                        yield self._chunk(event.data)
+                for event in parser.close():
+                    yield self._chunk(event.data)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise no_server_error(self.url, error) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RidgelineError(f"{self.url} does not answer: {error}") from None
+
+    def _chunk(self, data: bytes) -> Chunk:
+        try:
+            chunk = decode_chunk(data)
+        except msgspec.DecodeError as error:
+            raise RidgelineError(f"{self.url} sent a chunk that is malformed: {error}") from None
+        if (problem := error_message(chunk)) is not None:
+            raise RidgelineError(problem)
+        return chunk
 
 
 class RemoteReplyStream:
@@ -121,20 +144,19 @@ class RemoteReplyStream:
         self._conversation, self._body, self._turns = conversation, body, turns
         self._pieces: list[str] = []
         self._reason: FinishReason | None = None
-        self._usage: dict[str, Any] = {}
+        self._usage = ChunkUsage()
         self._sent_s = self._first_s = self._last_s = 0.0
 
     @property
     def reply(self) -> Reply:
         """What has been received so far; where the server counts no tokens, its chunks are counted."""
-        details = self._usage.get("prompt_tokens_details") or {}
         return Reply(
             text="".join(self._pieces),
             finish_reason=self._reason,
             usage=Usage(
-                prompt_tokens=self._usage.get("prompt_tokens") or 0,
-                cached_tokens=details.get("cached_tokens") or 0,
-                completion_tokens=self._usage.get("completion_tokens") or len(self._pieces),
+                prompt_tokens=self._usage.prompt_tokens,
+                cached_tokens=self._usage.cached_tokens,
+                completion_tokens=self._usage.completion_tokens or len(self._pieces),
             ),
             ttft_s=self._first_s - self._sent_s if self._first_s else None,
             decode_s=self._last_s - self._first_s,
@@ -143,19 +165,21 @@ class RemoteReplyStream:
     def __iter__(self) -> Iterator[str]:
         self._sent_s = perf_counter()
         for chunk in self._conversation.post(self._body):
-            if "error" in chunk:
-                raise RidgelineError(_reason(json.dumps(chunk).encode(), 500))
-            self._usage = chunk.get("usage") or self._usage
-            for choice in chunk.get("choices") or []:
-                self._reason = _FINISH_REASONS.get(choice.get("finish_reason"), self._reason)
-                delta = choice.get("delta") or {}
-                content = delta.get("content")
-                # An empty piece with a role only opens an answer; some servers repeat the role.
-                if content or (content is not None and "role" not in delta):
-                    self._last_s = perf_counter()
-                    self._first_s = self._first_s or self._last_s
+            self._usage = chunk.usage or self._usage
+            for choice in chunk.choices or ():
+                if choice.finish_reason is not None:
+                    self._reason = _finish_reason(choice.finish_reason)
+                output = output_of(choice, perf_counter())
+                if output is None or output.doubtful:
+                    continue
+                self._last_s = output.at_s
+                self._first_s = self._first_s or self._last_s
+                # Reasoning counts as output, but belongs neither to the reply nor to the next prompt.
+                content = choice.delta.content if choice.delta is not None else None
+                if content is not None:
                     self._pieces.append(content)
                     yield content
+        # Some servers send no finish_reason. An answer that breaks off is an error of the connection.
         self._reason = self._reason or "stop"
 
     def __enter__(self) -> RemoteReplyStream:
@@ -164,6 +188,12 @@ class RemoteReplyStream:
     def __exit__(self, *error: object) -> None:
         self._reason = self._reason or "abort"
         self._conversation.remember(self._turns, self.reply)
+
+
+def _finish_reason(stated: str) -> FinishReason:
+    if stated == "error":
+        raise RidgelineError("the server ended the answer with an error")
+    return _CUT_OFF.get(stated, "stop")
 
 
 def _reason(body: bytes, status: int) -> str:

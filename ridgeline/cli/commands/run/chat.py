@@ -38,8 +38,8 @@ def chat(call: Invocation) -> int:
     with console.status(f"loading {settings.model} …"):
         engine = Engine.from_settings(settings)
     with closing(engine):
-        parameters = f"{engine.info.weight_bytes / 1e6:,.0f} MB of weights"
-        console.print(f"{settings.model} · {parameters} · loaded in {engine.load_s:.1f} s")
+        weights = f"{engine.info.weight_bytes / 1e6:,.0f} MB of weights"
+        console.print(f"{settings.model} · {weights} · loaded in {engine.load_s:.1f} s")
 
         def start(system: str | None) -> ChatPartner:
             return Conversation(engine, system=system, sampling=sampling)
@@ -91,7 +91,7 @@ class ChatLoop:
                 try:
                     if not text.startswith("/"):
                         self._answer(text)
-                    elif not self._obey(text):
+                    elif not self._run_command(text):
                         break
                 except UserError as error:
                     if not self._is_terminal:
@@ -144,7 +144,7 @@ class ChatLoop:
     def _print(self, text: str, style: str = "dim") -> None:
         self._console.print(text, style=style, markup=False, soft_wrap=True)
 
-    def _obey(self, text: str) -> bool:
+    def _run_command(self, text: str) -> bool:
         """Carry out a `/command`; False if it ends the conversation."""
         name, _, argument = text.partition(" ")
         argument = argument.strip()
