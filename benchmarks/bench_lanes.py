@@ -3,11 +3,11 @@
     python benchmarks/bench_lanes.py [--background-tokens N] [--ttft-ms MS] [--tpot-ms MS]
         [--pause-ms MS] [--rounds N]
 
-Three arms on one engine: interactive requests alone; with batch requests in the background lane; with
-the same batch requests as ordinary requests. Interactive requests are sent one after another, each
-after a pause in which batch requests have the engine to themselves. Prints medians over rounds of
-each arm's p50 and p95, the share of interactive requests that met the SLO, and the tokens per second
-of the batch requests.
+Three arms on one engine: interactive requests alone; with batch requests in the background lane;
+with the same batch requests as ordinary requests. Interactive requests are sent one after another,
+each after a pause in which batch requests have the engine to themselves. Prints medians over rounds
+of each arm's p50 and p95, the share of interactive requests that met the SLO, and the tokens per
+second of the batch requests.
 """
 
 from __future__ import annotations

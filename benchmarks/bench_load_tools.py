@@ -4,9 +4,9 @@
         --vllm ENV/bin/vllm
 
 Every tool sends a few chat requests, one after the other, to the same scripted answers and names
-its mean TTFT, its time per output token, and how many requests it counts as served. Next to
-them is the truth, derived by hand for each script. The tools are installed in separate environments;
-only their result files are read. Ridgeline's column is `ridgeline bench` over the same socket.
+its mean TTFT, its time per output token, and how many requests it counts as served. Next to them is
+the truth, derived by hand for each script. The tools are installed in separate environments; only
+their result files are read. Ridgeline's column is `ridgeline bench` over the same socket.
 
 Where tools *define* a figure differently (GuideLLM's time per output token is the whole latency
 over all tokens, its inter-token latency is what others call TPOT), the like figure is compared.

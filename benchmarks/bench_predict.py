@@ -4,11 +4,11 @@
     python benchmarks/bench_predict.py table --raw raw.jsonl --calibration here.json [--every]
 
 `measure` works through the runs of a calibration and through the points, twice, and appends what
-its results; finished parts are not measured again, so that a machine that is only free for minutes at a
-time will do (`--seconds`, 480 by default). A piece in which others had more than 15 % of the CPU
-time that it asked for is measured again (by the kernel's account, not by how long it took). `table`
-fits the calibration to the calibration's runs alone, writes it where --calibration says, and
-predicts every point from it.
+its results; finished parts are not measured again, so that a machine that is only free for minutes
+at a time will do (`--seconds`, 480 by default). A piece in which others had more than 15 % of the
+CPU time that it asked for is measured again (by the kernel's account, not by how long it took).
+`table` fits the calibration to the calibration's runs alone, writes it where --calibration says,
+and predicts every point from it.
 
 Points are (model shape, weights, batch, context) that the calibration did not see: decode steps of
 `batch` sequences behind `context` tokens (TPOT), prompts to an idle engine (TTFT), and what the

@@ -7,11 +7,11 @@
 
 The GGUF files are the demo models through llama.cpp's own `convert_hf_to_gguf.py`. Every engine is
 given every prompt (token ids, greedy, a fixed number of tokens), one engine after the other, one
-sequence at a time. What counts is the time from an answer's first token to its last by the engine's own
-account: tokens on the engine's clock here, `timings` of llama-server, `perf_metrics` of OpenVINO.
-Medians over prompts of the ratio to our plain decoding of the same prompt, and tokens per second
-of all. OpenVINO takes part as it comes, which is bfloat16 where the CPU multiplies it, and in
-float32 as the others. `same`: share of the tokens that are those of our answer, up to the first
+sequence at a time. What counts is the time from an answer's first token to its last by the engine's
+own account: tokens on the engine's clock here, `timings` of llama-server, `perf_metrics` of
+OpenVINO. Medians over prompts of the ratio to our plain decoding of the same prompt, and tokens per
+second of all. OpenVINO takes part as it comes, which is bfloat16 where the CPU multiplies it, and
+in float32 as the others. `same`: share of the tokens that are those of our answer, up to the first
 that differs (a tie that rounding decides).
 """
 

@@ -4,9 +4,9 @@
         [--activations int8] [--kv-cache-dtype auto] [--sequences 1,8,64] [--context 128]
         [--prompt N] [--steps 15] [--layer-backend auto] [--json FILE] [--html FOLDER]
 
-`ridgeline diagnose MODEL --profile` for each number in turn, on one engine; its words are
-explained in docs/concepts/kernels.md. The ceilings are measured around each. `--html` draws a page for
-each number: the roofline with every operator on it.
+`ridgeline diagnose MODEL --profile` for each number in turn, on one engine; its words are explained
+in docs/concepts/kernels.md. The ceilings are measured around each. `--html` draws a page for each
+number: the roofline with every operator on it.
 """
 
 from __future__ import annotations

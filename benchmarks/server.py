@@ -8,19 +8,19 @@
 Every arm runs the same model with the same settings and prompts in a closed loop, and the arms
 alternate: *inside* calls `Engine.stream` in this process; *http* streams `/v1/completions` from a
 server process; *whole* requests the same responses without streaming; *former*, with `--former`, is
-the server of another checkout. A request is that of a chat: 256 tokens in, 128 out. Per-request cost
-weighs more the shorter the response: try `--prompt-tokens 32 --answer-tokens 48`. Responses have half
-to one and a half times that length, so that requests arrive one by one after the first wave; with
-`--burst` they are all alike and arrive in waves.
+the server of another checkout. A request is that of a chat: 256 tokens in, 128 out. Per-request
+cost weighs more the shorter the response: try `--prompt-tokens 32 --answer-tokens 48`. Responses
+have half to one and a half times that length, so that requests arrive one by one after the first
+wave; with `--burst` they are all alike and arrive in waves.
 
 Between a response and the next request there is a pause, evenly spread over `--think-ms`. Without
 one, the arm in this process submits at the instant at which a step has ended, and is in the next
-step; a request over HTTP arrives later and waits for one step more, so that TTFT measures the length
-of a step.
+step; a request over HTTP arrives later and waits for one step more, so that TTFT measures the
+length of a step.
 
 The client shares the cores with the server, as on a laptop. Its CPU time per token is printed, and
-that of the server's event loop: HTTP costs about their sum over the cores. TTFT is from the call (or
-the first byte sent) to the first token, over all requests but the first wave. Prints a row per
+that of the server's event loop: HTTP costs about their sum over the cores. TTFT is from the call
+(or the first byte sent) to the first token, over all requests but the first wave. Prints a row per
 round, the medians over rounds of the pairwise differences, then one JSON line.
 """
 
@@ -217,8 +217,10 @@ def compare(
     num_requests: int,
     rounds: int,
 ) -> dict[str, float]:
-    """Rounds of all arms; medians of the differences to the first arm. `process_ids`: of the servers
-    of arms that have one."""
+    """Rounds of all arms; medians of the differences to the first arm.
+
+    `process_ids`: of the servers of arms that have one.
+    """
     rows: list[dict[str, LoadResult]] = []
     loop_us: dict[str, list[float]] = {name: [] for name in arms}
     for round_ in range(rounds + 1):  # the first round warms up and is not counted

@@ -72,8 +72,8 @@ _PACKAGES = {"diagnose", "optimize", "plan", "serve"}
 class _CallablePackage(ModuleType):
     """A subpackage that shares its name with a public function, which a call of it calls.
 
-    `ridgeline.plan(...)` works whether or not `ridgeline.plan.…` has been imported before, and so do
-    `import ridgeline.plan` and `from ridgeline.plan import …`. Type checkers see the function.
+    `ridgeline.plan(...)` works whether or not `ridgeline.plan.…` has been imported before, and so
+    do `import ridgeline.plan` and `from ridgeline.plan import …`. Type checkers see the function.
     """
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:

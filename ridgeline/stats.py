@@ -84,7 +84,8 @@ def mean_interval(
 
     `least_sd` is the resolution of the instrument. `widen` multiplies the half-width, for samples
     that are not quite independent. `prior` moderates the variance: the weighted mean of both
-    estimates by their degrees of freedom (Smyth, "Linear models and empirical Bayes methods", 2004).
+    estimates by their degrees of freedom (Smyth, "Linear models and empirical Bayes methods",
+    2004).
     """
     count = len(samples)
     mean = math.fsum(samples) / count

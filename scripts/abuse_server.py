@@ -4,10 +4,10 @@
 
 Disconnects in the middle of streams and of whole responses, requests that are cancelled as soon as
 they are sent, more requests than the queue holds, more sequences than KV blocks, headers and bodies
-that arrive byte by byte, bodies that are too large, NaN and infinities, responses that are not read.
-After each: no sequence runs or waits, every KV block is free, /health is 200, and a greedy response
-is unchanged. At the end: growth of memory and open files. The first flood of cancels shows how much
-memory a backlog takes, the second that it does not leak.
+that arrive byte by byte, bodies that are too large, NaN and infinities, responses that are not
+read. After each: no sequence runs or waits, every KV block is free, /health is 200, and a greedy
+response is unchanged. At the end: growth of memory and open files. The first flood of cancels shows
+how much memory a backlog takes, the second that it does not leak.
 """
 
 from __future__ import annotations

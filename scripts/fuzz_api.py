@@ -2,11 +2,11 @@
 
     python scripts/fuzz_api.py [--examples 200] [--model demo] [--seed N] [--workers 2]
 
-Starts `ridgeline serve` with a batch store and tests both OpenAPI documents: boundary values of every
-field (coverage), random valid and invalid requests (fuzzing), and sequences from an upload to the
-results along the document's links (stateful). Fails on any 5xx, on any status, header, content type
-or body outside the document, and on an undocumented method or id that is served. Afterwards the
-server must be healthy, with all KV blocks free. A whole run takes some 15 minutes on two cores;
+Starts `ridgeline serve` with a batch store and tests both OpenAPI documents: boundary values of
+every field (coverage), random valid and invalid requests (fuzzing), and sequences from an upload to
+the results along the document's links (stateful). Fails on any 5xx, on any status, header, content
+type or body outside the document, and on an undocumented method or id that is served. Afterwards
+the server must be healthy, with all KV blocks free. A whole run takes some 15 minutes on two cores;
 `--include-path PATH` or `--operators-only` run a part of it.
 """
 

@@ -5,14 +5,16 @@ A page holds a pair of markers; what stands between them is generated:
     <!-- result: throttle -->
     <!-- end -->
 
-`python scripts/render_results.py` rewrites every page under docs/ and README.md; with `--check` it changes nothing
-and exits with 1 where a page is out of date. A result file holds what was measured and how it can be measured again:
+`python scripts/render_results.py` rewrites every page under docs/ and README.md; with `--check` it
+changes nothing and exits with 1 where a page is out of date. A result file holds what was measured
+and how it can be measured again:
 
     {"machine": "…", "date": "2026-11-22", "command": "python benchmarks/…", "note": "…",
      "columns": ["…"], "rows": [["…", 1.5, {"median": 29.6, "runs": [29.3, 29.6, 29.8]}]]}
 
-A cell is a text, a number, null, `{"median", "runs"}`, `{"value", "interval"}` or `{"runs"}`; `"bold": true` in it
-marks a target that is met. `"decimals": [null, null, 2]` fixes the decimals of a column's numbers.
+A cell is a text, a number, null, `{"median", "runs"}`, `{"value", "interval"}` or `{"runs"}`;
+`"bold": true` in it marks a target that is met. `"decimals": [null, null, 2]` fixes the decimals of
+a column's numbers.
 """
 
 from __future__ import annotations

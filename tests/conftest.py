@@ -1,7 +1,8 @@
 """Settings of the whole suite: a cache of its own, threads of parallel workers, and the fast tier.
 
-The fast tier (`-m "not slow"`, part of `make check`) leaves out the tests marked `slow`. A file whose
-every test is slow says so with `pytestmark = pytest.mark.slow`: the fast tier does not import it.
+The fast tier (`-m "not slow"`, part of `make check`) leaves out the tests marked `slow`. A file
+whose every test is slow says so with `pytestmark = pytest.mark.slow`: the fast tier does not import
+it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from ridgeline.paths import default_cache_dir
 
 SLOW_FILE = "pytestmark = pytest.mark.slow\n"
 FAST_CPU_S = 10.0
-"""CPU seconds that a test of the fast tier may take. Tests above 0.5 s on a quiet machine are marked
-slow; the margin is for slower machines, and for house rules that parse the whole source."""
+"""CPU seconds that a test of the fast tier may take.
+
+Tests above 0.5 s on a quiet machine are marked slow; the margin is for slower machines, and for
+house rules that parse the whole source.
+"""
 
 USER_CACHE = "RIDGELINE_TEST_USER_CACHE"
 """Where tests find models that `make install` downloaded, which they read and never change."""

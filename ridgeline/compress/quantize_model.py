@@ -76,8 +76,10 @@ def _accept_any(source: Path, spec: ModelSpec) -> None:
 
 
 class FormatWriter(NamedTuple):
-    """A checkpoint format. `refuse` raises early for recipes that the format cannot hold, `check_source`
-    for other files of the model that it needs; `write` returns the bytes written.
+    """A checkpoint format.
+
+    `refuse` raises early for recipes that the format cannot hold, `check_source` for other files of
+    the model that it needs; `write` returns the bytes written.
     """
 
     refuse: Callable[[ModelSpec, QuantizeRecipe, TableFormats], None]

@@ -31,11 +31,11 @@ PathUse = Literal["input", "file", "folder"]
 class About(msgspec.Struct, frozen=True):
     """What a field's type and default do not say about an option.
 
-    `unset`: what happens without a value, where the default alone does not say it. `flag`: the flag's name where
-    it is not the field's; "" for an option without a flag. `env`: the environment variable where it
-    is not derived from the name. `ambient`: False where only the command line may set it.
-    `negative`: the flag that switches a bool off; "" derives `--no-…` where the default is on.
-    `panel`: a heading in help texts that begins with this option and goes on to the next one.
+    `unset`: what happens without a value, where the default alone does not say it. `flag`: the
+    flag's name where it is not the field's; "" for an option without a flag. `env`: the environment
+    variable where it is not derived from the name. `ambient`: False where only the command line may
+    set it. `negative`: the flag that switches a bool off; "" derives `--no-…` where the default is
+    on. `panel`: a heading in help texts that begins with this option and goes on to the next one.
     `parse` makes the value of a text, or raises BadInput. `words`: a pattern; further words that
     match it belong to the value, as in `--slo ttft:200 tpot:50`.
     """

@@ -1,4 +1,7 @@
-"""Diagnosis: what bounds a run, which causes cost it latency, and how to fix them. No torch, no clock."""
+"""Diagnosis: what bounds a run, which causes cost it latency, and how to fix them.
+
+No torch, no clock.
+"""
 
 from ridgeline.diagnose.facts import engine_facts, facts_of
 from ridgeline.diagnose.losses.gpu_losses import split_gpu_losses

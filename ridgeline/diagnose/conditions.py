@@ -1,9 +1,10 @@
 """Conditions as data: `max_num_seqs < 8`, `ttft_p95_s > 0.5 * slo_ttft_s`, `batching != 'static'`.
 
-The rules of the diagnosis and the preconditions of the ladder are rows of TOML, and this is the whole
-language that they can use: a condition compares one named fact with a constant or with a multiple of
-another fact. There are no calls, no attributes and no `eval`. If a fact is not known, the condition is
-neither true nor false but *unknown*, so that a rule never fires on a number that was not measured.
+The rules of the diagnosis and the preconditions of the ladder are rows of TOML, and this is the
+whole language that they can use: a condition compares one named fact with a constant or with a
+multiple of another fact. There are no calls, no attributes and no `eval`. If a fact is not known,
+the condition is neither true nor false but *unknown*, so that a rule never fires on a number that
+was not measured.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str) -> Condition:
-    """Parse one condition. Raises ValueError, which can only be caused by the shipped data files."""
+    """Parse one condition.
+
+    Raises ValueError, which can only be caused by the shipped data files.
+    """
     match = _CONDITION.match(text)
     if match is None:
         raise ValueError(f"not a condition: {text!r}")

@@ -8,14 +8,14 @@
 The kind of export is recognised by its header; the tools' log lines before it are skipped. Reports
 with similar headers (API calls, NVTX ranges) are rejected, because their times are not GPU times.
 Without `--cuda-graph-trace=node` a CUDA graph is a single event without kernels, so that the trace
-looks idle while graphs run. Nsight Compute writes one row per metric or (`--page raw`) one column per
-metric with a row of units, and uses a decimal comma under some locales; all of these are read. It
-replays every kernel in isolation, so that only the bound of each kernel is taken from it, not the
-schedule. `memory` and `compute` are shares of the device's own peaks; a kernel below SATURATED in both
-is bound by latency (too small, or launched alone).
+looks idle while graphs run. Nsight Compute writes one row per metric or (`--page raw`) one column
+per metric with a row of units, and uses a decimal comma under some locales; all of these are read.
+It replays every kernel in isolation, so that only the bound of each kernel is taken from it, not
+the schedule. `memory` and `compute` are shares of the device's own peaks; a kernel below SATURATED
+in both is bound by latency (too small, or launched alone).
 
-The readers follow NVIDIA's documentation and exports of nsys 2023 to 2025 and ncu 2024 and 2025 found
-in public repositories; they have not been tried on exports of our own.
+The readers follow NVIDIA's documentation and exports of nsys 2023 to 2025 and ncu 2024 and 2025
+found in public repositories; they have not been tried on exports of our own.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels by total time, longest first. `idle_share`: share of the traced time without a kernel."""
+    """Kernels by total time, longest first.
+
+    `idle_share`: share of the traced time without a kernel.
+    """
 
     source: Source
     kernels: tuple[Kernel, ...]

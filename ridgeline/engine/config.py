@@ -2,7 +2,8 @@
 
     Settings (few values) ──resolve──▶ ResolvedSettings (all values, why) ──assemble──▶ EngineParts
 
-`ridgeline explain` prints the result. Nothing is loaded: the size of the weights comes from the spec.
+`ridgeline explain` prints the result. Nothing is loaded: the size of the weights comes from the
+spec.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     """The settings in use: plain ones as given, the others with every default derived.
 
-    Names and units are those of `Settings`; `dtype` is the compute dtype. `spec` has every technique
-    applied. `derivations` names the source of each value.
+    Names and units are those of `Settings`; `dtype` is the compute dtype. `spec` has every
+    technique applied. `derivations` names the source of each value.
     """
 
     dtype: str

@@ -1,9 +1,9 @@
 """The compute dtype: that of the checkpoint, unless the device could only emulate it.
 
-A CPU without bf16 or fp16 instructions can run such a model, but torch emulates the arithmetic, which
-is slower than float32 as soon as a few rows are batched. So `auto` computes in float32 there; an
-explicit dtype is used, and its derivation names the cost. Native layers on a CPU always compute in
-float32.
+A CPU without bf16 or fp16 instructions can run such a model, but torch emulates the arithmetic,
+which is slower than float32 as soon as a few rows are batched. So `auto` computes in float32 there;
+an explicit dtype is used, and its derivation names the cost. Native layers on a CPU always compute
+in float32.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def resolve_dtype(
 ) -> tuple[torch.dtype, str]:
     """The compute dtype and its derivation.
 
-    `requested` is "auto" or a dtype's name, `stored` the dtype of the checkpoint. `native` overrides
-    the dtypes that the device has instructions for. Raises CannotRun for an unknown dtype.
+    `requested` is "auto" or a dtype's name, `stored` the dtype of the checkpoint. `native`
+    overrides the dtypes that the device has instructions for. Raises CannotRun for an unknown
+    dtype.
     """
     device = torch.device(device)
     native = native_dtypes(device) if native is None else native
@@ -64,7 +65,10 @@ def resolve_dtype(
 
 
 def is_exact(values_NM: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `dtype` represents every value exactly. Compares in pieces, as a table may be large."""
+    """Whether `dtype` represents every value exactly.
+
+    Compares in pieces, as a table may be large.
+    """
     pieces = torch.split(values_NM, 1024)
     return values_NM.dtype == dtype or all(
         torch.equal(piece.to(dtype).to(piece.dtype), piece) for piece in pieces

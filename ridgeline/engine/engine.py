@@ -114,8 +114,8 @@ class Engine:
     ) -> list[Completion]:
         """Complete all prompts in one batch; blocks until they are done.
 
-        `sampling` applies to all prompts, or gives one entry per prompt. Raises before anything runs
-        if one prompt is invalid, and EngineUnavailable if one fails.
+        `sampling` applies to all prompts, or gives one entry per prompt. Raises before anything
+        runs if one prompt is invalid, and EngineUnavailable if one fails.
         """
         samplings = (
             sampling if isinstance(sampling, Sequence) else [sampling or Sampling()] * len(prompts)
@@ -225,8 +225,8 @@ class Engine:
     def logprobs_of(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Log-probabilities, float32 [T, V], of the next token after each of T tokens.
 
-        Runs on the engine thread between two steps, without the KV cache. Keep T to about a thousand:
-        memory grows with T·V.
+        Runs on the engine thread between two steps, without the KV cache. Keep T to about a
+        thousand: memory grows with T·V.
         """
         check_tokens(tokens, self.resolved.spec.vocab_size)
         return self._loop.call(partial(_logprobs, self._runner, tuple(tokens))).result()

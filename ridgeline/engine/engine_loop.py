@@ -7,8 +7,8 @@ Between two steps it executes every command that has arrived, so a request waits
 be seen, and a cancelled one frees its blocks before the next plan. With nothing to do it sleeps
 until a command arrives or the scheduler's next wake-up is due.
 
-If the runner fails on a step, the step's runs are tried one by one: those that fail again end with a
-Failed event, the others continue. If the scheduler itself fails, its state cannot be trusted any
+If the runner fails on a step, the step's runs are tried one by one: those that fail again end with
+a Failed event, the others continue. If the scheduler itself fails, its state cannot be trusted any
 more: every request fails and the engine is dead.
 """
 

@@ -54,8 +54,8 @@ class AsyncInboxes:
     """Delivers events to one event loop: one sink per request, one wake-up per engine step.
 
     Waking a loop from another thread costs a system call. With one per token, 64 streams would cost
-    the engine thread more than planning the step. If the loop is behind, the events of several steps
-    are delivered together, so that a stream writes to its socket only once.
+    the engine thread more than planning the step. If the loop is behind, the events of several
+    steps are delivered together, so that a stream writes to its socket only once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

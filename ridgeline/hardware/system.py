@@ -113,7 +113,10 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def cores(root: Path = ROOT, allowed: set[int] | None = None) -> Cores:
-    """Count cores. `allowed`: the CPUs of this process's affinity (None: as the system reports it)."""
+    """Count cores.
+
+    `allowed`: the CPUs of this process's affinity (None: as the system reports it).
+    """
     if allowed is None:
         allowed = os.sched_getaffinity(0)
     siblings = {_siblings(root, cpu) for cpu in allowed}

@@ -6,6 +6,7 @@ A name is one of
     OWNER/REPO:Q4_K_M                      one quantisation of a repository of GGUF files
     https://…/model.gguf                   a GGUF file by its address
 
-Finding a model in the cache (`find_cached`) never uses the network; `download` does. Nothing that is
-downloaded is executed: only weights in safetensors or GGUF, JSON and tokenizer files are fetched.
+Finding a model in the cache (`find_cached`) never uses the network; `download` does. Nothing that
+is downloaded is executed: only weights in safetensors or GGUF, JSON and tokenizer files are
+fetched.
 """

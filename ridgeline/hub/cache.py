@@ -1,7 +1,7 @@
 """Where downloaded models are cached, found without using the network.
 
-Registry models and files by address lie under Ridgeline's own cache; models of the Hugging Face Hub lie in its cache
-($HF_HOME), where other tools find them too.
+Registry models and files by address lie under Ridgeline's own cache; models of the Hugging Face Hub
+lie in its cache ($HF_HOME), where other tools find them too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Download a model from the Hugging Face Hub, through huggingface-hub.
 
-The library's environment variables apply: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE. It resumes files that
-were downloaded in part. Of weights, the hub publishes the SHA-256, which is compared here.
+The library's environment variables apply: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE. It
+resumes files that were downloaded in part. Of weights, the hub publishes the SHA-256, which is
+compared here.
 """
 
 from __future__ import annotations

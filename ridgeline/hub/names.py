@@ -21,8 +21,11 @@ _SHA256 = re.compile(r"sha256=([0-9a-f]{64})")
 
 
 class HubModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository on the Hugging Face Hub. `revision`: a branch, tag or commit; None is the default
-    branch. `quantization` selects a GGUF file, as Q4_K_M."""
+    """A repository on the Hugging Face Hub.
+
+    `revision`: a branch, tag or commit; None is the default branch. `quantization` selects a GGUF
+    file, as Q4_K_M.
+    """
 
     repo: str
     revision: str | None = None

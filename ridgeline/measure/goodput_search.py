@@ -83,8 +83,8 @@ class SearchOptions(TypedDict, total=False):
     """Options of `find_goodput`.
 
     `tolerance` (0.1): largest relative distance to the failing load. `max_probes` (15). `whole`:
-    loads are users, not rates. `prove_within`: runs within which the interval of the attainment must
-    be above the SLO (None: the attainment of one run decides). `clock`: seconds. `on_probe` is
+    loads are users, not rates. `prove_within`: runs within which the interval of the attainment
+    must be above the SLO (None: the attainment of one run decides). `clock`: seconds. `on_probe` is
     called with every probe.
     """
 
@@ -238,8 +238,8 @@ def is_saturated(run: RunTrace) -> bool:
     """Whether an open loop exceeded the capacity of the server; never true of a closed loop.
 
     Two conditions: after the last arrival the run continued for more than MAX_DRAIN typical
-    latencies (the median of the first third of requests, which met the shortest queue), and requests
-    were served at less than MIN_SERVED of their arrival rate.
+    latencies (the median of the first third of requests, which met the shortest queue), and
+    requests were served at less than MIN_SERVED of their arrival rate.
     """
     done = successful_requests(run.requests)
     if run.arrivals.startswith("closed") or len(done) < 2:

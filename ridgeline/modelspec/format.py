@@ -110,8 +110,8 @@ INT4 = int4()
 def blocks(bits: int, group_size: int, *, mins: bool = False, span: int = 0) -> Format:
     """4 or 8 bits in groups: GGUF's block layouts, and group quantisation at 5 to 8 bits.
 
-    Each group has an fp16 scale and, with `mins`, a minimum; with `span`, these are shared by `span`
-    inputs and each group has an 8-bit step.
+    Each group has an fp16 scale and, with `mins`, a minimum; with `span`, these are shared by
+    `span` inputs and each group has an 8-bit step.
     """
     return Format(
         kind="blocks",

@@ -143,7 +143,10 @@ def unmet_need(rung: Rung, facts: Facts) -> str | None:
 def candidates_of(
     rung: Rung, incumbent: Settings, resolved: Mapping[str, object]
 ) -> Iterator[RungCandidate]:
-    """Every variant of a rung that changes something. `resolved`: the values in effect, by setting."""
+    """Every variant of a rung that changes something.
+
+    `resolved`: the values in effect, by setting.
+    """
     for variant in rung.variants or ({},):
         combined = {**rung.changes, **variant}
         make = combined.pop(MAKE, None)

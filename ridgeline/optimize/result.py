@@ -149,7 +149,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole search. `total` is the closing comparison: baseline against final, in alternation."""
+    """The whole search.
+
+    `total` is the closing comparison: baseline against final, in alternation.
+    """
 
     provenance: Provenance
     ended: Ended

@@ -60,7 +60,10 @@ class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """Choice `index` ended. `text` was held back until now; `stop_reason` is the string or token."""
+    """Choice `index` ended.
+
+    `text` was held back until now; `stop_reason` is the string or token.
+    """
 
     request_id: str
     index: int

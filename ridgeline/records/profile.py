@@ -20,8 +20,8 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One timed step: planning, running, committing and detokenising.
 
     `shapes` as in StepStat. Operators are named by the work that they do, joined by "+"
-    (`ridgeline.modelspec.cost.operators` prices each part). No time is counted twice, so that the rest
-    of `time_s` was spent outside operators.
+    (`ridgeline.modelspec.cost.operators` prices each part). No time is counted twice, so that the
+    rest of `time_s` was spent outside operators.
     """
 
     shapes: tuple[tuple[int, int], ...]

@@ -19,8 +19,9 @@ MIN_PENALTY, MAX_PENALTY = 1e-20, 1e20
 class OutputGrammar(msgspec.Struct, frozen=True):
     """The form that the whole output must have.
 
-    `text` is a JSON schema ("json", "call"), a regular expression, a JSON list of strings ("choice")
-    or a Lark grammar. The output of a "call" is read by a program and is written on one line.
+    `text` is a JSON schema ("json", "call"), a regular expression, a JSON list of strings
+    ("choice") or a Lark grammar. The output of a "call" is read by a program and is written on one
+    line.
     """
 
     kind: Literal["json", "call", "regex", "choice", "grammar"]

@@ -6,8 +6,8 @@
     response     read by the client at any speed; cut off if nothing is read for `send_timeout_s`
     connections  at most `max_connections`
 
-`LimitedProtocol` is an `asyncio.Protocol` in front of uvicorn's: it forwards every call, and follows the
-framing of requests with a second `httptools` parser. Nothing inside uvicorn is touched.
+`LimitedProtocol` is an `asyncio.Protocol` in front of uvicorn's: it forwards every call, and
+follows the framing of requests with a second `httptools` parser. Nothing inside uvicorn is touched.
 """
 
 from __future__ import annotations

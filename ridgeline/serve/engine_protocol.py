@@ -2,10 +2,11 @@
 the scripted engines of the tests.
 
 Invariants
-- `listen` passes the events of one request to `sink` in order, on the running event loop, all events
-  of a step in one call. Every choice ends in exactly one `Finished`, unless a `Failed` ends the whole
-  request. It returns a function that unsubscribes, and aborts what has not ended. It raises
-  `UserError` (the prompt is too long, a grammar cannot be compiled, …) or `EngineFull` instead.
+- `listen` passes the events of one request to `sink` in order, on the running event loop, all
+  events of a step in one call. Every choice ends in exactly one `Finished`, unless a `Failed` ends
+  the whole request. It returns a function that unsubscribes, and aborts what has not ended. It
+  raises `UserError` (the prompt is too long, a grammar cannot be compiled, …) or `EngineFull`
+  instead.
 - `abort` may be called at any time, also for a request that is unknown or has ended.
 - `counters` are monotonic where they count; `is_healthy` while the engine makes progress.
 - No call blocks the event loop for longer than it takes to acquire a lock.

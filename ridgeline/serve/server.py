@@ -1,8 +1,8 @@
 """Listen, serve, and shut down gracefully.
 
 The socket is bound before the model is loaded, so that a port that is in use is reported at once.
-SIGINT or SIGTERM starts to drain (`drain.py`): running requests may take up to `shutdown_timeout_s`,
-the rest is cut off, and `run` returns. A second signal does not wait.
+SIGINT or SIGTERM starts to drain (`drain.py`): running requests may take up to
+`shutdown_timeout_s`, the rest is cut off, and `run` returns. A second signal does not wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Words that this project does not write, and where they occur.
 
-Ridgeline's names, comments, docstrings, help, errors and pages use the vocabulary of vLLM's and OpenAI's
-documentation. The words below come from an older private dialect; each has a plainer replacement.
-`python -m tests.house.prose PATH …` lists every occurrence under the given files and folders.
+Ridgeline's names, comments, docstrings, help, errors and pages use the vocabulary of vLLM's and
+OpenAI's documentation. The words below come from an older private dialect; each has a plainer
+replacement. `python -m tests.house.prose PATH …` lists every occurrence under the given files and
+folders.
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ class Offence(NamedTuple):
 
 
 def offences(text: str, where: str = "") -> Iterator[Offence]:
-    """Every banned word of `text`. Plain substring tests go first: they rule out most files at once."""
+    """Every banned word of `text`.
+
+    Plain substring tests go first: they rule out most files at once.
+    """
     lower = text.lower()
     for rule in RULES:
         if not any(hint in lower for hint in rule.hints):

@@ -45,7 +45,8 @@ def cpu_s(code: str) -> float:
 
 @pytest.mark.parametrize("what", ["import ridgeline", HELP])
 def test_it_is_quick(what: str) -> None:
-    # 0.15 s on a quiet machine. Processes on the same core slow a run, so the first fast one counts.
+    # 0.15 s on a quiet machine. Processes on the same core slow a run, so the first fast one
+    # counts.
     assert any(cpu_s(what) < 0.3 for _ in range(6))
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.house.prose import ROOT, check, offences, without_code
 
-# Files and folders that are clean. Add yours when `python -m tests.house.prose YOURS` lists nothing.
+# Files and folders that are clean. Add yours when `python -m tests.house.prose YOURS` lists
+# nothing.
 CLEAN = [
     ".github",
     ".pre-commit-config.yaml",

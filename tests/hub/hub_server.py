@@ -1,6 +1,7 @@
 """A hub on loopback that speaks the Hugging Face Hub's protocol, with faults on request.
 
-Small files are served by the hub itself; weights are redirected to its CDN, a second server, which answers ranges.
+Small files are served by the hub itself; weights are redirected to its CDN, a second server, which
+answers ranges.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A request yields the same tokens whatever it is batched with and however it is computed.
 
 Alone = batched = chunked by 1..N = cold prefix cache = warm prefix cache = preempted and resumed =
-forked by copy-on-write, greedy and seeded, token for token, on a random Llama and on the demo model.
-A flip is allowed, and printed, only where rounding explains it.
+forked by copy-on-write, greedy and seeded, token for token, on a random Llama and on the demo
+model. A flip is allowed, and printed, only where rounding explains it.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ def test_forked_choices_equal_single_requests(
 def test_reference_equals_the_slow_sampler_on_full_logits(model: Model) -> None:
     """Compare each token of `serve_alone` with full logits without a cache and the slow sampler.
 
-    The full attention rounds differently. Where activations are rounded to 8 bits per group of a few
-    channels, or queries to integers (8-bit keys) or to bfloat16, the difference is larger than
+    The full attention rounds differently. Where activations are rounded to 8 bits per group of a
+    few channels, or queries to integers (8-bit keys) or to bfloat16, the difference is larger than
     between two schedules. With one scale for all of a row's activations (INT8) it moves logits of
     the demo model by 0.1 to 0.25, and which texts are affected depends on the last bits of the
     CPU's kernels (gains multiplied by 1 +- 3e-7 move 60 texts by 0.15 in the median). There the

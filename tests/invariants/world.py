@@ -2,9 +2,9 @@
 
 `World` runs a Scheduler with a scripted runner and derives from the events alone which tokens every
 choice should have. Each position of the runner's memory holds the entire text it stands for (tenant
-and tokens up to that position), so reading a wrong, stale, unwritten or foreign position is detected
-at once. The sampled token depends on the seed, the output index and the entire text: any order of
-steps must end in the same answers as serving each request on its own (`Answer.expected`).
+and tokens up to that position), so reading a wrong, stale, unwritten or foreign position is
+detected at once. The sampled token depends on the seed, the output index and the entire text: any
+order of steps must end in the same answers as serving each request on its own (`Answer.expected`).
 """
 
 from __future__ import annotations

@@ -138,7 +138,8 @@ class SimulatedDeployment:
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         if self._quirks.run_error is not None:
             raise self._quirks.run_error
-        # By what differs from the defaults: a new setting of the engine does not change existing draws.
+        # By what differs from the defaults: a new setting of the engine does not change existing
+        # draws.
         rng = random.Random(f"{load.seed}/{changed(self._settings)}")
         speed = self._quirks.speed * math.exp(rng.gauss(0, self._quirks.noise))
         run = simulate(self._fake.physics, self._settings, load, speed)

@@ -115,7 +115,8 @@ requests_of = st.lists(
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
-@example(  # the duration of a step with a background request was learnt from a later fast-forwarded step
+# the duration of a step with a background request was learnt from a later fast-forwarded step
+@example(
     asked=[
         *[(0.0, 1, 1, [], 0)] * 4,
         (0.0, 2, 2, [], 1),

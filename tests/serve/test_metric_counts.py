@@ -1,9 +1,10 @@
 """Every counter equals what clients received, to the last token, whatever the clients did.
 
-A random load over the real engine with speculative decoding and a prefix cache: four APIs, whole and
-streamed, several prompts and choices, stop strings, scoring, grammars, bad requests, refused keys,
-clients that disconnect, and a batch at the same time. A client that disconnects does not know what
-was generated for it: for those, the test records the events that the engine passes to the server.
+A random load over the real engine with speculative decoding and a prefix cache: four APIs, whole
+and streamed, several prompts and choices, stop strings, scoring, grammars, bad requests, refused
+keys, clients that disconnect, and a batch at the same time. A client that disconnects does not know
+what was generated for it: for those, the test records the events that the engine passes to the
+server.
 """
 
 from __future__ import annotations

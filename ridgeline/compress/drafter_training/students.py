@@ -127,7 +127,8 @@ class EagleStudent(nn.Module):
 
     def losses(self, batch: DrafterBatch, sharp: float) -> tuple[Tensor, list[Tensor]]:
         """Position t reads token t and the state before it; at the i-th drafted position the state
-        comes from i passes earlier. The keys of earlier passes represent the tokens known at that point.
+        comes from i passes earlier. The keys of earlier passes represent the tokens known at that
+        point.
         """
         tokens_BL, length = batch.tokens_BL[:, 1:], batch.tokens_BL.shape[1] - 1
         e_BLC = normed(F.embedding(tokens_BL, self.teacher.embed_VC).to(batch.h_BLC.dtype))

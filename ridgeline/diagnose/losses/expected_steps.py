@@ -2,12 +2,12 @@
 
     t = (a + b runs + c tokens + d cached tokens) * f(kind), no coefficient negative
 
-The coefficients are fitted by least squares on relative errors, without the slowest 5 % of the steps,
-which other processes may have disturbed. Four terms cannot describe every kernel: a step of three
-sequences may take the kernel path of one or of eight. Therefore f is the median of measured over
-fitted time among the steps of one kind, and `noise` is how far the earlier run's own steps exceeded
-their expectation. A step within that noise is not called slow, because it also occurred in a healthy
-run.
+The coefficients are fitted by least squares on relative errors, without the slowest 5 % of the
+steps, which other processes may have disturbed. Four terms cannot describe every kernel: a step of
+three sequences may take the kernel path of one or of eight. Therefore f is the median of measured
+over fitted time among the steps of one kind, and `noise` is how far the earlier run's own steps
+exceeded their expectation. A step within that noise is not called slow, because it also occurred in
+a healthy run.
 """
 
 from __future__ import annotations

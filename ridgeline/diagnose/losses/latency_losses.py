@@ -1,6 +1,7 @@
 """Where the latency of requests went: every second of every request, attributed to a loss.
 
-The life of a request from its scheduled arrival to its last token is matched with the engine's steps:
+The life of a request from its scheduled arrival to its last token is matched with the engine's
+steps:
 
     scheduled ─ client_send ─▶ sent ─ wait ─▶ started ─ prefill ─▶ first token ─ decode ─▶ last
                                        │                              │
@@ -8,8 +9,8 @@ The life of a request from its scheduled arrival to its last token is matched wi
         backlog; if there was no queue: front (tokenizer, …)     host · interference · slow · decode
 
 A loss is an upper bound of the gain from fixing its cause, because other causes may then surface;
-findings therefore say "up to". Its interval is a bootstrap over requests, as if the same load had been
-drawn again.
+findings therefore say "up to". Its interval is a bootstrap over requests, as if the same load had
+been drawn again.
 
 This needs step records. A server without them is diagnosed from its own metrics
 (`ridgeline.diagnose.losses.server_losses`).

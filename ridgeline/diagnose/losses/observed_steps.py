@@ -1,21 +1,21 @@
 """Infer engine steps from the times at which clients received tokens.
 
 A batching engine emits one token per running sequence and step. The time between two tokens of one
-response, the *leader*, is therefore the time of a step, and tokens of other responses that arrive in
-between show which requests shared the step; a first token shows that its prompt had been computed.
-When the leader finishes, another running response takes over. This is enough to fit a step-time model
-and to place the phases of a run under the roofline. It is not a record of the engine: the server's
-queue, blocks and preemptions stay unknown, and a step's time includes everything up to the next step
-(planning, sending, the network).
+response, the *leader*, is therefore the time of a step, and tokens of other responses that arrive
+in between show which requests shared the step; a first token shows that its prompt had been
+computed. When the leader finishes, another running response takes over. This is enough to fit a
+step-time model and to place the phases of a run under the roofline. It is not a record of the
+engine: the server's queue, blocks and preemptions stay unknown, and a step's time includes
+everything up to the next step (planning, sending, the network).
 
 Steps are not inferred from bursts of tokens, because servers write the tokens of a step to one
 connection after another; a burst that is split would look like two very short steps.
 
-A prompt may have been computed in chunks, together with the tokens of other requests. If the start of
-its prefill is known (`began`), its tokens are divided among the steps since then in proportion to
-their time; otherwise all of them count for the step of the first token. Limitations: a step without
-any token is added to the next one, servers that delay tokens mislead it, and requests with several
-tokens per chunk are left out.
+A prompt may have been computed in chunks, together with the tokens of other requests. If the start
+of its prefill is known (`began`), its tokens are divided among the steps since then in proportion
+to their time; otherwise all of them count for the step of the first token. Limitations: a step
+without any token is added to the next one, servers that delay tokens mislead it, and requests with
+several tokens per chunk are left out.
 """
 
 from __future__ import annotations

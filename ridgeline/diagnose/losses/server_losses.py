@@ -6,18 +6,19 @@ resource was exhausted while they waited. Both are passed as plain numbers (`que
 reports less, the time stays with its stage: without a queue time, the whole time to first token
 counts as prefill.
 
-Individual requests did not wait for the mean time. Prefill time varies less than queue time, so that
-each request is given the mean prefill, or less if its first token came sooner; the remainder of its
-time to first token is divided between queue and front end in proportion to their means. Giving every
-request the mean queue time instead would hide a growing queue: early requests waited less than the
-mean, and late ones would appear to compute. If the server times each request (`started_s`), that is
-used.
+Individual requests did not wait for the mean time. Prefill time varies less than queue time, so
+that each request is given the mean prefill, or less if its first token came sooner; the remainder
+of its time to first token is divided between queue and front end in proportion to their means.
+Giving every request the mean queue time instead would hide a growing queue: early requests waited
+less than the mean, and late ones would appear to compute. If the server times each request
+(`started_s`), that is used.
 
 Not all queue time is waiting for a slot. A request that arrives during a step waits until the step
 ends and is then admitted; nothing was exhausted. Servers count as *waiting* only the requests that
 were not admitted, so by Little's law `waited_s` (mean number waiting x duration / requests) is the
 part of the queue with an exhausted resource; the rest is attributed to no cause. Of that part,
-`full_waiting_share` passed with every slot taken, `spent_waiting_share` with the token budget used up.
+`full_waiting_share` passed with every slot taken, `spent_waiting_share` with the token budget used
+up.
 """
 
 from __future__ import annotations

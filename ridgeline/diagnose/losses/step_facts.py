@@ -137,9 +137,9 @@ def missed_prefix(
     """Share of the prompt tokens that repeat an earlier prompt but were computed again.
 
     `shared_share`: share of the prompt tokens that repeat an earlier prompt. Cache hits are taken
-    from the requests, or from the server's `metrics`: `hit_tokens` of `queried_tokens`, or the gauge
-    `hit_share`. Zero queried tokens mean that the cache is off, so that all of `shared_share` was
-    missed. If the server reports none of these, the result is 0.
+    from the requests, or from the server's `metrics`: `hit_tokens` of `queried_tokens`, or the
+    gauge `hit_share`. Zero queried tokens mean that the cache is off, so that all of `shared_share`
+    was missed. If the server reports none of these, the result is 0.
     """
     metrics = metrics or {}
     prompt = sum(request.prompt_tokens for request in run.requests)

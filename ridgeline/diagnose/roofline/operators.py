@@ -2,11 +2,11 @@
 
     bound = max(memory bytes / bandwidth, row bytes / bandwidth of a cache, FLOPs / peak)
 
-Memory bytes (weights, keys, values) are read at the bandwidth of a working set as large as everything
-that the step reads. Activation rows, which the preceding operator has just written, are read at the
-bandwidth of a working set of one layer's rows. The peak is that of the kernel's multiply-add
-instructions. All rates are measured in the same run. "% of bound" is bound / time; values above 100 %
-mean that the machine's rates changed between the measurements.
+Memory bytes (weights, keys, values) are read at the bandwidth of a working set as large as
+everything that the step reads. Activation rows, which the preceding operator has just written, are
+read at the bandwidth of a working set of one layer's rows. The peak is that of the kernel's
+multiply-add instructions. All rates are measured in the same run. "% of bound" is bound / time;
+values above 100 % mean that the machine's rates changed between the measurements.
 
 The middle half of the measured passes by duration is averaged. Unlike medians of each operator, the
 means of the operators still add up to the step.

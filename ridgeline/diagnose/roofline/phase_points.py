@@ -1,10 +1,11 @@
 """Roofline points of a run, and the shares of bandwidth, compute and overhead in its wall time.
 
 Overhead is the time of a step beyond its bound: dispatch, Python, kernels below their limit, and
-unnecessary copies. A per-operator profile (`ridgeline.diagnose.roofline.operators`) splits it further.
+unnecessary copies. A per-operator profile (`ridgeline.diagnose.roofline.operators`) splits it
+further.
 
-The bandwidth should be measured with the working set of the model, because weights that fit in a cache
-are not read from memory.
+The bandwidth should be measured with the working set of the model, because weights that fit in a
+cache are not read from memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from ridgeline.roofline import (
 
 
 class TimeShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the wall time, which sum to 1 (except `mbu` and `mfu`). `idle`: no step was running."""
+    """Shares of the wall time, which sum to 1 (except `mbu` and `mfu`).
+
+    `idle`: no step was running.
+    """
 
     bandwidth: float
     compute: float

@@ -38,8 +38,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One row of causes.toml.
 
     It is a finding if `loss` is at least `least` of the latency, all conditions of `when` hold, and
-    not all of `unless` do. `explains`: losses that are consequences of it. `flag`: what to change, by
-    server.
+    not all of `unless` do. `explains`: losses that are consequences of it. `flag`: what to change,
+    by server.
     """
 
     id: str

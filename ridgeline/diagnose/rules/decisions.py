@@ -1,7 +1,7 @@
 """The decision flowchart, evaluated for one model, machine and workload.
 
-The questions are in decisions.toml. They are answered from *bounds*: the minimum time that bytes and
-FLOPs allow. A "no" is therefore final, while a "yes" only means that no bound rules it out; a
+The questions are in decisions.toml. They are answered from *bounds*: the minimum time that bytes
+and FLOPs allow. A "no" is therefore final, while a "yes" only means that no bound rules it out; a
 measurement has to confirm it.
 """
 
@@ -20,9 +20,9 @@ from ridgeline.diagnose.conditions import Facts, all_hold, fill, parse
 class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of decisions.toml.
 
-    The answer is yes if all conditions of `when` hold. `yes`, `no` and `open` are the texts for each
-    answer; `yes_try` and `no_try` name techniques; `yes_next` and `no_next` the next question, if it
-    is not the following row.
+    The answer is yes if all conditions of `when` hold. `yes`, `no` and `open` are the texts for
+    each answer; `yes_try` and `no_try` name techniques; `yes_next` and `no_next` the next question,
+    if it is not the following row.
     """
 
     id: str

@@ -13,7 +13,10 @@ from ridgeline.diagnose.conditions import Condition, Facts, all_hold, fill, pars
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. Its texts may contain `{fact}` placeholders; `rung`: the ladder row that applies the fix."""
+    """One rule.
+
+    Its texts may contain `{fact}` placeholders; `rung`: the ladder row that applies the fix.
+    """
 
     id: str
     symptom: str
@@ -49,7 +52,10 @@ def shipped() -> tuple[Rule, ...]:
 
 
 def read(text: str) -> tuple[Rule, ...]:
-    """Parse rules from TOML. Raises ValueError for an unknown key and TypeError for a missing one."""
+    """Parse rules from TOML.
+
+    Raises ValueError for an unknown key and TypeError for a missing one.
+    """
     return tuple(_rule(row) for row in tomllib.loads(text).get("rule", ()))
 
 

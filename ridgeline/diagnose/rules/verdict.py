@@ -1,8 +1,9 @@
 """The verdict on a run: what bounds it, in one sentence with its evidence.
 
-The order of the cases matters. If the client is at its limit, every other number describes the client;
-if the KV cache is too small, the engine does work twice; if requests queue, faster steps would not
-remove the wait at once. Only then does it matter which side of the roofline the steps are on.
+The order of the cases matters. If the client is at its limit, every other number describes the
+client; if the KV cache is too small, the engine does work twice; if requests queue, faster steps
+would not remove the wait at once. Only then does it matter which side of the roofline the steps are
+on.
 """
 
 from __future__ import annotations

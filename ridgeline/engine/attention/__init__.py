@@ -39,7 +39,10 @@ def attention_backend_of(name: str) -> AttentionBackend:
 
 
 def choose(requested: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
-    """The backend to use and the reasons. Raises CannotRun if the one requested by name cannot run."""
+    """The backend to use and the reasons.
+
+    Raises CannotRun if the one requested by name cannot run.
+    """
     if requested != "auto":
         why_not = attention_backend_of(requested).why_not(site)
         if why_not:

@@ -1,8 +1,8 @@
 """Attention over a paged KV cache: the contract of the backends.
 
 A backend is built once from the spec and the cache. For each step it prepares the runs (`prepare`:
-all indices and masks, made once and shared by the layers) and returns an `Attend`, which every layer
-calls with its new queries, keys and values.
+all indices and masks, made once and shared by the layers) and returns an `Attend`, which every
+layer calls with its new queries, keys and values.
 
 Invariants, checked by `tests/conformance`:
 

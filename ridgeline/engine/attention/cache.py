@@ -4,10 +4,10 @@
                  NB      2           K          B                  W
 
 A row holds one head's key or value of one token in the cache's format: W = D numbers of a float
-dtype, or codes and a scale in bytes if it is quantised. One block of one head is one
-contiguous [B, W] tile, for keys and for values, in which the format may order the bytes of its rows
-as it likes (`KvFormat.to_tiles`): a kernel reads tile after tile, and a gather of (block, head) tiles
-lands in the [head, position, W] order that attention wants, so that collecting scattered blocks and
+dtype, or codes and a scale in bytes if it is quantised. One block of one head is one contiguous [B,
+W] tile, for keys and for values, in which the format may order the bytes of its rows as it likes
+(`KvFormat.to_tiles`): a kernel reads tile after tile, and a gather of (block, head) tiles lands in
+the [head, position, W] order that attention wants, so that collecting scattered blocks and
 transposing are a single copy.
 
 The cache knows nothing of sequences: the block pool manages block numbers, this holds the bytes.

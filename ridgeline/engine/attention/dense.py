@@ -47,7 +47,10 @@ def attend_prefill(
     softcap: float | None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """o_KGTD of several queries of one sequence. Without a mask, T = L and query t sees keys 0..t."""
+    """o_KGTD of several queries of one sequence.
+
+    Without a mask, T = L and query t sees keys 0..t.
+    """
     num_groups, num_queries = q_KGTD.shape[1:3]
     if softcap is not None or sinks_H is not None:
         assert mask_TL is not None

@@ -60,9 +60,9 @@ def self_attention(
 ) -> Callable[[Sequence[int]], Attend]:
     """A function from the tokens of one text to its `Attend`.
 
-    With `cache` and `attention` it uses the same backend and a temporary cache of the same format as
-    the steps do, so that scores include the kernel's rounding. Without them it uses torch, with the
-    dtype and device of `like`.
+    With `cache` and `attention` it uses the same backend and a temporary cache of the same format
+    as the steps do, so that scores include the kernel's rounding. Without them it uses torch, with
+    the dtype and device of `like`.
     """
     if cache is None or attention is None:
         return lambda tokens: FullAttention(spec, len(tokens), like)

@@ -16,15 +16,15 @@ so that it need not transpose them (that took a third of its time, docs/concepts
     keys     [D/4, B, 4]   four dimensions of every token side by side
     values   [B/4, D, 4]   four tokens (0 2 1 3) of every dimension side by side
 
-The remainder modulo four follows ([B, D%4], [D, B%4]), then B scales. A tile is as large as its rows,
-and whatever moves blocks (copy-on-write, prefix sharing) moves their scales too.
+The remainder modulo four follows ([B, D%4], [D, B%4]), then B scales. A tile is as large as its
+rows, and whatever moves blocks (copy-on-write, prefix sharing) moves their scales too.
 
 Paper. Per-token quantisation of the KV cache as in KVQuant (Hooper et al. 2024, arXiv 2401.18079)
 and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no channel-wise scales.
 
-Invariants. The bytes of a position depend on that token's key or value alone; writing it again gives
-the same bytes; `to_tiles` only moves bytes, and `from_tiles` moves them back. Lossy, except where the format
-is the dtype of the computation.
+Invariants. The bytes of a position depend on that token's key or value alone; writing it again
+gives the same bytes; `to_tiles` only moves bytes, and `from_tiles` moves them back. Lossy, except
+where the format is the dtype of the computation.
 
 When it loses. In quality if keys have strong outliers, and in time for prompts with the torch
 backend, which widens rows before use (benchmarks/bench_attention.py has the figures).
@@ -127,8 +127,8 @@ class Int8Kv:
     def encode(self, x_XD: Tensor) -> Tensor:
         x_XD = x_XD.float()
         top_X1 = x_XD.abs().amax(dim=-1, keepdim=True)
-        # Divide tensor by tensor: torch computes scalar / tensor as a reciprocal and a product, which
-        # rounds twice.
+        # Divide tensor by tensor: torch computes scalar / tensor as a reciprocal and a product,
+        # which rounds twice.
         inverse_X1 = torch.where(top_X1 > SMALLEST, top_X1.new_tensor(MAX_CODE) / top_X1, 0.0)
         codes_XD = (x_XD * inverse_X1).round_().add_(OFFSET).to(torch.uint8).view(torch.int8)
         return torch.cat([codes_XD, (top_X1 / MAX_CODE).view(torch.int8)], dim=-1)

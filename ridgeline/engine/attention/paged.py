@@ -1,11 +1,11 @@
 """Paged attention in plain torch: gather each sequence's blocks, then attend, without padding.
 
-What. Runs of several tokens (prefill, chunks) are attended one sequence at a time. Runs of one token
-(decode) are grouped by the number of blocks they see, so that a handful of calls serves all of them.
-Within a group contexts differ by at most an eighth, and shorter ones are padded with their own last
-block, masked. So a sequence costs what *it* reads (at most 9/8 of it), not what the longest sequence
-of the batch reads, and no mask spans the batch. Sliding windows gather only the blocks within the
-window.
+What. Runs of several tokens (prefill, chunks) are attended one sequence at a time. Runs of one
+token (decode) are grouped by the number of blocks they see, so that a handful of calls serves all
+of them. Within a group contexts differ by at most an eighth, and shorter ones are padded with their
+own last block, masked. So a sequence costs what *it* reads (at most 9/8 of it), not what the
+longest sequence of the batch reads, and no mask spans the batch. Sliding windows gather only the
+blocks within the window.
 
 Paper. PagedAttention (Kwon et al., SOSP 2023, arXiv 2309.06180); the query folding is that of
 FlashDecoding-style GQA kernels.

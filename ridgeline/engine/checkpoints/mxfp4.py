@@ -3,8 +3,8 @@
   X_blocks  uint8 [experts, outputs, inputs / 32, 16]: two e2m1 numbers per byte, the low half first
   X_scales  uint8 [experts, outputs, inputs / 32]: the exponent that 32 numbers share, plus 127
 
-Source. OCP Microscaling Formats (MX) v1.0. Experts run as weights of 8 bits in groups of 32, exactly.
-Other tensors are plain.
+Source. OCP Microscaling Formats (MX) v1.0. Experts run as weights of 8 bits in groups of 32,
+exactly. Other tensors are plain.
 """
 
 from __future__ import annotations

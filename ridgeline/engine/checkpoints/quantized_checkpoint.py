@@ -46,7 +46,10 @@ def read_quantisation(directory: Path) -> QuantisedCheckpoint | None:
 
 
 class QuantizedWeights:
-    """The weights of a quantised checkpoint. A context manager like its siblings. Raises BadModel."""
+    """The weights of a quantised checkpoint.
+
+    A context manager like its siblings. Raises BadModel.
+    """
 
     def __init__(self, directory: Path, spec: ModelSpec, foreign: QuantisedCheckpoint) -> None:
         self._foreign, self._codecs = foreign, dict[QuantisedCheckpoint, Codec]()

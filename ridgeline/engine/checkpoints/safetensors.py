@@ -68,7 +68,10 @@ def read_header(file: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, Ten
 
 
 def open_tensors(file: Path) -> Any:
-    """The file opened for reading, as a context manager. Raises BadModel if the library rejects it."""
+    """The file opened for reading, as a context manager.
+
+    Raises BadModel if the library rejects it.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:

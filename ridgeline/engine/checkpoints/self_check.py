@@ -37,7 +37,10 @@ class LayerCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_layers(model: str, original: str | None = None) -> Iterator[LayerCheck]:
-    """Check every layer of `model` in order. Raises BadModel, also if the two models do not match."""
+    """Check every layer of `model` in order.
+
+    Raises BadModel, also if the two models do not match.
+    """
     spec = with_dtype(load_spec(model), "float32")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode())

@@ -1,7 +1,7 @@
 """The parts of a decoder block: norms, attention, gated feed-forward. Inference only, no autograd.
 
-Each is chosen once, at construction (`NoNorm` where a model has none, `ConcatLinear` where q, k and v
-cannot be one product), so that the forward pass has no branch on the model.
+Each is chosen once, at construction (`NoNorm` where a model has none, `ConcatLinear` where q, k and
+v cannot be one product), so that the forward pass has no branch on the model.
 
 Shape legend: T tokens, C hidden_size, H query heads, K key heads, D head_dim, I intermediate size.
 """

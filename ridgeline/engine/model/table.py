@@ -8,7 +8,8 @@ layers is stored in the order of the kernels too.
 Invariant. A row has the same bits whatever is looked up along with it.
 
 When it loses. An LM head stored separately (with other bits) makes it a second table. Rounding the
-rows costs quality (docs/guides/quantise/index.md), and a packed row is interleaved with fifteen others.
+rows costs quality (docs/guides/quantise/index.md), and a packed row is interleaved with fifteen
+others.
 
 Shape legend: T tokens, V vocabulary, C hidden_size.
 """

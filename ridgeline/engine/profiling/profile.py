@@ -122,7 +122,10 @@ def profile(
     options: ProfileOptions,
     clock: Clock = time.perf_counter,
 ) -> tuple[PhaseProfile, ...]:
-    """Profile prefill, then decode. Raises BadInput, DoesNotFit or CannotRun before the first step."""
+    """Profile prefill, then decode.
+
+    Raises BadInput, DoesNotFit or CannotRun before the first step.
+    """
     check_options(resolved, options)
     torch.set_num_threads(resolved.num_threads)
     driver = StepDriver(parts, resolved.spec.vocab_size, options.seed)

@@ -17,9 +17,8 @@ Invariant: a row's result is bitwise the same in any batch, on any number of thr
 
 When it loses: inputs that nearly all reach the threshold (a gated product's often do), whose
 product is then computed twice; many rows with outliers in different columns. Compared with
-`ridgeline quantize
---method llm-int8`: the columns' weights were rounded to 8 bits, and they are unpacked in every step.
-Layers run operator by operator (no native segments).
+`ridgeline quantize --method llm-int8`: the columns' weights were rounded to 8 bits, and they are
+unpacked in every step. Layers run operator by operator (no native segments).
 
 Shape suffixes: T rows, I inputs, O outputs, W inputs that are outliers of some row, P panels of 16
 outputs, L lines of 4 inputs.

@@ -1,9 +1,9 @@
 """LM head and argmax of a greedy step: the product, and the first largest logit of each row.
 
-What. If every row of a step (drafts included) is greedy and needs nothing else from its logits, they
-are not needed as a tensor. A packed head writes them into memory that is reused from step to step (a
-new tensor of 64 rows and 128k tokens is 32 MB of pages that the operating system has to clear), and
-one pass finds the tokens: two native calls and no torch operator.
+What. If every row of a step (drafts included) is greedy and needs nothing else from its logits,
+they are not needed as a tensor. A packed head writes them into memory that is reused from step to
+step (a new tensor of 64 rows and 128k tokens is 32 MB of pages that the operating system has to
+clear), and one pass finds the tokens: two native calls and no torch operator.
 
 Invariant. The tokens of `reference.py`, ties and errors included.
 

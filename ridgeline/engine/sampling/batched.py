@@ -1,8 +1,8 @@
 """The sampler for any device: all rows of a step at once, in vector operations.
 
-What. Greedy rows without other requirements cost one argmax for all of them. The others pass through
-the sampler stages together, each stage touching only the rows that need it. Uniform numbers are
-computed on the host: a few integer operations per row, and no device generator to keep in step.
+What. Greedy rows without other requirements cost one argmax for all of them. The others pass
+through the sampler stages together, each stage touching only the rows that need it. Uniform numbers
+are computed on the host: a few integer operations per row, and no device generator to keep in step.
 
 Invariant. Token for token the choice of `reference.py`, up to float32 rounding at the boundary of a
 draw.

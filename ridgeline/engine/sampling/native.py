@@ -1,7 +1,7 @@
 """The CPU sampler: one pass for greedy rows, a few for drawn ones, never a full sort.
 
-What. The argmax of a row takes one vectorised pass. A drawn row is exponentiated once; for top-k and
-top-p its logits are put into buckets of equal width below the largest, and only the bucket that
+What. The argmax of a row takes one vectorised pass. A drawn row is exponentiated once; for top-k
+and top-p its logits are put into buckets of equal width below the largest, and only the bucket that
 contains the cut is sorted (native/sampling/draw.h).
 
 Invariant. The choices of `reference.py`, ties included, up to float32 rounding at the boundary of a

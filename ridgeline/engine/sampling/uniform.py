@@ -2,13 +2,13 @@
 
 What. SplitMix64 with random access (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014): the i-th output of the stream that starts at `mix(seed)`. The number
-depends on (seed, index) and on nothing else, so the token a request draws at output position `index`
-does not depend on what the request is batched with, how its prompt was chunked, whether it was
-preempted and recomputed, or which replica serves it. A stateful generator would have to be saved and
-moved in each of those cases.
+depends on (seed, index) and on nothing else, so the token a request draws at output position
+`index` does not depend on what the request is batched with, how its prompt was chunked, whether it
+was preempted and recomputed, or which replica serves it. A stateful generator would have to be
+saved and moved in each of those cases.
 
-Invariant. Equal (seed, index) give equal numbers on every machine: integer arithmetic only, no libm.
-When it loses. It is not a cryptographic generator; do not derive secrets from it.
+Invariant. Equal (seed, index) give equal numbers on every machine: integer arithmetic only, no
+libm. When it loses. It is not a cryptographic generator; do not derive secrets from it.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Token budget for background (batch) requests, with and without interactive traffic.
 
 What. A step may carry as many background tokens as leave interactive requests within their SLOs. A
-step that feeds r rows takes T(r) seconds, and every sequence in it gets one token (or waits for one)
-per step, so T is the time per output token. If a request in the step has a TPOT SLO, background
-requests get the rows up to the largest r with T(r) <= `TPOT_SLO_SHARE` of the tightest one. If none
-has, they may make a step `SLOWDOWN_WITHOUT_SLO` times as long as it would be without them.
+step that feeds r rows takes T(r) seconds, and every sequence in it gets one token (or waits for
+one) per step, so T is the time per output token. If a request in the step has a TPOT SLO,
+background requests get the rows up to the largest r with T(r) <= `TPOT_SLO_SHARE` of the tightest
+one. If none has, they may make a step `SLOWDOWN_WITHOUT_SLO` times as long as it would be without
+them.
 
-T is learned from the engine's own steps, from one plan to the next, so it includes everything a step
-takes. Nothing is measured at startup, and a machine that becomes slower is noticed. Between two row
-counts seen recently, T is interpolated linearly. Beyond the largest it is extrapolated in
-proportion, because k steps of r rows do the work of one step of k·r rows. That never underestimates,
-so background load grows step by step and interactive requests do not pay for a surprise. An error at
-one row count moves the whole curve a little, since the machine may be the cause (another process,
-longer contexts).
+T is learned from the engine's own steps, from one plan to the next, so it includes everything a
+step takes. Nothing is measured at startup, and a machine that becomes slower is noticed. Between
+two row counts seen recently, T is interpolated linearly. Beyond the largest it is extrapolated in
+proportion, because k steps of r rows do the work of one step of k·r rows. That never
+underestimates, so background load grows step by step and interactive requests do not pay for a
+surprise. An error at one row count moves the whole curve a little, since the machine may be the
+cause (another process, longer contexts).
 
 While no interactive request is served, a step of background tokens is what the next interactive
 request has to wait for. If requests with a TTFT SLO arrived recently, such a step takes at most
@@ -21,9 +22,9 @@ request has to wait for. If requests with a TTFT SLO arrived recently, such a st
 A configured number of background tokens applies to steps shared with interactive requests;
 background-only steps then use the whole budget.
 
-Invariant (tests/engine/scheduler/test_background_budget.py): with T increasing in rows, the time per
-output token of interactive requests stays within the SLO with background load if it does without,
-and background requests make progress.
+Invariant (tests/engine/scheduler/test_background_budget.py): with T increasing in rows, the time
+per output token of interactive requests stays within the SLO with background load if it does
+without, and background requests make progress.
 
 When it loses. Without chunked prefill, a background prompt is computed in one step however long it
 is. An SLO that interactive requests violate by themselves leaves background requests nothing. The

@@ -46,9 +46,9 @@ class Run(msgspec.Struct, frozen=True):
     """One sequence's part of a step: feed `tokens` at positions start, start + 1, …
 
     `blocks` is the block table: position p lives in blocks[p // block_size]. `sample` is None while
-    known tokens remain uncomputed after this run. `prompt_logprobs` k requests the log-probabilities
-    of the prompt tokens that follow each fed position, with k alternatives; `next_prompt_token` is
-    the one after the last position, if there is one.
+    known tokens remain uncomputed after this run. `prompt_logprobs` k requests the
+    log-probabilities of the prompt tokens that follow each fed position, with k alternatives;
+    `next_prompt_token` is the one after the last position, if there is one.
 
     The last `num_drafts` of `tokens` are drafts: the run yields the longest accepted prefix of them
     and one token more. `branches` are alternatives to those drafts. Together they form a tree whose

@@ -65,8 +65,9 @@ from ridgeline.records import (
 class Scheduler:
     """Owns every sequence; plans steps and commits their results.
 
-    `eos_token_ids` end a sequence unless its sampling ignores them. A request without a seed derives
-    one from `seed` and its place in the order of `add`. Instants are seconds on the caller's clock.
+    `eos_token_ids` end a sequence unless its sampling ignores them. A request without a seed
+    derives one from `seed` and its place in the order of `add`. Instants are seconds on the
+    caller's clock.
     """
 
     def __init__(

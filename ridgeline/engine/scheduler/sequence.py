@@ -23,9 +23,9 @@ class State(Enum):
 class Sequence:
     """Known tokens (prompt and output), of which the first `num_computed` are in the KV cache.
 
-    `key` orders sequences, lowest first, lane by lane. `blocks` is the block table: position p lives
-    in blocks[p // block_size]. `digests` is the hash chain over full blocks, as far as it has been
-    needed; the first `num_published` blocks have been offered to the prefix cache.
+    `key` orders sequences, lowest first, lane by lane. `blocks` is the block table: position p
+    lives in blocks[p // block_size]. `digests` is the hash chain over full blocks, as far as it has
+    been needed; the first `num_published` blocks have been offered to the prefix cache.
     `num_prompt_logprobs` is the number of alternatives to report per prompt position; None if none
     are due (any more).
     """

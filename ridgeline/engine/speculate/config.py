@@ -107,7 +107,10 @@ def resolve_speculation(
 
 
 def _depth(asked: Speculative, max_model_len: int) -> int:
-    """Drafts per step, as requested or as many as may pay. Raises BadInput if no sequence has room."""
+    """Drafts per step, as requested or as many as may pay.
+
+    Raises BadInput if no sequence has room.
+    """
     most = max_model_len - 2
     if most < 1:
         raise BadInput(

@@ -9,10 +9,10 @@ Invariants
   limits on size and work. After that, `apply` works for every output that it has allowed itself, or
   raises BadInput if the grammar reaches these limits later.
 - `apply` sets the logits of every token that may not follow to -inf and changes nothing else; rows
-  without a restriction keep their bits. If no token is left, the row raises ArithmeticError, and the
-  runner fails that request only.
-- If the output is complete according to the grammar, an end-of-sequence token is allowed; if nothing
-  may follow, it is the only one.
+  without a restriction keep their bits. If no token is left, the row raises ArithmeticError, and
+  the runner fails that request only.
+- If the output is complete according to the grammar, an end-of-sequence token is allowed; if
+  nothing may follow, it is the only one.
 - A row depends on its own SamplePoint alone, with one exception: a row after a draft that the
   previous row forbids is left unchanged. That draft cannot be accepted, so the row is never read.
 """

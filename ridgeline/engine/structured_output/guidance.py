@@ -59,9 +59,9 @@ _LIMITS = {
     "verbose_errors": False,
 }
 
-# Whitespace in JSON as models write it: none (`{"a":1}`), one or two spaces (like Python's json.dumps
-# and so most chat templates), or a newline and an indentation of up to 32 levels of two spaces.
-# Anything more permissive lets a model write whitespace instead of an answer.
+# Whitespace in JSON as models write it: none (`{"a":1}`), one or two spaces (like Python's
+# json.dumps and so most chat templates), or a newline and an indentation of up to 32 levels of two
+# spaces. Anything more permissive lets a model write whitespace instead of an answer.
 _JSON = {"whitespace_pattern": r"[\x20\x09]{0,2}(\r?\n[\x20\x09]{0,64})?"}
 # The layout of a call is never shown, and a weak model would spend its tokens on indentation.
 _CALL = {"whitespace_pattern": r"\x20?"}
@@ -198,7 +198,10 @@ class GuidanceMasks:
         return state
 
     def _matcher_of(self, structured: OutputGrammar) -> llguidance.LLMatcher:
-        """The compiled grammar. Compilation does not block lookups, so the engine thread never waits."""
+        """The compiled grammar.
+
+        Compilation does not block lookups, so the engine thread never waits.
+        """
         with self._lock:
             matcher = self._compiled.get(structured)
         if matcher is None:

@@ -40,9 +40,9 @@ class ChatTemplate(Protocol):
 class Chat:
     """The conversation and the options a template is rendered with.
 
-    `variables` are additional template variables of the caller (for example `enable_thinking`); they
-    cannot override names that the renderer sets. With `continue_final_message` the text ends at the
-    end of the last message's content, so that the model continues it.
+    `variables` are additional template variables of the caller (for example `enable_thinking`);
+    they cannot override names that the renderer sets. With `continue_final_message` the text ends
+    at the end of the last message's content, so that the model continues it.
     """
 
     messages: Sequence[Mapping[str, Any]]

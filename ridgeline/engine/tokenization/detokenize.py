@@ -54,9 +54,9 @@ class NoText:
 class ByteTable:
     """The bytes of each token of a byte-level vocabulary, each looked up once.
 
-    GPT-2's vocabularies write each byte as one printable character. A token with any other character
-    (some added tokens) stands for itself. Ids that the vocabulary lacks (padding of the embedding)
-    are empty.
+    GPT-2's vocabularies write each byte as one printable character. A token with any other
+    character (some added tokens) stands for itself. Ids that the vocabulary lacks (padding of the
+    embedding) are empty.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -156,9 +156,9 @@ class PrefixDetokenizer:
 def _tail(prompt: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
     """The end of the prompt, which determines whether the output's first space is kept.
 
-    It must not begin within a character, because then every byte of it would count as invalid. So of
-    four consecutive starts, the one that decodes with the fewest replacement characters is used (the
-    prompt itself may contain some).
+    It must not begin within a character, because then every byte of it would count as invalid. So
+    of four consecutive starts, the one that decodes with the fewest replacement characters is used
+    (the prompt itself may contain some).
     """
     tails = [prompt[-length:] for length in _TAILS]
     best = min(tails, key=lambda tail: decode(tail).count(_REPLACEMENT))

@@ -1,11 +1,12 @@
 """Stop strings in text that arrives in pieces.
 
 What. Text that may be the beginning of a stop string is held back until the string is complete or
-can no longer match. Only what really matches the beginning of a stop string is held back, so streams
-stay smooth.
+can no longer match. Only what really matches the beginning of a stop string is held back, so
+streams stay smooth.
 
 Invariant. The result does not depend on the boundaries of the pieces: it is that of text arriving
-one character at a time. Of several matches the one that ends first wins, and among those the longest.
+one character at a time. Of several matches the one that ends first wins, and among those the
+longest.
 """
 
 from __future__ import annotations

@@ -39,7 +39,10 @@ class Tokenizer(Protocol):
     """Converts text to token ids and back."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises BadInput without a tokenizer or if the text is not valid Unicode."""
+        """Token ids of `text`.
+
+        Raises BadInput without a tokenizer or if the text is not valid Unicode.
+        """
         ...
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:

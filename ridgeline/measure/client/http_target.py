@@ -113,7 +113,10 @@ class HttpTarget:
 
 
 def base_url(url: str) -> str:
-    """The server's root, without trailing slash and /v1. Raises BadInput if it is no HTTP address."""
+    """The server's root, without trailing slash and /v1.
+
+    Raises BadInput if it is no HTTP address.
+    """
     try:
         parsed = urlsplit(url)
         _ = parsed.port

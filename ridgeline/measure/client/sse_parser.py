@@ -1,7 +1,7 @@
 """Incremental parser of server-sent events.
 
-Lines end at \\n only (a preceding \\r is dropped): str.splitlines would also split at U+2028, U+2029
-and U+0085, which are legal inside a JSON string. A line that starts with `:` is a comment (a
+Lines end at \\n only (a preceding \\r is dropped): str.splitlines would also split at U+2028,
+U+2029 and U+0085, which are legal inside a JSON string. A line that starts with `:` is a comment (a
 keep-alive ping); `data:` may or may not be followed by a space; data lines of one event are joined
 with \\n; an empty line ends the event. A read may contain several events, or part of one.
 """

@@ -51,7 +51,10 @@ class Recorder:
         self._error: str | None = None
 
     def record_start(self, at_s: float, *, cached_tokens: int = 0) -> None:
-        """The server runs the request. Only the first call counts: preempted requests start again."""
+        """The server runs the request.
+
+        Only the first call counts: preempted requests start again.
+        """
         if self.started_s is None:
             self.started_s = at_s
             self.cached_tokens = cached_tokens or self.cached_tokens
@@ -98,8 +101,8 @@ class Recorder:
     def to_trace(self, request: LoadRequest, scheduled_s: float, sent_s: float) -> RequestTrace:
         """The trace of the ended request.
 
-        Output tokens are the server's count if it gave one, else those of the chunks. `started_s` is
-        never before `sent_s`, whatever the server's clock says.
+        Output tokens are the server's count if it gave one, else those of the chunks. `started_s`
+        is never before `sent_s`, whatever the server's clock says.
         """
         return RequestTrace(
             id=request.id,

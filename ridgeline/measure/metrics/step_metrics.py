@@ -17,8 +17,8 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     """One phase of a run: `busy_s` seconds in its steps, of `wall_s` seconds of the run.
 
     MFU and MBU are FLOPs and bytes over time × peak: `*_busy` over busy time (how efficient the
-    kernels are), `*_wall` over the wall time (how well the machine was used). `bound_s` is the least
-    time for this work.
+    kernels are), `*_wall` over the wall time (how well the machine was used). `bound_s` is the
+    least time for this work.
     """
 
     phase: PhaseOrAll

@@ -32,8 +32,8 @@ Metric = Literal["ttft", "tpot", "itl", "e2e"]
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one run: latencies of successful requests, rates over the whole run.
 
-    `ttft` and `e2e` count from the scheduled arrival, `*_from_send` from the send. `itl` is over all
-    tokens, `itl_chunk` over all gaps between chunks, `tpot` has one value per request.
+    `ttft` and `e2e` count from the scheduled arrival, `*_from_send` from the send. `itl` is over
+    all tokens, `itl_chunk` over all gaps between chunks, `tpot` has one value per request.
     `steady_output_tok_s` excludes ramp and drain.
     """
 

@@ -50,7 +50,10 @@ class ExpectedMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. A `status` other than 200 is an error with `body`. `prompt_tokens`: of the usage."""
+    """One answer.
+
+    A `status` other than 200 is an error with `body`. `prompt_tokens`: of the usage.
+    """
 
     name: str
     about: str

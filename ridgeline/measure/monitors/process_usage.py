@@ -24,8 +24,8 @@ import psutil
 class ProcessReading(msgspec.Struct, frozen=True):
     """A tree of processes at one time.
 
-    `cpu_s`: CPU seconds so far. `waited_s`: seconds for which threads waited for a core. `stolen_s`:
-    seconds taken by the host of the machine. None: not reported.
+    `cpu_s`: CPU seconds so far. `waited_s`: seconds for which threads waited for a core.
+    `stolen_s`: seconds taken by the host of the machine. None: not reported.
     """
 
     at_s: float

@@ -4,7 +4,8 @@
     profile_export_aiperf.csv    two tables: "Title (unit),avg,min,…" and "Title (unit),Value"
     profile_export.jsonl         a request per line: {"metrics": {NAME: {value, unit}}}
 
-Its inter-token latency is one value per request, without the first token: TPOT in Ridgeline's terms.
+Its inter-token latency is one value per request, without the first token: TPOT in Ridgeline's
+terms.
 """
 
 from __future__ import annotations

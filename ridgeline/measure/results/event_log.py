@@ -65,7 +65,10 @@ _DECODER: msgspec.json.Decoder[LogLine] = msgspec.json.Decoder(LogLine)
 
 
 def write_run(run: RunTrace, path: Path, context: RunContext | None = None) -> None:
-    """Write the run. Raises BadInput if the disk refuses, CannotRun for .parquet without pyarrow."""
+    """Write the run.
+
+    Raises BadInput if the disk refuses, CannotRun for .parquet without pyarrow.
+    """
     if event_log_parquet.is_parquet(path):
         header = msgspec.json.encode(_header(run, context))
         write_file(path, [event_log_parquet.encode(run, header, path)])

@@ -8,8 +8,8 @@
     llmperf          *_summary.json: results_NAME_quantiles_p99; *_individual_responses.json
 
 Definitions differ by tool (docs/concepts/measurements.md): llmperf's inter-token latency and
-GuideLLM's TPOT include the first token. Such figures have separate names (`tpot_incl_first`) and are
-never compared with Ridgeline's.
+GuideLLM's TPOT include the first token. Such figures have separate names (`tpot_incl_first`) and
+are never compared with Ridgeline's.
 
 Written from files of these releases: vLLM 0.32, GuideLLM 0.8.1, AIPerf 0.13.0, inference-perf 0.7.0
 (samples are in tests/measure/other_tools); llmperf from its source and published result files.

@@ -18,8 +18,8 @@ class LoadedResult(msgspec.Struct, frozen=True, kw_only=True):
     """One result file.
 
     `samples`: one value per request, in the order of sends, by metric; `ids`: their request ids, if
-    known. `figures`: summary values, by `metric_statistic`. `load`: facts that must be equal for two
-    results to be comparable; facts that a tool does not record are absent and not compared.
+    known. `figures`: summary values, by `metric_statistic`. `load`: facts that must be equal for
+    two results to be comparable; facts that a tool does not record are absent and not compared.
     `config`: the configuration of the server. `run`: identifies a run of Ridgeline, whose log and
     result file are the same run ("": unknown).
     """

@@ -91,7 +91,10 @@ def end_of_generation(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def token_types(metadata: Mapping[str, Any]) -> list[int]:
-    """The type of every token. One that ends an answer is a control token, whatever the file says."""
+    """The type of every token.
+
+    One that ends an answer is a control token, whatever the file says.
+    """
     tokens = metadata[PREFIX + "tokens"]
     types = list(metadata.get(PREFIX + "token_type", ())) or [NORMAL] * len(tokens)
     for token in end_of_generation(metadata):

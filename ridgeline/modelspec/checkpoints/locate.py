@@ -45,8 +45,8 @@ def dummy_shape(name: str) -> str:
 def local_path(name: str) -> Path:
     """Where the files of a model are, or would be: a directory or a GGUF file.
 
-    Of a model that is published under this name, that is its place in the cache. Raises BadModel where it
-    is not downloaded. Never uses the network.
+    Of a model that is published under this name, that is its place in the cache. Raises BadModel
+    where it is not downloaded. Never uses the network.
     """
     if name in BUILT_IN:
         return Path(__file__).parents[2] / "assets" / name

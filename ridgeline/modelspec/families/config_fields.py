@@ -59,7 +59,8 @@ OFFICIAL_CODE: Mapping[str, frozenset[str]] = {
     "phi3": frozenset(("Phi3Config", "Phi3ForCausalLM")),
 }
 """Families whose published directories carry the code that transformers has for them since, by the
-names of its classes. Code under the same names elsewhere may differ: gte's Qwen2 is bidirectional."""
+names of its classes. Code under the same names elsewhere may differ: gte's Qwen2 is bidirectional.
+"""
 _FIXES = {
     "auto_map": "if its model_type is one that Ridgeline knows, remove auto_map from config.json",
     "quantization_config": "use the unquantised checkpoint, and --quantization int8",

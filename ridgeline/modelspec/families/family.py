@@ -16,8 +16,8 @@ from ridgeline.modelspec.model import Activation, NormPlaces
 class MoeFields:
     """The config fields that describe a family's experts.
 
-    `norm_topk_key` None: probabilities of the chosen experts are always renormalised. `bias`: router
-    and experts have biases.
+    `norm_topk_key` None: probabilities of the chosen experts are always renormalised. `bias`:
+    router and experts have biases.
     """
 
     num_experts_key: str

@@ -1,7 +1,7 @@
 """Builds a RopeSpec from the rotary fields of a config.json.
 
-Old configs have `rope_theta` at the top level and a `rope_scaling` object; transformers 5 writes one
-`rope_parameters`, nested per kind of layer for Gemma 3. Both are read with transformers'
+Old configs have `rope_theta` at the top level and a `rope_scaling` object; transformers 5 writes
+one `rope_parameters`, nested per kind of layer for Gemma 3. Both are read with transformers'
 precedence: a value inside the object, then one at the top level, then the family's default. `KINDS`
 lists the keys that each kind understands; any other key is an error that names it.
 """
@@ -58,9 +58,9 @@ KINDS: dict[str, _RopeKeys] = {
 class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
     """What a family's row says about its rotary fields.
 
-    `mrope`: fields of a multi-dimensional rotary embedding are read as the plain one, to which it is
-    equal on text. `scaling`: the dictionary of a config that has none. `scales_full_only`: windowed
-    layers have no scaling (OLMo 3).
+    `mrope`: fields of a multi-dimensional rotary embedding are read as the plain one, to which it
+    is equal on text. `scaling`: the dictionary of a config that has none. `scales_full_only`:
+    windowed layers have no scaling (OLMo 3).
     """
 
     default_theta: float = 10_000.0

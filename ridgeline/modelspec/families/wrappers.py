@@ -26,9 +26,9 @@ class Wrapper:
     """One multimodal model type.
 
     `text_types` maps the model_type of `text_config` to a family; the first key is the default.
-    `fields`: top-level names that describe the other modality. `flat`: the text fields may be at the
-    top level, without a text_config. `defaults`: the text model's defaults where they differ from
-    its family's.
+    `fields`: top-level names that describe the other modality. `flat`: the text fields may be at
+    the top level, without a text_config. `defaults`: the text model's defaults where they differ
+    from its family's.
     """
 
     architecture: str

@@ -7,8 +7,8 @@
   sequential         reads until every threshold is decided, without false passes
   thresholds         quality.toml
 
-A verdict can be "inconclusive". No module here knows an engine: a model is a function from tokens to
-the log-probabilities after each of them.
+A verdict can be "inconclusive". No module here knows an engine: a model is a function from tokens
+to the log-probabilities after each of them.
 """
 
 from ridgeline.optimize.quality.greedy_divergence import (

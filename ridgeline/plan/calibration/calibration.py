@@ -153,10 +153,10 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """The step-time model of an engine on one machine; the content of a calibration file.
 
-    `dense_dtype`: the engine's dtype for everything that is not quantised. `bandwidth_bytes_s`: read
-    bandwidth by working set size in bytes. `overlap`: the exponent p. `tpot_error`, `ttft_error`:
-    expected median relative errors, from the residuals of decode and prompt steps. `interference`:
-    how much slower than fitted the steps were under load; simulations replay it.
+    `dense_dtype`: the engine's dtype for everything that is not quantised. `bandwidth_bytes_s`:
+    read bandwidth by working set size in bytes. `overlap`: the exponent p. `tpot_error`,
+    `ttft_error`: expected median relative errors, from the residuals of decode and prompt steps.
+    `interference`: how much slower than fitted the steps were under load; simulations replay it.
     """
 
     version: int

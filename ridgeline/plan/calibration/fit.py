@@ -2,9 +2,9 @@
 
 Every unknown is positive, so its logarithm is fitted. Three regularisers keep poorly determined
 parameters plausible: overheads are pulled towards a typical order of magnitude, each curve towards
-a straight line on logarithmic scales, and its slope into [0, 1] (0: a weight costs the same for more
-rows; 1: each row costs the same). The loss is robust (soft L1), so single steps with a page fault
-or interference do not distort the fit. The overlap exponent p is chosen from a few values.
+a straight line on logarithmic scales, and its slope into [0, 1] (0: a weight costs the same for
+more rows; 1: each row costs the same). The loss is robust (soft L1), so single steps with a page
+fault or interference do not distort the fit. The overlap exponent p is chosen from a few values.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ class InterferenceSampler:
     """Replays a recording from a random offset at a given intensity.
 
     `level` 0: no interference (the machine as fitted); 1: as recorded; a slowdown of s becomes
-    s^level. None: the seed draws the level uniformly, a speed ratio per replica, and fit errors that
-    are the same for all replicas, since they share one fit. `MEDIAN_LEVEL` is the level for a single
-    best estimate.
+    s^level. None: the seed draws the level uniformly, a speed ratio per replica, and fit errors
+    that are the same for all replicas, since they share one fit. `MEDIAN_LEVEL` is the level for a
+    single best estimate.
     """
 
     def __init__(

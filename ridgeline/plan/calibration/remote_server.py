@@ -3,15 +3,15 @@
     TTFT(n) = base + by_token · n + by_pair · n²        a prompt of n tokens, on an idle server
     TPOT(b, context) = curve(b) + by_context · b · context       b answers at once
 
-The curve interpolates the measured batch sizes on log-log scales. As in `predict`, with b clients in
-a closed loop each answer also waits for the others' prompts, (b - 1) / osl of a prompt per token;
-this is an assumption and is not measured.
+The curve interpolates the measured batch sizes on log-log scales. As in `predict`, with b clients
+in a closed loop each answer also waits for the others' prompts, (b - 1) / osl of a prompt per
+token; this is an assumption and is not measured.
 
 A client cannot observe how a step divides into memory, arithmetic and overhead, nor the weight
 format or the size of the KV cache, so the model does not contain them. It is valid for this server,
-model and machine within the measured range; `plan` and `simulate`, which need other shapes and mixed
-steps, reject the file. A term that is not significant compared with the scatter of the measurements
-is listed in `unknown` and set to 0.
+model and machine within the measured range; `plan` and `simulate`, which need other shapes and
+mixed steps, reject the file. A term that is not significant compared with the scatter of the
+measurements is listed in `unknown` and set to 0.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class ApiUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A workload as it is billed.
 
     `prefix` tokens of each prompt are shared with other requests and are found in the cache by
-    `hit_rate` of the requests; `num_prefixes` such prefixes are stored for a total of `rate` requests
-    per second. `batch`: sent to the batch API. `long_lived`: cached for an hour.
+    `hit_rate` of the requests; `num_prefixes` such prefixes are stored for a total of `rate`
+    requests per second. `batch`: sent to the batch API. `long_lived`: cached for an hour.
     """
 
     isl: int

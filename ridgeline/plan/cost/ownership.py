@@ -21,7 +21,10 @@ HOURS_PER_YEAR = 8760
 
 
 class OwnedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A purchased device. `watts`: under load, including the host; `upkeep_per_hour`: other costs."""
+    """A purchased device.
+
+    `watts`: under load, including the host; `upkeep_per_hour`: other costs.
+    """
 
     dollars: float
     years: float
@@ -79,8 +82,8 @@ class SpotDevice(msgspec.Struct, frozen=True, kw_only=True):
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     """Where a fleet breaks even with an API provider.
 
-    `rate`: requests per second above which the fleet is cheaper (None: never); `share`: that rate as
-    a share of one replica's capacity.
+    `rate`: requests per second above which the fleet is cheaper (None: never); `share`: that rate
+    as a share of one replica's capacity.
     """
 
     rate: float | None

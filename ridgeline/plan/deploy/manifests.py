@@ -3,8 +3,8 @@
 The manifests contain the plan (number of replicas, device by node selector and device plugin
 resource, vLLM flags) and what a cluster needs in addition: a pinned image, probes with a timeout
 that follows from the size of the weights, space in /dev/shm for tensor parallel ranks, disk for the
-weights, tolerations for the taints of accelerator nodes, and a disruption budget. CPU cores and host
-memory are not part of a plan; the values are starting points to be measured.
+weights, tolerations for the taints of accelerator nodes, and a disruption budget. CPU cores and
+host memory are not part of a plan; the values are starting points to be measured.
 
 Manifests are built as text rather than as a tree, so that comments survive and users can edit them.
 """

@@ -1,10 +1,10 @@
 """Decides whether prefill and decode should run on separate devices.
 
 On shared replicas every prompt delays the decodes in the same steps. With disaggregation that
-interference disappears, but every prompt's KV cache is sent over the network, which adds bytes / rate
-to the TTFT. According to vLLM's documentation, disaggregation does not improve throughput; it allows
-TTFT and ITL to be controlled separately. The verdict is therefore yes only if the pools need fewer
-devices for the same SLO, or if no shared fleet can meet it.
+interference disappears, but every prompt's KV cache is sent over the network, which adds bytes /
+rate to the TTFT. According to vLLM's documentation, disaggregation does not improve throughput; it
+allows TTFT and ITL to be controlled separately. The verdict is therefore yes only if the pools need
+fewer devices for the same SLO, or if no shared fleet can meet it.
 
 Both pools use one replica kind (device, layout, formats). A prefill replica is an M/G/1 queue of
 prompts; a decode replica runs as many sequences as TPOT and memory allow, with a margin of one

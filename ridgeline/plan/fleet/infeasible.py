@@ -1,9 +1,9 @@
 """Explains why no fleet meets an SLO, by comparing it with the roofline bounds of the devices.
 
-The floor of a layout is the time of a single request at the full peaks without overhead. If even the
-lowest floor of all layouts exceeds the SLO, the error names the physical bound with its arithmetic.
-If only the predictions exceed it, the error names overhead, communication, memory, queues or the
-budget as the reason.
+The floor of a layout is the time of a single request at the full peaks without overhead. If even
+the lowest floor of all layouts exceeds the SLO, the error names the physical bound with its
+arithmetic. If only the predictions exceed it, the error names overhead, communication, memory,
+queues or the budget as the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Latency quantiles of a replica under Poisson arrivals, at a mean number of requests in flight.
 
 Steps are priced by `ridgeline.plan.step_time.mixed_steps`. With x prompt chunks in a mean step of
-s(x) seconds, x / s(x) chunks arrive per second, so x determines everything else; it is chosen so that
-Little's law yields the given mean number in flight.
+s(x) seconds, x / s(x) chunks arrive per second, so x determines everything else; it is chosen so
+that Little's law yields the given mean number in flight.
 
     rho      utilisation by prompts, rate · least_s: the share of the time that prompts would need in
              steps full of prompts. At 1 the queue diverges, whatever the number of slots
@@ -10,10 +10,10 @@ Little's law yields the given mean number in flight.
     TPOT     the quantile of the mean of osl - 1 consecutive steps. The prompts of a step are those
              that arrived during the previous one, so its length s follows
                  s' = decode + prompt · Poisson(rate · s)
-             a first-order autoregression with coefficient rho and variance
-             rho · prompt · mean(s) / (1 - rho²). An answer starts right after its own prompt's long
-             step, whose effect on the following steps decays as rho^i. The distribution is modelled
-             as a gamma distribution with this mean and variance, capped by the length of a full step
+             a first-order autoregression with coefficient rho and variance rho · prompt · mean(s) /
+             (1 - rho²). An answer starts right after its own prompt's long step, whose effect on
+             the following steps decays as rho^i. The distribution is modelled as a gamma
+             distribution with this mean and variance, capped by the length of a full step
 """
 
 from __future__ import annotations

@@ -298,8 +298,8 @@ def _candidate(
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
     """The distribution of the number of requests in flight.
 
-    `at`: the load at the mean; `plus_one_sd`: mean plus one standard deviation; `max_num_seqs`: mean
-    plus three.
+    `at`: the load at the mean; `plus_one_sd`: mean plus one standard deviation; `max_num_seqs`:
+    mean plus three.
     """
 
     at: PoissonLoad

@@ -28,7 +28,8 @@ class LatencySpread(msgspec.Struct, frozen=True, kw_only=True):
 class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Batch requests, which have no SLO.
 
-    `e2e` starts at the arrival, or at the opening of the request's off-peak window if that is later.
+    `e2e` starts at the arrival, or at the opening of the request's off-peak window if that is
+    later.
     """
 
     num_requests: int

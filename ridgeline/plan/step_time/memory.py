@@ -122,8 +122,11 @@ def _engine_budget(machine: Replica, limits: MemoryLimits, memory: MachineMemory
 
 
 def _budget(rule: KvBudgetInputs, *, allow_shorter: bool) -> tuple[int, int]:
-    """(bytes, blocks) of the cache. `allow_shorter`: halve the maximum sequence length until it fits,
-    as the engine's error would tell the user to do."""
+    """(bytes, blocks) of the cache.
+
+    `allow_shorter`: halve the maximum sequence length until it fits, as the engine's error would
+    tell the user to do.
+    """
     while True:
         try:
             budget = kv_budget(rule)

@@ -69,8 +69,10 @@ class MixedSteps:
         return self._priced(low) + share * (self._priced(high) - self._priced(low))
 
     def poisson_seconds(self, chunks: float) -> float:
-        """Like `seconds`, for random arrivals: a step carries a Poisson number of chunks. Prompts of
-        several chunks queue, one chunk per step, which evens out the arrivals."""
+        """Like `seconds`, for random arrivals: a step carries a Poisson number of chunks.
+
+        Prompts of several chunks queue, one chunk per step, which evens out the arrivals.
+        """
         if self.num_chunks > 1 or self.num_rounds > 1:
             return self.seconds(chunks)
         low, high = 0, 1

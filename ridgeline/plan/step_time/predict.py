@@ -1,7 +1,7 @@
 """Predicts latency and throughput at one operating point from the cost model alone.
 
-The operating point is a closed loop: each of `batch` clients sends a prompt of `isl` tokens, receives
-`osl` tokens, and sends the next prompt. The prediction contains:
+The operating point is a closed loop: each of `batch` clients sends a prompt of `isl` tokens,
+receives `osl` tokens, and sends the next prompt. The prediction contains:
 
     ttft_ms         a prompt that does not wait: its steps, including the decodes of the other
                     clients in them (batch 1: an idle engine)
@@ -80,8 +80,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted latencies and throughput of an operating point.
 
     `decode_ms`: one decode step of the whole batch. `tpot_ms`: the mean step of a decoding client,
-    including other clients' prompts. `mbu`, `mfu`: share of the device's dense peaks that the decode
-    step uses. `interval`: 80 % intervals by field name.
+    including other clients' prompts. `mbu`, `mfu`: share of the device's dense peaks that the
+    decode step uses. `interval`: 80 % intervals by field name.
     """
 
     ttft_ms: float
@@ -98,8 +98,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds at one operating point. `request_s`: from a prompt to the end of its answer, including
-    waits for other prompts; `device_s`: each request's share of the replica's time."""
+    """Seconds at one operating point.
+
+    `request_s`: from a prompt to the end of its answer, including waits for other prompts;
+    `device_s`: each request's share of the replica's time.
+    """
 
     ttft_s: float
     decode_s: float

@@ -2,11 +2,11 @@
 
     t = max(bytes / (bandwidth · share), FLOPs / (peak · share)) + overhead + communication
 
-Bytes and FLOPs are those of ONE device: matrices and heads divided by tp, experts by ep (or tp), the
-KV cache by min(tp, KV heads): with more devices than KV heads, each head is stored several times.
-Only the experts that a step's tokens are expected to choose are read. A pass through all pipeline
-stages takes as long as one stage with all layers would: stages divide the memory, and allow several
-micro-batches in flight.
+Bytes and FLOPs are those of ONE device: matrices and heads divided by tp, experts by ep (or tp),
+the KV cache by min(tp, KV heads): with more devices than KV heads, each head is stored several
+times. Only the experts that a step's tokens are expected to choose are read. A pass through all
+pipeline stages takes as long as one stage with all layers would: stages divide the memory, and
+allow several micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ def served_dtype(spec: ModelSpec, device: Accelerator, weight_dtype: str | None 
     """The dtype of everything that is not quantised, and the default of the KV cache.
 
     This is the requested weight dtype if it is a float format, else the stored one. A float32
-    checkpoint is served in 16 bits on devices without a float32 peak, as engines on accelerators do.
-    On a calibrated device it is the dtype in which its engine computes.
+    checkpoint is served in 16 bits on devices without a float32 peak, as engines on accelerators
+    do. On a calibrated device it is the dtype in which its engine computes.
     """
     if isinstance(device, MeasuredDevice):
         return device.calibration.dense_dtype

@@ -5,9 +5,9 @@ each draft is accepted independently with probability α (Leviathan et al. 2023)
 
     E = 1 + α + α² + … + α^γ = (1 - α^(γ+1)) / (1 - α)
 
-tokens per sequence on average. A draft model adds γ decode steps; n-gram lookup is modelled as free.
-Speculation stops paying once steps are bound by arithmetic rather than by weight bandwidth. The
-acceptance rate depends on the workload and should be measured.
+tokens per sequence on average. A draft model adds γ decode steps; n-gram lookup is modelled as
+free. Speculation stops paying once steps are bound by arithmetic rather than by weight bandwidth.
+The acceptance rate depends on the workload and should be measured.
 """
 
 from __future__ import annotations

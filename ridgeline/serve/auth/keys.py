@@ -1,9 +1,9 @@
 """API keys: stored as SHA-256, compared in constant time, each with a name and limits.
 
-A key has 256 random bits, so that a plain hash is enough: there is no dictionary to try. The name of
-a key is its tenant. The prefix cache is salted with an HMAC of the tenant under a secret of this
-process: no tenant can hit, probe or guess another's blocks, whatever `cache_salt` it sends. Keys with
-the same `cache_group` share blocks on purpose.
+A key has 256 random bits, so that a plain hash is enough: there is no dictionary to try. The name
+of a key is its tenant. The prefix cache is salted with an HMAC of the tenant under a secret of this
+process: no tenant can hit, probe or guess another's blocks, whatever `cache_salt` it sends. Keys
+with the same `cache_group` share blocks on purpose.
 
     [[keys]]
     name = "alice"

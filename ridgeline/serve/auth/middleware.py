@@ -6,8 +6,8 @@
     drain    a server that is stopping starts nothing new
     key      required for every path but `OPEN_PATHS`, whether a route exists or not
 
-Paths are compared as the router compares them: decoded, whole, not normalised. A path that is not in
-the list needs a key, so that a route added later is protected too.
+Paths are compared as the router compares them: decoded, whole, not normalised. A path that is not
+in the list needs a key, so that a route added later is protected too.
 """
 
 from __future__ import annotations

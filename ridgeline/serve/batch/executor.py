@@ -107,8 +107,8 @@ class _BackgroundEngine:
 def background_engine(engine: ServedEngine) -> ServedEngine:
     """`engine`, to which every request is submitted in the background class.
 
-    An app over it responds as the online app does: with the same checks, defaults and fields. It has
-    separate metrics, so that latencies of batch requests do not mix with interactive ones.
+    An app over it responds as the online app does: with the same checks, defaults and fields. It
+    has separate metrics, so that latencies of batch requests do not mix with interactive ones.
     """
     return cast("ServedEngine", _BackgroundEngine(engine))
 

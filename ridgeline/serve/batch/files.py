@@ -109,7 +109,10 @@ class FileTable:
             return read_range(db, file_id, first_byte, num_bytes)
 
     def delete(self, file: StoredFile) -> bool:
-        """False if an unfinished batch still reads it. The results of a batch go with their file."""
+        """False if an unfinished batch still reads it.
+
+        The results of a batch go with their file.
+        """
         with self._db.transaction() as db:
             return delete_file(db, file.id, file.batch_id, file.lines_in)
 

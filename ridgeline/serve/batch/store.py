@@ -3,9 +3,9 @@
     request   pending ──lease──▶ leased ──settle──▶ succeeded | failed
                  ▲──────────────────┘ released, expired, or its owner died
 
-Exactly once: a request is settled by one transaction that requires the token of its lease, counts it
-in its batch and stores its result, all or nothing. A second result finds another token, or none, and
-changes nothing. After a crash a request was either settled, and is on the disk, or it is leased
+Exactly once: a request is settled by one transaction that requires the token of its lease, counts
+it in its batch and stores its result, all or nothing. A second result finds another token, or none,
+and changes nothing. After a crash a request was either settled, and is on the disk, or it is leased
 again. It may be computed twice; it is settled, counted and charged once.
 
 A batch moves along `records.TRANSITIONS` only. Instants are Unix seconds of `clock`.

@@ -19,8 +19,10 @@ MAX_ERRORS = 100
 
 
 class ValidatedFile(msgspec.Struct, frozen=True):
-    """The requests of a file, or why it is rejected. `model`: the first that is named; `models`: all
-    that are, and None if a request names none."""
+    """The requests of a file, or why it is rejected.
+
+    `model`: the first that is named; `models`: all that are, and None if a request names none.
+    """
 
     lines: list[InputLine]
     errors: list[InputFileError]

@@ -197,8 +197,10 @@ class BatchWorker:
             self._store.sweep()
 
     async def _wait(self) -> None:
-        """Wait for something to happen, at most until the next poll. One more iteration of the event
-        loop gathers results that arrive together."""
+        """Wait for something to happen, at most until the next poll.
+
+        One more iteration of the event loop gathers results that arrive together.
+        """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake_event.wait(), self._options.poll_s)
             await asyncio.sleep(0)

@@ -28,7 +28,10 @@ router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
 
 class EmbeddingRequest(OpenBody):
-    """Body of `POST /v1/embeddings`. `pooling`: the `mean` over all positions, or the `last` one."""
+    """Body of `POST /v1/embeddings`.
+
+    `pooling`: the `mean` over all positions, or the `last` one.
+    """
 
     model: str | None = None
     input: Prompts

@@ -1,7 +1,7 @@
 """Structured output: the API's several ways to request it, as one grammar.
 
-OpenAI's `response_format`, vLLM's `structured_outputs`, and the older `guided_*` fields. Sending two
-of them is refused.
+OpenAI's `response_format`, vLLM's `structured_outputs`, and the older `guided_*` fields. Sending
+two of them is refused.
 """
 
 from __future__ import annotations

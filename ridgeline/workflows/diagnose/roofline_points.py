@@ -1,9 +1,10 @@
 """The phases of a measured run under a device's roofline, whatever server it was measured on.
 
 A Ridgeline engine records its steps. Those of another server are inferred from the times at which
-clients saw tokens (`ridgeline.diagnose.losses.observed_steps`) and what the server reports about prompts: when
-each started, or how long one took on average. If tokens arrive several at a time (speculation,
-coalesced chunks), there is one point for the whole run, provided that the server counts its steps.
+clients saw tokens (`ridgeline.diagnose.losses.observed_steps`) and what the server reports about
+prompts: when each started, or how long one took on average. If tokens arrive several at a time
+(speculation, coalesced chunks), there is one point for the whole run, provided that the server
+counts its steps.
 """
 
 from __future__ import annotations

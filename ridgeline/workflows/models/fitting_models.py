@@ -72,9 +72,9 @@ class FittingModels(Result, frozen=True, kw_only=True):
 def list_fitting(calibration: Path | None = None) -> FittingModels:
     """The speed of every published model on this machine, with one client at a time.
 
-    With a `calibration` of an engine it is predicted. Without one it is an upper bound: the time in which the
-    probed memory delivers the bytes of a step, or the probed arithmetic its FLOPs. Raises BadInput for a bad
-    calibration.
+    With a `calibration` of an engine it is predicted. Without one it is an upper bound: the time in
+    which the probed memory delivers the bytes of a step, or the probed arithmetic its FLOPs. Raises
+    BadInput for a bad calibration.
     """
     speed: Callable[[str, str], PredictedSpeed]
     if calibration is None:

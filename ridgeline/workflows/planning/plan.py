@@ -49,7 +49,8 @@ class PlanResult(Result, frozen=True, kw_only=True):
     """The fleets that meet the SLO, cheapest first, and how to start the first of them.
 
     `front`: the candidates that no other beats in both speed per user and throughput per device.
-    `memory_budget`: of one device of the cheapest fleet. `render_manifests`: Kubernetes and Ray Serve, if wanted.
+    `memory_budget`: of one device of the cheapest fleet. `render_manifests`: Kubernetes and Ray
+    Serve, if wanted.
     """
 
     model: str

@@ -32,7 +32,10 @@ STAGE = "batch"
 
 
 class BatchFileResult(Result, frozen=True, kw_only=True):
-    """A batch file that was processed. `errors`: the file of failed requests, None if none failed."""
+    """A batch file that was processed.
+
+    `errors`: the file of failed requests, None if none failed.
+    """
 
     output: str
     errors: str | None

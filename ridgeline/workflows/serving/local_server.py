@@ -51,7 +51,10 @@ class LocalServer:
             self._thread.join(1.0)
 
     def close(self) -> None:
-        """Stop; running requests may take up to `shutdown_timeout_s`. Closing twice does nothing."""
+        """Stop; running requests may take up to `shutdown_timeout_s`.
+
+        Closing twice does nothing.
+        """
         atexit.unregister(self.close)
         self._stop()
         self._thread.join()

@@ -27,8 +27,8 @@ TIMEOUT_S = 10.0
 class ServerView(Result, frozen=True, kw_only=True):
     """A server's figures by name, and the time `span` that latencies and hit rates cover.
 
-    `trends`: the latest values of each figure, oldest first; None where one was unknown. `model` and
-    `slo_limits_s` (by figure) are those of a Ridgeline server, empty for others.
+    `trends`: the latest values of each figure, oldest first; None where one was unknown. `model`
+    and `slo_limits_s` (by figure) are those of a Ridgeline server, empty for others.
     """
 
     figures: Mapping[str, float] = {}

@@ -87,7 +87,10 @@ class Conversation:
         self._latest = None
 
     def close(self) -> None:
-        """End the conversation, and its engine if it was opened for it. Closing twice does nothing."""
+        """End the conversation, and its engine if it was opened for it.
+
+        Closing twice does nothing.
+        """
         if self._close_engine:
             self.engine.close()
 

@@ -174,12 +174,14 @@ class RemoteReplyStream:
                     continue
                 self._last_s = output.at_s
                 self._first_s = self._first_s or self._last_s
-                # Reasoning counts as output, but belongs neither to the reply nor to the next prompt.
+                # Reasoning counts as output, but belongs neither to the reply nor to the next
+                # prompt.
                 content = choice.delta.content if choice.delta is not None else None
                 if content is not None:
                     self._pieces.append(content)
                     yield content
-        # Some servers send no finish_reason. An answer that breaks off is an error of the connection.
+        # Some servers send no finish_reason. An answer that breaks off is an error of the
+        # connection.
         self._reason = self._reason or "stop"
 
     def __enter__(self) -> RemoteReplyStream:

@@ -1,4 +1,7 @@
-"""What was said in a conversation, and how fast the replies came. No engine is needed to read it."""
+"""What was said in a conversation, and how fast the replies came.
+
+No engine is needed to read it.
+"""
 
 from __future__ import annotations
 

@@ -306,8 +306,9 @@ class Bursts:
 )
 def test_short_copyable_bursts_are_used(curve: Seconds, decision_s: float) -> None:
     """Short bursts do not start with a plain step, and decisions are not postponed too long (what
-    drafts save pays for decisions, `DECISION_SHARE_OF_GAIN`: without it 0.56 of the ideal); nor does a
-    curve stay steep for ever after a disturbed start."""
+    drafts save pays for decisions, `DECISION_SHARE_OF_GAIN`: without it 0.56 of the ideal); nor
+    does a curve stay steep for ever after a disturbed start.
+    """
     world = Bursts(curve, decision_s)
     for _ in range(800):
         world.step()

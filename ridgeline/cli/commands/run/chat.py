@@ -1,7 +1,7 @@
 """`ridgeline chat`: talk to a model on the terminal, with the speed of every answer.
 
-The model runs in this process, or on a server (`--url`). Ctrl-C stops an answer and keeps what was said; Ctrl-D leaves.
-Input from a pipe is answered line by line.
+The model runs in this process, or on a server (`--url`). Ctrl-C stops an answer and keeps what was
+said; Ctrl-D leaves. Input from a pipe is answered line by line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Registry of layer backends: name -> "module:Class". Nothing is imported until chosen.
 
-A new one is one file here and one line in `BACKENDS`, and, if it should be chosen by default, its name
-in `AUTO` (best first). `torch` is the oracle and runs on every device and dtype.
+A new one is one file here and one line in `BACKENDS`, and, if it should be chosen by default, its
+name in `AUTO` (best first). `torch` is the oracle and runs on every device and dtype.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def layer_backend_of(name: str) -> LayerBackend:
 def choose(
     requested: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> tuple[str, tuple[str, ...]]:
-    """The backend to use and the reasons. Raises CannotRun if the one requested by name cannot run."""
+    """The backend to use and the reasons.
+
+    Raises CannotRun if the one requested by name cannot run.
+    """
     if requested != "auto":
         why_not = layer_backend_of(requested).why_not(spec, device, dtype)
         if why_not:

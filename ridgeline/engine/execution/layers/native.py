@@ -1,10 +1,10 @@
 """Layers as native segments, each running from one attention to the next in one parallel region.
 
 What. Between two attentions lie the output projection, two residual adds, two norms, the gated
-feed-forward and the next layer's q, k, v with their rotation. A segment (native/layer/segment.h) runs all
-of it in one call: rows are normalised, gated and quantised while they are in the CPU cache, directly
-into the input format of the next product. Threads claim pieces of work, so none waits for a thread
-that wakes late.
+feed-forward and the next layer's q, k, v with their rotation. A segment (native/layer/segment.h)
+runs all of it in one call: rows are normalised, gated and quantised while they are in the CPU
+cache, directly into the input format of the next product. Threads claim pieces of work, so none
+waits for a thread that wakes late.
 
     embed·norm·qkv·rope ─attention─ o·add·norm·gate_up·gate·down·add·norm·qkv·rope ─attention─ …
 
@@ -43,7 +43,10 @@ _KINDS = ("int4", "int8", "blocks", "bf16", "fp32", "dense")
 
 
 class NativeForward:
-    """Runs a decoder's layers as native segments. One step at a time, because steps share a frame."""
+    """Runs a decoder's layers as native segments.
+
+    One step at a time, because steps share a frame.
+    """
 
     def __init__(self, body: DecoderBody) -> None:
         self.body = body

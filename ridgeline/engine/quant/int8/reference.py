@@ -1,4 +1,7 @@
-"""The reference: every stage in float64, which represents each int32 exactly. Slow, for any device."""
+"""The reference: every stage in float64, which represents each int32 exactly.
+
+Slow, for any device.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Verification by rejection: exact sampling from the target with drafts that were drawn from q.
 
-What. The drafter drew x_1 … x_k from its distributions q_i. The target's are p_i, and p_{k+1} is the
-one after the last draft. Two rules decide how many drafts are accepted. With both, the output is
-distributed exactly as if every token had been drawn from the target:
+What. The drafter drew x_1 … x_k from its distributions q_i. The target's are p_i, and p_{k+1} is
+the one after the last draft. Two rules decide how many drafts are accepted. With both, the output
+is distributed exactly as if every token had been drawn from the target:
 
     standard  x_i is accepted with probability min(1, p_i(x_i) / q_i(x_i)). The first rejected draft
               is replaced by a draw from max(p_i - q_i, 0), normalised. If all are accepted, the next

@@ -1,8 +1,9 @@
 """Turns the logits of a step into tokens: one per run, or as many as its accepted drafts allow.
 
-Drafts named with certainty, and all drafts of greedy or seeded requests, are verified by exact match
-with sampled tokens, so the output is that of plain decoding. Drafts that were drawn at random (the
-drafter records their distributions in `DraftDistributions`) are verified by rejection sampling.
+Drafts named with certainty, and all drafts of greedy or seeded requests, are verified by exact
+match with sampled tokens, so the output is that of plain decoding. Drafts that were drawn at random
+(the drafter records their distributions in `DraftDistributions`) are verified by rejection
+sampling.
 
 Shapes: S rows, K drafts of a run, V vocabulary.
 """

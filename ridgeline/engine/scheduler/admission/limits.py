@@ -18,8 +18,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_num_seqs` is the number of slots, `max_num_batched_tokens` the token budget of a step, and
     `max_model_len` the longest sequence, output included. `aging_s` is the waiting time in seconds
-    worth one priority level. `background_tokens` is the most tokens of background requests in a step
-    that also serves interactive ones; None derives it from measured step times.
+    worth one priority level. `background_tokens` is the most tokens of background requests in a
+    step that also serves interactive ones; None derives it from measured step times.
     """
 
     max_num_seqs: int

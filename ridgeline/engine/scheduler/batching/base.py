@@ -1,7 +1,7 @@
 """When may a waiting request be admitted? The contract of the batching policies.
 
-A policy decides *when*. Which request goes first is decided by the queue, and whether it fits by the
-block pool. Policies hold no state: all they may look at is in the `QueueView`.
+A policy decides *when*. Which request goes first is decided by the queue, and whether it fits by
+the block pool. Policies hold no state: all they may look at is in the `QueueView`.
 
 Invariants:
   1. With nothing started and requests waiting, a policy admits one now or names the time from which

@@ -1,11 +1,11 @@
 """Continuous batching: a request is admitted in any step that has a slot and tokens for it.
 
-What. The batch is re-formed in every step: a finished sequence frees its slot at once, and a waiting
-request takes it in the next step, while the other sequences continue (iteration-level scheduling:
-Orca, Yu et al., OSDI 2022; "in-flight batching" in TensorRT-LLM).
+What. The batch is re-formed in every step: a finished sequence frees its slot at once, and a
+waiting request takes it in the next step, while the other sequences continue (iteration-level
+scheduling: Orca, Yu et al., OSDI 2022; "in-flight batching" in TensorRT-LLM).
 
-Invariant. While a request waits, all slots are taken, or this step's token budget is used up, or the
-block pool is.
+Invariant. While a request waits, all slots are taken, or this step's token budget is used up, or
+the block pool is.
 
 When it loses. Never in throughput, but newly admitted prompts lengthen the steps of the sequences
 that are already decoding (their ITL). The token budget and chunked prefill bound that.

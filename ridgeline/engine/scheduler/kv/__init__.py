@@ -1,1 +1,4 @@
-"""KV cache bookkeeping: block pool, block tables, prefix cache and the memory budget. No tensors."""
+"""KV cache bookkeeping: block pool, block tables, prefix cache and the memory budget.
+
+No tensors.
+"""

@@ -4,9 +4,9 @@
     child    [ 4 | 9 | 2 ]        forked: the same blocks with one more reference each
     child    [ 4 | 9 | 7 ]        before its first write, block 2 is copied to block 7
 
-Rule: a sequence writes to a block only if it is the sole owner and no prefix hit can read the block.
-Otherwise the block is copied first (if it has other owners), or its cache entry is invalidated (if
-it is published but has no other owner).
+Rule: a sequence writes to a block only if it is the sole owner and no prefix hit can read the
+block. Otherwise the block is copied first (if it has other owners), or its cache entry is
+invalidated (if it is published but has no other owner).
 
 The copies of a step may be performed in any order or all at once, because no block is both read and
 written by them. A copy from a block that is itself the target of a copy is redirected to the

@@ -4,13 +4,13 @@
     lane 1   background    batch requests: they use what is left over, as long as it is left over
 
 Within a lane, order is by priority and waiting time, and a sequence keeps its slot until blocks run
-out. Between lanes neither holds. A step is planned lane by lane, and the interactive lane is planned
-as if the background lane were empty: it takes slots and blocks from background sequences, last in
-order first, as readily as it takes free ones. While an interactive request waits, no background
-request is admitted. While interactive requests run, a step computes only as many background tokens
-as their SLOs leave room for, or as many as were configured. A preempted background sequence keeps
-its known tokens and resumes later; with the prefix cache on, most of what it had computed is found
-again.
+out. Between lanes neither holds. A step is planned lane by lane, and the interactive lane is
+planned as if the background lane were empty: it takes slots and blocks from background sequences,
+last in order first, as readily as it takes free ones. While an interactive request waits, no
+background request is admitted. While interactive requests run, a step computes only as many
+background tokens as their SLOs leave room for, or as many as were configured. A preempted
+background sequence keeps its known tokens and resumes later; with the prefix cache on, most of what
+it had computed is found again.
 
 Invariant (tests/invariants/test_lanes.py): without a prefix cache, the interactive runs of every
 step are the same as if there had never been a background request.
@@ -30,9 +30,9 @@ from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 class Lane:
     """The waiting sequences of one lane, and counts of its sequences.
 
-    `unstarted` holds choice 0 of requests that have not started, `resuming` the sequences of started
-    requests that are without a slot. `num_started` counts unfinished choices of started requests,
-    `num_running` the sequences with a slot.
+    `unstarted` holds choice 0 of requests that have not started, `resuming` the sequences of
+    started requests that are without a slot. `num_started` counts unfinished choices of started
+    requests, `num_running` the sequences with a slot.
     """
 
     rank: int

@@ -10,8 +10,8 @@
 
 Drafts only use budget tokens and blocks that are left over in this step: no sequence waits, loses
 its slot or is preempted for them. A rejected draft leaves nothing behind: the sequence returns the
-blocks after its known tokens, none of the draft was published in the prefix cache, and its positions
-in the KV cache are overwritten before they are read.
+blocks after its known tokens, none of the draft was published in the prefix cache, and its
+positions in the KV cache are overwritten before they are read.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from ridgeline.engine.speculate.drafters.base import (
     parts_of,
 )
 
-# Probability of a token before anything is learnt: by level of evidence (short matches mislead), and
-# corrected by the position's history. Two observed tokens outweigh it.
+# Probability of a token before anything is learnt: by level of evidence (short matches mislead),
+# and corrected by the position's history. Two observed tokens outweigh it.
 _PRIORS = (0.2, 0.2, 0.3, 0.5, 0.7, 0.85, 0.93)
 _DOUBT = {DIFFERS: 1.4, AGREES: 0.6, AGAIN: 0.4}  # factor on the probability of being wrong
 _PROMPT = 0.9  # factor for matches in the prompt, which predict less than the output

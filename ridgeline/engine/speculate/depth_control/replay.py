@@ -72,7 +72,10 @@ class _Sequence:
 def replay(
     texts: Sequence[Text], lookup: Lookup, curve: StepTimeCurve, batch: int, most: int
 ) -> Replayed:
-    """Replay `batch` texts at a time, replacing those that end. `curve` is modified as in service."""
+    """Replay `batch` texts at a time, replacing those that end.
+
+    `curve` is modified as in service.
+    """
     clock = _Clock()
     controller = DepthController(None, most, clock, lookup)
     controller.calibrate(curve)

@@ -21,8 +21,8 @@ class CreditBalance:
     """The balance of one kind of drafts: `credit` in plain steps, and when a try without credit is
     due.
 
-    It receives `share` of what every step adds. `recent_saving`: plain steps saved per step recently
-    (negative: lost).
+    It receives `share` of what every step adds. `recent_saving`: plain steps saved per step
+    recently (negative: lost).
     """
 
     __slots__ = ("_share", "_since_try", "_try_loss", "_try_steps", "credit", "recent_saving")

@@ -9,8 +9,8 @@ whether it was right (`LookupAccuracy`).
 
 Invariants, checked by tests/engine/speculate for every drafter:
 - A draft is at most as long as requested, and every token of it is in the vocabulary.
-- A sequence's draft depends on its own known tokens, on what the drafter was built from, and (suffix
-  drafts) on earlier text of the same tenant; never on another tenant's.
+- A sequence's draft depends on its own known tokens, on what the drafter was built from, and
+  (suffix drafts) on earlier text of the same tenant; never on another tenant's.
 - A drafter keeps no state that a rejected draft could corrupt: it compares what it has seen of a
   sequence with the tokens it is given, and goes back to where they diverge.
 - A lookup's guess is a function of what it has read, whether or not any guess was verified.
@@ -79,8 +79,8 @@ the same more than once."""
 def kind_of(length: int, history: int = ALONE, *, own: bool = True) -> int:
     """The kind of a token that follows a match of 0, 1, 2-3, 4-7, 8-15, … tokens (levels 0 to 6).
 
-    `history`: what followed the same words before (`ALONE`, …); `own`: it is in the sequence's output rather than its
-    prompt.
+    `history`: what followed the same words before (`ALONE`, …); `own`: it is in the sequence's
+    output rather than its prompt.
     """
     return (min(HIGHEST, length.bit_length()) * 4 + history) * 2 + own
 
