@@ -1,7 +1,7 @@
 """Every format that the engine loads: bytes per weight, decode against its bound, prefill.
 
     python benchmarks/bench_formats.py make FOLDER               writes the models (minutes, 3 GB)
-    python benchmarks/bench_formats.py measure FOLDER [FORMAT...]  a slice, together with `int4-g128`
+    python benchmarks/bench_formats.py measure FOLDER [FORMAT...]   a slice, with `int4-g128`
     python benchmarks/bench_formats.py table FOLDER              all slices as one table
 
 The models have random weights of one shape: three layers of Llama-3.2-1B's, 180 M weights, with a

@@ -192,7 +192,7 @@ def _set(**settings: Any) -> Callable[[Pace], dict[str, Any]]:
 
 
 PIECES = 2.5
-"""TPOT limit with long prompts, in chunks: more than one chunk takes and less than a whole prompt, which
+"""TPOT limit with long prompts, in chunks: above one chunk and below a whole prompt, which
 has more than six (a fast machine reads the demo's longest prompt unnoticed)."""
 
 

@@ -1,4 +1,4 @@
-"""Where Ridgeline keeps files of its own: measurements of this machine, downloads, quantised models."""
+"""Where Ridgeline keeps its files: measurements of this machine, downloads, quantised models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Draw the picture of README.md from a benchmark result: `python scripts/draw_peers.py` writes docs/assets/peers.svg.
+"""Draw the picture of README.md, docs/assets/peers.svg, from a benchmark result.
 
-One group of bars per kind of work: llama.cpp is 1, the other engines are the measured ratios to it. The tokens per
-second stand at the end of each bar.
+One group of bars per kind of work: llama.cpp is 1, the other engines are ratios to it. The tokens
+per second stand at the end of each bar.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ WORKS = {
     "decode, 8 sequences, INT4": "decode, 8 sequences",
     "decode, 16 sequences, INT4": "decode, 16 sequences",
     "prefill of 512 tokens, INT4": "prompt of 512 tokens",
-    "decode after 8,192 tokens, INT4, KV cache INT8 (earlier the same day)": "decode after 8k tokens",
+    "decode after 8,192 tokens, INT4, KV cache INT8 (earlier the same "
+    "day)": "decode after 8k tokens",
     "chat over HTTP, 16 clients, 256 in, 128 out (an earlier build)": "chat, 16 clients",
 }
 STYLE = """
-text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; fill: #1a2029; }
-.strong { font-weight: 650; } .tick, .axis-title { fill: #5a6675; font-size: 12px; } .value { font-size: 12px; }
+text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+  fill: #1a2029; }
+.strong { font-weight: 650; } .tick, .axis-title { fill: #5a6675; font-size: 12px; }
+.value { font-size: 12px; }
 .grid { stroke: #e4e8ee; } .axis { stroke: #aab4c0; }
 .ridgeline { fill: #0c8464; } .openvino { fill: #8aa4c8; } .llamacpp { fill: #c3cad4; }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6eaf0; } .tick, .axis-title { fill: #9aa6b5; } .grid { stroke: #2b333e; } .axis { stroke: #5a6675; }
+  text { fill: #e6eaf0; } .tick, .axis-title { fill: #9aa6b5; }
+  .grid { stroke: #2b333e; } .axis { stroke: #5a6675; }
   .ridgeline { fill: #3cc79c; } .openvino { fill: #6b87b0; } .llamacpp { fill: #4a5563; }
 }
 """
@@ -76,7 +80,10 @@ def draw() -> str:
             tip = f"{name}, {label}: {tok_s:g} tokens/s, {times:.2f} times llama.cpp"
             parts.append(svg.rect(scale(0), top, scale(times), BAR, css, tip))
             parts.append(svg.text(scale(times) + 6, top + 12, f"{tok_s:,.0f}", "value"))
-    origin = f"{result['machine']}, {result['date']}; 1.04 B parameters, INT4. benchmarks/results/{RESULT.name}"
+    origin = (
+        f"{result['machine']}, {result['date']}; 1.04 B parameters, INT4. "
+        f"benchmarks/results/{RESULT.name}"
+    )
     parts.append(svg.text(16, bottom + 66, origin, "tick"))
     label = "Speed of Ridgeline, OpenVINO GenAI and llama.cpp on six kinds of work"
     body = svg.drawing(WIDTH, bottom + 80, label, f"<style>{STYLE}</style>", *parts)

@@ -1,4 +1,4 @@
-"""Write the reference pages that are read off the code: commands and options, APIs, metrics, techniques.
+"""Write the reference pages: commands and options, APIs, metrics, techniques.
 
 `python -m scripts.generate_pages` writes them to docs/reference/; with `--check` it changes nothing
 and exits with 1 where a page is out of date.
@@ -27,22 +27,23 @@ SECTIONS = {"vLLM's names": "vllm:", "Ridgeline's names": "ridgeline_", "The pro
 TECHNIQUES_HEAD = """\
 # Techniques
 
-Everything that is implemented, with its switch, its effect on results and its measured gain. *Exact* techniques do not
-change the tokens; *distribution-preserving* ones keep the distribution; *lossy* ones carry their measured difference.
-`ridgeline explain NAME MODEL` prints an entry with your model's numbers.
+Everything that is implemented, with its switch, its effect on results and its measured gain.
+*Exact* techniques do not change the tokens; *distribution-preserving* ones keep the distribution;
+*lossy* ones carry their measured difference. `ridgeline explain NAME MODEL` prints an entry with
+your model's numbers.
 """
 HTTP_HEAD = """\
 # HTTP API
 
-Generated from the server's OpenAPI document (`GET /openapi.json`). Which fields are honoured, refused or ignored, and
-the meaning of each error: [request fields and errors](request-fields.md). How to use the server:
-[serve a model](../guides/serve.md).
+Generated from the server's OpenAPI document (`GET /openapi.json`). Which fields are honoured,
+refused or ignored, and the meaning of each error: [request fields and errors](request-fields.md).
+How to use the server: [serve a model](../guides/serve.md).
 """
 PYTHON_HEAD = """\
 # Python API
 
-Everything that the command line does, in a script or a notebook. `import ridgeline` loads nothing heavy; each name is
-resolved on first use.
+Everything that the command line does, in a script or a notebook. `import ridgeline` loads nothing
+heavy; each name is resolved on first use.
 
 ```python
 import ridgeline
@@ -56,15 +57,18 @@ print(fleet.commands)
 
 What all functions have in common:
 
-- **A record comes back.** `to_dict()` has its figures, `save("name.json")` and `save("name.html")` write it, a notebook
-  shows it as a page. Nothing is printed.
-- **Keywords are the options** of the command of the same name, with the same names, ranges and defaults
-  ([configuration](configuration.md)); durations and counts may be written as `"5m"` and `"8k"`. `**settings` are
-  [engine settings](configuration.md#engine). A keyword without an effect is an error.
-- **Progress** goes to `observer`, which is called with every event: `observer=print` shows them as lines.
-- **Errors** that the caller can fix are `ridgeline.errors.UserError`, with the `value`, the `limit` and the `fix`.
-- **Models** are named as on the command line. `generate`, `stream` and `chat` also take an open `Engine`, which saves
-  loading the model again:
+- **A record comes back.** `to_dict()` has its figures, `save("name.json")` and `save("name.html")`
+  write it, a notebook shows it as a page. Nothing is printed.
+- **Keywords are the options** of the command of the same name, with the same names, ranges and
+  defaults ([configuration](configuration.md)); durations and counts may be written as `"5m"` and
+  `"8k"`. `**settings` are [engine settings](configuration.md#engine). A keyword without an effect
+  is an error.
+- **Progress** goes to `observer`, which is called with every event: `observer=print` shows them as
+  lines.
+- **Errors** that the caller can fix are `ridgeline.errors.UserError`, with the `value`, the `limit`
+  and the `fix`.
+- **Models** are named as on the command line. `generate`, `stream` and `chat` also take an open
+  `Engine`, which saves loading the model again:
 
 ```python
 import ridgeline
@@ -78,14 +82,16 @@ with ridgeline.Engine.open("demo") as engine:
     print(pieces.reply.ttft_s, pieces.reply.usage)
 ```
 
-`async for piece in pieces` works as well; a task that is cancelled while it reads frees the request's KV cache.
+`async for piece in pieces` works as well; a task that is cancelled while it reads frees the
+request's KV cache.
 
 Commands without a function here are functions of `ridgeline.workflows`, for instance
 `ridgeline.workflows.bench.bench_series.bench_series` (`bench --sweep`),
 `ridgeline.workflows.planning.simulate_sweep.simulate_sweep` (`simulate --sweep`),
 `ridgeline.workflows.diagnose.operator_profile.profile_operators` (`diagnose --profile`),
-`ridgeline.workflows.inspect_model.inspect_model` and `ridgeline.workflows.check_machine.check_machine` (`doctor`). They
-return records too; their signatures may change between minor versions.
+`ridgeline.workflows.inspect_model.inspect_model` and
+`ridgeline.workflows.check_machine.check_machine` (`doctor`). They return records too; their
+signatures may change between minor versions.
 """
 PYTHON_SECTIONS = {
     "Generate text": ("generate", "stream", "chat", "Engine", "Sampling"),
@@ -114,9 +120,10 @@ PYTHON_RECORDS = (
 METRICS_HEAD = """\
 # Metrics
 
-`GET /metrics` returns these in Prometheus' text format. Names that begin with `vllm:` have vLLM's meaning. Latencies
-are measured in the server: from the arrival of the request to the hand-over of the event to the connection. Which of
-them to watch: [operate a server](../guides/operate.md#metrics).
+`GET /metrics` returns these in Prometheus' text format. Names that begin with `vllm:` have vLLM's
+meaning. Latencies are measured in the server: from the arrival of the request to the hand-over of
+the event to the connection. Which of them to watch: [operate a
+server](../guides/operate.md#metrics).
 """
 
 
@@ -143,7 +150,8 @@ def techniques() -> str:
         lines.append(f"- **Measured**: {row['measured'] or 'not yet on a quiet machine'}")
         lines.append(f"- **Hurts when**: {row['hurts_when']}")
         lines.append(
-            f"- **Code, test, benchmark**: `{row['module']}`; `{row['conformance']}`; `{row['benchmark']}`"
+            f"- **Code, test, benchmark**: `{row['module']}`; `{row['conformance']}`; "
+            f"`{row['benchmark']}`"
         )
     return NOTICE.format(source="ridgeline/techniques.toml") + "\n".join(lines) + "\n"
 
@@ -253,7 +261,8 @@ def http_api() -> str:
 
 def parameters_of(operation: dict[str, Any]) -> list[str]:
     return [
-        f"- {parameter['in']} parameter `{parameter['name']}`: {type_of(parameter.get('schema', {}))}"
+        f"- {parameter['in']} parameter `{parameter['name']}`: "
+        f"{type_of(parameter.get('schema', {}))}"
         for parameter in operation.get("parameters", ())
     ]
 

@@ -1,5 +1,6 @@
-"""Writes the frozen vectors of tests/engine/checkpoints/test_gguf.py: random blocks of every type that
-we decode, and what gguf-py makes of them.
+"""Writes the frozen vectors of tests/engine/checkpoints/test_gguf.py.
+
+They are random blocks of every type that is decoded, and what gguf-py decodes them to.
 
 Runs in a separate environment, where gguf is installed.
 

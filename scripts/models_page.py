@@ -1,4 +1,4 @@
-"""The reference page of model families: what runs, what is only sized, and what it was tested against."""
+"""The reference page of model families: what runs, what is only sized, and how it was tested."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from tests.conformance.tiny_models import FAMILIES as TESTED
 HEAD = """\
 # Model families
 
-The `model_type` of a model's `config.json` decides how it is read; a field that is not understood is an error that
-names it, and an unknown family is refused with the nearest known one and the fields that differ.
+The `model_type` of a model's `config.json` decides how it is read; a field that is not understood
+is an error that names it, and an unknown family is refused with the nearest known one and the
+fields that differ.
 
-*Layers*: `native` are the fused CPU kernels, `torch` runs on every device. Every family is compared with
-transformers on small random models: log-probabilities within 1e-4 and the same greedy tokens but for ties, in whole
-prompts, in chunks and in mixed batches; native layers are compared with torch layers in every weight format of the
-engine. Batching, preemption, prefix caching and speculation are checked token by token on Llama, gpt-oss and the
-demo model. GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family whose modules
-have Llama's names (all but gpt-oss, whose experts are read in MXFP4); they are tested on the families from `llama`
-to `phi3`. The names of published shapes work in `inspect`, `plan` and `predict` and, but for the largest, as
-`dummy:NAME` with random weights. Shapes of the families from `smollm3` on and of the image models are checked by
-their parameter counts only: compare them with the model's own config.json before relying on a rope theta or token id.
+*Layers*: `native` are the fused CPU kernels, `torch` runs on every device. Every family is compared
+with transformers on small random models: log-probabilities within 1e-4 and the same greedy tokens
+but for ties, in whole prompts, in chunks and in mixed batches; native layers are compared with
+torch layers in every weight format of the engine. Batching, preemption, prefix caching and
+speculation are checked token by token on Llama, gpt-oss and the demo model. GPTQ, AWQ,
+compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family whose modules have
+Llama's names (all but gpt-oss, whose experts are read in MXFP4); they are tested on the families
+from `llama` to `phi3`. The names of published shapes work in `inspect`, `plan` and `predict` and,
+but for the largest, as `dummy:NAME` with random weights. Shapes of the families from `smollm3` on
+and of the image models are checked by their parameter counts only: compare them with the model's
+own config.json before relying on a rope theta or token id.
 """
 WRAPPED = """
 ## The text of multimodal models
@@ -47,10 +50,10 @@ PLANNED = """
 NOT_YET = """
 ## Not supported
 
-Refused by `model_type`: gated delta nets (Qwen3-Next, Qwen3.5), Mamba and other state-space layers (Granite 4,
-Nemotron 3, Jamba, Falcon-H1), KV sharing and per-layer inputs (Gemma 3n, Gemma 4), chunked attention (Llama 4),
-parallel blocks (Cohere), sigmoid routing (GLM-4.5, MiniMax M2), encoders (BERT) and encoder-decoders (T5, Whisper).
-Image, video and audio encoders are not run.
+Refused by `model_type`: gated delta nets (Qwen3-Next, Qwen3.5), Mamba and other state-space layers
+(Granite 4, Nemotron 3, Jamba, Falcon-H1), KV sharing and per-layer inputs (Gemma 3n, Gemma 4),
+chunked attention (Llama 4), parallel blocks (Cohere), sigmoid routing (GLM-4.5, MiniMax M2),
+encoders (BERT) and encoder-decoders (T5, Whisper). Image, video and audio encoders are not run.
 """
 
 

@@ -234,7 +234,7 @@ def _prepare_half(
     half: Half,
     place: tuple[int, int],
 ) -> tuple[BalancedWeights, Mapping[ProductKey, InputStats], list[str]]:
-    """Half a layer, repaired and balanced, ready to be rounded; its updated statistics, and notes."""
+    """Half a layer, repaired and balanced for rounding, with its updated statistics and notes."""
     if walks is None:
         return BalancedWeights(source, spec), {}, []
     keys = {part.key for part, _ in half}

@@ -44,7 +44,7 @@ class InputStats:
     gap_II: Tensor | None = None
     aim_OI: Tensor | None = None
     waiting: list[tuple[Tensor, ...]] = field(default_factory=list)
-    """Rows that are not in the sums yet, each with its counterpart from the original model, if given."""
+    """Rows that are not in the sums yet, each with its counterpart from the original, if given."""
 
     @staticmethod
     def empty(num_in: int, moments: bool) -> InputStats:

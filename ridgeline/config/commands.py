@@ -107,8 +107,8 @@ _COMMANDS = (
         group="Run",
         summary="Chat with a model, here or on a server.",
         details="Each line of input is one message; /help lists the commands, Ctrl-C stops an "
-        "answer, Ctrl-D leaves. Prints the time to first token and the speed of every answer. MODEL "
-        "runs in this process; --url talks to a server.",
+        "answer, Ctrl-D leaves. Prints the time to first token and the speed of every answer. "
+        "MODEL runs in this process; --url talks to a server.",
         examples=(
             "ridgeline chat",
             "ridgeline chat Qwen/Qwen3-0.6B --quantization int8",
@@ -205,7 +205,8 @@ _COMMANDS = (
         name="optimize",
         group="Improve",
         summary="Find the fastest configuration, and prove it.",
-        details="Tries one technique at a time: measures, diagnoses, applies, verifies quality, and "
+        details="Tries one technique at a time: measures, diagnoses, applies, verifies quality, "
+        "and "
         "keeps only proven improvements. Optimises the engine here (MODEL), or a server that "
         "--restart-cmd starts. Writes a report and a ridgeline.toml.",
         examples=(

@@ -18,10 +18,11 @@ SHARED: dict[type[Section], str] = {Settings: "Engine options", BenchOptions: "L
 CLI_HEAD = """\
 # Command line
 
-`ridgeline COMMAND --help` prints the same. `--debug`, before or after the command, shows the traceback of an error;
-`-h` is short for `--help`. Commands whose options can be set in a file take it with `--config`; how values are written,
-and where else options can come from: [configuration](configuration.md). An option that would have no effect together
-with the others is an error.
+`ridgeline COMMAND --help` prints the same. `--debug`, before or after the command, shows the
+traceback of an error; `-h` is short for `--help`. Commands whose options can be set in a file take
+it with `--config`; how values are written, and where else options can come from:
+[configuration](configuration.md). An option that would have no effect together with the others is
+an error.
 
 Shell completion: `eval "$(ridgeline completion bash)"` in `~/.bashrc` (also `zsh`, `fish`).
 """
@@ -35,8 +36,9 @@ An option is set, in this order of precedence, by
 3. the TOML file that `--config FILE` names,
 4. its default.
 
-Each table of the file belongs to one group of options; tables that a command does not use are ignored, unknown tables
-and keys are errors. `ridgeline optimize` writes such a file, with a table `[provenance]` that says how it was found.
+Each table of the file belongs to one group of options; tables that a command does not use are
+ignored, unknown tables and keys are errors. `ridgeline optimize` writes such a file, with a table
+`[provenance]` that says how it was found.
 
 ```toml
 [engine]
@@ -48,12 +50,13 @@ kv_cache_memory_bytes = "2GiB"
 port = 8000
 ```
 
-`RIDGELINE_CACHE`, an environment variable only, names the folder where Ridgeline keeps downloaded models and
-measurements of this machine; without it, that is `$XDG_CACHE_HOME/ridgeline` or `~/.cache/ridgeline`. Models of the
-Hugging Face Hub lie in its own cache ([models by name](../guides/models.md)).
+`RIDGELINE_CACHE`, an environment variable only, names the folder where Ridgeline keeps downloaded
+models and measurements of this machine; without it, that is `$XDG_CACHE_HOME/ridgeline` or
+`~/.cache/ridgeline`. Models of the Hugging Face Hub lie in its own cache ([models by
+name](../guides/models.md)).
 
-From Python, `ridgeline.config.sources.read_config` reads a file, and the values of a table are the keyword arguments of
-the functions that take these options.
+From Python, `ridgeline.config.sources.read_config` reads a file, and the values of a table are the
+keyword arguments of the functions that take these options.
 
 ## Values
 
@@ -178,7 +181,8 @@ def _units() -> Iterator[str]:
         ("RATE", units.RATE.form),
         ("SHARE, PERCENT", "a share from 0 to 1; percent"),
         ("USD", units.DOLLARS.form),
-        ("SLO", "limits in milliseconds and shares: `ttft:200 tpot:50 e2e:5000 error:1% attainment:99%`"),
+        ("SLO", "limits in milliseconds and shares: "
+            "`ttft:200 tpot:50 e2e:5000 error:1% attainment:99%`"),
         ("JSON", "an object; in the file, a TOML table"),
     ]  # fmt: skip
     yield from _table(("value", "written as"), rows)

@@ -1,4 +1,4 @@
-"""Options of the server: the `[server]` table of a `ridgeline.toml` and flags of `ridgeline serve`."""
+"""Options of the server: the `[server]` table of `ridgeline.toml`, flags of `ridgeline serve`."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def parse(text: str) -> Condition:
 
 
 def all_hold(conditions: tuple[Condition, ...], facts: Facts) -> bool | None:
-    """Three-valued conjunction (Kleene): false if any condition is false, else unknown if any is."""
+    """Three-valued conjunction (Kleene): false if any condition is, else unknown if any is."""
     values = [condition.holds(facts) for condition in conditions]
     if False in values:
         return False
@@ -129,7 +129,7 @@ def fill(template: str, facts: Facts) -> str:
 
 
 def written(name: str, facts: Facts) -> str:
-    """Format a fact by the ending of its name: `_s` in ms or s, `_share` in percent, `_bytes` in MB."""
+    """Format a fact by the suffix of its name: `_s` in ms or s, `_share` in %, `_bytes` in MB."""
     value = facts.get(name, _ABSENT)
     if value is _ABSENT:
         return "unknown"

@@ -55,7 +55,7 @@ def engine_facts(settings: dict[str, object]) -> dict[str, Value]:
 
 
 def ttft_s(request: RequestTrace) -> float | None:
-    """Time to first token, measured from the scheduled arrival so that a slow client hides no delay."""
+    """Time to first token from the scheduled arrival, so that a slow client hides no delay."""
     return request.token_s[0] - request.scheduled_s if request.token_s else None
 
 

@@ -140,15 +140,15 @@ def sentences(profile: GpuProfile) -> tuple[str, ...]:
         median = 1e6 * (profile.median_launch_s or 0.0)
         lines.append(
             f"host-overhead-bound: no kernel ran {profile.idle_share:.0%} of the time (median "
-            f"kernel {median:.1f} us), so the time goes into launches and the host, not the GPU. Use "
-            "CUDA graphs, fewer and larger kernels, or asynchronous scheduling."
+            f"kernel {median:.1f} us), so the time goes into launches and the host, not the GPU. "
+            "Use CUDA graphs, fewer and larger kernels, or asynchronous scheduling."
         )
     kinds = profile.by_kind()
     first = next(iter(kinds))
     lines.append(f"{first} kernels take {kinds[first]:.0%} of the kernel time.")
     texts = {
-        "memory": "decode-bandwidth-bound: {share} of the kernel time is at the memory limit; fewer "
-        "bytes (quantised weights or KV cache) shorten it.",
+        "memory": "decode-bandwidth-bound: {share} of the kernel time is at the memory limit; "
+        "fewer bytes (quantised weights or KV cache) shorten it.",
         "compute": "prefill-compute-bound: {share} of the kernel time is at the compute limit; "
         "lower precision or less work shortens it.",
         "latency": "{share} of the kernel time is in kernels that reach neither limit because they "

@@ -92,7 +92,7 @@ def _masks(tokenizer: Tokenizer, resolved: ResolvedSettings) -> TokenMasks:
 
 
 def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = None) -> Scheduler:
-    """The scheduler with its batching policy, block pool and prefix cache; `drafts` proposes drafts."""
+    """The scheduler with its batching policy, block pool, prefix cache and draft proposer."""
     pool = BlockPool(resolved.num_blocks, resolved.block_size)
     limits = SchedulerLimits(
         max_num_seqs=resolved.max_num_seqs,

@@ -251,7 +251,7 @@ class Engine:
         return msgspec.structs.replace(self._info, derivations={**self._info.derivations, **now})
 
     def drain_steps(self) -> list[StepStat]:
-        """Remove and return the steps since the last call, oldest first; at most the last 100,000."""
+        """Remove and return the steps since the last call, oldest first, at most 100,000."""
         return self._loop.steps.drain()
 
     def counters(self) -> Mapping[str, float]:

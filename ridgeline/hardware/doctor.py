@@ -261,7 +261,8 @@ def _bandwidth(machine: Machine, system_state: CheckedSystem) -> Check:
     remedy = (
         ""
         if good
-        else "check whether the host is throttled or overcommitted, then run ridgeline doctor --refresh"
+        else "check whether the host is throttled or overcommitted, then run ridgeline doctor "
+        "--refresh"
     )
     detail = f"{best / _GB:.1f} GB/s read (by number of threads: {by_threads})"
     return Check(ok=good, title="memory bandwidth", detail=detail, remedy=remedy)

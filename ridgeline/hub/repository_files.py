@@ -74,7 +74,8 @@ def _no_weights(names: Collection[str], model: HubModel) -> BadModel:
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     if pickled:
         return BadModel(
-            f"the repository {model.repo} holds only pickled weights, which can run code when loaded",
+            f"the repository {model.repo} holds only pickled weights, which can run code when "
+            "loaded",
             value=pickled[0],
             limit="weights in safetensors or GGUF",
             fix="choose a repository, or a revision (@refs/pr/N), with safetensors",
@@ -111,7 +112,7 @@ def cached_commit(model: HubModel) -> str | None:
 
 
 def cached_repositories() -> list[tuple[str, str | None]]:
-    """(repository, branch, tag or commit) of every model in the hub's cache; None is the main branch."""
+    """(repository, revision) of every model in the hub's cache; None is the main branch."""
     from huggingface_hub import constants
 
     found: list[tuple[str, str | None]] = []

@@ -1,4 +1,7 @@
-"""Download a GGUF file by its address: resumed with a Range request, verified by size and, where known, SHA-256."""
+"""Download a GGUF file by its address.
+
+Resumed with a Range request; verified by size and, where known, SHA-256.
+"""
 
 from __future__ import annotations
 

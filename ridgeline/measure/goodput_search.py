@@ -130,7 +130,7 @@ async def find_goodput(
 
 
 async def _runs(run_at: RunAt, load: float, slo: Slo, max_runs: int | None) -> list[RunTrace]:
-    """Run this load, again until its interval is on one side of the SLO, at most `max_runs` times."""
+    """Repeat this load until its interval is on one side of the SLO, at most `max_runs` times."""
     runs = [await run_at(load)]
     while max_runs is not None and len(runs) < max_runs and not is_saturated(runs[-1]):
         result = _pool(runs, slo)
@@ -141,7 +141,7 @@ async def _runs(run_at: RunAt, load: float, slo: Slo, max_runs: int | None) -> l
 
 
 def min_requests_per_run(slo: Slo, max_runs: int) -> int | None:
-    """Requests per run with which `max_runs` flawless runs prove the SLO; None if no number does."""
+    """Requests per run with which `max_runs` flawless runs prove the SLO; None if none do."""
     if slo.attainment >= 1:
         return None
     total = next(n for n in range(1, 10**7) if wilson_interval(n, n).low >= slo.attainment)

@@ -19,7 +19,7 @@ KV_SCALE_BYTES = {"int8": 4}
 
 
 WHOLE_KINDS = ("int4", "int8", "blocks")
-"""Formats with integer weights times scales; the activations that they multiply are quantised too."""
+"""Formats with integer weights times scales, whose activations are quantised too."""
 
 DIGITS: Mapping[str, int] = MappingProxyType({"int8": 1, "int16": 2, "float32": 3})
 """Precision of the activations that integer weights multiply → number of 8-bit rows that represent

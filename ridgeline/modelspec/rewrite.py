@@ -186,7 +186,7 @@ def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
 
 
 def with_kv_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
-    """Store keys and values in `dtype`: a float dtype, or "int8" with a scale per token and head."""
+    """Store keys and values in `dtype`: a float, or "int8" with a scale per token and head."""
     if dtype != "int8":
         _check_dtype(dtype, "KV cache dtype")
     return _recorded(replace(spec, kv_dtype=dtype), f"kv -> {dtype}: asked for")

@@ -60,7 +60,7 @@ class ConfigurationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GainPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The simulator's prediction: `gain` new/old, between `low` and `high` given its error so far."""
+    """The simulator's prediction: `gain` new/old, `low` to `high` given its error so far."""
 
     gain: float
     low: float

@@ -64,7 +64,7 @@ class TrialEvidence:
         self.failure: tuple[Verdict, str] | None = None
 
     def use_candidate(self, candidate: RungCandidate) -> RungCandidate:
-        """Replace the simulated candidate by the one measured, whose weights have been quantised."""
+        """Replace the simulated candidate by the one measured, with quantised weights."""
         self.forecast = msgspec.structs.replace(self.forecast, candidate=candidate)
         return candidate
 
@@ -124,8 +124,8 @@ def judge_trial(evidence: TrialEvidence) -> tuple[Verdict, str]:
     if comparison is not None and comparison.beaten_at is not None:
         share = comparison.beaten_at / comparison.before_rate
         return "regressed", (
-            f"at {comparison.beaten_at:.3g} req/s, {share:.0%} of the incumbent's load, it missed the "
-            "SLO twice, and the incumbent met it in between"
+            f"at {comparison.beaten_at:.3g} req/s, {share:.0%} of the incumbent's load, it missed "
+            "the SLO twice, and the incumbent met it in between"
         )
     if comparison is None or comparison.ratio is None:
         rounds = len(comparison.log_ratios) if comparison else 0
@@ -186,7 +186,7 @@ def _percent(ratio: float) -> str:
 def steps_of(
     runs: Sequence[JudgedRun], settings: Settings, environment: Environment
 ) -> list[StepStat]:
-    """Steps as the engine recorded them, or inferred from what clients of an external server saw."""
+    """Steps as the engine recorded them, or inferred from what an external server's clients saw."""
     return [step for judged in runs for step in environment.steps_of(judged.trace, settings)]
 
 
@@ -218,7 +218,7 @@ def collect_facts(
     environment: Environment,
     slo: Slo,
 ) -> dict[str, Value]:
-    """Facts that rungs and rules may refer to: machine, model, workload, this run, these settings."""
+    """Facts that rungs and rules may refer to: machine, model, workload, run, settings."""
     facts = dict(environment.facts)
     if runs:
         run = runs_within_slo(runs)[-1].trace
@@ -266,9 +266,9 @@ PROTOCOL = (
     "With limits on TTFT and TPOT, a run is cut once they are decided, and requests in "
     "flight are judged by their TPOT so far. Each side's load follows its own staircase around the "
     "largest load that keeps the SLO. The ratio is the mean over rounds of log(after / before) "
-    "with a 95% interval (Student's, its variance moderated by earlier comparisons); decisions before "
-    "the last round require 99%. Goodput is the offered rate times the share of requests that met "
-    "the SLO, failures included, latencies counted from the scheduled arrival."
+    "with a 95% interval (Student's, its variance moderated by earlier comparisons); decisions "
+    "before the last round require 99%. Goodput is the offered rate times the share of requests "
+    "that met the SLO, failures included, latencies counted from the scheduled arrival."
 )
 
 

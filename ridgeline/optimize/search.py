@@ -123,7 +123,7 @@ class LadderSearch:
         self._baseline: RunningConfiguration | None = None
         self._incumbent: RunningConfiguration | None = None
 
-    # ---- the whole search --------------------------------------------------------------------------
+    # -- the whole search
 
     async def run(self) -> LadderResult:
         """Baseline, trials, closing comparison. An interruption keeps the results so far."""
@@ -362,7 +362,7 @@ class LadderSearch:
         last = summarise_configuration("final", self._incumbent, after, environment, job)
         return build_result(job, environment, account, first, last)
 
-    # ---- helpers -----------------------------------------------------------------------------------
+    # -- helpers
 
     @property
     def _running_incumbent(self) -> RunningConfiguration:

@@ -77,7 +77,7 @@ class TimeBudget:
 
     @property
     def smallest_s(self) -> float:
-        """The smallest budget that gives a result: baseline, one trial and the closing comparison."""
+        """The smallest budget that gives a result: baseline, a trial, the closing comparison."""
         return 4 * self.run_cost_s + self.trial_cost_s + self.closing_cost_s
 
     def affords_trial(self) -> bool:

@@ -18,7 +18,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Raw log-softmax at one position: of the chosen token, its rank (1: likeliest), and the top k."""
+    """Raw log-softmax at one position: the chosen token, its rank (1: likeliest), the top k."""
 
     token: int
     logprob: float

@@ -95,14 +95,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.structured is not None and self.allowed_token_ids:
             raise BadInput(
-                "structured output cannot be combined with allowed_token_ids, which may leave no token "
-                "that the grammar accepts",
+                "structured output cannot be combined with allowed_token_ids, which may leave no "
+                "token that the grammar accepts",
                 fix="send either structured output or allowed_token_ids",
             )
         if self.structured is not None and (self.ignore_eos or self.min_tokens):
             raise BadInput(
-                "structured output cannot be combined with ignore_eos or min_tokens: it ends where its "
-                "grammar ends",
+                "structured output cannot be combined with ignore_eos or min_tokens: it ends where "
+                "its grammar ends",
                 fix="remove ignore_eos and min_tokens",
             )
 

@@ -1,4 +1,4 @@
-"""Service-level objectives: `ttft:200 tpot:50` (milliseconds), in the form of vLLM's `--goodput`."""
+"""Service-level objectives: `ttft:200 tpot:50` (milliseconds), as in vLLM's `--goodput`."""
 
 from __future__ import annotations
 

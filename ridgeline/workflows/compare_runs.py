@@ -48,7 +48,7 @@ class ResultComparison(Result, frozen=True, kw_only=True):
 
 
 def compare_runs(a: Path, b: Path, *, threshold: float = 0.02) -> ResultComparison:
-    """Judge every metric of `b` against `a`; `threshold`: the smallest relative change that matters.
+    """Judge every metric of `b` against `a`; `threshold`: the least relative change that matters.
 
     Raises BadInput for a file that cannot be read.
     """

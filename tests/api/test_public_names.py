@@ -1,4 +1,4 @@
-"""`import ridgeline`: what it offers, that it stays light, and that no import order hides a function."""
+"""`import ridgeline` offers its names in any order of imports, and stays light."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ with (folder / "samples_colours_2026-11-21T10-00-00.jsonl").open("w") as out:
                 "echo": True, "temperature": 0}
         asked = urllib.request.Request(arguments["base_url"], json.dumps(body).encode(),
                                        {"content-type": "application/json"})
-        logprobs = json.load(urllib.request.urlopen(asked))["choices"][0]["logprobs"]["token_logprobs"]
+        [choice] = json.load(urllib.request.urlopen(asked))["choices"]
+        logprobs = choice["logprobs"]["token_logprobs"]
         sample = {"doc_id": doc_id, "filter": "none", "metrics": ["acc", "loss"],
                   "acc": float(logprobs[-1] < 0), "loss": -logprobs[-1]}
         out.write(json.dumps(sample) + chr(10))

@@ -1,4 +1,4 @@
-"""`quantize_model` on the demo model: better than rounding; balanced, rotated: unchanged; resumable."""
+"""`quantize_model` on the demo model: accuracy, equivalent rewrites, and resumption."""
 
 from __future__ import annotations
 

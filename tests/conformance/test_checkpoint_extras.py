@@ -1,4 +1,4 @@
-"""What lies next to the weights of a checkpoint: harmless extras load, others are read or refused."""
+"""Extra tensors in a checkpoint: harmless ones load, others are read or refused."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_every_isa_gives_the_same_bits(
 
 @pytest.mark.parametrize("quantization", ["int4", "int8", "int4, int16"])
 def test_rows_too_many_for_a_cache_are_the_same_bits(quantization: str, tmp_path: Path) -> None:
-    """Variants that cut rows among the threads too (native/layer/segment.cpp) compute what one does."""
+    """Variants that also cut rows among the threads (native/layer/segment.cpp) agree with one."""
     make_model("llama", tmp_path, intermediate_size=7000, num_hidden_layers=1)
     decoder = decoder_of(tmp_path, quantization, "native")
     tokens, positions = random_rows(200)

@@ -93,7 +93,10 @@ def test_stop_string_ends_the_choice_in_the_same_step(engine: Engine, include: b
 
 
 def test_stop_string_in_the_last_token_wins_over_length(engine: Engine) -> None:
-    """The scheduler ends the choice for its length in the same step; the stop string takes precedence."""
+    """The scheduler ends the choice for its length in the same step.
+
+    The stop string takes precedence.
+    """
     [free] = engine.generate([PROMPT], GREEDY)
     last = engine.tokenizer.decode(free.tokens[-1:])
     if last in engine.tokenizer.decode(free.tokens[:-1]):

@@ -1,4 +1,4 @@
-"""The greedy fast path yields the tokens and cache of the general path, and takes only its steps."""
+"""The greedy fast path yields the tokens and cache of the general path, only on its steps."""
 
 from __future__ import annotations
 

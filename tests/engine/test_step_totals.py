@@ -47,7 +47,10 @@ def test_draft_tree_counts_all_paths_as_work_but_one_sequence() -> None:
     at = SamplePoint(sampling=Sampling(temperature=0.0), seed=0, index=0, num_prompt=20)
     tree = Run(
         seq_id=1, start=20, tokens=(5, 6, 7), blocks=(0, 1), sample=at, num_drafts=2,
-        branches=(DraftBranch(drafts=(8,), blocks=(0, 2)), DraftBranch(drafts=(9, 4), blocks=(0, 3))),
+        branches=(
+            DraftBranch(drafts=(8,), blocks=(0, 2)),
+            DraftBranch(drafts=(9, 4), blocks=(0, 3)),
+        ),
     )  # fmt: skip
     plain = Run(seq_id=2, start=30, tokens=(3,), blocks=(4, 5), sample=at)
     view = SchedulerStats(

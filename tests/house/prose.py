@@ -118,7 +118,7 @@ def offences(text: str, where: str = "") -> Iterator[Offence]:
 
 
 def without_code(page: str) -> str:
-    """A Markdown page with its fenced blocks blanked, line numbers kept: output is quoted, not written."""
+    """A Markdown page with its fenced blocks, which quote output, blanked; lines stay in place."""
     return re.sub(
         r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), page, flags=re.M | re.S
     )

@@ -91,7 +91,7 @@ TOP = [ROOT / "ridgeline" / name for name in ("__init__.py", "__main__.py")]
 
 
 def part_of(module: str, parts: set[str]) -> str | None:
-    """The longest part that holds the module: ridgeline.engine.scheduler.plan → engine.scheduler."""
+    """The longest part with the module: ridgeline.engine.scheduler.plan → engine.scheduler."""
     inner = module.removeprefix("ridgeline.")
     fitting = [part for part in parts if inner == part or inner.startswith(part + ".")]
     return max(fitting, key=len, default=None)
@@ -168,6 +168,8 @@ def test_the_law_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert violations(bad) == [
         "ridgeline/engine/scheduler/bad.py:2: engine.scheduler must not import torch",
-        "ridgeline/engine/scheduler/bad.py:5: engine.scheduler must not import ridgeline.engine.execution.runner",
-        "ridgeline/engine/scheduler/bad.py:6: engine.scheduler must not import ridgeline.engine.quant.x",
+        "ridgeline/engine/scheduler/bad.py:5: engine.scheduler must not import "
+        "ridgeline.engine.execution.runner",
+        "ridgeline/engine/scheduler/bad.py:6: engine.scheduler must not import "
+        "ridgeline.engine.quant.x",
     ]

@@ -1,4 +1,4 @@
-"""The wheel and the sdist hold every tracked file that they should: code, templates, tables, assets."""
+"""The wheel and the sdist hold every tracked file: code, templates, tables, assets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prose is plain English: none of the banned words of `tests/house/prose.py` in the packages listed here."""
+"""Prose is plain English: the packages listed here use no word that tests/house/prose.py bans."""
 
 from __future__ import annotations
 

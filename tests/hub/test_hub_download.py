@@ -1,4 +1,4 @@
-"""`ridgeline pull` as a process against a hub on loopback: what it fetches, and every way it can fail."""
+"""`ridgeline pull` as a process against a hub on loopback: its files, and every failure."""
 
 from __future__ import annotations
 

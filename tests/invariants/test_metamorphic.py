@@ -92,7 +92,7 @@ def tokens(count: int, salt: int = 0) -> list[int]:
 
 
 def some_requests(shared: int = 12) -> list[Request]:
-    """Requests with different lengths and sampling parameters, sharing the first `shared` tokens."""
+    """Requests of different lengths and sampling, which share the first `shared` tokens."""
     samplings = [GREEDY, SEEDED, PENALISED, GREEDY, SEEDED]
     lengths = [1, 25, 9, 14, 3]
     head = tokens(shared)

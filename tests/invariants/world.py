@@ -273,7 +273,7 @@ class World:
         return bool(plan.runs)
 
     def drain(self) -> None:
-        """Step until every request is served, within the number of steps that rules out starvation."""
+        """Step until every request is served, within a number of steps that excludes starvation."""
         for _ in range(self.max_steps):
             if not self.scheduler.has_work:
                 break

@@ -1,4 +1,4 @@
-"""Latency definitions against values worked out by hand, one edge case of docs/concepts/measurements.md each."""
+"""Latency definitions against hand-computed values, an edge case of measurements.md each."""
 
 from __future__ import annotations
 

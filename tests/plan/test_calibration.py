@@ -390,7 +390,8 @@ def test_slowness_compares_passes_over_the_same_steps() -> None:
 
     def ran(kind: str, batch: int, seconds: float) -> StepMeasurement:
         return StepMeasurement(
-            model="m", quantization=None, kind=kind, requested=(batch, 40), shapes=((1, 40),) * batch,
+            model="m", quantization=None, kind=kind, requested=(batch, 40),
+            shapes=((1, 40),) * batch,
             num_sampled=batch, seconds=seconds, speed=speed,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from tests.plan.test_fleet import fleet, instants, make, outcomes
 
 
 def test_fast_prefill_leaves_the_same_scheduler_state() -> None:
-    """Requests admitted among decodes: tables, idle blocks and totals equal those after plan and commit."""
+    """Requests admitted among decodes: tables, idle blocks and totals equal plan and commit's."""
 
     def after(fast_forward: bool) -> Scheduler:
         station = SimulatedReplica(

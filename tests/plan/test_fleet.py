@@ -1,4 +1,4 @@
-"""The fleet: fast_forward against steps, queueing theory, conservation, routing, faults, scaling."""
+"""The fleet: fast_forward, queueing theory, conservation, routing, faults, scaling."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_fast_forward_equals_single_steps(
 
 
 def test_fast_forward_leaves_the_same_scheduler_state() -> None:
-    """Not only the outcomes: block tables, cache entries and the order of idle blocks agree, too."""
+    """Not only the outcomes: block tables, cache entries and the order of idle blocks agree."""
 
     def after(fast_forward: bool) -> Scheduler:
         replica = SimulatedReplica(

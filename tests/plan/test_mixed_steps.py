@@ -59,7 +59,10 @@ def test_long_prompt_is_computed_in_chunks() -> None:
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4, 0.9, 1.0])
 @pytest.mark.parametrize("pp", [2, 4])
 def test_pipeline_round_takes_as_long_as_its_longest_step(pp: int, share: float) -> None:
-    """Micro-batches pass through the stages in order; a step takes 1/pp of its time on each stage."""
+    """Micro-batches pass through the stages in order.
+
+    A step takes 1/pp of its time on each stage.
+    """
     steps = mixed(pp=pp, batch=64)
     none, one = steps.seconds(0), steps.seconds(1)
     rounds = 4000

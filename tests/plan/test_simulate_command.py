@@ -146,7 +146,10 @@ def test_summary_by_hand() -> None:
 @pytest.mark.parametrize("limits", ["tpot:50", "ttft:1500 tpot:50", "ttft:900 tpot:50", "e2e:9"])
 @pytest.mark.parametrize("num_output", [1, 5])
 def test_simulated_requests_meet_the_slo_like_measured_ones(num_output: int, limits: str) -> None:
-    """A one-token answer has no TPOT: only the other limits apply; without any, it misses the SLO."""
+    """A one-token answer has no TPOT: only the other limits apply.
+
+    Without any, it misses the SLO.
+    """
     asked = SimulatedRequest(at_s=1.0, num_prompt=10, num_output=num_output)
     outcome_of_request = RequestOutcome(
         asked, started_s=1.5, first_s=2.0, finished_s=2.0 if num_output == 1 else 2.1

@@ -76,7 +76,7 @@ _TEMPLATE = JinjaTemplate(
 
 
 def _character(token: int) -> str:
-    """A token that is not a character decodes to the replacement character, as in real tokenizers."""
+    """A token that is no character decodes to the replacement character, as in real tokenizers."""
     return chr(token) if token < 0xD800 or 0xE000 <= token < 0x110000 else "\ufffd"
 
 

@@ -1,4 +1,4 @@
-"""Abuse of the real engine with the demo model: afterwards all blocks are free, the engine is healthy,
+"""Abuse of the real engine with the demo model: afterwards all blocks are free, it is healthy,
 and its output is unchanged.
 """
 

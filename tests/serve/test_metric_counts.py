@@ -97,7 +97,7 @@ async def http(
 
 
 class Received:
-    """Sums of the usage that clients received, and ids of the responses that they read to the end."""
+    """Sums of the usage that clients received, and ids of the responses they read to the end."""
 
     def __init__(self) -> None:
         self.sums: Counter[str] = Counter()
@@ -113,7 +113,7 @@ class Received:
         self.sums["output"] += usage.get("completion_tokens", usage.get("output_tokens", 0))
 
     def was_read(self, request: str) -> bool:
-        """Whether a client read this engine request's response (`ID`, or `ID-2` of several prompts)."""
+        """Whether a client read this request's response (`ID`, or `ID-2` of several prompts)."""
         return request in self.ids or request.rpartition("-")[0] in self.ids
 
 

@@ -1,4 +1,4 @@
-"""Clients that do not read their response: what waits for them is bounded, then they are cut off."""
+"""Clients that do not read their response: their backlog is bounded, then they are cut off."""
 
 from __future__ import annotations
 

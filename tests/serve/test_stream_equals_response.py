@@ -1,4 +1,4 @@
-"""A stream has the text, log-probabilities, token ids, finish reasons and usage of the whole response:
+"""A stream has the text, log-probabilities, token ids, finish reason and usage of the response:
 random requests, with speculative decoding."""
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ NO_FLEET_RUNS = 2
 
 
 def simulate_command(call: Invocation) -> int:
-    """`ridgeline simulate`: one run, several seeds, or a sweep; 2 if no fleet of a sweep can run."""
+    """`ridgeline simulate`: one run, several seeds, or a sweep; 2 if no fleet in it can run."""
     options = call.read(SimulateOptions)
     if options.sweep:
         _refuse_files(options, "--sweep")

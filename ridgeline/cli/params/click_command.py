@@ -101,7 +101,7 @@ def parameter(option: Option) -> click.Parameter:
 
 
 def place_arguments(typed: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:
-    """`typed`, with a single argument taken for the required one: `ridgeline generate [MODEL] PROMPT`."""
+    """`typed`, with a lone argument taken for the required one: `generate [MODEL] PROMPT`."""
     arguments = [option for option in options if option.about.positional]
     placed = dict(typed)
     for optional, required in pairwise(arguments):

@@ -31,7 +31,7 @@ def help_table() -> Table:
 
 
 def reply_figures(reply: Reply) -> str:
-    """`42 tokens · TTFT 12 ms · 350 tok/s`; the rate is that of decoding, without the first token."""
+    """`42 tokens · TTFT 12 ms · 350 tok/s`; the rate leaves out the first token."""
     parts = [f"{reply.usage.completion_tokens} tokens"]
     if reply.ttft_s is not None:
         parts.append(f"TTFT {reply.ttft_s * 1000:,.0f} ms")

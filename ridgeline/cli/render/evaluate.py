@@ -62,8 +62,8 @@ def _mid(quality: QualityVerdict, name: str) -> str:
 
 def _text_lines(candidate: QualityVerdict) -> Iterator[str]:
     yield (
-        f"text      {candidate.num_windows} windows, {candidate.num_positions:,} positions, decided "
-        f"after {candidate.num_looks} look(s)"
+        f"text      {candidate.num_windows} windows, {candidate.num_positions:,} positions, "
+        f"decided after {candidate.num_looks} look(s)"
     )
     before, after = candidate.perplexity_before, candidate.perplexity_after
     change = after.mid / before.mid - 1

@@ -64,8 +64,9 @@ def fitting_notes(found: FittingModels) -> Iterator[str]:
         yield "Output tokens per second of one client, predicted from the calibration."
     else:
         yield (
-            "Output tokens per second of one client at most: the roofline of this machine as probed. "
-            "For predictions: ridgeline calibrate --engine smollm2, then --calibration FILE."
+            "Output tokens per second of one client at most: the roofline of this machine as "
+            "probed. For predictions: ridgeline calibrate --engine smollm2, then --calibration "
+            "FILE."
         )
 
 

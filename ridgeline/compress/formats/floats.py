@@ -1,6 +1,6 @@
 """Floats in 4 and 8 bits: NF4 and FP8. Storage formats: no supported CPU multiplies them directly.
 
-  nf4           bitsandbytes: the nearest of 16 values, spaced as quantiles of a normal distribution,
+  nf4           bitsandbytes: the nearest of 16 values, spaced as quantiles of a normal,
                 times the largest magnitude of 64 consecutive weights (Dettmers et al., "QLoRA",
                 NeurIPS 2023, arXiv 2305.14314)
   fp8-tensor    e4m3 (largest 448) with one scale per tensor, per output, or per 128 x 128 block

@@ -38,7 +38,7 @@ LEAST = 2.0**-13
 def search_ranges(
     weight_OI: Tensor, on: Lattice, moment_II: Tensor, recipe: QuantizeRecipe
 ) -> Lattice:
-    """The lattice `on` with scales (and zero-points, if the recipe has them) of less output error."""
+    """The lattice `on` with scales (and zero-points, if there are any) of less output error."""
     search = _RangeSearch(weight_OI, moment_II, on, recipe)
     groups = range(on.scale_OG.shape[1])
     for _ in range(ROUNDS):

@@ -6,8 +6,8 @@ The part before a product is a norm (its gain is divided by s), the v rows (befo
 linear in v) or the up rows (before down: the gated product is linear in up). The methods differ in
 how s is chosen:
 
-  AWQ           (Lin et al., MLSys 2024, arXiv 2306.00978): s = mean|x|^a or, with weights considered,
-                mean|x|^a / mean|w|^(1-a), a in 0..1 searched for the least output error tr(D H Dᵀ), D
+  AWQ           (Lin et al., MLSys 2024, arXiv 2306.00978): s = mean|x|^a or, considering weights,
+                mean|x|^a / mean|w|^(1-a), a in 0..1 for the least output error tr(D H Dᵀ), D
                 the rounding error: inputs with large activations get finer steps. Then each group's
                 range is clipped where that costs the output least.
   SmoothQuant   (Xiao et al., ICML 2023, arXiv 2211.10438): s = max|x|^a / max|w|^(1-a), a = 1/2:
@@ -78,7 +78,7 @@ class BalancedWeights(PlainWeights):
         self._rows: dict[tuple[str, int | None, int | None], Tensor] = {}
 
     def apply(self, site: BalanceSite, scale_I: Tensor) -> None:
-        """Multiply the columns of the site's products by `scale_I` and divide the preceding part."""
+        """Multiply the columns of the site's products by `scale_I`; divide the preceding part."""
         for key in site.keys:
             self._columns[key, site.layer, site.expert] = scale_I
         before_O = scale_I

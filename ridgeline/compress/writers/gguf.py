@@ -204,7 +204,7 @@ def _blocks(job: WriteJob, part: Part, kind: str) -> Tensor | None:
 
 
 def _llama_cpp_rows(value: Tensor, job: WriteJob, part: Part) -> Tensor:
-    """q and k rows in the order of llama.cpp's rotary embedding: the halves of a head interleaved."""
+    """q and k rows in the order of llama.cpp's rotary embedding: halves of a head interleaved."""
     key = part.key.partition(".")[0]
     if not _architecture(job.spec).paired_rows or key not in ("q", "k") or part.layer is None:
         return value

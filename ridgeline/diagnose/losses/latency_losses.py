@@ -133,7 +133,7 @@ class _Timeline:
         return range(first, bisect_left(self.begins, end_s))
 
     def overlap_s(self, i: int, begin_s: float, end_s: float) -> float:
-        """How much of an interval lies between the start of step `i` and the start of the next one."""
+        """How much of an interval lies between the start of step `i` and that of the next one."""
         step = self.steps[i]
         end_of_step = step.at_s + step.plan_s + step.run_s + self.gaps[i]
         return max(0.0, min(end_s, end_of_step) - max(begin_s, step.at_s))
@@ -233,7 +233,7 @@ def _attribute_decode(i: int, over_s: float, line: _Timeline, lost: dict[str, fl
 
 
 def _split(line: _Timeline, i: int, over_s: float, lost: dict[str, float], useful: str) -> None:
-    """Divide a part of a step's span into host time, time beyond the expectation, and useful time."""
+    """Divide a part of a step's span into host time, unexpected time and useful time."""
     step = line.steps[i]
     span_s = step.plan_s + step.run_s + line.gaps[i]
     part = over_s / span_s if span_s > 0 else 0.0

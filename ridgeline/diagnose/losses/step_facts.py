@@ -1,4 +1,4 @@
-"""Facts about steps for the causes: how steps compare with each other and with their expectation."""
+"""Facts about steps for the causes: how they compare with each other and with expectations."""
 
 from __future__ import annotations
 

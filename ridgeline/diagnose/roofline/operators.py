@@ -234,7 +234,7 @@ def _point(
 
 
 MUCH, FAR, COSTLY = 0.10, 0.6, 0.05
-"""Share of the pass that is worth a sentence; share of the bound below which an operator is far from
+"""Share of the pass worth a sentence; share of the bound below which an operator is far from
 it; timing overhead that is worth a warning."""
 
 
@@ -245,8 +245,9 @@ def stands_out(phase: PhaseTable) -> tuple[str, ...]:
     gain = worst.beyond_s / phase.pass_s
     if gain >= MUCH and worst.of_bound is not None:
         lines.append(
-            f"{phase.phase}: {worst.title} has the most to gain: {1e3 * worst.beyond_s:.3g} ms beyond "
-            f"its bound, {gain:.0%} of the pass (at {worst.of_bound:.0%} of its {worst.limit} bound)"
+            f"{phase.phase}: {worst.title} has the most to gain: {1e3 * worst.beyond_s:.3g} ms "
+            f"beyond its bound, {gain:.0%} of the pass (at {worst.of_bound:.0%} of its "
+            f"{worst.limit} bound)"
         )
     far = [r for r in phase.rows[:-1] if r is not worst and _is_far(r)]
     if far:

@@ -73,7 +73,10 @@ class _Plot:
             self.rows[row][self.column(intensity)] = mark
 
     def roof(self, peaks: Peaks) -> None:
-        """Draw the bandwidth slope up to every peak; the peak of the model's dtype is a solid line."""
+        """Draw the bandwidth slope up to every peak.
+
+        The peak of the model's dtype is a solid line.
+        """
         for dtype, peak in peaks.all_flops_s.items():
             flat = "─" if dtype == peaks.dtype else "╌"
             for column in range(self.column(peak / peaks.bytes_s), WIDTH):

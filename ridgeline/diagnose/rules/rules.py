@@ -1,4 +1,4 @@
-"""Rules from symptom to cause to fix, read from rules.toml and given only if their evidence holds."""
+"""Rules from symptom to cause to fix, read from rules.toml; a rule needs its evidence to hold."""
 
 from __future__ import annotations
 

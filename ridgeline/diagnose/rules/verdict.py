@@ -78,8 +78,8 @@ _OUTSIDE_THE_STEP = (
 )
 
 _INSIDE_THE_STEP: dict[Bound, str] = {
-    "bandwidth": "Bandwidth-bound: {bandwidth_share} of the time is needed to read the bytes of each "
-    "step at this machine's bandwidth (MBU {mbu_share}, MFU {mfu_share}).",
+    "bandwidth": "Bandwidth-bound: {bandwidth_share} of the time is needed to read the bytes of "
+    "each step at this machine's bandwidth (MBU {mbu_share}, MFU {mfu_share}).",
     "compute": "Compute-bound: {compute_share} of the time is needed for the arithmetic at this "
     "machine's peak (MFU {mfu_share}, MBU {mbu_share}).",
     "overhead": "Overhead-bound: {overhead_share} of the time is explained by neither bytes nor "

@@ -28,7 +28,10 @@ SLACK_TOKENS = 64
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Decode runs that see nearly the same number of blocks; keys `first:end` of those gathered count."""
+    """Decode runs that see nearly the same number of blocks.
+
+    Keys `first:end` of those gathered count.
+    """
 
     rows_S: Tensor
     tiles: Tensor
@@ -39,7 +42,10 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class QuerySpan:
-    """Queries `rows` of the step over gathered keys `keys`; without a mask, causal from position 0."""
+    """Queries `rows` of the step over gathered keys `keys`.
+
+    Without a mask, causal from position 0.
+    """
 
     rows: slice
     keys: slice

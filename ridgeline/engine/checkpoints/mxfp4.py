@@ -44,7 +44,7 @@ class Mxfp4Weights(CheckpointWeights):
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Packed | None:
-        """The experts' product of `keys` in 8 bits; None if it is stored plain or computed dense."""
+        """The experts' product of `keys` in 8 bits; None if it is plain or computed dense."""
         places = [self.located[self._parts[key, layer, expert]] for key in keys]
         if spec.format.kind == "dense" or any(at.name in self.entries for at in places):
             return None

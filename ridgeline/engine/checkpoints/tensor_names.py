@@ -269,7 +269,7 @@ class LocatedTensor(NamedTuple):
 
 
 def locate(part: Part, layout: Layout, sizes: Mapping[str, int]) -> LocatedTensor:
-    """Where `part` is stored; `sizes` gives the rows of each key of the layer, for fused tensors."""
+    """Where `part` is stored; for fused tensors, `sizes` gives the rows of each key."""
     place = layout[part.key]
     name = place.template.format(layer=part.layer, expert=part.expert)
     whole, rows = part.shape, None

@@ -199,7 +199,7 @@ class NativeLinear:
     def multiply_rows(
         self, x: int, stride: int, num_rows: int, out: int, num_threads: int, row_scale: float = 0.0
     ) -> None:
-        """Multiply rows at the address `x`, `stride` floats apart; write contiguous y_TO to `out`."""
+        """Multiply rows at the address `x`, `stride` floats apart; write y_TO to `out`."""
         width = self.packed.num_out
         _native.linear(
             self._weight, x, stride, num_rows, out, width, row_scale, num_threads, self._isa
@@ -246,7 +246,7 @@ class NativeLinear:
 
 
 def quantise_rows(x_TI: Tensor, kind: Kind, group: int, num_threads: int = 1) -> _native.QuantRows:
-    """Quantise rows for weights of a kind: int8 with a scale per row and group of inputs, |value| at
+    """Quantise rows for weights of a kind: int8, a scale per row and group of inputs, |value| at
     most 127 (for int4: 120)."""
     assert x_TI.dtype == torch.float32
     x_TI = x_TI if x_TI.stride(-1) == 1 else x_TI.contiguous()

@@ -66,7 +66,7 @@ class LayerBackend(Protocol):
 
     @staticmethod
     def storage_format(format: Format) -> Format:
-        """The storage format it needs for a weight of `format`: the same values, possibly reordered."""
+        """The storage format it needs for a weight of `format`: the same values, reordered."""
         ...
 
     def __call__(self, body: DecoderBody) -> LayerForward: ...

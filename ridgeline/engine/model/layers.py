@@ -58,7 +58,7 @@ class RmsNorm:
 
 
 class WideRmsNorm(RmsNorm):
-    """RMSNorm with a float32 gain applied before rounding, as a gain of 1 + w needs below float32."""
+    """RMSNorm with a float32 gain applied before rounding, which a gain of 1 + w needs."""
 
     __slots__ = ()
 
@@ -133,7 +133,7 @@ class ConcatLinear:
 
 
 class AttentionLayer:
-    """q, k, v in one product, norm and rotation in place, the step's attention, output projection."""
+    """q, k, v in one product, norm and rotation in place, attention, output projection."""
 
     __slots__ = ("head_dim", "norm_qk", "num_heads", "num_kv_heads", "o", "qkv", "rotate", "sinks")
 

@@ -48,7 +48,7 @@ class MoeMlp:
         return (y_TXC * weight_TX.unsqueeze(-1)).sum(dim=1)
 
     def route(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights_TX (in the dtype of x) and indices_TX of each token's experts, most probable first."""
+        """Weights_TX (dtype of x) and indices_TX of each token's experts, most probable first."""
         probs_TE = torch.softmax(self.router(x_TC).float(), dim=-1)
         weight_TX, expert_TX = torch.topk(probs_TE, self.num_chosen, dim=-1)
         if self.norm_topk:

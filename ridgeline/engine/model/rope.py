@@ -70,7 +70,7 @@ class RopeTables:
         return tuple((row[:, 0:1], row[:, 1:2]) for row in rows)
 
     def tables_up_to(self, end: int) -> tuple[Tensor, ...]:
-        """table_P2R of each rope for positions below `end`; the same tuple object until they grow."""
+        """table_P2R of each rope for positions below `end`; the same tuple until they grow."""
         if end > self.num_positions:
             self._grow(end)
         return self.tables

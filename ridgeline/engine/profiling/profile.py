@@ -38,7 +38,7 @@ Read = Callable[[], dict[str, OperatorTime]]
 
 
 class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to profile: one prompt of `prompt` tokens, then `batch` sequences decoding from `context`.
+    """What to profile: a prompt of `prompt` tokens, then `batch` decodes from `context`.
 
     Each phase runs at most `passes` passes of each kind, and at most `limit_s` seconds once there
     are three of each; if a single pass takes longer than that, one of each.

@@ -1,4 +1,4 @@
-"""Statistics of the engine: a StepStat per step in a ring buffer, and totals since it was opened."""
+"""Statistics of the engine: a StepStat per step in a ring buffer, and totals since opening."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class NativeArgmax:
 
 
 def make_argmax_head(decoder: Decoder, max_tokens: int | None = None) -> ArgmaxHead:
-    """The fastest head for this decoder, over the first `max_tokens` of its vocabulary (None: all)."""
+    """The fastest head for this decoder, over the first `max_tokens` token ids (None: all)."""
     head, num_tokens = decoder.lm_head, decoder.spec.vocab_size
     if max_tokens is not None:
         num_tokens = min(num_tokens, max_tokens)

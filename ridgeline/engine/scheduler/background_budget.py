@@ -100,7 +100,7 @@ class FixedBackgroundTokens:
 
 
 class MixedStepLimit(NamedTuple):
-    """The background tokens allowed next to `num_rows` interactive rows, and the limit behind it."""
+    """The background tokens allowed next to `num_rows` interactive rows, and the reason."""
 
     num_tokens: int
     num_rows: int

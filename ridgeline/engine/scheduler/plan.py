@@ -71,7 +71,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def is_argmax(self) -> bool:
-        """True if every fed token is followed by a sampled one, chosen by the first largest logit."""
+        """True if every fed token is followed by a sampled one, that of the largest logit."""
         point = self.sample
         return point is not None and point.is_argmax and len(self.tokens) == self.num_drafts + 1
 

@@ -81,7 +81,7 @@ class Sequence:
         return taken
 
     def reset_computed(self) -> None:
-        """Back to nothing computed; generated tokens stay known and are recomputed like a prompt."""
+        """Discard what was computed; generated tokens stay known, and are computed again."""
         self.num_computed = self.num_published = 0
         self.prompt_logprobs.clear()
 

@@ -43,7 +43,7 @@ class StopRule:
         return None
 
     def max_useful_drafts(self, seq: Sequence) -> int:
-        """How many drafts could all be accepted, with a token after them, before the sequence ends."""
+        """How many drafts, and a token after them, could be accepted before the sequence ends."""
         wanted = seq.sampling.max_tokens
         room = self._max_model_len - seq.num_known
         return (room if wanted is None else min(wanted - seq.num_output, room)) - 1

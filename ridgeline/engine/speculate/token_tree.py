@@ -1,6 +1,6 @@
 """Trees of drafts: several candidates per position, verified in one step.
 
-  [(0,), (0, 0), (0, 1), (1,), (1, 0)]      a node is the ranks on the path to it: (1, 0) is the most
+  [(0,), (0, 0), (0, 1), (1,), (1, 0)]      a node is the ranks on its path: (1, 0) is the most
                                             likely token after the second most likely one
     root ── 0 ── 0        leaves (0, 0), (0, 1), (1, 0): three chains of two tokens;
          │    └─ 1        the first is the trunk

@@ -1,4 +1,4 @@
-"""Structured output with llguidance: a derivative-based lexer and an Earley parser over a token trie.
+"""Structured output with llguidance: a derivative-based lexer, an Earley parser, a token trie.
 
 What. JSON schemas, regular expressions, choices and Lark grammars are compiled once. Before each
 draw, the parser walks the trie of all tokens and keeps those that some continuation can complete.
@@ -10,7 +10,7 @@ number of operations, and only that request fails (`_LIMITS`; about 0.1 s of com
 step).
 
 Copies of a matcher share its lexer, and so use up its limits (states, expressions) together. An
-answer that reaches them starts again with a separate lexer, so its failure does not depend on earlier
+answer that reaches them starts again with a separate lexer: its failure does not depend on earlier
 requests with the same grammar.
 
 Matchers are cached by (grammar, seed, length and a sample of the prompt), each with the output it
@@ -18,7 +18,7 @@ has consumed. An output that does not continue it (another request with the same
 draft) starts from a fresh copy, which consumes the whole output. So a matcher is never wrong, at
 worst slow. (Hashing all of 32,000 prompt tokens took 0.2 ms for each row and step.)
 
-When it loses. A mask costs tens of microseconds per row and step (more for large vocabularies) on the
+When it loses. A mask costs tens of microseconds a row and step (more for large vocabularies) on the
 engine thread. Forced tokens are sampled like any other; none are skipped.
 
 Shapes: S sampled rows, V vocabulary.
@@ -182,7 +182,7 @@ class GuidanceMasks:
         return forbidden_V
 
     def _forget(self, key: _Key) -> None:
-        """Drop a failed matcher: it does not recover, and neither do others that share its lexer."""
+        """Drop a failed matcher: neither it nor others that share its lexer recover."""
         del self._states[key]
         with self._lock:
             self._compiled.pop(key[0], None)

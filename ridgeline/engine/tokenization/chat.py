@@ -133,7 +133,7 @@ class _Compiled:
         return self._with_calls(adapted) if adapted.get("tool_calls") else adapted
 
     def _with_calls(self, message: Message) -> Message:
-        """A message that calls tools, its arguments and missing content as the template takes them."""
+        """A message that calls tools, with arguments and content as the template takes them."""
         traits = self._call_traits
         calls = [_call_for_template(call, traits.text_arguments) for call in message["tool_calls"]]
         if "content" not in message and traits.missing_content != "absent":

@@ -4,7 +4,7 @@ A token is not a piece of text: a character may span several tokens (an emoji ha
 and the first token of a window may lose its space. There are two methods:
 
     ByteDetokenizer    For byte-level vocabularies (GPT-2, Llama 3, Qwen, the demo model). Every
-                       token *is* a sequence of bytes, so an incremental UTF-8 decoder yields exactly
+                       token *is* a sequence of bytes, so incremental UTF-8 decoding yields exactly
                        the text of decoding everything at once, with one lookup per token.
     PrefixDetokenizer  For all others (SentencePiece: Llama 2, Mistral, Gemma). Decodes a short
                        window with and without the new token and emits the difference once it does

@@ -16,7 +16,7 @@ from ridgeline.records import Event, Finished, Request, Token
 E = TypeVar("E", bound=Event)
 ChoiceId = tuple[str, int]
 Finish = Callable[[str, int, str], list[Event]]
-"""Ends a choice at a stop string: (request id, index, string) → its Finished, or [] if it had ended."""
+"""Ends a choice at a stop string: (request id, index, string) → Finished, or [] if it ended."""
 
 
 class EventTexts:

@@ -42,6 +42,6 @@ class OutputText:
         return self._stops.push(text)
 
     def flush(self) -> tuple[str, str | None]:
-        """The text held back until the end, and the stop string that is only now complete, if any."""
+        """The text held back until the end, and the stop string that it completes, if any."""
         text, stop = self._stops.push(self._detokenizer.flush())
         return (text, stop) if stop else (text + self._stops.flush(), None)

@@ -69,7 +69,10 @@ async def connect(origin: Origin, protocol: asyncio.Protocol) -> asyncio.Transpo
 
 
 class HttpReply(msgspec.Struct, frozen=True):
-    """Status and headers of an answer; `body` is the beginning of the body unless the status is 200."""
+    """Status and headers of an answer.
+
+    `body` is the beginning of the body unless the status is 200.
+    """
 
     status: int
     headers: Mapping[str, str]

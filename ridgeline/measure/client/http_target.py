@@ -332,7 +332,9 @@ class _WholeResponseReader(_StreamReader):
 
 
 def queue_time_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds from a request's arrival until it ran, from the headers of its answer; None if absent.
+    """Seconds from a request's arrival until it ran, from the headers of its answer.
+
+    None if absent.
 
     TGI and its descendants send them with answers that are not streamed.
     """

@@ -198,7 +198,7 @@ def _distribute(surplus: int, pieces: Sequence[OutputChunk]) -> list[int]:
 
 
 def _remove_excess(excess: int, pieces: Sequence[OutputChunk], counts: list[int]) -> None:
-    """More chunks than tokens: the empty ones were keep-alives, then the last ones trailing text."""
+    """More chunks than tokens: the empty ones are keep-alives, the last ones trailing text."""
     empty_first = sorted(range(len(pieces)), key=lambda i: (bool(pieces[i].text), -i))
     for i in empty_first:
         taken = min(excess, counts[i])

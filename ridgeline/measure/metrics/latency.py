@@ -110,7 +110,7 @@ def client_queue_s(request: RequestTrace) -> float:
 
 
 def fluidity(request: RequestTrace, first_s: float, next_s: float) -> float | None:
-    """Share of tokens that arrived before their deadline (etalon's fluidity index, arXiv 2407.07000).
+    """Share of tokens that met their deadline (etalon's fluidity index, arXiv 2407.07000).
 
     The first token is due `first_s` after arrival, each later one `next_s` after its predecessor;
     time saved on early tokens is slack for later ones, and a missed deadline resets the slack.

@@ -167,7 +167,8 @@ _COMPLETE = (
     ),
     Script(
         name="empty-last",
-        about="the finish chunk's empty text is the last token: the usage says that one token is missing",
+        about="the finish chunk's empty text is the last token: the usage says that one token is "
+        "missing",
         parts=(
             *token_chunks((0.10, 0.12, 0.14)),
             ScriptedPart(at_s=0.16, kind="text", text="", num_tokens=1, finish="length"),

@@ -194,7 +194,7 @@ class _MockConnection(asyncio.Protocol):
             self._end(ending)
 
     def _write_in_pieces(self, data: bytes, num_pieces: int) -> None:
-        """Split `data` at arbitrary places into several writes, each a chunk of the transfer coding."""
+        """Split `data` at arbitrary places into writes, each a chunk of the transfer coding."""
         size = -(-len(data) // num_pieces)
         for start in range(0, len(data), size):
             piece = data[start : start + size]

@@ -10,7 +10,7 @@ PERIOD_S = 0.5
 
 
 class Polling:
-    """Calls `read` before, during and after an `async with` block, unless the first returns False."""
+    """Calls `read` before, in and after an `async with` block, unless it first returns False."""
 
     def __init__(self, read: Callable[[], Awaitable[bool]], period_s: float = PERIOD_S) -> None:
         self._read, self._period_s = read, period_s

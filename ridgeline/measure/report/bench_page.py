@@ -71,7 +71,7 @@ def bench_page(
     monitors: Sequence[MonitorTable] = (),
     series: RunSeries = SINGLE_RUN,
 ) -> str:
-    """`run` and `summary` are shown in full, after the whole `series` if there were several runs."""
+    """`run` and `summary` are shown in full, after the `series` if there were several runs."""
     facts = f"{run.workload} · {run.arrivals} · seed {run.seed} · {run.duration_s:.1f} s"
     unserved = summary.num_requests - summary.num_ok
     points = sorted(series.points, key=lambda point: point.rate)

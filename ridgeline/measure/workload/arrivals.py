@@ -1,6 +1,6 @@
 """Arrival processes: when the next request of a load is due.
 
-    closed:8        closed loop: 8 users, each sends its next request when the last one has been answered
+    closed:8        closed loop: 8 users, each sends a request when the last one is answered
     constant:4      open loop: 4 requests/s at equal distances
     poisson:4       open loop: 4 requests/s, exponential gaps (independent users)
     gamma:4:0.5     open loop: 4 requests/s, gamma gaps; burstiness 0.5 is burstier than Poisson

@@ -1,8 +1,8 @@
 """Recorded loads: arrival times and lengths of prompts and answers.
 
     azure:FILE.csv         TIMESTAMP,ContextTokens,GeneratedTokens        (2023, 2024)
-    burstgpt:FILE.csv      Timestamp,…,Request tokens,Response tokens,…   (BurstGPT; rows with a response of 0 tokens
-                           failed and are skipped)
+    burstgpt:FILE.csv      Timestamp,…,Request tokens,Response tokens,…   (BurstGPT;
+                           rows with a response of 0 tokens failed and are skipped)
     mooncake:FILE.jsonl    {"timestamp": ms, "input_length", "output_length", "hash_ids"}
 
 Azure and BurstGPT record lengths only: their prompts are random token ids without shared prefixes.

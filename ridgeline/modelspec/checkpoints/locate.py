@@ -1,4 +1,6 @@
-"""Where a model's files are: built in, in a directory, in a GGUF file, or in the cache of downloads."""
+"""Where a model's files are: built in, in a directory, in a GGUF file, or in the cache of
+downloads.
+"""
 
 from __future__ import annotations
 

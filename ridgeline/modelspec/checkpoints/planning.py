@@ -89,7 +89,7 @@ def _quantised_format(quantization: Mapping[str, Any]) -> str:
 
 
 def repository_shape(repo: str) -> str | None:
-    """The published shape of a Hugging Face repository, which needs no download; None if unknown."""
+    """The published shape of a Hugging Face repository, without a download; None if unknown."""
     return next((shape for shape in known_shapes() if hub_name(shape) == repo), None)
 
 

@@ -48,7 +48,8 @@ _UNDERSTOOD: Mapping[str, str] = {
     "modelopt": "quant_algo quantization config_groups ignore exclude_modules group_size "
     "kv_cache_quant_algo producer",
 }
-"""Keys that decide how weights are decoded, or that the tensors themselves show (modules left out)."""
+"""Keys that decide how weights are decoded, or that the tensors themselves show (modules left out).
+"""
 _HARMLESS: Mapping[str, str] = {
     # how the quantisation was computed, and hints for other engines' kernels
     "gptq": "damp_percent damp_auto_increment static_groups true_sequential model_name_or_path "
@@ -97,7 +98,7 @@ def read_quantization_config(config: Any, where: str) -> QuantisedCheckpoint:
 
 
 def _check_keys(method: str, config: Mapping[str, Any], where: str) -> None:
-    """Refuse keys that are neither understood nor harmless: leaving them out could change results."""
+    """Refuse keys that are neither understood nor harmless: ignoring them could change results."""
     if method not in _UNDERSTOOD:
         return  # bitsandbytes reads its switches one by one; torchao is refused
     known = {"quant_method", _RECIPE, *_UNDERSTOOD[method].split(), *_HARMLESS[method].split()}

@@ -7,7 +7,8 @@ from collections import Counter
 from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
 
 LARGE_PARAMS = 1 << 26
-"""A model of at least this size fits no CPU cache in any format, so the smallest format is fastest."""
+"""A model of at least this size fits no CPU cache in any format, so the smallest format is fastest.
+"""
 
 
 def count_layers(spec: ModelSpec) -> Counter[LayerSpec]:

@@ -129,12 +129,12 @@ def _mean_e2e_s(run: RunTrace) -> float:
 
 
 def runs_within_slo(runs: Sequence[JudgedRun]) -> Sequence[JudgedRun]:
-    """The runs that met the SLO, or all if none did: a staircase also probes loads beyond the knee."""
+    """The runs that met the SLO, or all if none did: a staircase probes beyond the knee too."""
     return [judged for judged in runs if judged.holds] or runs
 
 
 def pool_runs(runs: Sequence[JudgedRun], slo: Slo, objective: Objective) -> ConfigurationFigures:
-    """Several runs of one configuration as one record: mean rates, percentiles over all requests."""
+    """Runs of one configuration as one record: mean rates, percentiles over all requests."""
     requests = [request for judged in runs for request in judged.trace.requests]
     done = [request for request in requests if request.error is None and request.token_s]
     good = [request for request in requests if meets(request, slo)]

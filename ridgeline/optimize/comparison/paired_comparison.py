@@ -77,7 +77,7 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadStaircase:
-    """A side's load: up after a run that met the SLO, twice as far down after one that missed it."""
+    """A side's load: up after a run that met the SLO, twice as far down after one that did not."""
 
     def __init__(self, rate: float, step: float = FIRST_STEP) -> None:
         self.rate, self._step = rate, step

@@ -52,7 +52,7 @@ MASTERY_ERRORS = 2.24  # standard errors above chance that count as mastery (one
 
 
 class TokenQuestion(msgspec.Struct, frozen=True):
-    """One question: prompt tokens, the tokens allowed as answers, and the index of the right one."""
+    """One question: prompt tokens, tokens allowed as answers, and the index of the right one."""
 
     prompt: tuple[int, ...]
     options: tuple[int, ...]
@@ -183,7 +183,7 @@ class TaskReference:
         self._frozen = False
 
     def right(self, count: int) -> Sequence[bool]:
-        """Whether each of the first `count` questions is answered correctly; fewer after `freeze`."""
+        """Whether each of the first `count` questions (fewer after `freeze`) is right."""
         if not self._frozen:
             while len(self._right) < count:
                 self._right.append(is_right(self._read, self.task.item(len(self._right))))

@@ -93,7 +93,7 @@ class Predictor:
 
     @property
     def error(self) -> float:
-        """Root mean square of the prediction errors; the initial assumption counts as two trials."""
+        """Root mean square of the prediction errors; the prior counts as two trials."""
         squares = [FIRST_ERROR**2] * 2 + [miss**2 for miss in self._misses]
         return max(MIN_ERROR, math.sqrt(sum(squares) / len(squares)))
 

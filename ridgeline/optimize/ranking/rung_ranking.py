@@ -128,8 +128,9 @@ class Ranking:
         """Record that the budget ended before these were tried."""
         needed_s, left_s = self._budget.trial_cost_s, self._budget.left_s
         reason = (
-            f"the budget ended: a trial takes about {needed_s:.0f} s; of the remaining {left_s:.0f} s "
-            f"{self._budget.closing_cost_s:.0f} s are reserved for the closing comparison"
+            f"the budget ended: a trial takes about {needed_s:.0f} s; of the remaining "
+            f"{left_s:.0f} s {self._budget.closing_cost_s:.0f} s are reserved for the closing "
+            "comparison"
         )
         for forecast in promising:
             self._leave_out_forecast(forecast, reason)

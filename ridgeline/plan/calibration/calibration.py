@@ -7,7 +7,7 @@
                 the seconds per weight, a curve over the number of rows (kernels that unpack each
                 weight do not reach a constant share of a peak). p says how far the two overlap
     attention   decodes by FLOP and by byte of KV cache, overlapping like products; prompts by FLOP
-    overhead    a + b · runs + c · runs · layers + d · logits + g · newly admitted sequences, and per
+    overhead    a + b · runs + c · runs · layers + d · logits + g · admitted sequences, and per
                 weight format e · layers + f · product outputs (small matrices have more of them)
 
 Compared with the shares in `efficiency.toml`, it covers small models that fit a cache, replaces a
@@ -34,7 +34,7 @@ SERVER = "server"  # `kind` in the calibration files that `calibrate --url` writ
 
 
 class ProductWork(msgspec.Struct, frozen=True):
-    """Matrix products of one step in one format: `weights` weights, each multiplied by `rows` rows."""
+    """Matrix products of a step in one format: `weights` weights, each times `rows` rows."""
 
     format: str
     weights: float

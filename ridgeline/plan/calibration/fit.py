@@ -213,7 +213,7 @@ class _Fit:
         return np.concatenate([np.log(total_s) - self._log_seconds, *pulls])
 
     def _times(self, x: Any) -> tuple[Any, Any, Any, Any]:
-        """Seconds of the samples, and of each product: memory, arithmetic above peak, overlapped."""
+        """Seconds of the samples, and of each product: memory, arithmetic, overlapped."""
         p = self._overlap
         memory_s = self._memory_s / np.exp(x[self._share])
         above_s = self._weights * np.exp(self._mix @ x + self._extra)

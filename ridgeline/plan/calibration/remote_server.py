@@ -153,7 +153,8 @@ def fit_server_times(
 UNOBSERVABLE = {
     "kv_tokens": "clients cannot observe the size of the KV cache",
     "roofline": "clients cannot separate memory, arithmetic and overhead",
-    "other models": "only the served model was measured; other shapes or formats need their own runs",
+    "other models": "only the served model was measured; other shapes or formats need their own "
+    "runs",
 }
 
 

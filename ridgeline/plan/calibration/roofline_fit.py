@@ -34,7 +34,7 @@ class StepSample(msgspec.Struct, frozen=True):
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The fitted terms: `alpha` times the bound, and overhead in seconds per step, run and token."""
+    """The fitted terms: `alpha` times the bound; overhead in seconds per step, run and token."""
 
     alpha: float
     step_s: float

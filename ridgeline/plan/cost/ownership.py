@@ -1,8 +1,8 @@
 """Hourly cost of rented or owned devices, and the volume from which a fleet beats an API provider.
 
-    rented    devices · price, on demand, reserved or spot; spot also pays for work that is lost when
+    rented    devices · price, on demand, reserved or spot; spot also pays for work lost when
               a device is reclaimed
-    owned     purchase price spread over the years of use, power (boards and host, times PUE), upkeep
+    owned     purchase price spread over years of use, power (boards and host, times PUE), upkeep
 
 Energy per token is power over tokens per second; design power is an upper bound, not a measurement.
 """

@@ -105,8 +105,8 @@ def render_kubernetes(fleet: FleetManifest) -> str:
     candidate = fleet.start.candidate
     if candidate.layout.num_devices > NODE_DEVICES:
         raise CannotLaunch(
-            f"a replica needs {candidate.layout.num_devices} devices on several nodes, but a pod of "
-            "a Deployment runs on one node: use the RayService, or a LeaderWorkerSet"
+            f"a replica needs {candidate.layout.num_devices} devices on several nodes, but a pod "
+            "of a Deployment runs on one node: use the RayService, or a LeaderWorkerSet"
         )
     return f"""{_head(fleet)}apiVersion: apps/v1
 kind: Deployment
@@ -141,8 +141,8 @@ def _head(fleet: FleetManifest) -> str:
     """Comment lines: the plan, and the commands to run first."""
     candidate = fleet.start.candidate
     lines = [
-        f"# {candidate.num_replicas} x {candidate.device} {candidate.layout}, {candidate.weight_dtype} weights, "
-        f"{candidate.kv_dtype} KV: {fleet.summary}"
+        f"# {candidate.num_replicas} x {candidate.device} {candidate.layout}, "
+        f"{candidate.weight_dtype} weights, {candidate.kv_dtype} KV: {fleet.summary}"
     ]
     lines += [f"# first: {line.removeprefix('# ')}" for line in fleet.command.first]
     if fleet.command.first or not fleet.start.on_hub:

@@ -45,7 +45,8 @@ def _floor(machine: Replica, cost: StepCost, what: str) -> LatencyFloor:
         )
         limit += " (memory bandwidth)"
     else:
-        limit = f"{cost.flops / 1e12:.3g} TFLOP per device at {machine.peaks.flops_s / 1e12:.4g} TFLOP/s"
+        peak = machine.peaks.flops_s / 1e12
+        limit = f"{cost.flops / 1e12:.3g} TFLOP per device at {peak:.4g} TFLOP/s"
         limit += f" dense {machine.compute_dtype} (compute)"
     where = f"{n} x {device.name} ({machine.layout}, {machine.weight_dtype})"
     return LatencyFloor(where=where, seconds=least.seconds, why=f"{what} takes {limit}")

@@ -43,7 +43,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class PackedReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a tenant on one kind of device: its bytes and its share of the device's time."""
+    """One replica of a tenant on one kind of device: its bytes and its share of device time."""
 
     model: str
     memory_bytes: float

@@ -4,7 +4,7 @@ Steps are priced by `ridgeline.plan.step_time.mixed_steps`. With x prompt chunks
 s(x) seconds, x / s(x) chunks arrive per second, so x determines everything else; it is chosen so
 that Little's law yields the given mean number in flight.
 
-    rho      utilisation by prompts, rate · least_s: the share of the time that prompts would need in
+    rho      utilisation by prompts, rate · least_s: the share of time that prompts would need in
              steps full of prompts. At 1 the queue diverges, whatever the number of slots
     TTFT     the wait quantile of an M/G/1 queue of prompts, plus one mean step, plus the prompt
     TPOT     the quantile of the mean of osl - 1 consecutive steps. The prompts of a step are those

@@ -1,14 +1,14 @@
-"""Searches devices, layouts, formats, token budgets and batches for the cheapest fleet within an SLO.
+"""Searches devices, layouts, formats, budgets and batches for the cheapest fleet within an SLO.
 
-A candidate is one replica at a mean number of requests in flight, `batch`. Arrivals are Poisson. The
-number in flight would be Poisson too if answers took the same time at any load; since they slow down
-with load, it spreads further (`concurrency`). `max_num_seqs`, three standard deviations above the
-mean, must fit the KV cache. The rate of a replica follows from Little's law, including waits, so it
-stays below the replica's capacity. TTFT and TPOT are quantiles at the SLO's attainment
-(`ridgeline.plan.fleet.queueing`); TTFT is that of the 95th percentile prompt. The number of replicas
-follows from the demand. Thousands of candidates take seconds; the best can then be simulated with
-the engine's scheduler (`ridgeline simulate`), and both agree on which fleets meet the SLO
-(tests/plan/test_plan_against_simulation.py).
+A candidate is one replica at a mean number of requests in flight, `batch`. Arrivals are Poisson.
+The number in flight would be Poisson too if answers took the same time at any load; since they slow
+down with load, it spreads further (`concurrency`). `max_num_seqs`, three standard deviations above
+the mean, must fit the KV cache. The rate of a replica follows from Little's law, including waits,
+so it stays below the replica's capacity. TTFT and TPOT are quantiles at the SLO's attainment
+(`ridgeline.plan.fleet.queueing`); TTFT is that of the 95th percentile prompt. The number of
+replicas follows from the demand. Thousands of candidates take seconds; the best can then be
+simulated with the engine's scheduler (`ridgeline simulate`), and both agree on which fleets meet
+the SLO (tests/plan/test_plan_against_simulation.py).
 """
 
 from __future__ import annotations

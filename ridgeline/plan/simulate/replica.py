@@ -136,7 +136,7 @@ class SimulatedReplica:
         self.wake_s = now_s + times.seconds(steps)
 
     def _apply_decoding(self, steps: int, *, all_steps: bool = True) -> list[Event]:
-        """Apply the first `steps` decode steps; the next plan follows when the last of them ends."""
+        """Apply the first `steps` decode steps; the next plan follows the last of them."""
         assert self._decoding is not None
         (from_s, _, times), self._decoding = self._decoding, None
         took_s = times.seconds(steps)

@@ -94,7 +94,7 @@ def memory_budget(machine: Replica, limits: MemoryLimits | None = None) -> Memor
 
 
 def _engine_budget(machine: Replica, limits: MemoryLimits, memory: MachineMemory) -> MemoryBudget:
-    """The budget that Ridgeline's engine would choose on this machine; no cache if it would fail."""
+    """The budget that Ridgeline's engine would choose here; no cache if it would fail."""
     per_token = machine.cost.kv_bytes_per_token
     rule = KvBudgetInputs(
         weight_bytes=int(machine.resident_bytes),
@@ -158,7 +158,8 @@ def require_fit(machine: Replica, budget: MemoryBudget, context: int, num_seqs: 
     raise DoesNotFit(
         f"{machine.spec.name} with {num_seqs} x {context} tokens does not fit "
         f"{machine.layout.num_devices} x {machine.device.name}",
-        value=f"weights {budget.weight_bytes / gb:.1f} GB and KV for {needed:,.0f} tokens per device",
+        value=f"weights {budget.weight_bytes / gb:.1f} GB and KV for {needed:,.0f} tokens per "
+        "device",
         limit=f"{budget.usable_bytes / gb:.1f} GB usable, KV for {budget.kv_tokens:,} tokens",
         fix="use more devices (tp, pp, ep), a smaller weight or KV dtype, or fewer tokens",
     )

@@ -49,7 +49,7 @@ class _ResponseBody(msgspec.Struct):
 
 
 class InProcessExecutor:
-    """Runs batch requests with `app`, each as the caller that `caller_named` gives for its tenant."""
+    """Runs batch requests with `app`, each as the caller that `caller_named` gives its tenant."""
 
     def __init__(
         self, app: ASGIApp, caller_named: Callable[[str], Caller] = lambda _: ANONYMOUS

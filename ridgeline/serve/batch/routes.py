@@ -264,7 +264,7 @@ async def cancel_batch(batch: BatchDep, batches: BatchesDep) -> Response:
 
 
 def _tenant_filter(request: Request) -> str | None:
-    """Whose files and batches a caller may see: its own; None for an administrator, who sees all."""
+    """Whose files and batches a caller may see: its own, or all (None) for an administrator."""
     caller = caller_of(request.scope)
     return None if caller.admin else caller.name
 

@@ -241,7 +241,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def validate_fields(model: type[Body], fields: dict[str, Any]) -> Body:
-    """A body translated from another API's; ApiError 400 that names the field if it is not valid."""
+    """A body translated from another API's. Raises ApiError 400, which names a bad field."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:

@@ -1,4 +1,5 @@
-"""`<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`: Qwen3-Coder.
+"""`<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`:
+Qwen3-Coder.
 
 Values are text; the schema of the tool says which of them are JSON.
 Source: the chat template of Qwen3-Coder (2025).

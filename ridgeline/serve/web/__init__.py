@@ -1,1 +1,1 @@
-"""The page at `/`: chat, live metrics, batches and the resolved configuration, without a build step."""
+"""The page at `/`: chat, live metrics, batches and the configuration, without a build step."""

@@ -53,7 +53,7 @@ class PhaseBounds:
         return self.seconds(prefill_work(self.model, num_tokens, computed=cached))
 
     def rows(self, num_seqs: int, rows: int, context: int) -> float:
-        """`rows` tokens of each sequence, all of them through the LM head, as in a verified draft."""
+        """`rows` tokens of each sequence, all through the LM head, as in a verified draft."""
         shapes = [(rows, context)] * num_seqs
         return self.seconds(step_work(self.model, shapes, num_seqs * rows))
 

@@ -1,4 +1,4 @@
-"""Optimise an engine or a server for a workload: measure, diagnose, apply, verify, keep what helps."""
+"""Optimise an engine or a server: measure, diagnose, apply, verify, keep what helps."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class SimulatedEngine:
     def _lookup_gain(
         self, settings: Settings, seed: int, plain_s: StepSeconds
     ) -> Callable[[int], float] | None:
-        """The factor by which lookups shorten decode steps, by number of sequences; None without."""
+        """The factor by which lookups shorten decode steps, per number of sequences, or None."""
         speculative = settings.speculative_config
         if speculative is None or speculative.method not in ("ngram", "suffix", "auto"):
             return None

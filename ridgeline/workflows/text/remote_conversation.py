@@ -149,7 +149,7 @@ class RemoteReplyStream:
 
     @property
     def reply(self) -> Reply:
-        """What has been received so far; where the server counts no tokens, its chunks are counted."""
+        """The answer so far; where the server counts no tokens, its chunks are counted."""
         return Reply(
             text="".join(self._pieces),
             finish_reason=self._reason,

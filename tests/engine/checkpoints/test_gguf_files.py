@@ -1,4 +1,4 @@
-"""GGUF files as people have them: biases, rope factors and keys, splits, tensors that are unknown."""
+"""GGUF files as published: biases, rope factors and keys, splits, unknown tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ IDS = [(37 * i) % 96 for i in range(40)]
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.2, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.2,
+    "rms_norm_eps": 1e-6,
 }  # fmt: skip
 SHARED = {"embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 NAMES = {

@@ -67,7 +67,7 @@ def test_the_demo_packed_with_its_head_as_stored(tmp_path: Path) -> None:
 def test_the_file_is_the_same_where_another_kernel_is_the_fastest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8-bit weights are written in the layout of Ridgeline's kernel, whatever library multiplies them."""
+    """8-bit weights are written in the layout of Ridgeline's kernel, not of another library."""
     spec = spec_with("demo", int4(), INT8)
     pack_model("demo", spec, tmp_path / "native")
     monkeypatch.setattr(choose, "order", lambda device: ("reference", "native"))

@@ -163,7 +163,7 @@ def test_without_states_or_blocks_eagle_says_nothing(teacher: Teacher) -> None:
 
 
 def test_states_follow_what_was_accepted() -> None:
-    """Rows of rejected drafts are never recorded, a gap starts a new record, and the window bounds it."""
+    """Rows of rejected drafts are not recorded; a gap starts a new record; the window bounds it."""
     at = SamplePoint(GREEDY, 0, 0, 1)
     states = HiddenStates(window=4)
     rows = torch.arange(20.0)[:, None]

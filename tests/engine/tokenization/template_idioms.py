@@ -62,7 +62,8 @@ TEXT_IDIOMS: dict[str, str] = {
     "{{ '<|system|>\n' + message['content'] + eos_token }}\n"
     "{% elif message['role'] == 'assistant' %}\n"
     "{{ '<|assistant|>\n'  + message['content'] + eos_token }}\n{% endif %}\n"
-    "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}",
+    "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor "
+    "%}",
     "vicuna": "{% set ns = namespace(first=true) %}{% for m in messages %}"
     "{% if m.role == 'system' %}{{ m.content ~ ' ' }}{% elif m.role == 'user' %}"
     "{{ 'USER: ' ~ m.content ~ ' ' }}{% else %}{{ 'ASSISTANT: ' ~ m.content ~ eos_token }}"
@@ -70,7 +71,8 @@ TEXT_IDIOMS: dict[str, str] = {
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}",
     "alpaca": "{% for m in messages %}{% if m['role'] == 'user' %}### Instruction:\n"
     "{{ m['content'] }}\n\n{% elif m['role'] == 'assistant' %}### Response:\n{{ m['content'] }}"
-    "{{ eos_token }}\n\n{% endif %}{% endfor %}{% if add_generation_prompt %}### Response:\n{% endif %}",
+    "{{ eos_token }}\n\n{% endif %}{% endfor %}{% if add_generation_prompt %}### Response:\n{% "
+    "endif %}",
     "deepseek-v2": "{% if not add_generation_prompt is defined %}"
     "{% set add_generation_prompt = false %}{% endif %}{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n\n' }}"
@@ -87,7 +89,8 @@ TEXT_IDIOMS: dict[str, str] = {
     "{% set content = content.split('</think>')[-1] %}{% endif %}"
     "{{ '<|Assistant|>' + content + '<|end|>' }}{%- endif %}{%- endfor -%}"
     "{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}",
-    "command-r": "{{ bos_token }}{% for message in messages %}{% set content = message['content'] %}"
+    "command-r": "{{ bos_token }}{% for message in messages %}{% set content = message['content'] "
+    "%}"
     "{% if message['role'] == 'system' %}"
     "{{ '<|START|><|SYSTEM|>' + content.strip() + '<|STOP|>' }}"
     "{% elif message['role'] == 'user' %}{{ '<|START|><|USER|>' + content.strip() + '<|STOP|>' }}"
@@ -127,14 +130,17 @@ TEXT_IDIOMS: dict[str, str] = {
     "{%- set loop_messages = messages %}{%- endif %}"
     "{{- '<|start_of_role|>system<|end_of_role|>' + system_message + '<|end_of_text|>\n' }}"
     "{%- for m in loop_messages %}"
-    "{{- '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>\n' }}"
+    "{{- '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>\n' "
+    "}}"
     "{%- if loop.last and add_generation_prompt %}"
     "{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}{%- endfor %}",
-    "seed-oss": "{%- set budget_reflections = {0: 0, 512: 128} -%}{%- if thinking_budget is defined %}"
+    "seed-oss": "{%- set budget_reflections = {0: 0, 512: 128} -%}{%- if thinking_budget is "
+    "defined %}"
     "{{ '<seed:budget>' ~ thinking_budget ~ '</seed:budget>' }}{%- endif -%}"
     "{%- for m in messages -%}{{ bos_token }}{{ m.role }}\n{{ m.content | trim }}{{ eos_token }}"
     "{%- endfor -%}{%- if add_generation_prompt -%}{{ bos_token }}assistant\n{%- endif -%}",
-    "separators": "{{ sep_token }}{{ cls_token }}{% for m in messages %}{{ m.content }}{{ sep_token }}"
+    "separators": "{{ sep_token }}{{ cls_token }}{% for m in messages %}{{ m.content }}{{ "
+    "sep_token }}"
     "{% endfor %}{{ image_token }}",
     "macro": "{%- macro turn(m, last=false) -%}[{{ m.role | upper }}] {{ m.content }}"
     "{%- if last %}!{% endif %}{%- endmacro -%}"
@@ -175,7 +181,8 @@ PART_IDIOMS: dict[str, str] = {
     "{%- for content in message['content'] %}{%- if content['type'] == 'image' %}{{- '<|image|>' }}"
     "{%- elif content['type'] == 'text' %}{{- content['text'] | trim }}{%- endif %}{%- endfor %}"
     "{%- endif %}{{- '<|eot|>' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|header_start|>assistant<|header_end|>\n\n' }}{%- endif %}",
+    "{%- if add_generation_prompt %}{{- '<|header_start|>assistant<|header_end|>\n\n' }}{%- endif "
+    "%}",
 }
 """Templates that loop over the parts of a content."""
 
@@ -199,9 +206,11 @@ TOOL_IDIOMS: dict[str, str] = {
     "{{- '\n<tool_response>\n' }}{{- message.content }}{{- '\n</tool_response>' }}"
     "{%- if loop.last or (messages[loop.index0 + 1].role != 'tool') %}{{- '<|im_end|>\n' }}"
     "{%- endif %}{%- endif %}{%- endfor %}" + _OPEN_CHATML,
-    "qwen3": "{%- set ns = namespace(last=messages|length - 1) %}{%- for message in messages[::-1] %}"
+    "qwen3": "{%- set ns = namespace(last=messages|length - 1) %}{%- for message in messages[::-1] "
+    "%}"
     "{%- set index = (messages|length - 1) - loop.index0 %}"
-    "{%- if message.role == 'user' %}{%- set ns.last = index %}{%- break %}{%- endif %}{%- endfor %}"
+    "{%- if message.role == 'user' %}{%- set ns.last = index %}{%- break %}{%- endif %}{%- endfor "
+    "%}"
     "{%- for message in messages %}{%- if message.content is string %}"
     "{%- set content = message.content %}{%- else %}{%- set content = '' %}{%- endif %}"
     "{%- if message.role == 'assistant' %}{%- set reasoning = '' %}"
@@ -257,7 +266,8 @@ TOOL_IDIOMS: dict[str, str] = {
     "{{- message.content | tojson }}{%- else %}{{- message.content }}{%- endif %}"
     "{{- '<|eot_id|>' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- 'assistant:' }}{%- endif %}",
-    "mistral-v3": "{%- set user_messages = messages | selectattr('role', 'equalto', 'user') | list %}"
+    "mistral-v3": "{%- set user_messages = messages | selectattr('role', 'equalto', 'user') | list "
+    "%}"
     "{{- bos_token }}{%- for message in messages %}{%- if message['role'] == 'user' %}"
     "{%- if tools is not none and (message == user_messages[-1]) %}{{- '[AVAILABLE_TOOLS] [' }}"
     "{%- for tool in tools %}{%- set tool = tool.function %}"
@@ -281,7 +291,8 @@ TOOL_IDIOMS: dict[str, str] = {
     "glm4": "[gMASK]<sop>{%- if tools -%}<|system|>\n# Tools\n{% for tool in tools %}"
     "{{ tool | tojson(ensure_ascii=False) }}\n{% endfor %}{%- endif -%}{%- for m in messages -%}"
     "<|{{ 'observation' if m.role == 'tool' else m.role }}|>\n{{ m.content or '' }}"
-    "{%- for tc in m.tool_calls or [] -%}{%- if tc.function %}{%- set tc = tc.function %}{%- endif %}"
+    "{%- for tc in m.tool_calls or [] -%}{%- if tc.function %}{%- set tc = tc.function %}{%- endif "
+    "%}"
     "{{ '\n<tool_call>' + tc.name }}{% set _args = tc.arguments %}{% for k, v in _args.items() %}"
     "<arg_key>{{ k }}</arg_key>\n<arg_value>"
     "{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>\n{% endfor %}"
@@ -325,7 +336,8 @@ TOOL_IDIOMS: dict[str, str] = {
     "Reasoning: {{ reasoning_effort if reasoning_effort is defined else 'medium' }}<|end|>"
     "{%- if messages[0].role in ['developer', 'system'] -%}"
     "{%- set developer_message = messages[0].content -%}{%- set loop_messages = messages[1:] -%}"
-    "{%- else -%}{%- set developer_message = '' -%}{%- set loop_messages = messages -%}{%- endif -%}"
+    "{%- else -%}{%- set developer_message = '' -%}{%- set loop_messages = messages -%}{%- endif "
+    "-%}"
     "{%- if developer_message or tools -%}<|start|>developer<|message|>{{ developer_message }}"
     "{%- for tool in tools or [] -%}{{ '\ntype ' + tool.function.name + ' = ' }}"
     "{%- if tool.function.parameters and tool.function.parameters.properties -%}"
@@ -339,14 +351,17 @@ TOOL_IDIOMS: dict[str, str] = {
     "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>{%- endif -%}"
     "{%- else -%}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{%- endif -%}"
     "{%- endfor -%}{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}",
-    "hermes": "{%- for tool in tools or [] %}{{ '<tool>' ~ (tool.function | tojson) ~ '</tool>\n' }}"
+    "hermes": "{%- for tool in tools or [] %}{{ '<tool>' ~ (tool.function | tojson) ~ '</tool>\n' "
+    "}}"
     "{%- endfor %}{%- for message in messages %}{%- if message.tool_calls is defined %}"
     "{{- '<|im_start|>assistant' }}{%- for call in message.tool_calls %}"
-    "{{- '\n<tool_call>\n' }}{{- {'name': call.function.name, 'arguments': call.function.arguments} "
+    "{{- '\n<tool_call>\n' }}{{- {'name': call.function.name, 'arguments': "
+    "call.function.arguments} "
     "| tojson }}{{- '\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}{%- else %}"
     "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endif %}"
     "{%- endfor %}" + _OPEN_CHATML,
-    "smollm3": "{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}"
+    "smollm3": "{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- "
+    "endif -%}"
     "{%- set mode = '/think' if enable_thinking else '/no_think' -%}"
     "<|im_start|>system\nReasoning Mode: {{ mode }}{{ '\n' }}"
     "{%- if xml_tools or tools -%}{%- for tool in (xml_tools or tools) -%}"

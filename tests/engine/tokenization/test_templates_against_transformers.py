@@ -194,7 +194,8 @@ def test_templates_that_join_arguments_as_text_get_json_text() -> None:
         "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}"
         "{% for t in m['tool_calls'] %}{{ '<call>' + t['function']['name'] + '\n' + "
         "t['function']['arguments'] + '</call>' }}{% endfor %}"
-        "{% elif m['role'] != 'assistant' %}{{ m['content'] }}{% else %}{{ m['content'] }}{% endif %}"
+        "{% elif m['role'] != 'assistant' %}{{ m['content'] }}{% else %}{{ m['content'] }}{% endif "
+        "%}"
         "{% endfor %}"
     )
     rendered = ours(source, [USER, CALLED, RESULT], tools=TOOLS)

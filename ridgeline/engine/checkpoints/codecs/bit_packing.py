@@ -60,7 +60,7 @@ def pack_words(numbers_RN: Tensor, bits: int) -> Tensor:
 
 
 def _whole_bytes(numbers_RN: Tensor, bits: int, width: int) -> Tensor:
-    """Like `_stream` if no number crosses a byte: an eighth of the memory, a twentieth of the time."""
+    """Like `_stream` if no number crosses a byte: 1/8 of the memory, 1/20 of the time."""
     each = 8 // bits
     room = torch.nn.functional.pad(numbers_RN, (0, width * 4 * each - numbers_RN.shape[1]))
     # a single row may come with any stride, and words want it whole

@@ -29,7 +29,7 @@ _IGNORED = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale")
 
 
 def fp4_grid(packed_OH: Tensor, scale_OG: Tensor, group_size: int) -> Grid:
-    """The grid of packed e2m1 numbers, [outputs, inputs / 2]: twice a number is a whole number of at
+    """The grid of packed e2m1 numbers, [outputs, inputs / 2]: twice a number is an integer of at
     most 12, so that they are whole numbers of 5 bits times half their scale, exactly."""
     codes_OI = torch.stack((packed_OH & 15, packed_OH >> 4), -1).flatten(1)
     twice, middle = _TWICE[(codes_OI & 7).long()], 2 ** (_BITS - 1)

@@ -161,7 +161,10 @@ class _Writer:
         into: PackedLinear | None,
         to: str = "out",
     ) -> Op:
-        """residual += branch, if there is one; then its norm in the input format of `into` (None: floats)."""
+        """Add `branch`, if any, to the residual; return its norm in the input format of `into`.
+
+        Without `into`, the norm is in floats.
+        """
         add, scale = branch is not None, {}
         if isinstance(branch, ScaledBranch):
             scale, branch = {"branch_scale": branch.factor}, branch.norm

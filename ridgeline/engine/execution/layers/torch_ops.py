@@ -1,4 +1,4 @@
-"""Layers as a chain of torch operators: the straightforward implementation, for any device and dtype.
+"""Layers as a chain of torch operators: the reference, for any device and dtype.
 
 When it loses: on the CPU every operator passes over memory and wakes the threads again, and a
 decode step has hundreds of them (docs/concepts/kernels.md).

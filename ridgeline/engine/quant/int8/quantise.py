@@ -1,7 +1,7 @@
 """Rounds weights to 8 bits, symmetric, one scale per output row.
 
   full        scale = max|w| / 127. The least error.
-  pair_safe   scale = max(max|w|, max|w_2j + w_2j+1|) / 127. No two adjacent weights sum to more than 128
+  pair_safe   scale = max(max|w|, max|w_2j + w_2j+1|) / 127. No neighbours sum to over 128
               in magnitude, rounding included, hence 255 · 128 = 32,640 < 2^15: a kernel that adds
               the two products of a u8·s8 pair in 16 bits (x86 `vpmaddubsw`, all that AVX2 has)
               cannot saturate. On Gaussian rows it costs about 0.4 bit, where the usual "reduced

@@ -5,11 +5,11 @@ the one after the last draft. Two rules decide how many drafts are accepted. Wit
 is distributed exactly as if every token had been drawn from the target:
 
     standard  x_i is accepted with probability min(1, p_i(x_i) / q_i(x_i)). The first rejected draft
-              is replaced by a draw from max(p_i - q_i, 0), normalised. If all are accepted, the next
+              is replaced by a draw from max(p_i - q_i, 0), normalised. If none is, the next
               token is drawn from p_{k+1}.
     block     The draft is judged as a whole. With w_0 = 1, w_i = min(w_{i-1} p_i(x_i)/q_i(x_i), 1)
               and s_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), position i votes yes with
-              probability s_i / (s_i + 1 - w_i), the last one with w_k. Drafts are accepted up to the
+              probability s_i / (s_i + 1 - w_i), the last with w_k. Drafts are accepted up to the
               last yes, and the next token comes from max(w_i p_{i+1} - q_{i+1}, 0), normalised. A
               token more likely under the target than under the drafter compensates for an earlier
               one that is less likely.
@@ -119,12 +119,12 @@ def accept_tree(
     tree: TreeDraws,
     accept: Sequence[float],
 ) -> tuple[TreePath, Tensor]:
-    """Verify a tree of drawn drafts: returns the last accepted node and the next token's weights [V].
+    """Verify a tree of drawn drafts: returns the last accepted node, the next token's weights [V].
 
     `p_of` is the target's distribution after a node, `accept` has one number per child examined. At
     every node the children are examined by rank: x, drawn from q, is accepted with probability
     min(1, p(x) / q(x)). If it is rejected, p becomes max(p - q, 0), normalised, and q loses x
-    (multi-step rejection, Miao et al. 2023; without replacement, Jeon et al. 2024, arXiv 2402.14160).
+    (multi-step rejection, Miao et al. 2023; without replacement, Jeon et al., arXiv 2402.14160).
     """
     node: TreePath = ()
     left = iter(accept)
@@ -164,6 +164,6 @@ RULES: dict[str, Rule] = {"block": accept_block, "standard": accept_standard}
 def verify_draft(
     rule: Rule, p_KV: Tensor, q_KV: Tensor, drafts: Sequence[int], seed: int, index: int
 ) -> list[int]:
-    """The output tokens of a run whose draft was drawn from `q_KV`; `index` is the first position."""
+    """The output tokens, from position `index` on, of a run whose draft was drawn from `q_KV`."""
     kept, weight_V = rule(p_KV, q_KV, drafts, uniform_numbers(seed, index, len(drafts)))
     return [*drafts[:kept], draw(weight_V, uniform(seed, index + kept))]

@@ -101,7 +101,7 @@ class Admitter:
         return True
 
     def _candidate(self, lane: Lane, step: StepBuilder) -> Sequence | None:
-        """The next sequence in order if there is a slot and, for a new request, the policy agrees."""
+        """The next sequence, if there is a slot and, for a new request, the policy agrees."""
         if self._registry.num_running_up_to(lane) >= self._limits.max_num_seqs:
             return None
         unstarted, resuming = lane.unstarted.peek(), lane.resuming.peek()

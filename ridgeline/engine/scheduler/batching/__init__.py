@@ -19,7 +19,10 @@ __all__ = ["POLICIES", "BatchingPolicy", "PolicyOptions", "QueueView", "make_pol
 def make_policy(
     name: str, *, wait_s: float = 0.0, num_to_start: int | None = None
 ) -> BatchingPolicy:
-    """Build the policy `name`; `wait_s` and `num_to_start` apply to policies that wait for a batch."""
+    """Build the policy `name`.
+
+    `wait_s` and `num_to_start` apply to policies that wait for a batch.
+    """
     if name not in POLICIES:
         raise BadInput("unknown batching policy", value=name, limit=", ".join(POLICIES))
     if not wait_s >= 0:

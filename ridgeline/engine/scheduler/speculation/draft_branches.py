@@ -1,7 +1,7 @@
 """Draft trees: several chains of drafts from one position, of which at most one is accepted.
 
     blocks   [ 4 | 9 | 2 ]        the sequence's own; block 2 holds its last tokens and its drafts
-    branch   [ 4 | 9 | 7 ]        the known part of block 2 is copied to 7, the branch's drafts follow
+    branch   [ 4 | 9 | 7 ]        the known part of block 2 is copied to 7, the drafts follow
     after    [ 4 | 9 | 7 ]        if the branch was right, block 7 stays and block 2 is returned
 
 A branch is fed as a separate run, starting with the last known token. What two paths have in
@@ -35,7 +35,7 @@ class DraftBranches:
         chains: Sequence[tuple[int, ...]],
         num_spare: int,
     ) -> None:
-        """Add chains as branches of run `i`, in order, as many as the budget and spare blocks allow.
+        """Add chains as branches of run `i`, in order, as far as budget and spare blocks go.
 
         A chain is never added without those before it: verification relies on that.
         """

@@ -295,7 +295,7 @@ class DepthController:
         return (is_due or not cost.has_seen(len(runs))) and is_decode(runs)
 
     def _probe(self, contexts: Sequence[DraftContext], plain: DepthPlan) -> DepthPlan:
-        """Probe with the first sequence in order, so that a draft model reads few prompts for this."""
+        """Probe with the first sequence in order, so that a draft model reads few prompts."""
         depths = [min(PROBE_DEPTH, contexts[0].max_drafts), *plain.depths[1:]]
         return DepthPlan(depths, plain.tokens, plain.seconds)
 

@@ -10,7 +10,7 @@ from ridgeline.engine.speculate.drafters.base import Drafter
 
 
 class FixedDepth:
-    """Every sequence drafts up to `depth` tokens in every step; the first in order have precedence."""
+    """Every sequence drafts up to `depth` tokens per step; the first in order go first."""
 
     def __init__(self, drafter: Drafter, depth: int) -> None:
         self._drafter, self._depth = drafter, depth

@@ -97,7 +97,7 @@ class SelfDrafter:
             take(guesses, self._decoder.logits(x_SC))
 
     def _begin(self, each: DraftContext, depth: int) -> PartialDraft:
-        """A draft as deep as there are positions; the last token needs none because it is not fed."""
+        """A draft as deep as there are positions; the last token, which is not fed, needs none."""
         places = len(each.blocks) * self._block_size - len(each.tokens)
         fits = len(each.tokens) - each.num_computed <= CHUNK and places >= 0
         depth = min(depth, places + 1) if fits else 0

@@ -32,7 +32,7 @@ NO_TOKEN = -1
 
 
 class _NgramPool:
-    """Recent outputs of the model after each token and each pair, and the window under iteration."""
+    """Recent outputs of the model after each token and each pair, and the Jacobi window."""
 
     __slots__ = ("before", "grams", "window")
 
