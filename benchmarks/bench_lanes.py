@@ -24,63 +24,67 @@ from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling, Slo, Token
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n"
-LINE = "import os\nimport sys\n\n\nclass Reader:\n    " * 12
-LENGTH = 24
-PEOPLE = Sampling(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
-LINES = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
-NUM_PEOPLE, NUM_LINES = 12, 16
+BATCH_PROMPT = "import os\nimport sys\n\n\nclass Reader:\n    " * 12
+OUTPUT_LEN = 24
+INTERACTIVE = Sampling(temperature=0.0, max_tokens=OUTPUT_LEN, ignore_eos=True)
+BATCH = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
+NUM_INTERACTIVE, NUM_BATCH = 12, 16
 ARMS = {"alone": None, "background": True, "ordinary": False}
 
 
 @dataclass
-class Seen:
+class RoundTimes:
     """Seconds of one round."""
 
     ttft_s: list[float] = field(default_factory=list)
     itl_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
-    num_line_tokens: int = 0
+    num_batch_tokens: int = 0
     wall_s: float = 0.0
 
 
-async def person(engine: Engine, number: int, seen: Seen, slo: Slo | None) -> None:
+async def send_interactive(engine: Engine, number: int, times: RoundTimes, slo: Slo | None) -> None:
     sent_s = first_s = last_s = time.perf_counter()
     first = True
-    async for event in engine.stream(f"# {number}\n{PROMPT}", PEOPLE, slo=slo):
+    async for event in engine.stream(f"# {number}\n{PROMPT}", INTERACTIVE, slo=slo):
         if isinstance(event, Token):
             now_s = time.perf_counter()
-            (seen.ttft_s if first else seen.itl_s).append(now_s - (sent_s if first else last_s))
+            (times.ttft_s if first else times.itl_s).append(now_s - (sent_s if first else last_s))
             first_s, last_s, first = now_s if first else first_s, now_s, False
-    seen.tpot_s.append((last_s - first_s) / (LENGTH - 1))
+    times.tpot_s.append((last_s - first_s) / (OUTPUT_LEN - 1))
 
 
-async def line(engine: Engine, numbers: itertools.count[int], seen: Seen, background: bool) -> None:
+async def send_batch(
+    engine: Engine, numbers: itertools.count[int], times: RoundTimes, background: bool
+) -> None:
     while True:
-        text = f"# {next(numbers)}\n{LINE}"
-        async for event in engine.stream(text, LINES, background=background):
-            seen.num_line_tokens += isinstance(event, Token)
+        text = f"# {next(numbers)}\n{BATCH_PROMPT}"
+        async for event in engine.stream(text, BATCH, background=background):
+            times.num_batch_tokens += isinstance(event, Token)
 
 
-async def a_round(
+async def run_round(
     engine: Engine,
     background: bool | None,
     numbers: itertools.count[int],
     slo: Slo | None,
     pause_s: float,
-) -> Seen:
-    seen = Seen()
-    lines = [] if background is None else range(NUM_LINES)
-    tasks = [asyncio.ensure_future(line(engine, numbers, seen, bool(background))) for _ in lines]
+) -> RoundTimes:
+    times = RoundTimes()
+    batch = [] if background is None else range(NUM_BATCH)
+    tasks = [
+        asyncio.ensure_future(send_batch(engine, numbers, times, bool(background))) for _ in batch
+    ]
     await asyncio.sleep(0.3)
-    seen.num_line_tokens, began_s = 0, time.perf_counter()
-    for at in range(NUM_PEOPLE):
+    times.num_batch_tokens, began_s = 0, time.perf_counter()
+    for at in range(NUM_INTERACTIVE):
         await asyncio.sleep(pause_s * (0.5 + (at * 0.618) % 1.0))
-        await person(engine, next(numbers), seen, slo)
-    seen.wall_s = time.perf_counter() - began_s
+        await send_interactive(engine, next(numbers), times, slo)
+    times.wall_s = time.perf_counter() - began_s
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return seen
+    return times
 
 
 def seconds(ms: float | None) -> float | None:
@@ -91,9 +95,9 @@ def p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
 
 
-def kept(seen: Seen, slo: Slo) -> float:
+def slo_attainment(times: RoundTimes, slo: Slo) -> float:
     """The share of interactive requests that met every limit."""
-    pairs = list(zip(seen.ttft_s, seen.tpot_s, strict=True))
+    pairs = list(zip(times.ttft_s, times.tpot_s, strict=True))
     good = [
         ttft_s <= (slo.ttft_s or math.inf) and tpot_s <= (slo.tpot_s or math.inf)
         for ttft_s, tpot_s in pairs
@@ -106,34 +110,36 @@ def main() -> None:
     parser.add_argument("--background-tokens", type=int, help="default: derived")
     parser.add_argument("--ttft-ms", type=float, help="latency limit of interactive requests")
     parser.add_argument("--tpot-ms", type=float, help="latency limit of interactive requests")
-    parser.add_argument("--pause-ms", type=float, default=100.0, help="mean, before each person")
+    parser.add_argument(
+        "--pause-ms", type=float, default=100.0, help="mean, before each interactive request"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     slo = Slo(ttft_s=seconds(given.ttft_ms), tpot_s=seconds(given.tpot_ms))
     numbers, pause_s = itertools.count(), given.pause_ms / 1000
-    rounds: dict[str, list[Seen]] = {arm: [] for arm in ARMS}
+    rounds: dict[str, list[RoundTimes]] = {arm: [] for arm in ARMS}
 
     async def measure(engine: Engine) -> None:
         for _ in range(given.rounds):
             for arm, background in ARMS.items():
-                rounds[arm].append(await a_round(engine, background, numbers, slo, pause_s))
+                rounds[arm].append(await run_round(engine, background, numbers, slo, pause_s))
 
     settings = {"max_num_seqs": 16, "background_tokens": given.background_tokens}
     with Engine.open("demo", **settings) as engine:
         asyncio.run(measure(engine))
         print(engine.info.derivations["background_tokens"])
-    print(f"{'':11} {'ttft p50':>9} {'p95':>8} {'itl p50':>9} {'p95':>8}   kept   lines tok/s")
-    for arm, each in rounds.items():
+    print(f"{'':11} {'ttft p50':>9} {'p95':>8} {'itl p50':>9} {'p95':>8}    SLO   batch tok/s")
+    for arm, runs in rounds.items():
         columns = [
-            statistics.median(f(getattr(seen, name)) * 1000 for seen in each)
+            statistics.median(f(getattr(times, name)) * 1000 for times in runs)
             for name in ("ttft_s", "itl_s")
             for f in (statistics.median, p95)
         ]
-        rate = statistics.median(seen.num_line_tokens / seen.wall_s for seen in each)
+        rate = statistics.median(times.num_batch_tokens / times.wall_s for times in runs)
         shown = (
             f"{columns[0]:6.1f} ms {columns[1]:5.1f} ms {columns[2]:6.2f} ms {columns[3]:5.2f} ms"
         )
-        share = statistics.fmean(kept(seen, slo) for seen in each)
+        share = statistics.fmean(slo_attainment(times, slo) for times in runs)
         print(f"{arm:11} {shown} {share:6.1%} {rate:13.0f}")
 
 

@@ -168,7 +168,7 @@ class Live:
         self._workers: dict[str, Worker] = {}
 
     def of(self, engines: tuple[str, ...]) -> dict[str, Worker]:
-        for engine in [each for each in self._workers if each not in engines]:
+        for engine in [worker for worker in self._workers if worker not in engines]:
             self._workers.pop(engine).stop()
         for engine in engines:
             if engine not in self._workers:

@@ -98,7 +98,7 @@ def compare(
 def against_first(found: dict[str, Any], first: dict[str, Any]) -> str:
     """How a row differs from the first one, paired."""
     pairs = [list(zip(found[key], first[key], strict=True)) for key in ("kls", "changes")]
-    kl, change = (mean_interval([a - b for a, b in each]) for each in pairs)
+    kl, change = (mean_interval([a - b for a, b in pair]) for pair in pairs)
     return (
         f"  against the first: KL {kl.mid:+.2e} [{kl.low:+.2e}, {kl.high:+.2e}], perplexity "
         f"{change.mid:+.2%} [{change.low:+.2%}, {change.high:+.2%}]"
@@ -135,8 +135,11 @@ def measure(
         )
         made = str(target / "model.gguf" if name == "gguf" else target)
         return [
-            {"activations": each, **compare(before, logprobs(made, windows, each), windows)}
-            for each in activations
+            {
+                "activations": activation,
+                **compare(before, logprobs(made, windows, activation), windows),
+            }
+            for activation in activations
         ]
 
 

@@ -57,6 +57,6 @@ def flags(doc: str, *tables: str) -> argparse.ArgumentParser:
 
 def say(lines: Iterable[str]) -> int:
     """Print; the exit code."""
-    for each in lines:
-        sys.stdout.write(each + "\n")
+    for line in lines:
+        sys.stdout.write(line + "\n")
     return 0

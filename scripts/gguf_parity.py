@@ -78,7 +78,7 @@ def compare_answers(
     prompts: list[list[int]], theirs: list[dict[str, Any]], engine: Any
 ) -> dict[str, Any]:
     """Up to the first token that differs: how many answers are equal, and how far the rest is."""
-    count = max(len(each["tokens"]) for each in theirs)
+    count = max(len(their["tokens"]) for their in theirs)
     sampling = ridgeline.Sampling(max_tokens=count, temperature=0.0, logprobs=1)
     ours = engine.generate(prompts, sampling)
     equal, ties, others, distance = 0, [], [], []

@@ -190,8 +190,8 @@ def observe_inputs(
         if moments:
             clean.states[at] = through(clean.states[at])
         _run_until_stopped(listen, x_TC)
-    for each in stats.values():
-        each.complete()
+    for stat in stats.values():
+        stat.complete()
     return ObservedInputs(stats, held)
 
 

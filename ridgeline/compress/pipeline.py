@@ -101,7 +101,7 @@ def fingerprint(model: str, recipe: QuantizeRecipe, text: str) -> dict[str, Any]
     text_hash = hashlib.sha256(text.encode()).hexdigest() if recipe.calibrated else None
     return {
         "recipe": msgspec.to_builtins(recipe),
-        "weights": [list(each) for each in weights],
+        "weights": [list(weight) for weight in weights],
         "config": config,
         "calibration": text_hash,
     }
@@ -221,8 +221,8 @@ class LayerInProgress(PlainWeights):
 def halves(spec: ModelSpec, index: int) -> list[list[tuple[Part, ProductKey]]]:
     """The weights of a layer's attention and of its feed-forward."""
     weights = list(_weights_of(spec, index))
-    attention = [each for each in weights if each[0].key in ATTENTION]
-    return [attention, [each for each in weights if each not in attention]]
+    attention = [weight for weight in weights if weight[0].key in ATTENTION]
+    return [attention, [weight for weight in weights if weight not in attention]]
 
 
 def _prepare_half(

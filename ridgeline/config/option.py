@@ -7,7 +7,7 @@ all there is to say about the option:
         max_num_seqs: Annotated[int | None, About("Sequences that run at once.", unit=COUNT)] = None
 
 From this row come the command-line flag, the key in `ridgeline.toml`, the environment variable,
-the checks (here, whoever builds the struct) and the reference page.
+the checks (made when the struct is built) and the reference page.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, UnionType):
-        hint = next(each for each in get_args(hint) if each is not NoneType)
+        hint = next(arg for arg in get_args(hint) if arg is not NoneType)
     if get_origin(hint) is tuple:
         kind, choices, _ = _taken_apart(get_args(hint)[0])
         return kind, choices, True

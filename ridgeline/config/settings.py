@@ -263,7 +263,7 @@ class Settings(PlainSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
 class EngineSettings(TypedDict, total=False):
     """The keywords of `Engine.open` and of the functions that open an engine.
 
-    Names, meaning and defaults are those of `Settings`; `model` is a parameter of its own.
+    Names, meaning and defaults are those of `Settings`; `model` is a separate parameter.
     """
 
     quantization: Literal["int8", "int4", "bf16"] | None

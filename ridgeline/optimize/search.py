@@ -2,7 +2,7 @@
 
   baseline   a naive deployment, at its best load
   rank       predict every rung's gain by simulating from the incumbent's measured steps
-  try        open the candidate beside the incumbent, check its tokens, measure both in
+  try        open the candidate next to the incumbent, check its tokens, measure both in
              alternation, judge its quality if it is lossy
   decide     keep or discard, with the reason
   close      compare baseline and final configuration in alternation: the headline is measured,
@@ -74,7 +74,7 @@ async def optimize(
 
     Raises BadInput if the budget is too small for a baseline and one trial.
     """
-    climb = LadderSearch(
+    search = LadderSearch(
         job,
         environment,
         ladder,
@@ -82,9 +82,9 @@ async def optimize(
         observer,
     )
     try:
-        return await climb.run()
+        return await search.run()
     finally:
-        climb.close()
+        search.close()
 
 
 class LadderSearch:

@@ -1,7 +1,7 @@
 """The time budget of a search: what is left, what a run costs, and how long runs may be.
 
 The budget covers everything from the first baseline run to the closing comparison. Before each step
-the search checks that its cost fits beside the reserve for the closing comparison, without which
+the search checks that its cost leaves the reserve for the closing comparison, without which
 the other results would be worth little. Costs are learnt from the runs already made.
 """
 

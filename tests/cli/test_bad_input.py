@@ -36,21 +36,23 @@ def with_model(command: Sequence[str], model: object) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_missing_directory(
+def test_missing_directory_is_reported(
     capsys: pytest.CaptureFixture[str], model: Path, command: list[str]
 ) -> None:
     refused(capsys, with_model(command, model), "no such model", "fix:")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_not_a_model(capsys: pytest.CaptureFixture[str], model: Path, command: list[str]) -> None:
+def test_directory_without_a_model_is_reported(
+    capsys: pytest.CaptureFixture[str], model: Path, command: list[str]
+) -> None:
     model.mkdir()
     (model / "notes.txt").write_text("hello")
     refused(capsys, with_model(command, model), "config.json")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_an_unsupported_architecture(
+def test_unsupported_architecture_is_reported(
     capsys: pytest.CaptureFixture[str], model: Path, command: list[str]
 ) -> None:
     model.mkdir()
@@ -59,7 +61,9 @@ def test_an_unsupported_architecture(
     refused(capsys, with_model(command, model), "ert")
 
 
-def test_a_file_is_not_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_file_that_is_no_model_is_reported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
     refused(capsys, ["inspect", str(file)], "GGUF")
@@ -75,19 +79,21 @@ def test_a_file_is_not_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--stop", ""], "stop"),
     ],
 )
-def test_bad_sampling(capsys: pytest.CaptureFixture[str], args: list[str], named: str) -> None:
+def test_bad_sampling_flags_are_reported(
+    capsys: pytest.CaptureFixture[str], args: list[str], named: str
+) -> None:
     refused(capsys, ["generate", "demo", "x", *args], named)
 
 
-def test_an_empty_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_prompt_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, ["generate", "demo", ""], "prompt", "empty")
 
 
-def test_a_prompt_beyond_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_beyond_the_context_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, ["generate", "demo", "x = 1\n" * 3000], "2048")
 
 
-def test_a_kv_budget_for_less_than_one_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kv_budget_below_one_sequence_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """Says where the memory goes, as a table, and what would do."""
     assert main(["generate", "demo", "x", "--kv-cache-memory-bytes", "64KiB"]) == 2
     err = capsys.readouterr().err

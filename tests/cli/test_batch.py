@@ -99,14 +99,14 @@ def test_nothing_is_written_over_the_requests(
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_after_a_kill(
+def test_killed_run_is_resumed_by_the_same_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     names = [f"line-{i}" for i in range(40)]
     lines = [request(name) for name in names]
-    for each in lines:
-        each["body"]["ignore_eos"] = True
+    for line in lines:
+        line["body"]["ignore_eos"] = True
     file.write_bytes(jsonl(*lines))
     arguments = ["batch", str(file), "-o", str(output), *SMALL]
     command = [sys.executable, "-m", "ridgeline", *arguments]

@@ -31,14 +31,16 @@ from ridgeline.cli.main import main
         (["--output-json", "no/such/folder/x.json"], "no/such/folder"),
     ],
 )
-def test_bad_flags(capsys: pytest.CaptureFixture[str], args: list[str], named: str) -> None:
+def test_bad_bench_flags_are_reported(
+    capsys: pytest.CaptureFixture[str], args: list[str], named: str
+) -> None:
     assert main(["bench", *args]) == 2
     err = capsys.readouterr().err
     assert named in err and len(err.splitlines()) == 1, err
 
 
 @pytest.mark.slow
-def test_a_small_run_writes_the_keys_of_vllm(
+def test_result_file_has_the_keys_of_vllm(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     args = [

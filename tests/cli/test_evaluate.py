@@ -21,7 +21,7 @@ def panel() -> Evaluation:
     return evaluate(Settings(model="demo"), Settings(model="demo", quantization="int4"), size)
 
 
-def test_the_panel_on_the_demo_model(panel: Evaluation) -> None:
+def test_int4_demo_fails_and_the_identical_model_passes(panel: Evaluation) -> None:
     assert panel.floor.check("KL mean (nats)").measured.mid < 1e-6
     assert panel.floor.verdict != "fail"
     assert panel.control.verdict == "fail"
@@ -40,7 +40,7 @@ def test_answers_tasks_and_contexts_are_reported(panel: Evaluation) -> None:
     assert 0 < panel.candidate.perplexity_error < 0.1 and panel.floor.perplexity_error < 1e-6
 
 
-def test_it_is_printed_and_encoded(panel: Evaluation) -> None:
+def test_evaluation_is_printed_and_encoded_as_json(panel: Evaluation) -> None:
     text = evaluation_text(panel)
     assert "(standard error, paired)" in text and max(map(len, text.splitlines())) <= 100
     assert "✗ KL mean (nats)" in text and text.endswith(")") and "verdict: fail (" in text

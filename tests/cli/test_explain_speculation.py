@@ -12,7 +12,9 @@ SMALL = ("--kv-cache-memory-bytes", "32MiB", "--num-threads", "1", "--max-num-se
 
 
 @pytest.mark.slow
-def test_it_measures_this_model_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speculation_is_measured_on_this_model_and_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["explain", "speculation", "demo", "--json", *SMALL]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {each["batch"] for each in rows} == {1, 8}
@@ -34,13 +36,13 @@ def test_it_measures_this_model_on_this_machine(capsys: pytest.CaptureFixture[st
         assert more[True] > max(0.5, more[False]), "text that is repeated is found"
 
 
-def test_a_fixed_depth_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fixed_number_of_draft_tokens_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 3}'
     assert main(["explain", "speculation", "demo", "--speculative-config", config]) == 2
     assert "fixed depth" in capsys.readouterr().err
 
 
-def test_one_model_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_model_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "demo", "demo"]) == 2
     assert "no effect after a model" in capsys.readouterr().err
 

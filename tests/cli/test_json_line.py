@@ -45,7 +45,9 @@ def test_non_finite_numbers_are_null() -> None:
     ],
     ids=lambda args: args[0],
 )
-def test_the_planners_answer_strictly(capsys: pytest.CaptureFixture[str], args: list[str]) -> None:
+def test_planning_commands_print_strict_json(
+    capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
     assert main([*args, "--json"]) == 0
     assert strictly(capsys.readouterr().out)
 

@@ -118,7 +118,7 @@ def test_correct_answers_are_counted_once_per_task(after: list[float], verdict: 
     assert second.check is None
 
 
-def test_the_worst_verdict_counts(plain_panel: Evaluation) -> None:
+def test_worst_verdict_decides(plain_panel: Evaluation) -> None:
     scores = compare_documents(_documents([1.0] * 400), _documents([0.0] * 400), 0.05)
     panel = with_lm_eval(plain_panel, scores)
     assert (plain_panel.verdict, panel.verdict) == ("pass", "fail")

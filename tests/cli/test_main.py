@@ -92,7 +92,7 @@ def test_debug_after_two_dashes_is_an_argument() -> None:
     assert done.returncode == 2 and "'--debug'" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     assert main(["--version"]) == 0
     first, second = capsys.readouterr().out.split()

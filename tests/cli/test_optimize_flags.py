@@ -24,7 +24,9 @@ from ridgeline.cli.main import main
         (["--price-per-hour", "cheap"], "--price-per-hour"),
     ],
 )
-def test_bad_flags(capsys: pytest.CaptureFixture[str], args: list[str], named: str) -> None:
+def test_bad_optimize_flags_are_reported(
+    capsys: pytest.CaptureFixture[str], args: list[str], named: str
+) -> None:
     assert main(["optimize", "demo", *args]) == 2
     err = capsys.readouterr().err
     assert named in err and "Traceback" not in err, err

@@ -84,7 +84,7 @@ def kind_of(option: Option) -> str:
     return "text" if option.type in (str, Slo) else str(option.type)
 
 
-def test_no_option_is_the_default() -> None:
+def test_without_flags_settings_have_their_defaults() -> None:
     call = read()
     assert call.read(Settings) == Settings() and call.read(ServerOptions) == ServerOptions()
 

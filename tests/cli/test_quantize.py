@@ -17,7 +17,9 @@ from ridgeline.workflows.quantize.quantize import quantize, recipe_for
 
 
 @pytest.mark.slow
-def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantised_demo_is_written_and_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "demo-int4"
     flags = ["--group-size", "64", "--asym", "--lm-head-bits", "8"]
     assert main(["quantize", "demo", "-o", str(target), *flags]) == 0

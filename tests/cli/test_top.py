@@ -26,7 +26,7 @@ from tests.serve.conftest import engine, served  # noqa: F401  # fixtures
 
 
 @pytest.mark.slow
-def test_top_once(served: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_top_once_prints_one_table(served: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     for _ in range(3):
         httpx.post(f"{served}/v1/completions", json={"prompt": "a", "max_tokens": 5})
     look = ["top", "--url", served, "--once", "--interval", "0.05"]

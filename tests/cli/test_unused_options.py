@@ -149,7 +149,7 @@ def test_values_that_do_not_fit_together_are_refused_before_any_work(
     refused(capsys, args, named)
 
 
-def test_options_of_a_file_are_for_other_occasions_too(
+def test_unused_options_of_a_configuration_file_are_accepted(
     capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what was typed must have an effect: an environment variable may be set for good."""

@@ -111,7 +111,7 @@ def test_planted_outliers_cost_nothing(tmp_path: Path, windows: list[list[int]])
 def test_the_spec_knows_its_bytes_and_the_check_passes(tmp_path: Path) -> None:
     model = made(tmp_path / "m", recipe=QuantizeRecipe(**{**_fields(LLM_INT8), "threshold": 4.0}))
     spec = dense(model)
-    widths = [each.format.wide for each in linears(spec).values()]
+    widths = [linear.format.wide for linear in linears(spec).values()]
     assert max(widths) > 0
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
     assert decoder.nbytes == pytest.approx(resident_weight_bytes(spec), rel=5e-3)  # but the indices

@@ -214,8 +214,8 @@ def test_experts_are_left_as_they_are() -> None:
     stats = {key: InputStats.empty(96, True), other: InputStats.empty(96, True)}
     stats[key].add(rows())
     stats[other].add(rows(), rows() * 1.1)
-    for each in stats.values():
-        each.complete()
+    for stat in stats.values():
+        stat.complete()
     held = {other: [WindowPair(rows(), rows() * 1.1)]}
     half = [(Part("o", (24, 96), 0), other), (Part("expert_down", (24, 96), 0, 3), key)]
     found, _ = repair(Source(), half, ObservedInputs(stats, held), 0.5, 0.01)

@@ -84,7 +84,7 @@ def test_slow_steps_after_a_pause_are_not_attributed_to_the_machine() -> None:
         facts = {**facts_of(record, SLO), **step_facts(record, expected), "cpu_taken_share": 0.1}
         found = attribute_latency(record, expected=expected)
         assert found is not None and facts["slow_steps_share"] > 0.5
-        named[plan_s] = {each.cause for each in findings(found, facts)}
+        named[plan_s] = {finding.cause for finding in findings(found, facts)}
     assert "machine-slower-than-it-was" in named[0.0002] - named[0.012]
     assert "host-between-steps" in named[0.012]
 

@@ -121,9 +121,9 @@ def test_slots_are_advised_if_the_batch_gain_is_unknown() -> None:
     found = attribute_latency(record)
     assert found is not None
     known = {**facts_of(record), **step_facts(record)}
-    assert "more-comes-than-can-be-served" in [each.cause for each in findings(found, known)]
+    assert "more-comes-than-can-be-served" in [finding.cause for finding in findings(found, known)]
     del known["doubled_batch_gain"]
-    assert "too-few-slots" in [each.cause for each in findings(found, known)]
+    assert "too-few-slots" in [finding.cause for finding in findings(found, known)]
 
 
 def test_wait_grows_with_the_excess_of_arrivals() -> None:

@@ -54,7 +54,7 @@ def as_server(engine, load=LOADS[0]):
 def named(engine, load=LOADS[0]):
     record, metrics = as_server(engine, load)
     found = attribute_server_latency(record, metrics)
-    return [each.cause for each in findings(found, facts_of(record, SLO), "vllm")]
+    return [finding.cause for finding in findings(found, facts_of(record, SLO), "vllm")]
 
 
 def test_server_is_diagnosed_from_its_histograms() -> None:
@@ -234,7 +234,7 @@ def test_baseline_reveals_a_slower_machine(tmp_path) -> None:
         write_run(record, tmp_path / name)
     slow, fast = tmp_path / "b.jsonl", tmp_path / "a.jsonl"
     found = diagnose(BenchOptions(), slow, baseline=fast)
-    assert [each.cause for each in found.findings] == ["machine-slower-than-it-was"]
+    assert [finding.cause for finding in found.findings] == ["machine-slower-than-it-was"]
     assert diagnose(BenchOptions(), fast, baseline=fast).findings == ()
     console = Console(record=True, width=300)
     run_diagnose(BenchOptions(), slow, DiagnoseOptions(), console=console)

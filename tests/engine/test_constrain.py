@@ -122,12 +122,12 @@ def accepts(engine: Engine, wanted: OutputGrammar, text: str) -> bool:
         json.dumps(CALLED, separators=(" ,  ", " : ")),
     ],
 )
-def test_json_may_be_laid_out_as_models_do(engine: Engine, written: str) -> None:
+def test_json_may_contain_line_breaks_and_indentation(engine: Engine, written: str) -> None:
     assert accepts(engine, CALLS, written)
 
 
 @pytest.mark.parametrize("blanks", ["\n\n", "   ", "\n" + " " * 65, "\n \n", "\v", "\u00a0"])
-def test_whitespace_cannot_go_on_for_ever(engine: Engine, blanks: str) -> None:
+def test_whitespace_is_bounded(engine: Engine, blanks: str) -> None:
     written = json.dumps(CALLED).replace('": ', f'":{blanks}', 1)
     assert not accepts(engine, CALLS, written)
 

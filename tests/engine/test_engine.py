@@ -116,7 +116,7 @@ def test_stop_token_has_no_text(engine: Engine) -> None:
     assert answer.tokens == free.tokens[: place + 1]
 
 
-def test_choices_and_logprobs(engine: Engine) -> None:
+def test_choices_and_logprobs_are_returned(engine: Engine) -> None:
     sampling = Sampling(n=3, seed=5, max_tokens=6, ignore_eos=True, logprobs=2, prompt_logprobs=0)
     [found] = engine.generate([PROMPT], sampling)
     again = engine.generate([PROMPT], sampling)[0]
@@ -256,7 +256,7 @@ def test_close_aborts_running_requests() -> None:
         engine.logprobs_of([1])
 
 
-def test_generate_function() -> None:
+def test_generate_function_opens_and_closes_an_engine() -> None:
     answer = ridgeline.generate("demo", PROMPT, max_tokens=5, kv_cache_memory_bytes=32 << 20)
     assert isinstance(answer.text, str) and answer.text
 

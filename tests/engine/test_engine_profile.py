@@ -55,9 +55,9 @@ def test_operators_and_host_add_up_to_the_step(
     for phase in profile(parts, resolved, OPTIONS):
         assert len(phase.passes) == len(phase.plain_s) == OPTIONS.passes
         for step in (step for steps in phase.passes for step in steps):
-            spent = sum(each.time_s for each in step.operators.values())
+            spent = sum(operator.time_s for operator in step.operators.values())
             assert spent + step.host_s == pytest.approx(step.time_s)
-            assert all(each.time_s >= 0 for each in step.operators.values())
+            assert all(operator.time_s >= 0 for operator in step.operators.values())
             assert 0 < step.host_s < step.time_s  # the kernels' clock agrees with ours
 
 

@@ -86,11 +86,11 @@ def test_fast_path_equals_the_general_path(parts: EngineParts, max_drafts: int) 
             layer.copy_(old)
         assert runner.run(plan) == usual
         assert all(map(torch.equal, after, runner.cache.layers))
-    most = max(len(each.tokens) for each in usual.outputs)
+    most = max(len(output.tokens) for output in usual.outputs)
     assert (most > 2) == bool(max_drafts), "drafts are accepted"
 
 
-def test_last_row_of_every_run(parts: EngineParts) -> None:
+def test_fast_path_samples_the_last_row_of_every_run(parts: EngineParts) -> None:
     """As a model-based drafter uses it: runs of one row and of many, prompts included."""
     runner, rng = parts.runner, random.Random(8)
     decoder, attention = parts.runner.decoder, parts.runner.attention

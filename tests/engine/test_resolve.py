@@ -169,7 +169,7 @@ def test_bfloat16_instructions_do_not_disable_native_layers(
 )
 def test_large_bfloat16_model_stays_bfloat16_in_memory(changes: dict, kind: str) -> None:
     resolved = resolve(settings_from(changes))
-    assert {each.format.kind for each in layer_linears(resolved.spec)} == {kind}
+    assert {layer_linear.format.kind for layer_linear in layer_linears(resolved.spec)} == {kind}
     assert resolved.dtype == "float32"
     is_reported = "in memory in bfloat16" in resolved.derivations["quantization"]
     assert is_reported == (kind == "bf16")

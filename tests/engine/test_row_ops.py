@@ -21,14 +21,14 @@ def test_first_of_equal_maxima_wins(width: int, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_infinities_and_nan(isa: str) -> None:
+def test_infinities_and_nan_are_handled_as_in_torch(isa: str) -> None:
     inf, nan = float("inf"), float("nan")
     rows = [[-inf] * 40, [0.0] * 39 + [inf], [1.0] * 39 + [nan], [nan] + [2.0] * 39]
     rows += [[-inf] * 39 + [-1e30], [-inf, 3e38] + [-3e38] * 38]
     assert first_largest(torch.tensor(rows), isa=isa) == [-1, -1, -1, -1, 39, 1]
 
 
-def test_rows_with_gaps_and_threads() -> None:
+def test_strided_rows_and_threads_give_the_same_result() -> None:
     wide: Tensor = torch.randn(9, 200_001)
     assert first_largest(wide[:, 5:-7], num_threads=3) == wide[:, 5:-7].max(1).indices.tolist()
     assert first_largest(wide[:0]) == []

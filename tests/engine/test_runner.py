@@ -48,7 +48,7 @@ def reference(ours: Loaded, tokens: tuple[int, ...] = PROMPT) -> Tensor:
     return torch.log_softmax(ours.runner.logits(tokens), dim=-1)
 
 
-def test_batch_is_flat_and_exact() -> None:
+def test_runner_builds_the_flat_batch_of_the_plan() -> None:
     runs = [
         Run(0, 4, (10, 11), (0, 1), AT),
         Run(1, 0, (20, 21, 22), (2,), None),
@@ -118,7 +118,7 @@ def test_copies_precede_runs(ours: Loaded) -> None:
     assert result[1].tokens[0] == int(reference(ours, (*PROMPT[:22], 50))[-1].argmax())
 
 
-def test_several_copies_in_every_layer(ours: Loaded) -> None:
+def test_block_copies_apply_to_every_layer(ours: Loaded) -> None:
     cache = ours.runner.cache
     for layer in cache.layers:
         layer.copy_(torch.randn_like(layer))

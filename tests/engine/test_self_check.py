@@ -34,9 +34,9 @@ def test_intact_checkpoints_pass(
     quantize("demo", tmp_path / "m", choices)
     name = str(tmp_path / "m" / "model.gguf" if choices.format == "gguf" else tmp_path / "m")
     checks = list(check_layers(name, "demo"))
-    assert [each.num_weights for each in checks] == [7] * 6
-    assert not any(each.faults for each in checks)
-    assert all(each.error is not None and 0.05 < each.error < 0.15 for each in checks)
+    assert [check.num_weights for check in checks] == [7] * 6
+    assert not any(check.faults for check in checks)
+    assert all(check.error is not None and 0.05 < check.error < 0.15 for check in checks)
     capsys.readouterr()
     assert main(["inspect", name, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -52,7 +52,7 @@ def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[
     tensors[name][0, 3] = float("inf")
     save_file(tensors, file)
     checks = list(check_layers(str(tmp_path / "m")))
-    assert [each.layer for each in checks if each.faults] == [2]
+    assert [check.layer for check in checks if check.faults] == [2]
     assert any("scales are not finite" in fault for fault in checks[2].faults)
     assert main(["inspect", str(tmp_path / "m")]) == 1
     assert "o of layer 2: scales are not finite" in capsys.readouterr().out

@@ -94,7 +94,7 @@ def test_dense_peaks_follow_from_the_clock(
 
 
 def test_no_dtype_of_half_the_width_is_more_than_about_twice_as_fast() -> None:
-    """A sparse figure beside a dense one would show as four times."""
+    """A sparse figure next to a dense one would show as four times."""
     for row in load_catalogue().values():
         for narrow in ("float8_e4m3", "int8"):
             if narrow in row.peak_flops and "bfloat16" in row.peak_flops:

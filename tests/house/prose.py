@@ -60,7 +60,7 @@ RULES = (
         "own",
         "separate, dedicated, or drop it",
     ),
-    _phrase(r"\b(?:by|in) turns\b", "turns", "alternately, interleaved"),
+    _phrase(r"(?<!turn )\b(?:by|in) turns\b", "turns", "alternately, interleaved"),
     _phrase(r"\bto be had\b", "to be had", "available, possible, reachable"),
     _phrase(
         r"\b(?:of|for|from|with|by|in|than|as|and|but|to|on|is|are|that)\s+what\s+(?:is|was|are|were|has|had)\b",

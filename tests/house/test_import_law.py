@@ -44,7 +44,7 @@ LAW: dict[str, set[str]] = {
     "workflows": FLOOR | PARTS,
     "api": FLOOR | PARTS | {"workflows"},
     "cli": {"errors", "records", "config", "report", "hub", "workflows", "cli.render"},
-    # Renderers draw the records that the parts define, and compute nothing of their own.
+    # Renderers draw the records that the parts define; they compute nothing.
     "cli.render": {"errors", "records", "config", "report", "workflows"}
     | {"stats", "modelspec", "hardware", "measure", "diagnose", "plan", "optimize"},
 }

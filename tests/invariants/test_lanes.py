@@ -109,7 +109,7 @@ def count_differing(seeds: range) -> int:
 
 
 @pytest.mark.slow
-def test_interactive_runs_are_those_of_an_engine_without_background() -> None:
+def test_background_requests_change_no_interactive_step() -> None:
     assert count_differing(range(300)) == 0
 
 

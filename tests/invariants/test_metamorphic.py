@@ -102,20 +102,22 @@ def some_requests(shared: int = 12) -> list[Request]:
     ]
 
 
-def test_batched_equals_alone(model: Model) -> None:
+def test_batched_requests_give_the_tokens_of_single_ones(model: Model) -> None:
     requests = some_requests()
     [served] = serve(model, requests, Schedule(arrives=(0, 2, 2, 5, 9)))
     check(model, requests, served)
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 16])
-def test_chunked_equals_alone(model: Model, tokens_per_step: int) -> None:
+def test_chunked_prefill_gives_the_tokens_of_whole_prompts(
+    model: Model, tokens_per_step: int
+) -> None:
     requests = some_requests()
     [served] = serve(model, requests, Schedule(max_num_batched_tokens=tokens_per_step))
     check(model, requests, served)
 
 
-def test_preempted_background_requests_equal_alone(model: Model) -> None:
+def test_preempted_background_requests_give_the_tokens_of_single_ones(model: Model) -> None:
     """Background requests lose their slots to later requests and resume without a difference."""
     requests = some_requests()
     requests = [msgspec.structs.replace(each, background=i < 3) for i, each in enumerate(requests)]
@@ -127,13 +129,15 @@ def test_preempted_background_requests_equal_alone(model: Model) -> None:
 
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
-def test_other_policies_equal_alone(model: Model, policy: str) -> None:
+def test_every_batching_policy_gives_the_tokens_of_single_requests(
+    model: Model, policy: str
+) -> None:
     requests = some_requests()
     schedule = Schedule(policy=policy, chunked=False, max_num_seqs=2, arrives=(0, 0, 1, 4, 4))
     check(model, requests, serve(model, requests, schedule)[0])
 
 
-def test_warm_prefix_cache_equals_a_cold_one(model: Model) -> None:
+def test_warm_prefix_cache_gives_the_tokens_of_a_cold_one(model: Model) -> None:
     requests = some_requests(shared=17)
     cold, warm = serve(model, requests, Schedule(prefix=True, rounds=2, arrives=(0, 3, 6, 9, 12)))
     assert 0 < cold.hit_tokens < warm.hit_tokens
@@ -142,7 +146,7 @@ def test_warm_prefix_cache_equals_a_cold_one(model: Model) -> None:
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_preempted_and_resumed_equals_alone(model: Model, prefix: bool) -> None:
+def test_resumed_requests_give_the_tokens_of_single_ones(model: Model, prefix: bool) -> None:
     requests = some_requests()
     [served] = serve(model, requests, Schedule(num_blocks=13, block_size=4, prefix=prefix))
     assert served.num_preempted
@@ -166,7 +170,7 @@ def test_preempted_and_resumed_equals_alone(model: Model, prefix: bool) -> None:
         Schedule(drafts="medusa", trees=True, prefix=True, arrives=(0, 1, 2, 3, 4)),
     ],
 )
-def test_speculation_equals_alone(model: Model, schedule: Schedule) -> None:
+def test_speculation_gives_the_tokens_of_single_requests(model: Model, schedule: Schedule) -> None:
     """Greedy, seeded, penalised: the drafts do not show in the tokens."""
     requests = some_requests()
     *_, served = serve(model, requests, schedule)
@@ -179,14 +183,16 @@ def test_speculation_equals_alone(model: Model, schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("drafts", ["prophet", "self", "lookahead", "medusa"])
-def test_greedy_speculation_equals_alone(model: Model, drafts: str, trees: bool) -> None:
+def test_greedy_speculation_gives_the_tokens_of_single_requests(
+    model: Model, drafts: str, trees: bool
+) -> None:
     """All-greedy native steps verify drafts without torch.
 
     With varying numbers of rows, and sequences that arrive, finish and are preempted.
     """
     if trees and drafts not in ("prophet", "medusa"):
         return
-    requests = [msgspec.structs.replace(each, sampling=GREEDY) for each in some_requests()]
+    requests = [msgspec.structs.replace(request, sampling=GREEDY) for request in some_requests()]
     rng, num_short = random.Random(drafts), 0
     for _ in range(3):
         schedule = Schedule(
@@ -242,11 +248,14 @@ def test_reference_equals_the_slow_sampler_on_full_logits(model: Model) -> None:
     oracle = model.logits
     if kind == "int8":
         oracle, slack = model.served_logits, SLACK
-    for each in some_requests():
-        answer = serve_alone(model, each)
+    for request in some_requests():
+        answer = serve_alone(model, request)
         for place, token in enumerate(answer):
-            logits_V = oracle((*each.prompt, *answer[:place]))
-            assert distance_of(logits_V, each, 0, answer[:place], token) < slack, (each.id, place)
+            logits_V = oracle((*request.prompt, *answer[:place]))
+            assert distance_of(logits_V, request, 0, answer[:place], token) < slack, (
+                request.id,
+                place,
+            )
 
 
 def test_reference_depends_on_seed_and_prompt(model: Model) -> None:
@@ -277,7 +286,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Request], Schedule]:
             )
         )
     block_size = draw(st.sampled_from([1, 3, 4, 16]))
-    longest = max(len(each.prompt) + 9 for each in requests)
+    longest = max(len(request.prompt) + 9 for request in requests)
     schedule = Schedule(
         num_blocks=draw(st.integers(-(-longest // block_size) + 1, 200 // block_size + 2)),
         block_size=block_size,

@@ -23,7 +23,7 @@ from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup
 from ridgeline.engine.scheduler.step_builder import StepBuilder
 from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
 from ridgeline.records import Event
-from tests.invariants.chances import add_random, end_random, fork_random
+from tests.invariants.random_operations import add_random, end_random, fork_random
 from tests.invariants.world import Setup, World
 
 Plant = Callable[[pytest.MonkeyPatch], None]

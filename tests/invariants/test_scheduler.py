@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.invariants.chances import add_random, end_random, fork_random
+from tests.invariants.random_operations import add_random, end_random, fork_random
 from tests.invariants.world import Setup, World
 
 SETUPS = st.builds(

@@ -202,6 +202,6 @@ def test_log_and_result_of_a_run_count_once(tmp_path):
                 log=tmp_path / f"{seed}.jsonl", output_json=tmp_path / f"{seed}.json"
             )
             assert run_bench(chosen, RemoteServer(url=url), outputs, Console(record=True)) == 0
-    assert [each.tool for each in read_results(tmp_path)] == ["ridgeline", "ridgeline"]
+    assert [result.tool for result in read_results(tmp_path)] == ["ridgeline", "ridgeline"]
     (tmp_path / "1.jsonl").unlink()
-    assert [each.tool for each in read_results(tmp_path)] == ["ridgeline", "vllm"]
+    assert [result.tool for result in read_results(tmp_path)] == ["ridgeline", "vllm"]

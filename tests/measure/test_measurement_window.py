@@ -61,8 +61,8 @@ def test_adjacent_windows_count_every_token_once(cuts):
     parts = [MeasurementWindow(a, b) for a, b in pairwise(edges)]
     flows = [window_totals(run, part) for part in parts]
     assert sum(len(trim_to_window(run, part).requests) for part in parts) == len(run.requests)
-    assert sum(each.output_tokens for each in flows) == 800
-    assert sum(each.completions for each in flows) == 400
+    assert sum(flow.output_tokens for flow in flows) == 800
+    assert sum(flow.completions for flow in flows) == 400
 
 
 def test_trimming_nothing_and_trimming_everything(request_trace, run_trace):

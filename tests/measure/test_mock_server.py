@@ -58,17 +58,17 @@ def test_what_is_measured_equals_the_script(in_virtual_time, name, endpoint):
         return
     prompt = CHAT if endpoint == "chat" else "hi there"
     run = in_virtual_time(measure(MockServer(), name, Fixed(prompt), constant(1.0), 3))
-    for found in run.requests:
+    for request in run.requests:
         truth = case.truth
-        assert outcome(found) == truth.outcome
-        assert ttft_s(found) == _about(truth.ttft_s)
-        assert tpot_s(found) == _about(truth.tpot_s)
-        assert itl_s(found) == _about(list(truth.itl_s))
-        assert found.output_tokens == truth.output_tokens == sum(found.token_counts)
-        assert meets(found, SLO) == truth.meets
+        assert outcome(request) == truth.outcome
+        assert ttft_s(request) == _about(truth.ttft_s)
+        assert tpot_s(request) == _about(truth.tpot_s)
+        assert itl_s(request) == _about(list(truth.itl_s))
+        assert request.output_tokens == truth.output_tokens == sum(request.token_counts)
+        assert meets(request, SLO) == truth.meets
         if truth.outcome == "ok":
-            assert e2e_s(found) == _about(truth.e2e_s)
-        assert found.counted_by == ("chunks" if name in UNCOUNTED else "server")
+            assert e2e_s(request) == _about(truth.e2e_s)
+        assert request.counted_by == ("chunks" if name in UNCOUNTED else "server")
     good = goodput(run, SLO)
     assert (good.num_met, good.num_requests) == (3 * truth.meets, 3)
 

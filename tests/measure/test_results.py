@@ -190,7 +190,7 @@ def test_a_folder_that_aiperf_wrote_is_one_run(tmp_path):
     (one,) = read_results(tmp_path / "one")
     assert one.samples == read_result(OTHERS / "aiperf-0.13.0.jsonl").samples
     (tmp_path / ".hidden.json").write_text("{}")
-    assert [each.samples for each in read_results(tmp_path)] == [one.samples] * 2
+    assert [result.samples for result in read_results(tmp_path)] == [one.samples] * 2
 
 
 def test_inference_perfs_requests_agree_with_its_summary():
@@ -246,7 +246,7 @@ def side(factor=1.0, seed=0, count=200, noise=0.2, load=None, walk=0.0, ids=()):
 
 
 def of(judgements, name):
-    return next(each for each in judgements if each.metric == name)
+    return next(judgement for judgement in judgements if judgement.metric == name)
 
 
 @pytest.mark.parametrize(("factor", "outcome"), [(0.7, "improved"), (1.4, "regressed")])

@@ -118,7 +118,7 @@ def test_the_row_in_the_documentation_is_a_ladder(tmp_path: Path) -> None:
     assert [r.id for r in found.rungs] == ["small-blocks"]
     assert found.weights == load_default_ladder().weights
     options = list(candidates_of(found.rungs[0], naive(), {"block_size": 16}))
-    assert [each.settings.block_size for each in options] == [8]
+    assert [option.settings.block_size for option in options] == [8]
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,12 @@ from ridgeline.optimize.report.page import headline, report
 from ridgeline.optimize.result import LadderResult
 from ridgeline.report.files import check_writable, write_files
 from tests.optimize.simulated_servers import Fake, Physics, Quirks
-from tests.optimize.test_search import INT8, climb, only
+from tests.optimize.test_search import INT8, only, search_ladder
 
 
 @pytest.fixture(scope="module")
 def result() -> LadderResult:
-    """A climb with a kept rung, one that broke quality, and one that crashed."""
+    """A search with a kept rung, one that broke quality, and one that crashed."""
     fake = Fake(
         Physics(int8_speed=1.6),
         quirks={
@@ -39,7 +39,7 @@ def result() -> LadderResult:
         },
     )
     rungs = only("continuous-batching", "int8", "chunked-prefill")
-    return asyncio.run(climb(fake, rungs=rungs))
+    return asyncio.run(search_ladder(fake, rungs=rungs))
 
 
 def page(result: LadderResult) -> str:
@@ -92,7 +92,7 @@ def test_the_report_shows_every_rung_and_its_verdict(result: LadderResult) -> No
     for trial in result.trials:
         assert trial.label in html
         assert f">{trial.verdict}</span>" in html
-    for name in ("The climb", "The roofline", "Latency", "Cost", "Before and after"):
+    for name in ("The ladder", "The roofline", "Latency", "Cost", "Before and after"):
         assert f"<h2>{name}" in html
     assert not re.search(r"\b(nan|inf|None)\b", re.sub(r"<style>.*?</style>", "", html))
     assert headline(result) in html

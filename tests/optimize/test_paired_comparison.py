@@ -60,7 +60,7 @@ async def test_the_ratio_is_unbiased_and_its_interval_covers_the_truth(
     speed: float, start: float
 ) -> None:
     comparisons = [await fight(seed, speed, start=start) for seed in range(12)]
-    ratios = [found.ratio for found in comparisons if found.ratio is not None]
+    ratios = [comparison.ratio for comparison in comparisons if comparison.ratio is not None]
     assert len(ratios) == 12
     assert statistics.fmean(r.mid for r in ratios) == pytest.approx(speed, rel=0.05)
     covered = sum(r.low <= speed <= r.high for r in ratios)
@@ -76,8 +76,8 @@ async def test_equal_servers_are_hardly_ever_called_unequal() -> None:
 @pytest.mark.slow
 async def test_a_clear_gain_is_found_in_few_rounds() -> None:
     comparisons = [await fight(seed, 1.5) for seed in range(4)]
-    assert all(found.outcome == "improved" for found in comparisons)
-    assert statistics.fmean(len(found.log_ratios) for found in comparisons) < 5.5
+    assert all(comparison.outcome == "improved" for comparison in comparisons)
+    assert statistics.fmean(len(comparison.log_ratios) for comparison in comparisons) < 5.5
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_the_machine_noise_is_read_off_the_step_times() -> None:
     assert machine_noise(runs[:1]) == 0.0
 
 
-def test_a_staircase_falls_twice_as_far_as_it_climbs() -> None:
+def test_a_staircase_falls_twice_as_far_as_it_rises() -> None:
     up, down = LoadStaircase(10.0), LoadStaircase(10.0)
     up.learn(True)
     down.learn(False)
@@ -179,15 +179,15 @@ async def test_equals_are_never_beaten_in_the_approach() -> None:
 @pytest.mark.slow
 async def test_variance_of_earlier_comparisons_is_a_valid_prior() -> None:
     """Climbs of many comparisons, each on its runner: intervals from shared scatter still cover the
-    truth, nine in ten of them at least (of a single climb's fourteen 79 % do now and then)."""
-    covered, rounds, num_climbs, num_duels = 0, [], 5, 14
-    for climb in range(num_climbs):
+    truth, nine in ten of them at least (of a single search's fourteen 79 % do now and then)."""
+    covered, rounds, num_searches, num_duels = 0, [], 5, 14
+    for search in range(num_searches):
         fake = Fake()
-        place = runner(fake, 7 + climb)
+        place = runner(fake, 7 + search)
         for seed in range(num_duels):
             seeds = (0, 1 + seed)
             settings = [Settings(batching="continuous", max_num_seqs=16, seed=s) for s in seeds]
-            a, b = (SimulatedDeployment(fake, each, Quirks(noise=0.03)) for each in settings)
+            a, b = (SimulatedDeployment(fake, setting, Quirks(noise=0.03)) for setting in settings)
             found = await compare_in_rounds(
                 place, ComparisonSide("a", a, 30.0), ComparisonSide("b", b, 30.0), max_rounds=6
             )
@@ -195,7 +195,7 @@ async def test_variance_of_earlier_comparisons_is_a_valid_prior() -> None:
             covered += found.ratio.low <= 1.0 <= found.ratio.high
             rounds.append(len(found.log_ratios))
         assert place.spread.prior.freedom == place.spread.MOST
-    assert covered >= 0.9 * num_climbs * num_duels, covered
+    assert covered >= 0.9 * num_searches * num_duels, covered
     assert statistics.fmean(rounds) < 6, "none ended before its last round"
 
 

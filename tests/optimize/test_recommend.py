@@ -27,7 +27,9 @@ def price(settings: Settings) -> PricedConfiguration:
 
 
 def test_recommendations_are_in_use_impossible_or_useful() -> None:
-    by_rung = {each.rung: each for each in recommendations(Settings(), price)}
+    by_rung = {
+        recommendation.rung: recommendation for recommendation in recommendations(Settings(), price)
+    }
     assert by_rung["continuous-batching"].verdict == "in use"
     assert by_rung["static-batching"].verdict == "not now"
     assert "found continuous" in by_rung["static-batching"].reason

@@ -1,4 +1,4 @@
-"""The whole climb on a virtual clock: every verdict, the budget, interruption, and a new rung."""
+"""The whole search on a virtual clock: every verdict, the budget, interruption, and a new rung."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job(budget_s: float = 270.0, objective: str = "goodput") -> OptimizeJob:
     )
 
 
-async def climb(
+async def search_ladder(
     fake: Fake, *, rungs: ladder.Ladder | None = None, budget_s: float = 270.0, **more: str
 ) -> LadderResult:
     found = await optimize(
@@ -55,9 +55,9 @@ def trial_of(result: LadderResult, rung: str) -> Trial:
 
 
 @pytest.mark.slow
-async def test_the_climb_finds_what_helps_and_ends_within_its_budget() -> None:
+async def test_the_search_finds_what_helps_and_ends_within_its_budget() -> None:
     fake = Fake()
-    result = await climb(fake)
+    result = await search_ladder(fake)
     assert fake.clock.now_s <= 270
     assert result.provenance.spent_s <= 270
     assert {"continuous-batching", "prefix-caching"} <= {trial.rung for trial in result.kept}
@@ -74,7 +74,7 @@ async def test_the_climb_finds_what_helps_and_ends_within_its_budget() -> None:
 
 async def test_a_rung_that_gains_nothing_is_reported_as_such() -> None:
     fake = Fake(quirks={INT8: Quirks(speed=0.8)})
-    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    result = await search_ladder(fake, rungs=only("continuous-batching", "int8"))
     trial = trial_of(result, "int8")
     assert trial.verdict in ("regressed", "unchanged")
     assert "%" in trial.reason
@@ -84,7 +84,7 @@ async def test_a_rung_that_gains_nothing_is_reported_as_such() -> None:
 
 async def test_a_fast_rung_that_breaks_quality_is_taken_back() -> None:
     fake = Fake(Physics(int8_speed=1.6), quirks={INT8: Quirks(logit_noise=2.0)})
-    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    result = await search_ladder(fake, rungs=only("continuous-batching", "int8"))
     trial = trial_of(result, "int8")
     assert trial.verdict == "quality failed"
     assert trial.ratio is None, "what fails at the first look is not measured"
@@ -94,7 +94,9 @@ async def test_a_fast_rung_that_breaks_quality_is_taken_back() -> None:
 
 
 async def test_a_fast_rung_of_good_quality_is_kept() -> None:
-    result = await climb(Fake(Physics(int8_speed=1.6)), rungs=only("continuous-batching", "int8"))
+    result = await search_ladder(
+        Fake(Physics(int8_speed=1.6)), rungs=only("continuous-batching", "int8")
+    )
     assert trial_of(result, "int8").verdict == "kept"
     assert settings_from(result.final.settings).quantization == "int8"
 
@@ -102,7 +104,7 @@ async def test_a_fast_rung_of_good_quality_is_kept() -> None:
 @pytest.mark.slow
 async def test_noise_without_a_gain_is_inconclusive() -> None:
     fake = Fake(quirks={INT8: Quirks(noise=0.25), ("batching", "continuous"): Quirks(noise=0.25)})
-    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    result = await search_ladder(fake, rungs=only("continuous-batching", "int8"))
     trial = trial_of(result, "int8")
     assert trial.verdict == "inconclusive"
     assert settings_from(result.final.settings).quantization is None
@@ -110,7 +112,7 @@ async def test_noise_without_a_gain_is_inconclusive() -> None:
 
 async def test_an_exact_rung_with_other_tokens_is_refused_before_it_is_measured() -> None:
     fake = Fake(quirks={("batching", "continuous"): Quirks(wrong_tokens=True)})
-    result = await climb(fake, rungs=only("continuous-batching"))
+    result = await search_ladder(fake, rungs=only("continuous-batching"))
     assert {trial.verdict for trial in result.trials} == {"not exact"}
     assert all(trial.ratio is None for trial in result.trials)
     assert result.total is None
@@ -127,7 +129,7 @@ async def test_an_exact_rung_with_other_tokens_is_refused_before_it_is_measured(
 )
 async def test_a_crash_is_an_outcome(quirks: Quirks, verdict: str, reason: str) -> None:
     fake = Fake(Physics(int8_speed=1.6), quirks={INT8: quirks})
-    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    result = await search_ladder(fake, rungs=only("continuous-batching", "int8"))
     trial = trial_of(result, "int8")
     assert trial.verdict == verdict
     assert reason in trial.reason
@@ -137,7 +139,7 @@ async def test_a_crash_is_an_outcome(quirks: Quirks, verdict: str, reason: str) 
 @pytest.mark.slow
 async def test_trial_beyond_the_budget_is_skipped_with_a_reason() -> None:
     fake = Fake()
-    result = await climb(fake, budget_s=110.0)
+    result = await search_ladder(fake, budget_s=110.0)
     assert fake.clock.now_s <= 110
     assert result.ended == "budget spent"
     assert any("the budget ended" in left.reason for left in result.not_tried)
@@ -146,14 +148,14 @@ async def test_trial_beyond_the_budget_is_skipped_with_a_reason() -> None:
 
 async def test_too_small_budget_is_rejected_with_the_minimum() -> None:
     with pytest.raises(BadInput, match=r"budget is too small.*--budget \d+"):
-        await climb(Fake(), budget_s=15.0)
+        await search_ladder(Fake(), budget_s=15.0)
 
 
 @pytest.mark.slow
 async def test_an_interruption_leaves_a_valid_result() -> None:
-    whole = await climb(Fake())
+    whole = await search_ladder(Fake())
     fake = Fake(interrupt_at_s=60.0)
-    result = await climb(fake)
+    result = await search_ladder(fake)
     assert result.ended == "interrupted"
     assert result.total is None
     assert 0 < len(result.trials) < len(whole.trials)
@@ -162,7 +164,7 @@ async def test_an_interruption_leaves_a_valid_result() -> None:
 
 async def test_an_interruption_before_the_baseline_has_nothing_to_report() -> None:
     with pytest.raises(InterruptedEarlyError):
-        await climb(Fake(interrupt_at_s=3.0))
+        await search_ladder(Fake(interrupt_at_s=3.0))
 
 
 async def test_new_rung_needs_only_a_ladder_row(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -186,14 +188,14 @@ async def test_new_rung_needs_only_a_ladder_row(tmp_path) -> None:  # type: igno
     """
     file = tmp_path / "ladder.toml"
     file.write_text(row)
-    result = await climb(Fake(), rungs=ladder.parse_ladder(file.read_text()))
+    result = await search_ladder(Fake(), rungs=ladder.parse_ladder(file.read_text()))
     assert [trial.rung for trial in result.kept] == ["eight-slots-at-once"]
     assert result.kept[0].predicted.gain > 1.5
 
 
 async def test_rung_without_predicted_gain_is_skipped_with_a_reason() -> None:
     fake = Fake(believed=Physics(int8_speed=0.4))
-    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    result = await search_ladder(fake, rungs=only("continuous-batching", "int8"))
     assert all(trial.rung != "int8" for trial in result.trials)
     left = next(left for left in result.not_tried if left.rung == "int8")
     assert "predicted" in left.reason
@@ -203,14 +205,14 @@ async def test_rung_without_predicted_gain_is_skipped_with_a_reason() -> None:
 
 async def test_the_loss_of_a_rung_is_remembered_for_its_next_variant() -> None:
     fake = Fake(quirks={("max_num_seqs", n): Quirks(speed=0.5) for n in (64, 128)})
-    result = await climb(fake, rungs=only("continuous-batching", "batch-limit"))
+    result = await search_ladder(fake, rungs=only("continuous-batching", "batch-limit"))
     assert [trial.rung for trial in result.trials].count("batch-limit") <= 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["latency", "cost"])
-async def test_other_objectives_climb_too(objective: str) -> None:
-    result = await climb(Fake(), objective=objective)
+async def test_other_objectives_are_searched_too(objective: str) -> None:
+    result = await search_ladder(Fake(), objective=objective)
     assert result.kept
     assert result.total is not None
     assert result.total.low > 1
@@ -218,7 +220,7 @@ async def test_other_objectives_climb_too(objective: str) -> None:
 
 async def test_when_nothing_helps_the_baseline_stays() -> None:
     fake = Fake(quirks={("batching", "continuous"): Quirks(speed=0.1)})
-    result = await climb(fake, rungs=only("continuous-batching"))
+    result = await search_ladder(fake, rungs=only("continuous-batching"))
     assert not result.kept
     assert result.final.settings == result.baseline.settings
     assert result.total is None
@@ -274,7 +276,7 @@ async def test_prepared_weights_are_kept_in_the_result() -> None:
 
 
 async def test_weights_that_cannot_be_made_are_an_outcome() -> None:
-    result = await climb(Fake(Physics(int8_speed=1.6)), rungs=ladder.parse_ladder(MADE_ROW))
+    result = await search_ladder(Fake(Physics(int8_speed=1.6)), rungs=ladder.parse_ladder(MADE_ROW))
     assert {trial.verdict for trial in result.trials} == {"cannot run"}
 
 
@@ -285,7 +287,7 @@ async def test_change_the_simulator_cannot_predict_is_tried_last() -> None:
         'variants = [{ make = "gptq" }, { make = "awq" }]', ""
     )
     both = ladder.parse_ladder(unseen + "[[rung]]" + seen)
-    result = await climb(Fake(Physics(int8_speed=1.04)), rungs=both)
+    result = await search_ladder(Fake(Physics(int8_speed=1.04)), rungs=both)
     assert [trial.rung for trial in result.trials][:2] == ["made", "unseen"]
     assert "does not model" in result.trials[1].predicted.note
 
@@ -314,7 +316,7 @@ async def test_ranking_ends_with_its_share_of_the_time() -> None:
 
 
 @pytest.mark.slow
-async def test_one_bad_first_run_does_not_end_the_climb(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_bad_first_run_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cold server, a disturbed machine: the search begins again, lower."""
     whole, rates = SimulatedDeployment.run, []
 
@@ -324,6 +326,6 @@ async def test_one_bad_first_run_does_not_end_the_climb(monkeypatch: pytest.Monk
         return await whole(self, load if len(rates) > 1 else hard, on_finish)
 
     monkeypatch.setattr(SimulatedDeployment, "run", first_overloaded)
-    result = await climb(Fake())
+    result = await search_ladder(Fake())
     assert rates[1] < rates[0]
     assert result.kept

@@ -174,8 +174,8 @@ def test_simulated_requests_meet_the_slo_like_measured_ones(num_output: int, lim
 def test_several_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     found = simulated(capsys, "--num-seeds", "5", "--slo", "ttft:300 tpot:20")
     figures: dict[str, dict[str, float]] = found["figures"]  # type: ignore[assignment]
-    for each in figures.values():
-        assert each["low"] <= each["mid"] <= each["high"]
+    for figure in figures.values():
+        assert figure["low"] <= figure["mid"] <= figure["high"]
     alone = [simulated(capsys, "--seed", str(n))["ttft"]["p99"] for n in range(5)]  # type: ignore[index]
     assert figures["ttft_p99_s"]["mid"] == pytest.approx(sorted(alone)[2])
     assert figures["ttft_p99_s"]["low"] < figures["ttft_p99_s"]["high"]

@@ -123,8 +123,12 @@ def _technique_table(techniques: Sequence[Recommendation]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name, style in (("technique", ""), ("here", "bold"), ("why", "dim")):
         table.add_column(name, style=style)
-    for each in techniques:
-        table.add_row(each.title, each.verdict, f"{each.reason}. Hurts when: {each.hurts_when}")
+    for technique in techniques:
+        table.add_row(
+            technique.title,
+            technique.verdict,
+            f"{technique.reason}. Hurts when: {technique.hurts_when}",
+        )
     return table
 
 

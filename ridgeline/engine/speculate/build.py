@@ -161,16 +161,16 @@ def measure_drafts(
         for turn in range(turns):
             contexts = [_open(i, text, resolved) for i, text in enumerate(texts)]
             if states is not None:
-                for each in contexts:
-                    states.pretend(each.seq_id, len(each.tokens), like_C)
+                for context in contexts:
+                    states.pretend(context.seq_id, len(context.tokens), like_C)
             begun_s = clock()
             drafter.draft(contexts, [depth] * sequences)
             times.append(clock() - begun_s)
             for i, text in enumerate(texts):
                 text.append(5 + (i + turn + length) % 7)
         found.append((sequences, depth, sorted(times[1:])[1]))
-        for each in contexts:
-            drafter.forget(each.seq_id, (), "")
+        for context in contexts:
+            drafter.forget(context.seq_id, (), "")
     return found
 
 

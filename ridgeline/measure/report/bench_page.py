@@ -92,8 +92,8 @@ def bench_page(
         timeline_intro="One line per request: grey until its first token, blue while tokens came, "
         "red if it failed." + (f" One request in {stride} is shown." if stride > 1 else ""),
         monitors=[
-            (each.title[:1].upper() + each.title[1:], HtmlTable(rows=each.rows))
-            for each in monitors
+            (monitor.title[:1].upper() + monitor.title[1:], HtmlTable(rows=monitor.rows))
+            for monitor in monitors
         ],
         costs=_costs(cost),
         costs_intro="" if cost is None else f"At ${cost.dollars_per_hour:g} an hour.",

@@ -86,7 +86,7 @@ def end_of_generation(metadata: Mapping[str, Any]) -> tuple[int, ...]:
         named = special_id(metadata, key)
         found |= {ids[text] for text in texts if text in ids} if named is None else {named}
     named_ids = (special_id(metadata, name) for name in ("eos", "eot", "eom"))
-    named_ends = [each for each in named_ids if each is not None]
+    named_ends = [named_id for named_id in named_ids if named_id is not None]
     return tuple(dict.fromkeys((*named_ends[:1], *sorted(found | set(named_ends)))))
 
 

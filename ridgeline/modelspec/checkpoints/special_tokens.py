@@ -84,7 +84,14 @@ def _ids_in_tokenizer(path: Path, text: str) -> tuple[int, ...]:
         tokenizer = msgspec.json.decode(file.read_bytes(), type=_Tokenizer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ()  # the tokenizer's own reader reports what is wrong with the file
-    return next(((each.id,) for each in tokenizer.added_tokens if each.content == text), ())
+    return next(
+        (
+            (added_token.id,)
+            for added_token in tokenizer.added_tokens
+            if added_token.content == text
+        ),
+        (),
+    )
 
 
 def _ids_in_table(file: Path, text: str) -> tuple[int, ...]:

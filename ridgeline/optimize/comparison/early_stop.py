@@ -17,7 +17,7 @@ from ridgeline.records import RequestTrace, RunTrace, Slo
 
 PACE_TOKENS = 12  # that the last arrival is given time for
 MIN_TOKENS = 5  # after the first, to know a pace
-UNFINISHED = "unfinished"  # in the error of what was in flight when a run was cut
+UNFINISHED = "unfinished"  # in the error of requests in flight when a run was cut
 
 
 def time_to_decide_s(slo: Slo) -> float | None:

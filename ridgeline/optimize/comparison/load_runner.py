@@ -51,7 +51,7 @@ class RoundVariance:
 
 
 class OutOfTimeError(Exception):
-    """The budget ended during a measurement; what was measured before remains valid."""
+    """The budget ended during a measurement; earlier measurements remain valid."""
 
 
 class LoadRunner:

@@ -202,7 +202,7 @@ def check_settings_applied(
 
 
 def server_info(settings: Settings, reported: dict[str, object], model: str) -> EngineInfo:
-    """What is known of a server from outside: its settings, as far as they were given or told."""
+    """What is known of a server from outside: its settings, as given or as it reports them."""
     return EngineInfo(
         model=model,
         settings={**msgspec.structs.asdict(settings), **reported},

@@ -1,6 +1,6 @@
 """The process of an external server: started with one configuration's flags, awaited, stopped.
 
-With {port} in the command line, each configuration has a port of its own, and both sides of a
+With {port} in the command line, each configuration gets a separate port, and both sides of a
 comparison stay up together. Without it only one can be up: `ActiveServer` stops one before it
 starts the other. That costs a start per change of sides and empties the caches, for both sides
 alike.
@@ -133,7 +133,7 @@ class ServerProcess:
         )
 
     def stop(self) -> None:
-        """SIGTERM to the process group, then SIGKILL to what is left of it."""
+        """SIGTERM to the process group, then SIGKILL to the processes that are left."""
         process, self._process = self._process, None
         if process is not None:
             _signal(process.pid, signal.SIGTERM)

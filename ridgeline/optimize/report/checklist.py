@@ -28,8 +28,8 @@ def checklist(result: LadderResult) -> tuple[ChecklistLine, ...]:
         *_functional(result),
         _higher("Performance", "goodput (req/s)", old, new, "goodput_req_s"),
         _higher("", "output tokens/s", old, new, "output_tok_s"),
-        _promise(result, "time to first token, p95", "ttft_p95_s"),
-        _promise(result, "time per output token, p95", "tpot_p95_s"),
+        _slo_line(result, "time to first token, p95", "ttft_p95_s"),
+        _slo_line(result, "time per output token, p95", "tpot_p95_s"),
         _cost(result),
         *_stability(old.measured, new.measured),
     )
@@ -80,19 +80,19 @@ def _higher(
     )
 
 
-def _promise(result: LadderResult, what: str, field: str) -> ChecklistLine:
-    """Latency at each one's own load: it need not fall, it must keep the promise."""
+def _slo_line(result: LadderResult, what: str, field: str) -> ChecklistLine:
+    """Latency of each configuration at its own load, which must meet the SLO."""
     before, after = (getattr(s.measured, field) for s in (result.baseline, result.final))
     limit = _limit(result, field)
-    kept = after is not None and (limit is None or after <= limit)
-    says = "no promise" if limit is None else "kept" if kept else "broken"
+    met = after is not None and (limit is None or after <= limit)
+    says = "no SLO" if limit is None else "met" if met else "missed"
     return ChecklistLine(
         group="",
-        what=what + (f" (promise {number_format.duration(limit)})" if limit else ""),
+        what=what + (f" (SLO {number_format.duration(limit)})" if limit else ""),
         before=number_format.duration(before),
         after=number_format.duration(after),
         says=says,
-        css="flat" if limit is None else "good" if kept else "bad",
+        css="flat" if limit is None else "good" if met else "bad",
     )
 
 

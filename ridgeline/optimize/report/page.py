@@ -9,8 +9,8 @@ from markupsafe import Markup
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.output.vllm_command import VllmCommand
 from ridgeline.optimize.report.checklist import checklist
-from ridgeline.optimize.report.climb import climb_figure
 from ridgeline.optimize.report.forest import forest_cell, forest_range
+from ridgeline.optimize.report.ladder_chart import ladder_chart
 from ridgeline.optimize.report.style import VERDICT_CSS
 from ridgeline.optimize.result import LadderResult
 from ridgeline.records import Slo
@@ -40,7 +40,7 @@ def report(result: LadderResult, commands: Mapping[str, VllmCommand]) -> str:
         lede=result.final.finding.sentence,
         result=result,
         headlines=_tiles(result),
-        climb=climb_figure(result),
+        ladder_chart=ladder_chart(result),
         trials=_trials(result),
         **_roofline(result),
         distributions=_distributions(result),
@@ -126,7 +126,9 @@ def _roofline(result: LadderResult) -> dict[str, object]:
         "roofline": figure,
         "roofline_intro": ROOFLINE_INTRO + source,
         "roofline_key": f"{PHASE_LEGEND}\nB baseline · F final · numbers: rungs of the table",
-        "findings": [f"{each.label.capitalize()}: {each.finding.sentence}" for each in standings],
+        "findings": [
+            f"{standing.label.capitalize()}: {standing.finding.sentence}" for standing in standings
+        ],
     }
 
 

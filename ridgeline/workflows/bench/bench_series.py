@@ -323,15 +323,15 @@ def _point(rate: float, run: SeriesRun) -> SweepPoint:
 def figures_of(summaries: Sequence[Summary]) -> Mapping[str, list[float]]:
     """The figures that every run has, one value per run."""
     rows: dict[str, list[float | None]] = {
-        "output tok/s": [each.output_tok_s for each in summaries],
-        "requests/s": [each.request_rate for each in summaries],
+        "output tok/s": [summary.output_tok_s for summary in summaries],
+        "requests/s": [summary.request_rate for summary in summaries],
         "goodput req/s": [
-            each.goodput.goodput_req_s if each.goodput else None for each in summaries
+            summary.goodput.goodput_req_s if summary.goodput else None for summary in summaries
         ],
     }
     for metric in ("ttft", "tpot", "itl", "e2e"):
         for q in (50, 99):
-            values = [getattr(each, metric) for each in summaries]
+            values = [getattr(summary, metric) for summary in summaries]
             rows[f"{metric} p{q} (ms)"] = [1000 * v.p(q) if v else None for v in values]
     return {
         name: [v for v in values if v is not None]

@@ -10,7 +10,7 @@ from ridgeline.engine.attention.kv_format import MAX_CODE, OFFSET, Int8Kv
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_codes_are_numbers_times_the_rounded_quotient(seed: int) -> None:
+def test_codes_are_values_times_the_rounded_reciprocal_scale(seed: int) -> None:
     """127 / max, rounded once, as the native store computes it; then the product, half to even."""
     rng = np.random.default_rng(seed)
     top_R = rng.uniform(1e-3, 100, 400).astype(np.float32)

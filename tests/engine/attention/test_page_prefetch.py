@@ -46,7 +46,7 @@ def wait_for_pages() -> None:
             thread.join(10)
 
 
-def test_every_block_is_asked_for_once_and_a_page_before_it_is_given() -> None:
+def test_every_block_is_prefetched_once_and_a_page_ahead() -> None:
     cache, asked = cache_of(), Asked()
     pool = BlockPool(NUM_BLOCKS, 16)
     pool.watch_high_water(PagePrefetcher(cache, asked).extend_to)
@@ -70,7 +70,7 @@ def test_every_block_is_asked_for_once_and_a_page_before_it_is_given() -> None:
         assert ends[-1] == layer.nbytes
 
 
-def test_what_was_written_stays_written_while_pages_are_supplied() -> None:
+def test_prefetching_keeps_written_data() -> None:
     kept = torch.randn(LARGE_PAGE)
     same = kept.clone()
     populate_pages(kept, 0, kept.nbytes)
@@ -78,7 +78,7 @@ def test_what_was_written_stays_written_while_pages_are_supplied() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for pages")
-def test_writing_meets_no_page_that_is_not_there() -> None:
+def test_writes_cause_no_page_faults() -> None:
     def faults_of_writing(memory: Tensor) -> int:
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
         memory.numpy().fill(1)  # on this thread alone
@@ -93,7 +93,7 @@ def test_writing_meets_no_page_that_is_not_there() -> None:
     assert faults_of_writing(fresh) >= 15
 
 
-def test_a_system_that_cannot_is_left_alone_after_the_first_layer() -> None:
+def test_prefetching_stops_after_the_first_layer_where_the_system_cannot_do_it() -> None:
     calls = []
 
     def cannot(layer: Tensor, first: int, end: int) -> bool:
@@ -105,7 +105,7 @@ def test_a_system_that_cannot_is_left_alone_after_the_first_layer() -> None:
     assert len(calls) == 1
 
 
-def test_memory_of_a_device_is_not_asked_for() -> None:
+def test_device_memory_is_not_prefetched() -> None:
     layers = [torch.zeros(64, 2, 2, 16, 1024, device="meta")]
     asked = Asked()
     pages = PagePrefetcher(KvCache(layers, FORMAT, torch.float32), asked)
@@ -115,7 +115,7 @@ def test_memory_of_a_device_is_not_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_asks_from_its_opening_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_prefetches_pages_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
     monkeypatch.setattr("ridgeline.engine.attention.page_prefetch.populate_pages", asked)
     with Engine.open("demo", kv_cache_memory_bytes=96 << 20, max_model_len=2048) as engine:

@@ -79,7 +79,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_its_own_library_decodes(name: str) -> None:
+def test_weights_decode_as_with_the_formats_library(name: str) -> None:
     raw, truth = case(name)
     found = decoded(codec_for(read_quantization_config(CASES[name], name)), raw)
     dense = found.dense() if isinstance(found, Grid) else found
@@ -142,7 +142,7 @@ def test_gptq(bits: int, version: int, sym: bool) -> None:
         assert torch.equal(found.dense(), truth_KN.T)
 
 
-def test_gptq_that_says_symmetric_and_is_not() -> None:
+def test_asymmetric_zero_points_in_a_symmetric_gptq_checkpoint_are_refused() -> None:
     raw = {
         ".qweight": torch.zeros(4, 8, dtype=torch.int32),
         ".qzeros": torch.tensor([[0x12345678]], dtype=torch.int32),
@@ -155,7 +155,7 @@ def test_gptq_that_says_symmetric_and_is_not() -> None:
 
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("count", [1, 31, 32, 100])
-def test_words(bits: int, count: int) -> None:
+def test_packed_words_round_trip_and_match_gptq(bits: int, count: int) -> None:
     numbers = torch.randint(0, 2**bits, (5, count), dtype=torch.uint8)
     words = pack_words(numbers, bits)
     assert words.shape[1] == num_words(bits, count)
@@ -163,7 +163,7 @@ def test_words(bits: int, count: int) -> None:
     assert torch.equal(unpack(words, bits, count), numbers)
 
 
-def test_the_older_wasteful_words() -> None:
+def test_words_with_padding_bits_are_unpacked() -> None:
     numbers = torch.arange(20, dtype=torch.uint8).remainder(8).view(1, 20)
     words = [sum(int(v) << (3 * i) for i, v in enumerate(numbers[0, a : a + 10])) for a in (0, 10)]
     packed = torch.tensor([words], dtype=torch.int32)

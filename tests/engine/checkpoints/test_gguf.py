@@ -41,7 +41,7 @@ BY_NAME = {name: (numbers, nbytes) for name, numbers, nbytes in TYPES.values()}
 
 
 @pytest.mark.parametrize("kind", DECODERS)
-def test_blocks_bit_for_bit(kind: str) -> None:
+def test_packed_blocks_decode_bit_for_bit(kind: str) -> None:
     blocks, truth = VECTORS[f"{kind}/blocks"], VECTORS[f"{kind}/truth"]
     assert blocks.shape[1] == BY_NAME[kind][1] and truth.shape[1] == BY_NAME[kind][0]
     found = decode_blocks(kind, blocks)
@@ -77,7 +77,7 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
+def test_q4_0_round_trip(q4: Path, tmp_path: Path) -> None:
     quantize("demo", tmp_path / "own", QuantizeOptions(group_size=32))
     spec = load_spec(str(q4))
     assert spec.layers[3].mlp.down.format == blocks(4, 32)
@@ -88,7 +88,7 @@ def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_q8_0_there_and_back(tmp_path: Path) -> None:
+def test_q8_0_round_trip(tmp_path: Path) -> None:
     """What its rounding costs, and that of rows to 8 bits in groups of 32."""
     quantize("demo", tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
     truth = logits("demo")
@@ -119,7 +119,7 @@ def as_q4_k_m(monkeypatch: pytest.MonkeyPatch, tables: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", ["q4_k", "q6_k"])
-def test_types_that_differ_within_a_product(
+def test_layers_may_mix_block_types(
     numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every layer packed, in native segments; the model of the decoded weights within what rows of
@@ -144,7 +144,7 @@ def test_types_that_differ_within_a_product(
 
 
 @pytest.mark.slow
-def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_q4_0_embedding_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As llama.cpp writes it: looked up in 4 bits, multiplied with by the tied head, exactly."""
     source = {}
 
@@ -174,7 +174,7 @@ def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert torch.equal(GgufWeights(name, spec).get(next(parts(spec))), source["embed"])
 
 
-def test_its_tokenizer_and_template(q4: Path) -> None:
+def test_tokenizer_and_chat_template_are_read_from_the_file(q4: Path) -> None:
     demo, theirs = load_tokenizer("demo"), load_tokenizer(str(q4))
     text = "def f(x):\n    return x + 1  # naïve <|end|> 12345\n"
     assert theirs.encode(text) == demo.encode(text)

@@ -179,7 +179,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_file_means_the_model_that_it_was_made_from(case: str, tmp_path: Path) -> None:
+def test_file_gives_the_logits_of_its_source_model(case: str, tmp_path: Path) -> None:
     config, keys = CASES[case]
     model = random_model(config)
     architecture = case.partition("-")[0]
@@ -193,7 +193,7 @@ def plain() -> tuple[Any, dict[str, np.ndarray]]:
     return model, tensors_of(model, "llama")
 
 
-def test_biases_of_some_projections_only(tmp_path: Path) -> None:
+def test_only_some_projections_may_have_biases(tmp_path: Path) -> None:
     model = random_model(LlamaConfig(**SIZES, attention_bias=True))
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.bias)
@@ -224,7 +224,7 @@ def test_factors_of_one_change_nothing(plain: Any, tmp_path: Path) -> None:
     assert difference(name, model) < 2e-3
 
 
-def test_two_sets_of_factors(tmp_path: Path) -> None:
+def test_long_and_short_rope_factors_are_read(tmp_path: Path) -> None:
     """As Phi-3 with 128k positions: the long ones where the sequences may be long."""
     sizes = {k: v for k, v in SIZES.items() if k != "head_dim"}
     short, long = [1.0 + i / 8 for i in range(8)], [2.0 + i for i in range(8)]

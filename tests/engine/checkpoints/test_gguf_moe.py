@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Path(random_experts(tmp_path_factory.mktemp("moe") / request.param, request.param))
 
 
-def test_eight_bits_mean_the_dense_model(model: Path, tmp_path: Path) -> None:
+def test_eight_bit_experts_give_the_logits_of_the_dense_model(model: Path, tmp_path: Path) -> None:
     """Every part within what rounding moves it, none at another expert's place."""
     quantize(str(model), tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
     name = str(tmp_path / "q8" / "model.gguf")
@@ -55,7 +55,7 @@ def test_eight_bits_mean_the_dense_model(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_four_bits_run_packed_as_our_own(model: Path, tmp_path: Path) -> None:
+def test_four_bit_experts_run_packed(model: Path, tmp_path: Path) -> None:
     quantize(str(model), tmp_path / "q4", QuantizeOptions(group_size=32, format="gguf"))
     quantize(str(model), tmp_path / "own", QuantizeOptions(group_size=32))
     name = str(tmp_path / "q4" / "model.gguf")
@@ -64,7 +64,7 @@ def test_four_bits_run_packed_as_our_own(model: Path, tmp_path: Path) -> None:
     assert far(logits(name), logits(str(tmp_path / "own"))) < 1e-5
 
 
-def test_what_llama_cpp_has_no_place_for(tmp_path: Path) -> None:
+def test_models_that_llama_cpp_cannot_hold_are_refused(tmp_path: Path) -> None:
     folder = Path(random_experts(tmp_path / "m", "qwen3_moe"))
     file = folder / "config.json"
     config_text = file.read_text(encoding="utf-8")

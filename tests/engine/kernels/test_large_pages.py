@@ -40,7 +40,7 @@ def mapping_of(tensor: torch.Tensor) -> str:
 
 
 @pytest.mark.slow
-def test_tensors_are_their_own_and_begin_at_lines() -> None:
+def test_tensors_of_a_slab_do_not_overlap_and_are_aligned() -> None:
     slabs, generator = Slabs(SLAB), torch.Generator().manual_seed(torch.seed() % 2**31)
     sizes = torch.randint(0, LARGE_PAGE, (60,), generator=generator).tolist()
     sizes += [0, 1, SLAB, SLAB + 1, LARGE_PAGE, 3 * SLAB]
@@ -55,7 +55,7 @@ def test_tensors_are_their_own_and_begin_at_lines() -> None:
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(taken))
 
 
-def test_a_slab_is_given_back_with_its_last_tensor() -> None:
+def test_slab_is_freed_with_its_last_tensor() -> None:
     slabs = Slabs(SLAB)
     first, second = slabs.take(100), slabs.take(200)
     assert second.data_ptr() == first.data_ptr() + 128
@@ -75,27 +75,27 @@ def test_shapes_dtypes_and_copies() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, LARGE_PAGE - 1, LARGE_PAGE, 5 * LARGE_PAGE + 3])
-def test_pages_of_ones_own(num_bytes: int) -> None:
+def test_separate_pages_are_zeroed_and_aligned(num_bytes: int) -> None:
     pages = own_pages(num_bytes)
     assert pages.nbytes == num_bytes and not pages.any()
     assert num_bytes < LARGE_PAGE or pages.data_ptr() % LARGE_PAGE == 0
 
 
 @pytest.mark.parametrize("num_out", [64, 4096, 4104])
-def test_lines_are_whole_panels(num_out: int) -> None:
+def test_rows_are_padded_to_whole_panels(num_out: int) -> None:
     lines = empty_lines("int4", num_out, 2048, 128)
     assert lines.nbytes == -(-num_out // PANEL) * PANEL * 1024
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux where memory lies")
-def test_all_that_a_step_streams_through_lies_in_large_pages(tmp_path: Path) -> None:
+def test_weights_and_kv_cache_lie_in_large_pages(tmp_path: Path) -> None:
     for format in (int4(128), int4(32, zeros=True), INT8):
         spec = LinearSpec(num_out=2048, num_in=2048, format=format)
         packed = random_packed(spec, torch.Generator())
         assert packed is not None
         tables = (packed.lines, packed.scales, packed.zeros, packed.factors)
-        assert all("hg" in mapping_of(each).split() for each in tables if each is not None)
+        assert all("hg" in mapping_of(table).split() for table in tables if table is not None)
     spec = apply_formats(load_spec("demo"), {"layers.*": INT4}, "test")
     pack_model("demo", spec, tmp_path / "packed")
     layer = spec.layers[0].mlp

@@ -51,7 +51,7 @@ def test_packed_is_quantised_while_loading(tmp_path: Path, kind: str, layers: Fo
 
 
 @pytest.mark.slow
-def test_the_demo_packed_with_its_head_as_stored(tmp_path: Path) -> None:
+def test_packed_demo_keeps_its_lm_head_as_stored(tmp_path: Path) -> None:
     spec = spec_with("demo", int4(), BF16)
     pack_model("demo", spec, tmp_path / "out")
     opened = with_dtype(load_spec(str(tmp_path / "out")), "float32")
@@ -84,7 +84,7 @@ def test_the_file_is_the_same_where_another_kernel_is_the_fastest(
     assert torch.equal(found, logits(str(tmp_path / "native"), opened))
 
 
-def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+def test_unpackable_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match="dummy"):
         pack_model("dummy:llama-1b-32k", load_spec("dummy:llama-1b-32k"), tmp_path / "a")
     (tmp_path / "full").mkdir()

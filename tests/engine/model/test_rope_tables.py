@@ -55,7 +55,7 @@ def test_tables_grow_and_keep_their_values() -> None:
     assert float(cos[0].max()) == pytest.approx(attention_factor(LONGROPE))
 
 
-def test_rotation_turns_pairs_and_spares_the_rest() -> None:
+def test_partial_rotation_leaves_the_other_dimensions_unchanged() -> None:
     """Dimensions (i, i + R/2) turn by position · frequency; beyond R nothing moves."""
     rope = RopeSpec(dim=4, theta=100.0)
     tables = RopeTables([rope], 64, torch.float32, torch.device("cpu"))

@@ -32,7 +32,7 @@ from ridgeline.workflows.quantize.quantize import quantize
 IDS = [(37 * i) % 4000 for i in range(48)]
 
 
-def test_rows_mean_what_their_numbers_say() -> None:
+def test_embedding_rows_equal_the_dequantised_weights() -> None:
     """In pieces of whole panels, the last one ragged."""
     torch.manual_seed(1)
     weight_VC = torch.randn(3 * PANEL + 5, 70)
@@ -93,7 +93,7 @@ class Without(PackedWeights):
 @pytest.mark.parametrize(
     ("bits", "head", "shared"), [(8, None, True), (4, None, True), (4, 8, False)]
 )
-def test_a_tied_table(
+def test_packed_embedding_tied_to_the_head_matches_a_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int, head: int | None, shared: bool
 ) -> None:
     model = write("demo", tmp_path / "m", embedding_bits=bits, lm_head_bits=head)
@@ -116,7 +116,7 @@ def test_a_tied_table(
 
 
 @pytest.mark.slow
-def test_an_untied_table_and_what_it_saves(tmp_path: Path) -> None:
+def test_untied_embedding_is_quantised_and_smaller(tmp_path: Path) -> None:
     model = untied(tmp_path / "untied")
     sizes = {}
     for bits in (None, 8, 4):
@@ -135,7 +135,7 @@ def test_an_untied_table_and_what_it_saves(tmp_path: Path) -> None:
     assert sizes[8] - sizes[4] == table // 2 - 4096 * 2 * 2  # two groups of 128 a row
 
 
-def test_other_formats_refuse(tmp_path: Path) -> None:
+def test_other_formats_are_refused(tmp_path: Path) -> None:
     for name in ("compressed-tensors", "gguf"):
         with pytest.raises(CannotRun, match="stay as they are"):
             write("demo", tmp_path / "m", format=name, embedding_bits=8)

@@ -51,7 +51,7 @@ def same_logits(a: Path, b: Path) -> bool:
     return torch.equal(load_ours(a).runner.logits(TOKENS), load_ours(b).runner.logits(TOKENS))
 
 
-def test_sharded_equals_single(llama: Path, tmp_path: Path) -> None:
+def test_sharded_checkpoint_equals_a_single_file(llama: Path, tmp_path: Path) -> None:
     tensors = load_file(llama / SINGLE)
     names = sorted(tensors)
     (tmp_path / "config.json").write_text((llama / "config.json").read_text())
@@ -172,7 +172,7 @@ def test_wrong_shape_is_named(llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 8, 100, -1, -1000])
-def test_truncated_file(llama: Path, tmp_path: Path, size: int) -> None:
+def test_truncated_file_is_reported(llama: Path, tmp_path: Path, size: int) -> None:
     raw = (llama / SINGLE).read_bytes()
     (tmp_path / "config.json").write_text((llama / "config.json").read_text())
     (tmp_path / SINGLE).write_bytes(raw[:size])
@@ -211,7 +211,7 @@ def header_file(path: Path, header: Any, data: bytes = b"") -> Path:
         ({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, "truncated or has bytes"),
     ],
 )
-def test_malformed_header(tmp_path: Path, header: Any, message: str) -> None:
+def test_malformed_header_is_reported(tmp_path: Path, header: Any, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         entries_of(header_file(tmp_path, header, b"\0" * 8))
 
@@ -233,14 +233,14 @@ def test_errors_of_the_library_are_reported(tmp_path: Path) -> None:
         ([], "not a weight index"),
     ],
 )
-def test_bad_index(tmp_path: Path, weight_map: Any, message: str) -> None:
+def test_malformed_index_is_reported(tmp_path: Path, weight_map: Any, message: str) -> None:
     save_file({"w": torch.zeros(2)}, tmp_path / SINGLE)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(BadModel, match=message):
         entries_of(tmp_path)
 
 
-def test_shard_with_a_tensor_that_the_index_omits(tmp_path: Path) -> None:
+def test_tensor_that_the_index_omits_is_reported(tmp_path: Path) -> None:
     save_file({"v": torch.zeros(2), "w": torch.zeros(2)}, tmp_path / SINGLE)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": SINGLE}}))
     with pytest.raises(BadModel, match="does not list"):
@@ -258,7 +258,7 @@ def test_shard_with_a_tensor_that_the_index_omits(tmp_path: Path) -> None:
         ("readme.txt", "no weights"),
     ],
 )
-def test_other_kinds_of_weights(tmp_path: Path, file: str, message: str) -> None:
+def test_unsupported_weight_files_are_refused(tmp_path: Path, file: str, message: str) -> None:
     (tmp_path / file).write_bytes(b"x")
     with pytest.raises(BadModel, match=message):
         entries_of(tmp_path)

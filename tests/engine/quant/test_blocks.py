@@ -82,12 +82,12 @@ def on(isa: str, packed: Packed, bias_O: torch.Tensor | None = None) -> NativeLi
         return NativeLinear(packed, bias_O)
 
 
-def test_every_type_that_is_computed_packed_is_here() -> None:
+def test_every_packed_type_is_tested() -> None:
     assert set(HALVES) == set(READERS) == {k for k in BYTES if computed_format(k).kind == "blocks"}
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_the_weights_are_the_files_bit_for_bit(kind: str) -> None:
+def test_packed_weights_equal_the_file_bit_for_bit(kind: str) -> None:
     weight, truth = made(kind, 37, 512)
     assert torch.equal(weight.dense(), truth)
     packed = pack(weight)
@@ -97,7 +97,7 @@ def test_the_weights_are_the_files_bit_for_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", READERS)
-def test_products_are_those_of_the_rounded_rows(kind: str, isa: str) -> None:
+def test_products_equal_those_of_the_rounded_rows(kind: str, isa: str) -> None:
     weight, truth = made(kind, 50, 768)
     linear = on(isa, pack(weight))
     low_OI = weight.lows()
@@ -130,7 +130,7 @@ def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(kind: str) -
 
 @pytest.mark.parametrize("group", [16, 32, 128])
 @pytest.mark.parametrize("isa", ISAS)
-def test_sums_are_exact_where_every_product_is_largest(isa: str, group: int) -> None:
+def test_sums_are_exact_at_the_largest_products(isa: str, group: int) -> None:
     q_OI = torch.where(torch.rand(48, 512) < 0.5, -128, 127).to(torch.int8)
     q_OI[:16] = -128
     one_OG = torch.ones(48, 512 // group, dtype=torch.float16)
@@ -141,7 +141,7 @@ def test_sums_are_exact_where_every_product_is_largest(isa: str, group: int) -> 
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
-def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
+def test_rows_quantised_in_advance_give_the_same_products(kind: str) -> None:
     linear, x_TI = NativeLinear(pack(made(kind, 33, 256)[0])), torch.randn(6, 256)
     assert linear.group == (16 if kind == "Q6_K" else 32)
     rows = quantise_rows(x_TI, linear.packed.kind, linear.group)
@@ -160,7 +160,7 @@ def test_types_computed_together_keep_their_weights() -> None:
     assert same.format == computed_format("Q4_K")
 
 
-def test_concatenated_pieces_unpack_to_their_rows() -> None:
+def test_concatenated_weights_unpack_to_their_rows() -> None:
     weight, truth = made("Q4_K", 48, 256)
     parts = [weight.rows(lambda table, i=i: table.split(16)[i].contiguous()) for i in range(3)]  # type: ignore[misc]
     pieces = [pack(part) for part in parts]
@@ -168,7 +168,7 @@ def test_concatenated_pieces_unpack_to_their_rows() -> None:
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 128), (8, 16), (8, 96), (5, 32), (6, 256)])
-def test_symmetric_grids_of_more_than_four_bits(bits: int, group: int) -> None:
+def test_symmetric_codes_of_more_than_four_bits_are_exact(bits: int, group: int) -> None:
     """GPTQ's and compressed-tensors' 8 bits in groups."""
     q_OI = torch.randint(0, 2**bits, (40, 768), dtype=torch.uint8)
     scale_OG = (torch.rand(40, 768 // group) * 0.01 + 1e-4).half().float()
@@ -195,7 +195,7 @@ def test_rounding_to_blocks_is_half_a_step_off_at_most() -> None:
     assert ((back_OI - weight_OI).abs() <= 0.502 * step_OI).all()
 
 
-def test_tables_that_do_not_fit_are_refused() -> None:
+def test_misshapen_tables_are_refused() -> None:
     packed = pack(made("Q4_K", 16, 512)[0])
     for span in (0, 32, 100):
         with pytest.raises((ValueError, AssertionError)):

@@ -96,7 +96,7 @@ def left(x_TI: torch.Tensor, linear: NativeLinear) -> torch.Tensor:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_digits_leave_no_more_of_a_row_than_they_say(kind: str, isa: str) -> None:
+def test_rounding_error_is_within_the_bound_of_the_digits(kind: str, isa: str) -> None:
     packed, bias_O = made(kind, 50, 768), torch.randn(50)
     for digits in (1, 2, 3):
         linear = taking(packed, digits, isa, bias_O)
@@ -113,7 +113,7 @@ def test_digits_leave_no_more_of_a_row_than_they_say(kind: str, isa: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])
-def test_three_digits_are_as_exact_as_products_of_floats(kind: str) -> None:
+def test_three_digits_are_as_exact_as_float_products(kind: str) -> None:
     """Nearer to the exact product than torch's of the same weights in float32."""
     packed, x_TI = made(kind, 300, 2000), torch.randn(40, 2000)
     linear = taking(packed, DIGITS["float32"], "auto")
@@ -151,7 +151,7 @@ def test_rows_of_zeros_and_of_very_large_and_small_numbers(isa: str) -> None:
     assert ((y_TO - exact).abs() <= slack + 1e-6 * x_TI.abs().double() @ weight_OI.abs().T).all()
 
 
-def test_what_has_no_digits_is_refused() -> None:
+def test_unsupported_digits_are_refused() -> None:
     whole = taking(made("int4", 32, 64), 2, "auto")
     for digits in (0, 4):
         with pytest.raises(ValueError, match="one to three digits"):
@@ -171,7 +171,7 @@ def test_what_has_no_digits_is_refused() -> None:
         take_digits(plain, 2)
 
 
-def test_a_spec_says_how_activations_are_taken_and_counts_what_is_multiplied() -> None:
+def test_spec_states_activation_digits_and_counts_their_operations() -> None:
     plain = apply_quantization(load_spec("demo"), "int4")
     exact = with_activations(plain, "float32")
     for path, linear in linears(exact).items():

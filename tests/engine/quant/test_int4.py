@@ -73,7 +73,9 @@ def sums_by_tiles(kind: str, isa: str) -> bool:
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("size", SIZES)
-def test_against_the_oracle(size: tuple[int, int], group_size: int, zeros: bool, isa: str) -> None:
+def test_products_match_the_reference(
+    size: tuple[int, int], group_size: int, zeros: bool, isa: str
+) -> None:
     weights = quantise(torch.randn(size), group_size, zeros=zeros)
     linear = native(weights, group_size, isa)
     for num_rows in (1, 3, 8, 50):
@@ -85,7 +87,7 @@ def test_against_the_oracle(size: tuple[int, int], group_size: int, zeros: bool,
 @pytest.mark.parametrize("num_rows", [2, 9, 40])
 @pytest.mark.parametrize("zero", [0, 8, 15, 128])
 @pytest.mark.parametrize("isa", ISAS)
-def test_sums_are_exact_where_every_product_is_largest(isa: str, zero: int, num_rows: int) -> None:
+def test_sums_are_exact_at_the_largest_products(isa: str, zero: int, num_rows: int) -> None:
     """All nibbles 15 or 0 against all activations at their largest, and any zero-point: what sums
     of 16 bits could lose, bytes that hold a sum of both, and floats that hold whole numbers."""
     sign_OI = torch.where(torch.rand(48, 512) < 0.5, 0, 15).to(torch.uint8)
@@ -136,7 +138,7 @@ def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(
     st.integers(0, 40),
     st.sampled_from(ISAS),
 )
-def test_a_row_is_itself_alone(
+def test_row_does_not_depend_on_its_batch(
     kind: str, num_out: int, num_in: int, num_rows: int, isa: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -150,7 +152,7 @@ def test_a_row_is_itself_alone(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_long_rows_are_the_same_alone(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_row_does_not_depend_on_its_batch(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many of them pass by some inputs at a time, and results wait in between."""
     monkeypatch.setenv(ISA_VARIABLE, isa)
     weight_OI, x_TI = torch.randn(39, 4500).bfloat16(), torch.randn(100, 4500)
@@ -162,7 +164,7 @@ def test_long_rows_are_the_same_alone(isa: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])
-def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
+def test_rows_quantised_in_advance_give_the_same_products(kind: str) -> None:
     linear = NativeLinear(of_kind(kind, 33, 200))
     x_TI = torch.randn(6, 200)
     rows = quantise_rows(x_TI, kind, linear.group)
@@ -173,7 +175,7 @@ def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
         linear.multiply_quantised(other)
 
 
-def test_rows_with_larger_numbers_than_a_kind_takes_are_refused() -> None:
+def test_rows_quantised_for_another_kind_are_refused() -> None:
     linear, x_TI = NativeLinear(of_kind("int4", 33, 200)), torch.randn(6, 200)
     with pytest.raises(ValueError, match="another kind of weight"):
         linear.multiply_quantised(quantise_rows(x_TI, "int8_groups", linear.group))
@@ -182,7 +184,7 @@ def test_rows_with_larger_numbers_than_a_kind_takes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "bf16", "fp32"])
-def test_rows_of_the_weight_are_an_embedding(kind: str) -> None:
+def test_weight_rows_serve_as_an_embedding_table(kind: str) -> None:
     packed = of_kind(kind, 50, 70)
     linear, ids = NativeLinear(packed), torch.tensor([0, 49, 7, 7])
     dense_OI = linear.rows(torch.arange(50))
@@ -202,7 +204,7 @@ def in_both_widths(weight_OI: torch.Tensor) -> tuple[NativeLinear, NativeLinear]
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_floats_that_bfloat16_holds_give_the_same_in_both_widths(
+def test_bfloat16_and_float32_weights_give_the_same_products(
     isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bits, but by tiles, whose order of sums is another one: which shows them in use."""
@@ -216,7 +218,7 @@ def test_floats_that_bfloat16_holds_give_the_same_in_both_widths(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("num_rows", [1, 40, 200])
-def test_rows_in_bfloat16_products_are_not_rounded(
+def test_products_with_bfloat16_weights_do_not_round_rows(
     num_rows: int, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every bit of a number is preserved, from the smallest to the largest; NaN and
@@ -236,14 +238,14 @@ def test_rows_in_bfloat16_products_are_not_rounded(
 
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("value", [1.0, -1.0, 1e-20, 1e20, 0.0])
-def test_constant_weights_at_the_extremes(value: float, zeros: bool) -> None:
+def test_extreme_constant_weights_are_exact(value: float, zeros: bool) -> None:
     weights = quantise(torch.full((20, 200), value), 64, zeros=zeros)
     assert relative(weights.dense(64), torch.full((20, 200), value)) < 1e-3 or value == 0
     y_TO = native(weights, 64)(torch.ones(2, 200))
     assert torch.allclose(y_TO, torch.full((2, 20), 200 * value), rtol=1e-3, atol=0)
 
 
-def test_rounding_is_near_its_theory_and_the_search_and_zeros_help() -> None:
+def test_rounding_error_is_near_theory_and_zero_points_reduce_it() -> None:
     weight_OI = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
     plain = {
         g: relative(quantise(weight_OI, g, zeros=False).dense(g), weight_OI) for g in (32, 128)
@@ -270,7 +272,7 @@ def test_formats_and_devices_it_cannot_compute_are_refused() -> None:
         build(BF16)
 
 
-def test_an_isa_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_isa_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"avx2", "avxvnni", "avx512", "avx512vnni", "avx512pairs", "avx512amx"} - set(ISAS)
     for isa, message in [("avx1024", "unknown ISA"), *((isa, "lacks") for isa in sorted(missing))]:
         monkeypatch.setenv(ISA_VARIABLE, isa)
@@ -294,7 +296,7 @@ def test_an_isa_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         {"mins": 64, "zeros": 64},
     ],
 )
-def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -> None:
+def test_buffers_of_the_wrong_size_are_refused(broken: dict[str, int]) -> None:
     packed = of_kind("int4", 16, 64)
     assert packed.scales is not None and packed.factors is not None
     fields = {
@@ -322,7 +324,7 @@ def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_rows_of_a_variant_that_lays_them_out_otherwise_are_refused(
+def test_rows_quantised_for_another_isa_are_refused(
     isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x_TI, linear = torch.randn(3, 256), NativeLinear(of_kind("int8", 16, 256))

@@ -38,7 +38,7 @@ def test_the_registry_gives_the_int8_linear() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("num_rows", [1, 5, 64])
-def test_against_float_products_of_the_same_whole_numbers(
+def test_products_equal_float_products_of_the_same_integers(
     size: tuple[int, int], num_rows: int
 ) -> None:
     """Same rounded weights and inputs, multiplied in float64: only the arithmetic may differ."""
@@ -53,7 +53,7 @@ def test_against_float_products_of_the_same_whole_numbers(
 
 @pytest.mark.parametrize("name", choose.GEMMS)
 @pytest.mark.parametrize("size", SIZES)
-def test_whole_numbers_come_out_exact(name: str, size: tuple[int, int]) -> None:
+def test_integers_are_multiplied_exactly(name: str, size: tuple[int, int]) -> None:
     """Rows whose largest is 127 have scale 1: nothing is rounded, nothing may be lost."""
     q_OI, _ = quantise(torch.randn(size), "pair_safe")
     x_TI = torch.randint(-127, 128, (6, size[1]))
@@ -63,7 +63,7 @@ def test_whole_numbers_come_out_exact(name: str, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", [(64, 256), (65, 1023), (257, 64)])
-def test_rounding_costs_about_one_percent(size: tuple[int, int]) -> None:
+def test_rounding_error_is_about_one_percent(size: tuple[int, int]) -> None:
     weight_OI, x_TI, bias_O = torch.randn(size), torch.randn(9, size[1]), torch.randn(size[0])
     expected = x_TI.double() @ weight_OI.double().T + bias_O
     error = relative(build(weight_OI, bias_O)(x_TI), expected)
@@ -71,13 +71,13 @@ def test_rounding_costs_about_one_percent(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("value", [1.0, -1.0, 1e-20, 1e20])
-def test_constant_rows_at_the_extremes(value: float) -> None:
+def test_extreme_constant_rows_are_exact(value: float) -> None:
     """Every weight and input at its largest: what a saturating kernel gets most wrong."""
     weight_OI, x_TI = torch.full((16, 512), value), torch.full((3, 512), 2.0)
     assert relative(build(weight_OI)(x_TI), x_TI.double() @ weight_OI.double().T) < 0.01
 
 
-def test_rows_of_zeros_and_no_rows() -> None:
+def test_zero_rows_and_empty_batches() -> None:
     linear = build(torch.randn(8, 16))
     assert linear(torch.zeros(2, 16)).eq(0).all()
     assert linear(torch.zeros(0, 16)).shape == (0, 8)
@@ -103,7 +103,7 @@ def test_every_kernel_rounds_alike(name: str) -> None:
     assert each.max() < 2e-3  # halves may round either way
 
 
-def test_the_contract_of_linears() -> None:
+def test_int8_linear_satisfies_the_protocol() -> None:
     x_TI = torch.randn(3, 32)
     before = x_TI.clone()
     linear = build(torch.randn(16, 32), torch.randn(16), dtype=torch.bfloat16)
@@ -189,7 +189,7 @@ class OffByOne(ReferenceGemm):
         return super().__call__(x_TI) + 1
 
 
-def test_the_proof_catches_saturation_and_pair_safe_weights_cure_it() -> None:
+def test_self_test_detects_saturation_that_pair_safe_weights_avoid() -> None:
     assert "wrong with full" in str(exact.error_of(Saturating, "full", CPU, 16, 64))
     assert exact.error_of(Saturating, "pair_safe", CPU, 16, 64) is None
     assert exact.error_of(Saturating, "pair_safe", CPU, 7, 33) is None
@@ -206,7 +206,7 @@ def test_no_exact_kernel_is_an_error_with_every_reason(monkeypatch: pytest.Monke
         choose.choose.cache_clear()
 
 
-def test_a_faulty_kernel_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_kernel_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     real = choose.gemm_kind
     monkeypatch.setattr(choose, "gemm_kind", lambda n: OffByOne if n == "fbgemm" else real(n))
     monkeypatch.setattr(choose, "order", lambda device: ("fbgemm", "onednn"))

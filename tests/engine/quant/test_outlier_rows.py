@@ -58,7 +58,7 @@ def linear(q_OI: torch.Tensor, scale_O: torch.Tensor, bias_O: torch.Tensor) -> O
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 9, 33])
-def test_against_the_plain_reading(num_rows: int) -> None:
+def test_products_match_the_reference(num_rows: int) -> None:
     x_TI, *weight = case(num_rows)
     given_TI = x_TI.clone()
     y_TO, wanted_TO = linear(*weight)(x_TI), by_the_rule(x_TI, *weight)
@@ -70,7 +70,7 @@ def test_against_the_plain_reading(num_rows: int) -> None:
     ).norm() > 1e-3 * wanted_TO.norm()  # a different rule would give other results
 
 
-def test_against_bitsandbytes_itself() -> None:
+def test_products_match_bitsandbytes() -> None:
     """Its own product of single rows (scripts/foreign_vectors.py), which it rounds to float16
     first."""
     found = load_file(Path(__file__).parents[1] / "checkpoints" / "vectors.safetensors")
@@ -86,7 +86,7 @@ def test_against_bitsandbytes_itself() -> None:
         assert (plain > 1e-3) == (t in (1, 2, 3)), (t, plain)
 
 
-def test_a_row_is_itself_in_any_batch() -> None:
+def test_row_does_not_depend_on_its_batch() -> None:
     x_TI, *weight = case(33)
     product = linear(*weight)
     whole_TO = product(x_TI)
@@ -109,7 +109,7 @@ def test_rows_without_outliers_are_plain_int8() -> None:
     assert torch.equal(linear(*weight)(x_TI), plain(x_TI))
 
 
-def test_columns_are_those_of_the_rows() -> None:
+def test_columns_equal_those_of_the_unpacked_rows() -> None:
     q_OI, scale_O = quantise(torch.randn(21, 45), "full")
     packed, chosen_W = pack(q_OI, scale_O), torch.tensor([0, 3, 4, 30, 44])
     rows_OI = NativeLinear(packed).rows(torch.arange(21))

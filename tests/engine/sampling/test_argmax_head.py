@@ -37,7 +37,7 @@ def decoder_of(
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17, 2])
-def test_the_short_way_chooses_as_the_reference(num_rows: int) -> None:
+def test_argmax_path_chooses_as_the_reference(num_rows: int) -> None:
     decoder = decoder_of(torch.randint(-2, 3, (VOCAB, WIDTH)).float())  # whole numbers: many ties
     short = make_argmax_head(decoder)
     assert isinstance(short, NativeArgmax)
@@ -58,21 +58,21 @@ def test_memory_grows_and_shrinks_with_the_rows() -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])
-def test_only_the_first_tokens_of_a_wider_vocabulary(softcap: float | None) -> None:
+def test_padding_of_the_vocabulary_is_never_chosen(softcap: float | None) -> None:
     decoder, x_SC = decoder_of(torch.randn(VOCAB, WIDTH), softcap), torch.randn(20, WIDTH)
     found = make_argmax_head(decoder, 400)(x_SC)
     assert found == decoder.logits(x_SC)[:, :400].argmax(1).tolist()
     assert found != make_argmax_head(decoder, VOCAB + 1)(x_SC) == make_argmax_head(decoder)(x_SC)
 
 
-def test_no_choice_raises_with_its_row() -> None:
+def test_row_of_nan_raises_with_its_index() -> None:
     x_SC = torch.randn(3, WIDTH)
     x_SC[1, 0] = torch.nan
     with pytest.raises(ArithmeticError, match="row 1"):
         make_argmax_head(decoder_of(torch.randn(VOCAB, WIDTH)))(x_SC)
 
 
-def test_a_soft_cap_takes_the_usual_way() -> None:
+def test_soft_capped_logits_take_the_general_path() -> None:
     """tanh rounds unequal logits to equal ones: the first largest may be another token."""
     assert isinstance(make_argmax_head(decoder_of(torch.randn(9, WIDTH), 30.0)), LogitsArgmax)
 
@@ -105,7 +105,7 @@ def test_every_row_of_an_argmax_run_is_sampled() -> None:
     assert not Run(0, 0, (4, 5, 6), (0,), plain, num_drafts=1).is_argmax
 
 
-def test_a_packed_head_in_bfloat16_takes_the_usual_way() -> None:
+def test_bfloat16_head_takes_the_general_path() -> None:
     """Packed weights are multiplied with rows of any dtype; the short way reads floats."""
     decoder = decoder_of(torch.randn(VOCAB, WIDTH), dtype=torch.bfloat16)
     x_SC = torch.randn(5, WIDTH, dtype=torch.bfloat16)

@@ -67,7 +67,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SamplePoint]]:
 @pytest.mark.parametrize("name", ["native", "batched"])
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(steps())
-def test_it_chooses_what_the_oracle_chooses(
+def test_sampler_agrees_with_the_reference(
     name: str, step: tuple[torch.Tensor, list[SamplePoint]]
 ) -> None:
     logits_SV, spots_S = step
@@ -157,14 +157,14 @@ def test_top_k_keeps_exactly_k_of_equal_tokens() -> None:
     assert {token for token, _ in sample(logits_SV, spots_S)} == {0, 1, 2}
 
 
-def test_top_p_beyond_the_head_is_settled_over_the_whole_vocabulary() -> None:
+def test_top_p_falls_back_to_the_whole_vocabulary() -> None:
     logits_SV = torch.zeros(3_000, 1_000)
     spots_S = [at(Sampling(top_p=0.5), index=i) for i in range(3_000)]
     tokens = {token for token, _ in sample(logits_SV, spots_S)}
     assert max(tokens) == 499 and len(tokens) > 450
 
 
-def test_a_minute_temperature_is_greedy_and_a_huge_one_uniform() -> None:
+def test_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
     logits_SV = torch.tensor([[100.0, 99.0, -100.0]]).expand(300, -1)
     cold = [at(Sampling(temperature=5e-324), index=i) for i in range(300)]
     hot = [at(Sampling(temperature=1e30), index=i) for i in range(300)]
@@ -172,7 +172,7 @@ def test_a_minute_temperature_is_greedy_and_a_huge_one_uniform() -> None:
     assert {token for token, _ in sample(logits_SV, hot)} == {0, 1, 2}
 
 
-def test_logprobs_are_raw() -> None:
+def test_logprobs_are_those_of_the_unmodified_logits() -> None:
     """Before bias, penalties and temperature, and without changing the caller's logits."""
     logits_SV = torch.tensor([[1.0, 2.0, 3.0]])
     sampling = Sampling(temperature=0.0, logit_bias={0: 50.0}, repetition_penalty=2.0, logprobs=2)
@@ -193,7 +193,7 @@ def test_prompt_logprobs_agree_with_the_oracle_and_break_ties_by_id() -> None:
         _same_logprobs(found[row], logprobs_of(logits[row], token, 6))
 
 
-def test_more_logprobs_than_tokens() -> None:
+def test_more_logprobs_than_the_vocabulary_are_clipped() -> None:
     [found] = token_logprobs(torch.tensor([[0.0, 1.0, 1.0]]), [0], 20)
     assert [t for t, _ in found.top] == [1, 2, 0]
 
@@ -201,21 +201,21 @@ def test_more_logprobs_than_tokens() -> None:
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_without_a_choice_raise(name: str, temperature: float, bad: float) -> None:
+def test_logits_without_a_finite_value_raise(name: str, temperature: float, bad: float) -> None:
     logits_SV = torch.tensor([[0.0, 1.0], [0.0, bad]])
     with pytest.raises(ArithmeticError):
         load_sampler(name)(logits_SV, [at(Sampling(temperature=temperature))] * 2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_everything_banned_raises(temperature: float) -> None:
+def test_banning_every_token_raises(temperature: float) -> None:
     banned = at(Sampling(temperature=temperature), banned=(0, 1))
     with pytest.raises(ArithmeticError, match="row 0"):
         sample(torch.zeros(1, 2), [banned])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logits(dtype: torch.dtype) -> None:
+def test_half_precision_logits_are_sampled(dtype: torch.dtype) -> None:
     logits_SV = torch.tensor([[0.0, 2.0, 1.0]], dtype=dtype)
     [(token, found)] = sample(logits_SV, [at(Sampling(temperature=0.0, logprobs=1))])
     assert token == 1 and found is not None and found.rank == 1

@@ -25,7 +25,7 @@ def run(seq_id: int, drafts: tuple[int, ...], sampling: Sampling, seed: int = 1)
     return Run(seq_id, 9, (1, *drafts), (0,), at, num_drafts=len(drafts))
 
 
-def test_rows_stay_with_their_runs() -> None:
+def test_results_align_with_their_runs() -> None:
     """A prompt in the making, plain decoding, a walk, a judged draft, side by side."""
     logits_SV = torch.randn(7, V, generator=torch.Generator().manual_seed(3))
     best = logits_SV.argmax(1).tolist()
@@ -38,7 +38,7 @@ def test_rows_stay_with_their_runs() -> None:
     ]
     drawn = DraftDistributions()
     drawn.record(3, (2, 3, 4), torch.full((3, V), 1 / V, dtype=torch.float64))
-    at = [each for r in runs for each in sample_points(r)]
+    at = [sample_point for r in runs for sample_point in sample_points(r)]
     silent, plain, walked, judged = Verifier("standard", drawn).accept(logits_SV, runs, at)
     assert silent == [] and [t for t, _ in plain] == best[:1]
     assert [t for t, _ in walked] == best[1:3]
@@ -52,14 +52,14 @@ def test_rows_stay_with_their_runs() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_named_tokens_are_walked_as_sampled_ones(seed: int) -> None:
+def test_greedy_verification_equals_the_general_path(seed: int) -> None:
     """The short way of greedy steps gives, and shows, what the usual one does."""
     rng = random.Random(seed)
     runs = [
         run(i, tuple(rng.randrange(2) for _ in range(rng.randrange(4))), GREEDY) for i in range(5)
     ]
     logits_SV = torch.randn(sum(r.max_outputs for r in runs), V) + torch.tensor([2.0, 2, 0, 0, 0])
-    at = [each for r in runs for each in sample_points(r)]
+    at = [sample_point for r in runs for sample_point in sample_points(r)]
     seen: list[list[tuple[int, list[int]]]] = []
     for witnessed in (False, True):
         shown: list[tuple[int, list[int]]] = []
@@ -72,7 +72,7 @@ def test_named_tokens_are_walked_as_sampled_ones(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_judged_drafts_keep_the_distribution() -> None:
+def test_verified_drafts_keep_the_distribution() -> None:
     """The first token of a step, over many seeds, after temperature and top-k."""
     logits_SV = torch.tensor([[1.0, 0.5, 0.2, -0.3, 2.0], [0.0, 1.0, 0.0, 0.0, 0.0]])
     q_V = torch.tensor([0.1, 0.4, 0.1, 0.2, 0.2], dtype=torch.float64)

@@ -218,7 +218,7 @@ def test_cancel_before_the_prompt_is_computed_ends_every_choice() -> None:
     assert names(sched.cancel("a")) == [f"Finished a.{i}" for i in range(3)]
 
 
-def test_finish_from_outside() -> None:
+def test_finish_ends_a_sequence_from_outside() -> None:
     sched = scheduler()
     sched.add(make_request("a", n=2))
     step(sched)

@@ -150,11 +150,11 @@ class Reading(World):
         return super().draft(contexts, depths)
 
     def contexts(self) -> list[DraftContext]:
-        return [replace(each, tokens=(1,) * 300) for each in super().contexts()]
+        return [replace(context, tokens=(1,) * 300) for context in super().contexts()]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.9])
-def test_a_drafter_reads_one_text_at_a_time(alpha: float) -> None:
+def test_drafter_reads_one_sequence_at_a_time(alpha: float) -> None:
     world = Reading(alpha)
     for _ in range(300):
         world.step()
@@ -165,7 +165,7 @@ def test_a_drafter_reads_one_text_at_a_time(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_what_is_cold_behind_drafts_does_not_make_plain_steps_look_dear(batch: int) -> None:
+def test_cold_caches_after_drafts_do_not_make_plain_steps_look_slow(batch: int) -> None:
     """A plain step behind one with drafts takes half as long again."""
     last = [batch]
 
@@ -181,7 +181,7 @@ def test_what_is_cold_behind_drafts_does_not_make_plain_steps_look_dear(batch: i
     assert believed == pytest.approx(flat(batch, batch), rel=0.06)
 
 
-def test_with_prompts_in_between_the_second_plain_step_is_learnt_from() -> None:
+def test_second_plain_step_is_learned_from_while_prompts_arrive() -> None:
     """Otherwise no decode step would be drafted for as long as prompts keep arriving."""
     now_s, cost = 0.0, StepTimeCurve({(2, 2): 1.0})
     pace, learnt = PlainStepTimer(lambda: now_s), []
@@ -219,7 +219,7 @@ def test_engine_measures_its_curve_and_keeps_its_tokens() -> None:
         assert [each.tokens for each in engine.generate(prompts, greedy)] == expected
 
 
-def test_before_it_is_calibrated_nothing_is_drafted() -> None:
+def test_nothing_is_drafted_before_calibration() -> None:
     world = World(flat, 0.9, 0.0, 2, flat)
     world.controller = DepthController(world, 4, lambda: world.now_s)
     contexts = [DraftContext(0, (), 1, "", SAMPLING, 0, 8)]
@@ -227,7 +227,7 @@ def test_before_it_is_calibrated_nothing_is_drafted() -> None:
     assert world.controller.propose(contexts, StepCapacity(1, 1, 9)) == [()]
 
 
-def test_acceptance_is_learnt_by_place_and_by_sequence() -> None:
+def test_acceptance_is_learned_per_position_and_sequence() -> None:
     acceptance, rng = AcceptanceRates(), random.Random(1)
     for _ in range(400):
         acceptance.learn(0, 2, 2 if rng.random() < 0.5 else 1)
@@ -244,7 +244,7 @@ def test_acceptance_is_learnt_by_place_and_by_sequence() -> None:
     assert acceptance.survivals(1, rates) == pytest.approx([rates[0], rates[0] * rates[1]])
 
 
-def test_the_curve_follows_what_is_measured() -> None:
+def test_cost_curve_follows_measured_steps() -> None:
     cost = StepTimeCurve({(1, 1): 1.0, (1, 2): 2.0, (1, 4): 2.0, (4, 4): 4.0, (4, 8): 6.0})
     assert cost.seconds(1, 1) == 1.0 and cost.seconds(1, 3) == 2.0
     assert cost.seconds(2, 4) == pytest.approx(2.0 + 2.0 / 3)
@@ -354,7 +354,7 @@ class Dear(Bursts):
         self.now_s += 2 * flat(1, 1) if tokens else 0.0
 
 
-def test_what_cannot_be_afforded_is_not_remembered() -> None:
+def test_unaffordable_answers_are_not_remembered() -> None:
     """Sixty answers: all of them would take 4 % of the time."""
     world = Dear(flat, 0.1e-3)
     for i in range(3000):
@@ -377,7 +377,7 @@ class Disturbed(Bursts):
         return 1.0
 
 
-def test_one_step_that_met_other_work_does_not_end_drafting() -> None:
+def test_one_disturbed_step_does_not_end_drafting() -> None:
     """Booked as it was, it would be a hundred plain steps lost, to be earned by rare tries."""
     world = Disturbed(flat, 100e-6)
     while not world.is_over:
@@ -426,7 +426,7 @@ def steeper(runs: int, rows: int) -> float:
     return 10e-3 * (0.4 + 0.6 * rows)
 
 
-def test_drafts_dearer_than_predicted_do_not_make_plain_steps_look_dear() -> None:
+def test_drafts_slower_than_predicted_do_not_make_plain_steps_look_slow() -> None:
     cost = StepTimeCurve({(1, rows): 1.0 for rows in range(1, 20)})
     for rows in range(2, 20):
         for _ in range(20):

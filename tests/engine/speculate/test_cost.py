@@ -45,7 +45,7 @@ class _Room:
 
 @pytest.mark.parametrize("num_blocks", [1, 4, 9, 40, 400])
 @pytest.mark.parametrize("max_model_len", [2, 16, 60, 4096])
-def test_it_stays_within_cache_and_context(num_blocks: int, max_model_len: int) -> None:
+def test_calibration_stays_within_cache_and_context(num_blocks: int, max_model_len: int) -> None:
     runner = _Room(num_blocks, 16, max_model_len)
     found = measure(
         runner,
@@ -62,7 +62,7 @@ def test_it_stays_within_cache_and_context(num_blocks: int, max_model_len: int) 
     )
 
 
-def test_it_ends_when_its_time_is_spent() -> None:
+def test_calibration_ends_when_its_time_is_spent() -> None:
     runner = _Room(1000, 16, 4096)
     found = measure(
         runner,
@@ -84,7 +84,7 @@ def test_disturbed_plain_step_does_not_make_drafts_look_free() -> None:
     assert [cost.seconds(8, rows) for rows in (8, 16)] == [3.0, 6.0]
 
 
-def test_neighbours_tell_of_depths_that_were_never_tried() -> None:
+def test_untried_depths_are_interpolated_from_neighbours() -> None:
     """The start was disturbed: drafts took three times what they take. A few depths tell."""
     for runs in (1, 8):
         cost = StepTimeCurve({(runs, runs * d): 3.0 + 3 * d for d in (1, 2, 3, 5, 9, 17, 25)})
@@ -107,7 +107,7 @@ def test_depth_recovers_after_disturbed_observations() -> None:
     assert cost.seconds(8, 16) == pytest.approx(4.0, rel=0.1)
 
 
-def test_no_step_is_dearer_than_one_with_more_rows() -> None:
+def test_cost_grows_monotonically_with_rows() -> None:
     cost = StepTimeCurve({(1, rows): 1.0 + 0.1 * rows for rows in range(1, 30)})
     for _ in range(20):
         cost.learn(1, 5, 3.0)
@@ -118,7 +118,7 @@ def test_no_step_is_dearer_than_one_with_more_rows() -> None:
 
 
 @pytest.mark.slow
-def test_the_curve_is_that_of_the_plain_way() -> None:
+def test_fast_cost_curve_equals_the_reference() -> None:
     """Whatever was measured, and whatever was learnt since."""
     rng = random.Random(8)
     for _ in range(60):
@@ -157,7 +157,7 @@ def test_a_curve_without_points_and_steps_without_rows_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "max_model_len"), [(9, 4096), (16, 40), (400, 4096)])
-def test_drafting_is_timed_on_texts_that_there_is_room_for(
+def test_drafting_is_timed_on_texts_that_fit_the_context(
     num_blocks: int, max_model_len: int
 ) -> None:
     """Where a drafter had no room it would draft nothing, and seem to cost nothing."""

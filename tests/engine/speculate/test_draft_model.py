@@ -58,7 +58,9 @@ def contexts(tokens: list[int], seq_id: int = 0, sampling: Sampling = GREEDY) ->
     return DraftContext(seq_id, tokens, 1, "", sampling, 5, 99)
 
 
-def test_drafts_are_what_the_draft_model_says(drafter: DraftModelDrafter, own: Engine) -> None:
+def test_drafts_equal_greedy_decoding_of_the_draft_model(
+    drafter: DraftModelDrafter, own: Engine
+) -> None:
     """Two sequences side by side, over steps in which drafts are accepted, cut and refused."""
     prompts = [own.tokenizer.encode(TEXT), own.tokenizer.encode(TEXT[5:40])]
     rng = torch.Generator().manual_seed(1)
@@ -76,7 +78,7 @@ def test_drafts_are_what_the_draft_model_says(drafter: DraftModelDrafter, own: E
     assert drafter._pool.num_owned == 0 and not drafter._readers
 
 
-def test_drawn_drafts_come_with_their_distribution(drafter: DraftModelDrafter) -> None:
+def test_sampled_drafts_carry_their_distribution(drafter: DraftModelDrafter) -> None:
     warm = Sampling(temperature=1.2, top_k=20)
     tokens = list(range(5, 40))
     [drafts] = drafter.draft([contexts(tokens, 3, warm)], [4])
@@ -99,7 +101,7 @@ def test_a_long_prompt_is_read_in_pieces(drafter: DraftModelDrafter, own: Engine
     drafter.forget(8, [], "")
 
 
-def test_without_blocks_it_says_nothing(drafter: DraftModelDrafter) -> None:
+def test_nothing_is_drafted_without_free_blocks(drafter: DraftModelDrafter) -> None:
     pool, drafter._pool = drafter._pool, type(drafter._pool)(2, 16)
     assert drafter.draft([contexts(list(range(9, 60)), 9)], [3]) == [()]
     drafter.forget(9, [], "")
@@ -107,7 +109,7 @@ def test_without_blocks_it_says_nothing(drafter: DraftModelDrafter) -> None:
 
 
 @pytest.mark.slow
-def test_answers_without_a_seed_are_drawn_and_verified() -> None:
+def test_unseeded_answers_are_sampled_and_verified() -> None:
     """They run to their length, and drafts of a good drafter are accepted."""
     with Engine.from_settings(asked(num_speculative_tokens=4)) as engine:
         warm = Sampling(temperature=0.3, max_tokens=40, ignore_eos=True, logprobs=1)
@@ -117,7 +119,7 @@ def test_answers_without_a_seed_are_drawn_and_verified() -> None:
         assert engine.counters()["spec_decode_num_accepted_tokens"] > 5
 
 
-def test_it_is_counted_in_the_budget() -> None:
+def test_draft_model_is_counted_in_the_memory_budget() -> None:
     plain, drafting = resolve(Settings(model="demo")), resolve(asked())
     assert drafting.speculative_config is not None
     assert drafting.speculative_config.kv_bytes_per_token == 512
@@ -125,12 +127,12 @@ def test_it_is_counted_in_the_budget() -> None:
     assert drafting.num_blocks == (16 << 20) // int(16 * (per_token + 512))
 
 
-def test_quantised_on_its_own() -> None:
+def test_draft_model_is_quantised_independently() -> None:
     found = resolve(asked(quantization="bf16")).speculative_config
     assert found is not None and found.quantization == "bf16"
 
 
-def test_bigger_than_its_target_is_refused() -> None:
+def test_draft_model_larger_than_its_target_is_refused() -> None:
     with pytest.raises(CannotRun, match="not smaller"):
         resolve(asked(model="demo"))
 
@@ -146,7 +148,7 @@ def test_a_key_of_another_method_is_refused() -> None:
         resolve(asked(prompt_lookup_max=3))
 
 
-def test_other_tokens_are_refused(tmp_path: Path) -> None:
+def test_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     """Same size, same names of files, two tokens swapped."""
     folder = tmp_path / "other"
     shutil.copytree(model_path("demo-draft"), folder)

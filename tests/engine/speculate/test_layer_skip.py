@@ -62,7 +62,9 @@ def contexts(
     return DraftContext(0, tokens, 1, "", sampling, 5, 99, len(tokens) - 1, blocks)
 
 
-def test_with_all_layers_it_drafts_the_answer(parts: EngineParts, target: TargetModel) -> None:
+def test_drafting_with_all_layers_reproduces_the_answer(
+    parts: EngineParts, target: TargetModel
+) -> None:
     tokens = parts.tokenizer.encode(TEXT)
     [drafts] = drafter(target).draft([contexts(parts, tokens, 9)], [6])
     with Engine.open("demo", kv_cache_memory_bytes=16 << 20, num_threads=1) as engine:
@@ -70,7 +72,7 @@ def test_with_all_layers_it_drafts_the_answer(parts: EngineParts, target: Target
     assert drafts == expected.tokens
 
 
-def test_it_writes_behind_the_computed_tokens_of_kept_layers_only(
+def test_drafting_writes_only_uncomputed_slots_of_kept_layers(
     parts: EngineParts, target: TargetModel
 ) -> None:
     tokens, kept = parts.tokenizer.encode(TEXT)[:40], (0, 2, 5)
@@ -93,7 +95,7 @@ def test_a_draft_ends_where_the_block_ends(
     assert len(drafts) == depth
 
 
-def test_without_places_or_far_behind_it_says_nothing(
+def test_nothing_is_drafted_without_slots_or_far_behind(
     parts: EngineParts, target: TargetModel
 ) -> None:
     tokens = parts.tokenizer.encode(TEXT * 4)[:90]
@@ -102,7 +104,7 @@ def test_without_places_or_far_behind_it_says_nothing(
     assert drafter(target).draft([nothing, behind], [3, 3]) == [(), ()]
 
 
-def test_drawn_drafts_come_with_their_distribution(parts: EngineParts, target: TargetModel) -> None:
+def test_sampled_drafts_carry_their_distribution(parts: EngineParts, target: TargetModel) -> None:
     tokens, own = parts.tokenizer.encode(TEXT), drafter(target, (0, 1, 3, 5), draws=True)
     warm = contexts(parts, tokens, 9, Sampling(temperature=1.1, top_k=20))
     [drafts] = own.draft([warm], [3])
@@ -114,7 +116,7 @@ def test_drawn_drafts_come_with_their_distribution(parts: EngineParts, target: T
     assert not own._drawn._rows
 
 
-def test_layers_that_do_nothing_are_left_out(target: TargetModel, parts: EngineParts) -> None:
+def test_identity_layers_are_skipped(target: TargetModel, parts: EngineParts) -> None:
     """Two blocks are made to pass their input on: they go first, and nothing disagrees."""
     decoder = target.decoder
     idle = {1, 4}
@@ -130,7 +132,7 @@ def test_layers_that_do_nothing_are_left_out(target: TargetModel, parts: EngineP
 
 
 @pytest.mark.slow
-def test_the_best_measured_set_is_taken(target: TargetModel, parts: EngineParts) -> None:
+def test_best_measured_layer_set_is_chosen(target: TargetModel, parts: EngineParts) -> None:
     tokens = parts.tokenizer.encode(TEXT * 3)[:64]
     kept = choose_layers(target, tokens, 3, time.perf_counter, 60.0)
     assert 1 <= len(kept.layers) < 6 and kept.layers == tuple(sorted(kept.layers))
@@ -146,7 +148,7 @@ def test_depth_and_gain_follow_from_agreement_and_cost() -> None:
     assert best_depth(0.8, 0.0, [1, 1, 9, 9, 9]) == (1, pytest.approx(1.8))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_self_drafting_configs_are_refused() -> None:
     config = {"method": "self", "model": "demo-draft"}
     asked = settings_from({"model": "demo", "speculative_config": config})
     with pytest.raises(BadInput, match="means nothing"):

@@ -34,7 +34,7 @@ def step(drafter: LookaheadDrafter, tokens: list[int], depth: int) -> int:
     return len(kept) - 1
 
 
-def test_the_model_is_followed_and_guessed() -> None:
+def test_periodic_text_is_learned_and_drafted() -> None:
     tokens, plain = [3, 4], [3, 4]
     drafter = LookaheadDrafter()
     accepted = sum(step(drafter, tokens, 6) for _ in range(60))
@@ -44,7 +44,7 @@ def test_the_model_is_followed_and_guessed() -> None:
     assert accepted > 40, "a text with a period is soon known"
 
 
-def test_a_window_is_iterated() -> None:
+def test_rejected_rows_become_the_next_drafts() -> None:
     """Rows behind the first refused one become the next guesses, one place further on."""
     drafter = LookaheadDrafter()
     drafter.look(contexts([1, 2]), 3)
@@ -53,7 +53,7 @@ def test_a_window_is_iterated() -> None:
     assert drafter.look(contexts([1, 2, 50, 60]), 3).tokens == (61, 62)
 
 
-def test_runs_that_agree_make_longer_grams() -> None:
+def test_agreeing_runs_are_joined_into_longer_ngrams() -> None:
     drafter = LookaheadDrafter()
     drafter.look(contexts([1, 2]), 4)
     run = Run(0, 1, (2, 9, 20, 21, 22), (0,), AT, num_drafts=4)
@@ -64,7 +64,7 @@ def test_runs_that_agree_make_longer_grams() -> None:
     assert list(found.kinds) == sorted(found.kinds, reverse=True), "the further, the vaguer"
 
 
-def test_a_pool_is_bounded_and_ends_with_its_sequence() -> None:
+def test_ngram_pool_is_bounded_and_freed_with_its_sequence() -> None:
     drafter = LookaheadDrafter()
     drafter.look(contexts([1]), 1)
     for token in range(2 * MAX_GRAMS):

@@ -35,7 +35,7 @@ def contexts(tokens: Sequence[int], seq_id: int = 0, tenant: str = "") -> DraftC
 
 
 @given(TEXTS, st.integers(1, 3), st.integers(0, 2), st.integers(0, 12), st.data())
-def test_it_finds_what_the_slow_search_finds(
+def test_matches_equal_those_of_the_slow_search(
     tokens: list[int], low: int, more: int, depth: int, data: st.DataObject
 ) -> None:
     """Tokens and kinds, however the text grew: the index is carried on from step to step."""
@@ -48,7 +48,7 @@ def test_it_finds_what_the_slow_search_finds(
         at += data.draw(st.integers(1, 9))
 
 
-def test_large_tokens_and_long_texts() -> None:
+def test_large_token_ids_and_long_texts_are_indexed() -> None:
     rng = random.Random(3)
     words = [rng.randrange(2**31) for _ in range(40)]
     text = [rng.choice(words) for _ in range(700)]
@@ -57,13 +57,13 @@ def test_large_tokens_and_long_texts() -> None:
         assert drafter.look(contexts(text[:at]), 24) == slow_guess(text[:at], 2, 4, 1, 24)
 
 
-def test_sequences_do_not_see_each_other() -> None:
+def test_sequences_are_isolated() -> None:
     drafter = NgramDrafter(1, 3)
     assert drafter.look(contexts([1, 2, 3, 1]), 2).tokens == (2, 3)
     assert drafter.look(contexts([5, 1], seq_id=1), 2) == NO_GUESS
 
 
-def test_what_is_forgotten_is_gone() -> None:
+def test_forgotten_sequences_give_no_drafts() -> None:
     """Ids are never used twice, but a preempted sequence comes back with the same one."""
     drafter = NgramDrafter(1, 3)
     drafter.look(contexts([1, 2, 3, 1]), 2)
@@ -122,7 +122,7 @@ def test_kinds_round_trip_through_their_parts() -> None:
 
 
 @given(TEXTS, st.data())
-def test_the_kind_tells_how_long_the_match_is(tokens: list[int], data: st.DataObject) -> None:
+def test_evidence_kind_states_the_match_length(tokens: list[int], data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(tokens) - 1))
     lengths = [
         n for n in range(end + 2) if tokens[end + 1 - n : end + 1] == tokens[len(tokens) - n :]

@@ -144,7 +144,9 @@ def step(toy: Toy, rule: Rule, text: tuple[int, ...], depth: int) -> dict[tuple[
 @pytest.mark.parametrize("name", sorted(RULES))
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize(("seed", "likeness"), [(0, 0.0), (1, 0.7)])
-def test_by_enumeration(name: str, depth: int, seed: int, likeness: float) -> None:
+def test_distribution_is_kept_by_enumeration(
+    name: str, depth: int, seed: int, likeness: float
+) -> None:
     toy = Toy(seed, 3 if depth < 3 else 2, likeness)
     truth, found = toy.truth(), exact(toy, RULES[name], depth)
     for text, chance in truth.items():
@@ -189,14 +191,14 @@ def p_value(toy: Toy, texts: Counter[tuple[int, ...]]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_by_draws(name: str) -> None:
+def test_distribution_is_kept_over_seeded_draws(name: str) -> None:
     toy = Toy(7, 3, 0.5)
     texts = Counter(play(toy, RULES[name], seed, 2) for seed in range(5_000))
     assert p_value(toy, texts) > 1e-3
 
 
 @pytest.mark.slow
-def test_draws_of_a_certain_drafter() -> None:
+def test_certain_drafts_keep_the_distribution() -> None:
     """Walking with drafts that are named with certainty: greedy drafts, n-grams."""
     toy = Toy(8, 3, 0.5)
 
@@ -307,7 +309,7 @@ def finish(toy: Toy, text: np.ndarray, lengths: np.ndarray, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_the_array_form_is_the_rule(name: str) -> None:
+def test_array_form_equals_the_scalar_rule(name: str) -> None:
     toy, rng = Toy(3, 4, 0.5), np.random.default_rng(1)
     for _ in range(100):
         drafts = [int(t) for t in rng.integers(0, 4, 2)]
@@ -324,7 +326,7 @@ def test_the_array_form_is_the_rule(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_by_a_million_draws(name: str) -> None:
+def test_distribution_is_kept_over_a_million_draws(name: str) -> None:
     toy = Toy(21, 4, 0.3)
     assert p_value(toy, many(toy, name, 1_000_000, 2)) > 1e-3
 
@@ -337,7 +339,7 @@ def test_planted_bugs_are_caught(name: str, bug: str) -> None:
     assert p_value(toy, many(toy, name, 300_000, 2, bug)) < 1e-6
 
 
-def test_numbers_are_not_used_twice() -> None:
+def test_no_random_number_is_used_twice() -> None:
     """Other steps of the request, and the drafter's draws, use different random numbers."""
     found = [n for index in range(40) for n in uniform_numbers(5, index, 4)]
     found += [
@@ -347,7 +349,7 @@ def test_numbers_are_not_used_twice() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_where_nothing_is_left_over_the_target_is_drawn() -> None:
+def test_empty_residual_falls_back_to_the_target() -> None:
     p_V = torch.tensor([0.5, 0.5], dtype=torch.float64)
     assert torch.equal(residual(p_V, p_V), p_V)
     assert draw(torch.tensor([0.0, 1.0, 0.0]), 0.999999999999) == 1

@@ -36,6 +36,6 @@ def test_text_without_repetition_gains_nothing_and_loses_nothing() -> None:
     assert found.gain == pytest.approx(1.0) and found.num_steps == 400
 
 
-def test_texts_of_any_length() -> None:
+def test_texts_of_any_length_are_replayed() -> None:
     texts = [([1, 2, 3], 3), ([1], 0), ([1, 1, 1, 1, 1, 1], 1), ([5, 6], 1)]
     assert replay(texts, NgramDrafter(1, 2), flat(), 3, 4).num_tokens == 1 + 5 + 1

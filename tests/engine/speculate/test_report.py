@@ -10,17 +10,17 @@ from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTi
 
 
 @pytest.mark.parametrize(("alpha", "depth"), [(0.1, 1), (0.5, 3), (0.9, 8)])
-def test_break_even_is_where_nothing_is_won(alpha: float, depth: int) -> None:
+def test_break_even_inverts_the_expected_slowdown(alpha: float, depth: int) -> None:
     slower = sum(alpha**i for i in range(depth + 1))
     assert break_even(slower, depth) == pytest.approx(alpha, abs=1e-6)
 
 
-def test_what_costs_more_than_it_can_give_never_pays() -> None:
+def test_too_expensive_drafts_never_pay() -> None:
     assert break_even(2.1, 1) is None
     assert break_even(1.0, 3) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_rows_say_what_a_step_costs_and_gives() -> None:
+def test_rows_state_cost_and_yield_of_a_step() -> None:
     step = StepTimeCurve({(1, 1): 1.0, (1, 2): 1.2, (1, 3): 1.4, (1, 5): 3.0})
     alive = survivals([10.0, 8.0, 0.0], [8.0, 4.0, 0.0])
     assert alive == [0.8, 0.5, 0.0]
@@ -33,7 +33,7 @@ def test_rows_say_what_a_step_costs_and_gives() -> None:
     assert "about 1.24x in all" in verdict([one, two, four], 0.5, 0.03)
 
 
-def test_a_drafter_that_computes_is_paid_for() -> None:
+def test_cost_of_the_drafter_is_subtracted() -> None:
     step = StepTimeCurve({(1, 1): 1.0, (1, 2): 1.0, (1, 5): 1.0})
     draft = DraftCost([(1, 1, 0.5), (1, 4, 2.0), (8, 1, 0.5), (8, 4, 2.0)])
     [row] = rows(DraftingCosts(step, draft), 1, [0.3], 1)

@@ -33,7 +33,7 @@ def guess(tokens: Sequence[int], *kinds: int) -> LookupGuess:
     return LookupGuess(tuple(tokens), (kinds * len(tokens))[: len(tokens)])
 
 
-def test_plain_decoding_judges_a_guess() -> None:
+def test_shadow_guesses_are_judged_by_plain_decoding() -> None:
     """Of each kind it is learnt how often it was right where the tokens before it were."""
     shadows, rng = LookupAccuracy(), random.Random(4)
     tokens, good, bad = [0], kind_of(8), kind_of(8, DIFFERS)
@@ -55,7 +55,7 @@ def test_plain_decoding_judges_a_guess() -> None:
     assert alive == pytest.approx([a, a * b, a * b * a])
 
 
-def test_what_is_known_of_a_guess_is_learnt_once() -> None:
+def test_outcome_of_a_guess_is_counted_once() -> None:
     shadows, kind = LookupAccuracy(), kind_of(8)
     shadows.keep(contexts([1, 2]), guess((3, 4, 5), kind))
     shadows.compare(0, [1, 2])
@@ -72,7 +72,7 @@ def test_what_is_known_of_a_guess_is_learnt_once() -> None:
     assert not shadows._record.num_pending
 
 
-def test_a_sequence_is_like_the_others_until_it_shows_more() -> None:
+def test_sequence_starts_with_the_global_acceptance() -> None:
     shadows, kind = LookupAccuracy(), kind_of(8)
     for _ in range(40):
         shadows.keep(contexts([1]), guess((2, 3), kind))
@@ -89,7 +89,7 @@ def test_a_sequence_is_like_the_others_until_it_shows_more() -> None:
     )
 
 
-def test_the_record_is_that_of_the_plain_way() -> None:
+def test_recorded_acceptance_equals_the_reference() -> None:
     rng, shadows, slow = random.Random(11), LookupAccuracy(), SlowShadows()
     pending = dict[int, tuple[int, LookupGuess]]()
     texts = {i: [rng.randrange(3) for _ in range(4)] for i in range(5)}
@@ -147,7 +147,7 @@ class _Computes:
         pass
 
 
-def test_the_longest_evidence_speaks_and_the_model_where_there_is_none() -> None:
+def test_longest_evidence_decides_with_the_model_as_fallback() -> None:
     short, long = _Says("short", guess((1, 2), 2)), _Says("long", guess((3, 4), 5))
     both = Lookups([short, long])
     assert both.look(contexts([0]), 9) == ((3, 4), (KINDS + 5,) * 2)
@@ -163,7 +163,7 @@ def test_the_longest_evidence_speaks_and_the_model_where_there_is_none() -> None
     assert short.forgotten == long.forgotten == 1
 
 
-def test_the_plan_is_the_best_of_all_plans() -> None:
+def test_plan_is_the_best_of_all_plans() -> None:
     """Against every combination of depths; nearly, where drafting costs by the deepest draft."""
     rng = random.Random(9)
     for turn in range(60):
@@ -180,7 +180,7 @@ def test_the_plan_is_the_best_of_all_plans() -> None:
         assert found.rate >= (0.9 if any(computed) else 0.999) * max(rates)
 
 
-def test_depths_are_those_of_the_plain_way() -> None:
+def test_depths_equal_those_of_the_reference() -> None:
     rng = random.Random(5)
     for _ in range(300):
         survivals = [

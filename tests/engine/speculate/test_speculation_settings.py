@@ -21,7 +21,7 @@ def resolved(config: dict[str, Any] | None, **settings: Any) -> ResolvedSpeculat
     return found.speculative_config
 
 
-def test_nothing_is_asked_by_default() -> None:
+def test_speculation_is_off_by_default() -> None:
     assert resolved(None) is None
 
 
@@ -42,7 +42,9 @@ def test_defaults_are_made_explicit() -> None:
         ({"prompt_lookup_min": 1, "prompt_lookup_max": 7}, (1, 7)),
     ],
 )
-def test_one_length_bounds_the_other(asked: dict[str, int], lengths: tuple[int, int]) -> None:
+def test_lookup_min_must_not_exceed_lookup_max(
+    asked: dict[str, int], lengths: tuple[int, int]
+) -> None:
     found = resolved({"method": "ngram", **asked})
     assert found is not None
     assert (found.prompt_lookup_min, found.prompt_lookup_max) == lengths
@@ -71,7 +73,7 @@ def test_drafts_beyond_the_context_are_refused() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"num_speculative_tokens": 5}])
 @pytest.mark.parametrize("length", [1, 2])
-def test_a_context_without_room_for_a_draft_is_named_as_it_was_given(
+def test_context_too_short_for_a_draft_is_reported_as_given(
     length: int, more: dict[str, int]
 ) -> None:
     """No number of drafts would fit, and none was requested."""
@@ -84,7 +86,7 @@ def test_a_context_without_room_for_a_draft_is_named_as_it_was_given(
     assert least is not None and least.num_speculative_tokens == 1
 
 
-def test_the_flag_reads_json() -> None:
+def test_flag_reads_json() -> None:
     option = options_of(Settings)["speculative_config"]
     assert option.read('{"method": "ngram"}', "--x") == Speculative(method="ngram")
     for text in ("{", "[1]", "ngram"):
@@ -92,7 +94,7 @@ def test_the_flag_reads_json() -> None:
             option.read(text, "--x")
 
 
-def test_a_config_survives_being_written_down() -> None:
+def test_config_round_trips_through_json() -> None:
     settings = settings_from(
         {"model": "demo", "speculative_config": {"method": "ngram", "prompt_lookup_min": 3}}
     )

@@ -69,7 +69,7 @@ def test_continuation_is_that_of_the_latest_occurrence(text: list[int]) -> None:
         assert length and followed == tuple(text[ends[-1] + 1 :][: 2 * length])
 
 
-def test_nothing_is_copied_over_a_stop_nor_where_the_match_is_no_longer() -> None:
+def test_drafts_end_at_stop_tokens_and_where_the_match_ends() -> None:
     automaton = SuffixAutomaton()
     automaton.feed([1, 2, 3, -1, 4])
     assert automaton.look(SuffixMatch(0), [1, 2], 9, 0, 9, -1) == (2, (3,))
@@ -84,7 +84,7 @@ def test_states_and_steps_are_linear() -> None:
     assert 3000 < automaton.num_states <= 2 * 3000 and automaton.num_tokens == 3000
 
 
-def test_what_a_tenant_was_answered_is_drafted_for_it_alone() -> None:
+def test_tenants_do_not_share_answers() -> None:
     drafter = SuffixDrafter()
     assert drafter.look(contexts([1, 5, 6, 7, 8, 9]), 4) == NO_GUESS
     drafter.forget(0, [1, 5, 6, 7, 8, 9], "a")
@@ -103,7 +103,7 @@ def test_a_longer_match_is_of_a_higher_kind() -> None:
     assert long.kinds > short.kinds and list(long.kinds) == sorted(long.kinds)
 
 
-def test_sequence_that_returns_shorter_is_read_again() -> None:
+def test_shortened_sequence_is_indexed_again() -> None:
     drafter = SuffixDrafter()
     drafter.look(contexts([0, 1, 2, 3, 4]), 1)
     drafter.forget(0, [0, 1, 2, 3, 4], "a")

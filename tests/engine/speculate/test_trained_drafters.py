@@ -76,7 +76,7 @@ def text(count: int, salt: int = 0) -> list[int]:
     return [(i * i * 31 + 17 * i + 101 * salt) % 4000 + 5 for i in range(count)]
 
 
-def test_heads_say_what_the_student_learnt(teacher: Teacher) -> None:
+def test_medusa_heads_equal_the_trained_model(teacher: Teacher) -> None:
     student = MedusaStudent(teacher, 3)
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def slow_drafts(student: EagleStudent, tokens: list[int], depth: int) -> tuple[i
     return tuple(drafts)
 
 
-def test_the_layer_says_what_the_student_learnt(teacher: Teacher) -> None:
+def test_eagle_layer_equals_the_trained_model(teacher: Teacher) -> None:
     """Two sequences side by side, over steps in which drafts are accepted and refused."""
     student, drafter = make_eagle(teacher)
     texts = [text(21), text(9, salt=1)]
@@ -152,7 +152,7 @@ def test_the_layer_says_what_the_student_learnt(teacher: Teacher) -> None:
     assert not drafter._readers and drafter._pool.num_owned == 0
 
 
-def test_without_states_or_blocks_eagle_says_nothing(teacher: Teacher) -> None:
+def test_eagle_drafts_nothing_without_states_or_blocks(teacher: Teacher) -> None:
     _, drafter = make_eagle(teacher, num_blocks=2)
     assert drafter.draft([contexts(text(5))], [3]) == [()]
     tokens = text(30)
@@ -162,7 +162,7 @@ def test_without_states_or_blocks_eagle_says_nothing(teacher: Teacher) -> None:
     assert drafter.draft([contexts(tokens)], [3]) == [()]
 
 
-def test_states_follow_what_was_accepted() -> None:
+def test_states_follow_the_accepted_tokens() -> None:
     """Rows of rejected drafts are not recorded; a gap starts a new record; the window bounds it."""
     at = SamplePoint(GREEDY, 0, 0, 1)
     states = HiddenStates(window=4)
@@ -186,7 +186,7 @@ def test_states_follow_what_was_accepted() -> None:
     assert states.of(3, 12) is None
 
 
-def test_states_of_steps_that_were_put_aside() -> None:
+def test_states_kept_for_later_are_those_of_the_latest_rows() -> None:
     """Whenever they are asked for, and whatever was put aside by then, they are the latest rows:
     against a list that keeps everything."""
     rng, at = random.Random(5), SamplePoint(GREEDY, 0, 0, 1)
@@ -249,7 +249,7 @@ def test_answers_are_those_of_plain_decoding(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [{}, {"speculative_token_tree": TREE}])
-def test_masked_rows_tell_raw_log_probabilities(
+def test_masked_rows_report_raw_log_probabilities(
     plain: Engine, folders: dict[str, Path], tree: dict[str, str]
 ) -> None:
     """Whichever path of a tree is taken, together with unmasked runs."""
@@ -270,7 +270,7 @@ def test_masked_rows_tell_raw_log_probabilities(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_drawn_drafts_and_automatic_depth(folders: dict[str, Path], kind: str) -> None:
+def test_sampled_answers_have_full_length_at_any_depth(folders: dict[str, Path], kind: str) -> None:
     settings = asked(kind, folders[kind], num_speculative_tokens=None)
     with Engine.from_settings(settings_from(settings)) as engine:
         warm = Sampling(temperature=0.9, max_tokens=30, ignore_eos=True, logprobs=1)
@@ -283,7 +283,7 @@ def test_drawn_drafts_and_automatic_depth(folders: dict[str, Path], kind: str) -
 
 
 @pytest.mark.slow
-def test_trees_of_drawn_guesses(folders: dict[str, Path]) -> None:
+def test_trees_of_sampled_drafts_are_accepted(folders: dict[str, Path]) -> None:
     """No request has a seed: the children of each node are drawn and judged; a repeated prompt hits
     what the first one published."""
     settings = asked("medusa", folders["medusa"], speculative_token_tree=TREE)
@@ -309,7 +309,7 @@ def test_trees_of_drawn_guesses(folders: dict[str, Path]) -> None:
         ),
     ],
 )
-def test_trees_that_cannot_be_are_refused(
+def test_impossible_trees_are_refused(
     folders: dict[str, Path], config: dict[str, Any], match: str
 ) -> None:
     config = {"num_speculative_tokens": None, **config}
@@ -317,12 +317,12 @@ def test_trees_that_cannot_be_are_refused(
         resolve(settings_from(asked("medusa", folders["medusa"], **config)))
 
 
-def test_only_heads_have_trees(folders: dict[str, Path]) -> None:
+def test_only_medusa_supports_trees(folders: dict[str, Path]) -> None:
     with pytest.raises(BadInput, match="means nothing"):
         resolve(settings_from(asked("eagle", folders["eagle"], speculative_token_tree=TREE)))
 
 
-def test_a_request_cancelled_within_a_step_gives_its_branches_back(
+def test_request_cancelled_within_a_step_frees_its_branches(
     folders: dict[str, Path],
 ) -> None:
     settings = asked("medusa", folders["medusa"], speculative_token_tree=TREE)
@@ -340,7 +340,7 @@ def test_a_request_cancelled_within_a_step_gives_its_branches_back(
     assert parts.scheduler.pool.num_owned == 0
 
 
-def test_they_are_counted_in_the_budget(folders: dict[str, Path]) -> None:
+def test_drafters_are_counted_in_the_memory_budget(folders: dict[str, Path]) -> None:
     eagle = resolve(settings_from(asked("eagle", folders["eagle"]))).speculative_config
     medusa = resolve(settings_from(asked("medusa", folders["medusa"]))).speculative_config
     assert eagle is not None and medusa is not None
@@ -349,7 +349,7 @@ def test_they_are_counted_in_the_budget(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_does_not_belong_together_is_refused(
+def test_mismatched_drafters_are_refused(
     folders: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
     config = json.loads((folders[kind] / CONFIG).read_text())
@@ -370,7 +370,7 @@ def test_what_does_not_belong_together_is_refused(
     refused({"num_heads": 4, "layer": config["layer"] | {"head_dim": 32}}, "drafter's")
 
 
-def test_missing_files_and_senseless_keys_are_refused(folders: dict[str, Path]) -> None:
+def test_missing_files_and_unknown_keys_are_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(BadModel, match=r"drafter\.json is missing"):
         resolve(settings_from(asked("medusa", "no-such-folder")))
     with pytest.raises(BadInput, match="needs a trained drafter"):
@@ -381,7 +381,7 @@ def test_missing_files_and_senseless_keys_are_refused(folders: dict[str, Path]) 
         resolve(settings_from(asked("eagle", folders["eagle"], quantization="int8")))
 
 
-def test_a_cancelled_request_leaves_nothing(folders: dict[str, Path]) -> None:
+def test_cancelled_request_frees_the_drafters_state(folders: dict[str, Path]) -> None:
     parts = assemble(resolve(settings_from(asked("eagle", folders["eagle"]))))
     for i in range(3):
         prompt = tuple(text(20, salt=i))

@@ -59,7 +59,7 @@ NO = 1e300  # a number that refuses whatever could be drawn
 # -- what a tree is
 
 
-def test_a_tree_is_read_and_its_first_leaf_is_the_trunk() -> None:
+def test_first_leaf_of_a_parsed_tree_is_the_trunk() -> None:
     found = parse_tree(" [(1,), (0, 1), (0,), (0, 0, 0), (0,0), ]")
     assert found.leaves == ((0, 0, 0), (0, 1), (1,))
     assert (found.depth, found.widths, found.size) == (3, [2, 2, 1], 5)
@@ -83,13 +83,13 @@ def test_a_tree_is_read_and_its_first_leaf_is_the_trunk() -> None:
         ),
     ],
 )
-def test_what_is_no_tree_is_refused(text: str, about: str) -> None:
+def test_malformed_trees_are_refused(text: str, about: str) -> None:
     with pytest.raises(BadInput) as error:
         parse_tree(text)
     assert about in str(error.value)
 
 
-def test_a_tree_is_cut_where_there_is_no_room_or_no_guess() -> None:
+def test_tree_is_cut_where_slots_or_drafts_run_out() -> None:
     found = parse_tree("[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0)]")
     assert found.within(9, [2, 2, 1]) == found.leaves
     assert found.within(2, [2, 2, 1]) == ((0, 0), (0, 1), (1, 0))
@@ -175,11 +175,11 @@ def off_by(toy: Toy, shape: TokenTree) -> float:
 
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize(("seed", "likeness"), [(0, 0.0), (1, 0.7)])
-def test_by_enumeration(name: str, seed: int, likeness: float) -> None:
+def test_distribution_is_kept_by_enumeration(name: str, seed: int, likeness: float) -> None:
     assert off_by(Toy(seed, 3, likeness), parse_tree(TREES[name])) < 1e-9
 
 
-def test_a_bug_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_in_the_walk_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual forgotten: the second child is judged, and the last token drawn, by p itself."""
     monkeypatch.setattr(rejection_sampling, "residual", lambda p_V, q_V, weight=1.0: p_V)
     assert off_by(Toy(0, 3, 0.0), parse_tree(TREES["two siblings"])) > 1e-2
@@ -207,7 +207,7 @@ def play(toy: Toy, shape: TokenTree, seed: int) -> tuple[int, ...]:
             [toy.p((*text, *path.drafts[:i])) for i in range(path.max_outputs)] for path in every
         ]
         logits_SV = torch.stack(list(itertools.chain(*rows))).log()
-        at = [each for path in every for each in sample_points(path)]
+        at = [sample_point for path in every for sample_point in sample_points(path)]
         [taken] = Verifier("standard", drawn).accept_trees(logits_SV, [run], at)
         tokens = tuple(token for token, _ in taken.choices)
         assert tokens[:-1] == every[taken.path].drafts[: len(tokens) - 1]
@@ -226,7 +226,7 @@ def run_of(
     return Run(0, 9, (1, *chains[0]), (0,), at, num_drafts=len(chains[0]), branches=branches)
 
 
-def test_by_draws() -> None:
+def test_distribution_is_kept_over_seeded_draws() -> None:
     toy, shape = Toy(7, 3, 0.5), parse_tree(TREES["wide, then narrow"])
     texts = Counter(play(toy, shape, seed) for seed in range(1_500))
     assert p_value(toy, texts) > 1e-3
@@ -300,7 +300,7 @@ def judge(
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_the_array_form_is_the_rule(name: str) -> None:
+def test_array_form_equals_the_scalar_rule(name: str) -> None:
     toy, shape, rng = Toy(3, 4, 0.5), parse_tree(TREES[name]), np.random.default_rng(1)
     q_KV = q_rows(toy, (), shape.depth)
     for _ in range(100):
@@ -318,7 +318,7 @@ def test_the_array_form_is_the_rule(name: str) -> None:
         assert np.allclose(weight_V.numpy(), weight[0])
 
 
-def test_by_a_million_draws() -> None:
+def test_distribution_is_kept_over_a_million_draws() -> None:
     toy = Toy(21, 4, 0.3)
     shape = parse_tree(TREES["wide, then narrow"])
     assert p_value(toy, many(toy, shape, 1_000_000)) > 1e-3
@@ -334,7 +334,7 @@ def test_planted_bugs_are_caught(bug: str) -> None:
 # -- walked
 
 
-def test_the_walk_goes_down_where_the_model_goes() -> None:
+def test_walk_follows_the_target_model() -> None:
     """Greedy: the second branch is right for two tokens, then the model says its own."""
     chains = [(4, 4), (2, 0), (2, 1, 3)]
     run = run_of(chains, GREEDY)
@@ -344,16 +344,18 @@ def test_the_walk_goes_down_where_the_model_goes() -> None:
     logits_SV = torch.full((len(heads), 5), -1.0)
     for row, head in enumerate(heads):
         logits_SV[row, says[head]] = 1.0
-    at = [each for path in every for each in sample_points(path)]
+    at = [sample_point for path in every for sample_point in sample_points(path)]
     [taken] = Verifier().accept_trees(logits_SV, [run], at)
     assert taken.path == 2 and [token for token, _ in taken.choices] == [2, 1, 0]
     logprob_entries = [logprobs for _, logprobs in taken.choices]
-    assert [each.token for each in logprob_entries if each is not None] == [2, 1, 0]
+    assert [
+        logprob_entry.token for logprob_entry in logprob_entries if logprob_entry is not None
+    ] == [2, 1, 0]
     [named] = Verifier().accept_argmax_trees(logits_SV.argmax(1).tolist(), [run])
     assert named.path == 2 and [token for token, _ in named.choices] == [2, 1, 0]
 
 
-def test_what_a_seed_draws_does_not_depend_on_the_tree() -> None:
+def test_seeded_tokens_do_not_depend_on_the_tree() -> None:
     """Random logits by text, random trees: always the tokens of plain decoding."""
     rng = np.random.default_rng(4)
     seeded = Sampling(temperature=0.9, seed=5)
@@ -368,7 +370,7 @@ def test_what_a_seed_draws_does_not_depend_on_the_tree() -> None:
         run = run_of(chains, seeded, seed=turn)
         every = draft_paths(run)
         heads = [path.drafts[:i] for path in every for i in range(path.max_outputs)]
-        at = [each for path in every for each in sample_points(path)]
+        at = [sample_point for path in every for sample_point in sample_points(path)]
         [taken] = Verifier().accept_trees(torch.stack([logits(h) for h in heads]), [run], at)
         given = tuple(token for token, _ in taken.choices)
         plain: tuple[int, ...] = ()
@@ -387,7 +389,7 @@ def at_index(run: Run, i: int) -> SamplePoint:
     return SamplePoint(run.sample.sampling, run.sample.seed, run.sample.index + i, 3)
 
 
-def test_numbers_of_a_step_are_its_own() -> None:
+def test_random_numbers_of_a_step_are_distinct() -> None:
     found = (
         uniform_numbers(5, 7, 12)
         + uniform_numbers(5, 7, 12, rejection_sampling.DRAFT)

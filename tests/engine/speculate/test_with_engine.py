@@ -81,7 +81,7 @@ def test_answers_are_those_of_plain_decoding(
 
 
 @pytest.mark.slow
-def test_guesses_that_fail_now_and_then_change_nothing(
+def test_rejected_drafts_change_no_token(
     plain: Engine, drafting: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every third choice of a guess has no finite logit, in the middle of whatever was begun."""
@@ -104,7 +104,9 @@ def test_guesses_that_fail_now_and_then_change_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_inside_a_draft(plain: Engine, drafting: Engine, include: bool) -> None:
+def test_stop_string_inside_a_draft_ends_the_answer(
+    plain: Engine, drafting: Engine, include: bool
+) -> None:
     """At every place of the answer: text, tokens, usage and reason are those of plain decoding."""
     [free] = plain.generate(PROMPTS[:1], GREEDY)
     samplings = [
@@ -123,7 +125,7 @@ def test_a_stop_string_inside_a_draft(plain: Engine, drafting: Engine, include: 
 
 
 @pytest.mark.slow
-def test_stop_tokens_and_short_answers(plain: Engine, drafting: Engine) -> None:
+def test_stop_tokens_and_max_tokens_end_drafted_answers(plain: Engine, drafting: Engine) -> None:
     """The end of an answer inside a draft: a stop token, max_tokens, several choices."""
     [free] = plain.generate(PROMPTS[:1], GREEDY)
     samplings = [

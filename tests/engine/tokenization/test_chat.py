@@ -44,7 +44,7 @@ def test_the_demo_template_agrees_with_transformers() -> None:
     assert load_tokenizer("demo").encode("x = 1\n") == theirs.encode("x = 1\n")
 
 
-def test_templates_use_what_hugging_face_gives_them(directory: Path) -> None:
+def test_templates_may_use_the_helpers_of_transformers(directory: Path) -> None:
     template = (
         "{{ bos_token }}{% generation %}{% for m in messages %}"
         "{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}"
@@ -67,7 +67,7 @@ def test_template_that_is_not_text_is_reported(directory: Path) -> None:
         load_tokenizer(str(directory))
 
 
-def test_a_template_of_its_own_file_goes_first(directory: Path) -> None:
+def test_template_in_a_separate_file_takes_precedence(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text("mine")
     assert rendered(directory) == "mine"
 
@@ -84,19 +84,19 @@ def test_a_template_of_its_own_file_goes_first(directory: Path) -> None:
         "{{ 1 / 0 }}",
     ],
 )
-def test_templates_that_escape_or_object_are_stopped(directory: Path, template: str) -> None:
+def test_sandbox_stops_templates_that_escape_or_raise(directory: Path, template: str) -> None:
     with pytest.raises(BadInput, match="chat template"):
         rendered(with_template(directory, template))
 
 
-def test_a_broken_template_spares_text_completion(directory: Path) -> None:
+def test_broken_template_does_not_affect_text_completion(directory: Path) -> None:
     tokenizer = load_tokenizer(str(with_template(directory, "{% if %}")))
     assert tokenizer.encode("x")
     with pytest.raises(BadModel, match="not valid Jinja"):
         tokenizer.apply_chat_template(TALK)
 
 
-def test_no_template(directory: Path) -> None:
+def test_missing_template_is_reported(directory: Path) -> None:
     with pytest.raises(BadInput, match="no chat template"):
         rendered(with_template(directory, None))
 
@@ -118,7 +118,7 @@ def test_a_directory_without_tokenizer_takes_token_ids_only(directory: Path) -> 
 
 
 @pytest.mark.parametrize("content", ["{}", "not json", '{"version": "1.0"}'])
-def test_a_malformed_tokenizer(directory: Path, content: str) -> None:
+def test_malformed_tokenizer_is_reported(directory: Path, content: str) -> None:
     (directory / "tokenizer.json").write_text(content)
     with pytest.raises(BadModel):
         load_tokenizer(str(directory))
@@ -129,7 +129,7 @@ def test_lone_surrogates_are_bad_input() -> None:
         load_tokenizer("demo").encode("a\ud800b")
 
 
-def test_truncation_in_the_file_does_not_cut_prompts(directory: Path) -> None:
+def test_truncation_set_in_tokenizer_json_is_ignored(directory: Path) -> None:
     file = directory / "tokenizer.json"
     config = json.loads(file.read_text())
     config["truncation"] = {
@@ -142,7 +142,7 @@ def test_truncation_in_the_file_does_not_cut_prompts(directory: Path) -> None:
     assert len(load_tokenizer(str(directory)).encode("one two three four five")) > 4
 
 
-def test_the_callers_own_names_cannot_replace_the_renderers(directory: Path) -> None:
+def test_template_arguments_cannot_replace_reserved_names(directory: Path) -> None:
     tokenizer = load_tokenizer(str(with_template(directory, "{{ mood }}{{ messages | length }}")))
     text = tokenizer.decode(tokenizer.apply_chat_template(TALK, variables={"mood": "calm"}))
     assert text == "calm2"

@@ -64,7 +64,7 @@ def test_text_survives_the_round_trip_piece_by_piece(text: str) -> None:
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 4100) | st.integers(0, 300), max_size=30), st.booleans())
-def test_any_tokens_at_all_join_to_the_full_decode(tokens: list[int], skip: bool) -> None:
+def test_pieces_of_arbitrary_tokens_join_to_the_full_decode(tokens: list[int], skip: bool) -> None:
     """Sampling at a high temperature makes bytes that are no UTF-8, special tokens, unknown ids."""
     found = pieces(DEMO.detokenizer([], skip_special_tokens=skip), tokens)
     assert "".join(found) == DEMO.decode(tokens, skip_special_tokens=skip)
@@ -111,20 +111,20 @@ def test_half_a_character_at_the_end_is_flushed() -> None:
     assert "".join(pieces(PIECES.detokenizer([]), tokens)) == PIECES.decode(tokens) == "\ufffd" * 2
 
 
-def test_bytes_that_never_become_a_character_are_not_held_for_ever() -> None:
+def test_invalid_bytes_are_not_held_back_forever() -> None:
     token = PIECES.inner.token_to_id("<0x80>")
     detokenizer = PIECES.detokenizer([])
     found = [detokenizer.push(token) for _ in range(100)]
     assert "\ufffd" in "".join(found)
 
 
-def test_the_way_of_decoding_is_chosen_by_the_vocabulary() -> None:
+def test_decoder_is_chosen_by_the_vocabulary() -> None:
     assert isinstance(DEMO.detokenizer([]), ByteDetokenizer)
     assert isinstance(PIECES.detokenizer([]), PrefixDetokenizer)
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_special_tokens_show_only_when_asked(skip: bool) -> None:
+def test_special_tokens_are_shown_only_on_request(skip: bool) -> None:
     tokens = [*DEMO.encode("hi"), 0, *DEMO.encode(" there")]
     text = "".join(pieces(DEMO.detokenizer([], skip_special_tokens=skip), tokens))
     assert text == ("hi there" if skip else "hi<|endoftext|> there")

@@ -49,7 +49,7 @@ def vocabulary(*special: str, pre: str = "gpt-2", kind: int = 3, **more: Any) ->
         (("<plain>",), {"eos_token_id": 1000}, ()),
     ],
 )
-def test_tokens_that_end_an_answer(
+def test_end_of_turn_tokens_end_an_answer(
     special: tuple[str, ...], named: dict[str, int], ends: tuple[int, ...]
 ) -> None:
     assert end_of_generation(vocabulary(*special, **named)) == ends
@@ -75,7 +75,7 @@ def test_end_of_turn_is_special_whatever_its_type() -> None:
         ("llama-bpe", {"add_eos_token": True}, [96, 64, 97]),
     ],
 )
-def test_beginning_and_end_of_text(pre: str, more: dict[str, Any], ids: list[int]) -> None:
+def test_bos_and_eos_follow_the_file(pre: str, more: dict[str, Any], ids: list[int]) -> None:
     metadata = vocabulary("<bos>", "<eos>", pre=pre, bos_token_id=96, eos_token_id=97, **more)
     inner = tokenizer_of(metadata)
     assert inner.encode("a").ids == ids
@@ -133,7 +133,7 @@ def test_every_byte_level_pre_tokenizer_has_vectors() -> None:
     "RIDGELINE_GGUF_VOCABS" not in os.environ,
     reason="RIDGELINE_GGUF_VOCABS names no folder of llama.cpp's models/ggml-vocab-*.gguf",
 )
-def test_vocabularies_of_llama_cpp() -> None:
+def test_llama_cpp_vocabularies_give_the_same_ids() -> None:
     """Every vocabulary with a .inp and .out file next to it, but for encoders' (bert, t5)."""
     compared = 0
     for path in sorted(Path(os.environ["RIDGELINE_GGUF_VOCABS"]).glob("ggml-vocab-*.gguf")):

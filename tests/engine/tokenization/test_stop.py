@@ -39,7 +39,7 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
 @given(st.lists(LETTERS, max_size=5), STOPS, st.booleans())
 @example(["a", "ab"], ["aab"], False)
 @example(["abab"], ["bab", "ab"], False)
-def test_independent_of_where_the_pieces_end(
+def test_result_does_not_depend_on_piece_boundaries(
     texts: list[str], stops: list[str], include: bool
 ) -> None:
     found = feed(StopStrings(stops, include=include), texts)
@@ -49,9 +49,7 @@ def test_independent_of_where_the_pieces_end(
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(LETTERS, STOPS)
-def test_nothing_that_was_shown_could_have_been_the_start_of_a_stop(
-    text: str, stops: list[str]
-) -> None:
+def test_no_prefix_of_a_stop_string_is_emitted(text: str, stops: list[str]) -> None:
     """Whatever follows, what was shown stays right; and no more is held than need be."""
     waiting = StopStrings(stops)
     shown, stop = waiting.push(text)
@@ -61,7 +59,7 @@ def test_nothing_that_was_shown_could_have_been_the_start_of_a_stop(
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
-def test_no_stops() -> None:
+def test_text_passes_unchanged_without_stop_strings() -> None:
     assert isinstance(make_stops((), include=False), NoStops)
     assert feed(NoStops(), ["a", "b"]) == ("ab", None)
 
@@ -81,7 +79,7 @@ def output(text: str, sampling: Sampling) -> tuple[str, str | None, int]:
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_over_several_tokens_and_half_characters(include: bool) -> None:
+def test_stop_string_may_span_tokens_and_split_characters(include: bool) -> None:
     sampling = Sampling(stop=("你👩x",), include_stop_str_in_output=include)
     shown, stop, _ = output("héllo 你好你👩xyz", sampling)
     assert stop == "你👩x"

@@ -41,9 +41,9 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[BatchStore]:
 
 
 def test_every_status_but_the_first_is_reachable() -> None:
-    assert len(STATUSES) == 8 and {e for each in TRANSITIONS.values() for e in each} <= set(
-        STATUSES
-    )
+    assert len(STATUSES) == 8 and {
+        e for transition in TRANSITIONS.values() for e in transition
+    } <= set(STATUSES)
     assert set(TRANSITIONS) == set(STATUSES) - {"validating"}
 
 
@@ -122,7 +122,7 @@ def test_cancelling_lets_running_requests_finish(store: BatchStore) -> None:
     store.sweep()
     batch = now(store, batch)
     assert (batch.status, batch.completed, batch.failed) == ("cancelled", 1, 1)
-    [(_, line)] = [each for each in results(store, batch) if each[0] == "error"]
+    [(_, line)] = [result for result in results(store, batch) if result[0] == "error"]
     assert line["error"]["code"] == "batch_cancelled" and line["response"] is None
 
 

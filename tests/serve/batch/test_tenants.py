@@ -59,8 +59,8 @@ async def test_keys_do_not_see_each_others_files_and_batches(
     alice, bob, root = callers["alice"], callers["bob"], callers["root"]
     batch = await until(alice, (await create(alice, jsonl(request("a")))).json()["id"], *ENDED)
     files = [batch["input_file_id"], batch["output_file_id"]]
-    paths = [f"/v1/batches/{batch['id']}", *(f"/v1/files/{each}" for each in files)]
-    paths += [f"/v1/files/{each}/content" for each in files]
+    paths = [f"/v1/batches/{batch['id']}", *(f"/v1/files/{file}" for file in files)]
+    paths += [f"/v1/files/{file}/content" for file in files]
     for path in paths:
         assert (await bob.get(path)).status_code == 404, path
         assert (await root.get(path)).status_code == 200, path

@@ -161,7 +161,7 @@ class DepthController:
         self._decision_budget += self._since_decision * self._decision_share()
         self._decision_budget = min(MAX_BUDGET, self._decision_budget)
         self._since_decision = 0
-        guesses = [self._look(each) for each in contexts]
+        guesses = [self._look(context) for context in contexts]
         plan, computed = self._decide(contexts, guesses, room)
         step = self._current_step = DraftingStep(room, plan)
         step.is_try = not self._drafting
@@ -337,8 +337,8 @@ class DepthController:
 
     def _idle(self, contexts: Sequence[DraftContext], step: DraftingStep) -> None:
         """Nothing is drafted: postpone the next decision."""
-        for each in contexts:
-            self.acceptance.idle(each.seq_id)
+        for context in contexts:
+            self.acceptance.idle(context.seq_id)
         self._plain_s = step.plan.seconds
         self._spend(max(self._timer.took_s(), self._timer.decision_s))
         self._rest = 1 + min(

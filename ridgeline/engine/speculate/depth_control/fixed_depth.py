@@ -22,7 +22,7 @@ class FixedDepth:
         self, contexts: Sequence[DraftContext], room: StepCapacity
     ) -> list[tuple[int, ...]]:
         return self._drafter.draft(
-            contexts, [min(each.max_drafts, self._depth) for each in contexts]
+            contexts, [min(context.max_drafts, self._depth) for context in contexts]
         )
 
     def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:

@@ -25,7 +25,7 @@ class Lookups:
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
         self._lookups = tuple(lookups)
-        self.name = "+".join(each.name for each in self._lookups)
+        self.name = "+".join(lookup.name for lookup in self._lookups)
 
     def look(self, each: DraftContext, most: int) -> LookupGuess:
         best, found = -1, NO_GUESS

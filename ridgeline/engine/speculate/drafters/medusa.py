@@ -119,7 +119,7 @@ class MedusaDrafter:
         there.
         """
         self._drawn.clear()
-        known = [self._states.of(each.seq_id, len(each.tokens)) for each in contexts]
+        known = [self._states.of(context.seq_id, len(context.tokens)) for context in contexts]
         at = [i for i, own in enumerate(known) if own is not None]
         found: list[list[tuple[int, ...]]] = [[] for _ in contexts]
         if not at:

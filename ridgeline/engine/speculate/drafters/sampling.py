@@ -126,4 +126,4 @@ def finished_drafts(
         if guess.rows:
             drawn.record(guess.each.seq_id, tuple(guess.drafts), torch.stack(guess.rows))
     found = {guess.each.seq_id: tuple(guess.drafts) for guess in guesses}
-    return [found.get(each.seq_id, ()) for each in contexts]
+    return [found.get(context.seq_id, ()) for context in contexts]

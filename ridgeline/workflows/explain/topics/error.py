@@ -33,7 +33,7 @@ def rows() -> Mapping[str, ErrorRow]:
         .read_text(encoding="utf-8")
     )
     errors = msgspec.convert(tomllib.loads(text)["error"], tuple[ErrorRow, ...])
-    return {each.id: each for each in errors}
+    return {error.id: error for error in errors}
 
 
 def names() -> Mapping[str, str]:

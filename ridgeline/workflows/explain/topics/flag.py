@@ -26,20 +26,24 @@ def page(id: str, context: TopicContext) -> TopicPage:
     own = _engine(engine[id], context) if id in engine else _server(_flags(ServerOptions)[id])
     techniques = [row for row in technique.rows().values() if _names(row["switch"], flag)]
     rungs = {rung.id for rung in ladder.load_default_ladder().rungs if id in _changed(rung)}
-    causes = [each for each in shipped_causes() if _names(each.flag.get("ridgeline", ""), flag)]
+    causes = [
+        shipped_cause
+        for shipped_cause in shipped_causes()
+        if _names(shipped_cause.flag.get("ridgeline", ""), flag)
+    ]
     lines = (
         *own,
         *(("switches", f"{row['id']}: moves {row['term']}") for row in techniques),
         *(
-            (each.verdict, f"{each.title}: {each.reason}")
-            for each in context.recommendations
-            if each.rung in rungs
+            (recommendation.verdict, f"{recommendation.title}: {recommendation.reason}")
+            for recommendation in context.recommendations
+            if recommendation.rung in rungs
         ),
-        *(("fixes", f"{each.id} ({each.verdict}): {each.fix}") for each in causes),
+        *(("fixes", f"{cause.id} ({cause.verdict}): {cause.fix}") for cause in causes),
         *(
-            ("decision", f"{each.question} {each.why}")
-            for each in context.answers
-            if flag in each.why
+            ("decision", f"{answer.question} {answer.why}")
+            for answer in context.answers
+            if flag in answer.why
         ),
     )
     return TopicPage(kind="flag", id=id, title=flag, lines=lines)

@@ -37,7 +37,7 @@ def rows() -> Mapping[str, MetricRow]:
         .read_text(encoding="utf-8")
     )
     metrics = msgspec.convert(tomllib.loads(text)["metric"], tuple[MetricRow, ...])
-    return {each.id: each for each in metrics}
+    return {metric.id: metric for metric in metrics}
 
 
 def names() -> Mapping[str, str]:
@@ -48,14 +48,16 @@ def names() -> Mapping[str, str]:
 def page(id: str, context: TopicContext) -> TopicPage:
     """The metric, with its bound for this configuration."""
     row = rows()[id]
-    causes = [each for each in shipped_causes() if each.loss in row.losses]
+    causes = [
+        shipped_cause for shipped_cause in shipped_causes() if shipped_cause.loss in row.losses
+    ]
     lines = (
         ("is", row.says),
         ("determined by", row.decided_by),
         ("here", fill(row.here, context.facts)),
         ("helps", ", ".join(row.helps)),
         ("does not help", row.not_help),
-        *(("lost to", f"{each.id} ({each.verdict}): {each.fix}") for each in causes),
+        *(("lost to", f"{cause.id} ({cause.verdict}): {cause.fix}") for cause in causes),
         ("defined in", "docs/concepts/measurements.md"),
     )
     return TopicPage(kind="metric", id=id, title=row.title, lines=lines)

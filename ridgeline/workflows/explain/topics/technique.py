@@ -33,12 +33,14 @@ def page(id: str, context: TopicContext) -> TopicPage:
     row = rows()[id]
     rungs = {rung.id for rung in ladder.load_default_ladder().rungs if rung.technique == id}
     here = tuple(
-        (each.verdict, each.reason) for each in context.recommendations if each.rung in rungs
+        (recommendation.verdict, recommendation.reason)
+        for recommendation in context.recommendations
+        if recommendation.rung in rungs
     )
     answers = tuple(
-        ("yes" if each.answer else "no", f"{each.question} {each.why}")
-        for each in context.answers
-        if id in each.techniques
+        ("yes" if answer.answer else "no", f"{answer.question} {answer.why}")
+        for answer in context.answers
+        if id in answer.techniques
     )
     fixes = tuple(("fixes", rule.fix) for rule in shipped_rules() if rule.rung in rungs)
     lines = (

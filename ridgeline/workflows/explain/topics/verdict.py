@@ -10,13 +10,19 @@ from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 def names() -> Mapping[str, str]:
     """Verdicts and ids of causes."""
-    ids = {each.id: each.id for each in shipped_causes()}
-    return ids | {each.verdict: each.verdict for each in shipped_causes()}
+    ids = {shipped_cause.id: shipped_cause.id for shipped_cause in shipped_causes()}
+    return ids | {
+        shipped_cause.verdict: shipped_cause.verdict for shipped_cause in shipped_causes()
+    }
 
 
 def page(id: str, context: TopicContext) -> TopicPage:
     """All causes of a verdict, or one cause."""
-    causes = [each for each in shipped_causes() if id in (each.id, each.verdict)]
+    causes = [
+        shipped_cause
+        for shipped_cause in shipped_causes()
+        if id in (shipped_cause.id, shipped_cause.verdict)
+    ]
     lines = tuple(line for cause in causes for line in _lines(cause))
     return TopicPage(kind="verdict", id=id, title=id, lines=lines)
 

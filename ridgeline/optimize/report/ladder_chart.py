@@ -1,6 +1,6 @@
 """Waterfall chart: how the objective went from the baseline to the final configuration.
 
-Bars chain the measured ratios; a rung that was not kept is a mark with its interval beside the
+Bars chain the measured ratios; a rung that was not kept is a mark with its interval next to the
 chain. The last bar is not the product of the others: the final configuration was measured again,
 against the baseline.
 """
@@ -45,13 +45,13 @@ class GainBar(msgspec.Struct, frozen=True, kw_only=True):
     is_bar: bool = True
 
 
-def climb_figure(result: LadderResult) -> Markup:
+def ladder_chart(result: LadderResult) -> Markup:
     bars = _bars(result)
     reach = max(max(bar.end, bar.start, *(bar.interval or ())) for bar in bars)
     high = 1.12 * reach or 1.0
 
     def draw(width: int) -> Markup:
-        # A narrow screen has no room for labels beside the bars: they go above.
+        # A narrow screen has no room for labels next to the bars: they go above.
         above = width < 600
         row, axis = (44, SHORT_AXIS) if above else (38, AXIS)
         left, right = (10, 84) if above else (285, 110)
