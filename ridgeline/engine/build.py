@@ -27,7 +27,12 @@ from ridgeline.engine.speculate.build import build_speculation
 from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.structured_output import make_masks
 from ridgeline.engine.structured_output.base import TokenMasks
-from ridgeline.engine.tokenization import HfTokenizer, Tokenizer, load_tokenizer
+from ridgeline.engine.tokenization import (
+    HfTokenizer,
+    Tokenizer,
+    check_tokenizer,
+    load_tokenizer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ def assemble(
     Cheap checks come before the weights are loaded.
     """
     tokenizer = load_tokenizer(resolved.model)
+    check_tokenizer(tokenizer, resolved.spec.vocab_size)
     target = cache(lambda: _target(resolved))
     speculation = build_speculation(resolved.speculative_config, tokenizer, resolved, clock, target)
     scheduler = make_scheduler(resolved, speculation.drafts)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.engine.tokenization import (
+    HfTokenizer,
+    NoTokenizer,
+    check_tokenizer,
+    load_tokenizer,
+)
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.json_files import read_json
@@ -22,12 +28,14 @@ if TYPE_CHECKING:
 class ModelInspection(Result, frozen=True, kw_only=True):
     """Parameters, FLOPs, bytes and intensity in `rows`; `layers` groups those that are alike.
 
-    `self_check`: one entry per layer of a quantised checkpoint, empty for other models.
+    `tokenizer`: its size and BOS, or why only token ids are accepted. `self_check`: one entry per
+    layer of a quantised checkpoint, empty for other models.
     """
 
     model: str
     rows: tuple[InspectRow, ...]
     layers: tuple[LayerGroup, ...]
+    tokenizer: str
     self_check: tuple[LayerCheck, ...]
 
     @property
@@ -40,15 +48,30 @@ def inspect_model(model: str, *, against: str | None = None) -> ModelInspection:
     """Describe `model`; a quantised checkpoint is read and checked layer by layer.
 
     `against`: the original of a quantised model, to measure the error of its weights. Raises
-    BadModel, and BadInput for an original of a model that is not quantised.
+    BadModel, also for a tokenizer that is larger than the model's vocabulary, and BadInput for an
+    original of a model that is not quantised.
     """
     spec = load_spec(model)
     return ModelInspection(
         model=spec.name,
         rows=tuple(inspect_table(spec)),
         layers=tuple(layer_groups(spec)),
+        tokenizer=describe_tokenizer(model, spec.vocab_size),
         self_check=_self_check(model, spec, against),
     )
+
+
+def describe_tokenizer(model: str, vocab_size: int) -> str:
+    """The tokenizer in a few words, checked against the model's vocabulary. Raises BadModel."""
+    tokenizer = load_tokenizer(model)
+    if isinstance(tokenizer, NoTokenizer):
+        return f"none: token ids only, because {tokenizer.reason}"
+    check_tokenizer(tokenizer, vocab_size)
+    assert isinstance(tokenizer, HfTokenizer)
+    size = tokenizer.inner.get_vocab_size(with_added_tokens=True)
+    first = tokenizer.encode("")
+    start = tokenizer.decode(first, skip_special_tokens=False)
+    return f"{size:,} tokens: " + (f"a text begins with {start}" if first else "no BOS")
 
 
 def is_quantized(model: str) -> bool:

@@ -53,6 +53,12 @@ def test_passing_negative_control_invalidates_the_verdict(panel: Evaluation) -> 
     assert refusal_reason(panel.floor, panel.control) is None
 
 
+def test_model_without_a_tokenizer_is_refused() -> None:
+    dummy = Settings(model="dummy:qwen2.5-0.5b")
+    with pytest.raises(BadInput, match=r"judged on text.*its weights are random"):
+        evaluate(dummy, dummy)
+
+
 def test_vocabularies_must_agree() -> None:
     with pytest.raises(BadInput, match="vocabularies"):
         evaluate(Settings(model="demo"), Settings(model="dummy:qwen2.5-0.5b"))

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
+from ridgeline.modelspec.cost.inspect import InspectRow
 from ridgeline.workflows.inspect_model import ModelInspection
 
 if TYPE_CHECKING:
-    from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup
+    from ridgeline.modelspec.cost.inspect import LayerGroup
 
 _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def inspection_tables(inspection: ModelInspection) -> Group:
     """The model as a whole, then its layers."""
-    return Group(_summary(inspection.model, inspection.rows), _layers(inspection.layers))
+    value, _, note = inspection.tokenizer.partition(": ")
+    tokenizer = InspectRow("text", "tokenizer", value, note=note)
+    return Group(
+        _summary(inspection.model, (*inspection.rows, tokenizer)), _layers(inspection.layers)
+    )
 
 
 def check_lines(inspection: ModelInspection) -> Iterator[str]:

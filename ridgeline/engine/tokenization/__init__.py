@@ -6,7 +6,8 @@ from ridgeline.engine.tokenization.tokenizer import (
     HfTokenizer,
     NoTokenizer,
     Tokenizer,
+    check_tokenizer,
     load_tokenizer,
 )
 
-__all__ = ["HfTokenizer", "NoTokenizer", "Tokenizer", "load_tokenizer"]
+__all__ = ["HfTokenizer", "NoTokenizer", "Tokenizer", "check_tokenizer", "load_tokenizer"]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ridgeline.engine.tokenization.gguf_patterns import PRE_TOKENIZERS, PreTokenizer
+from ridgeline.engine.tokenization.merges import ranked_merges
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_tokens import (
     CONTROL,
@@ -134,7 +135,7 @@ def _sentence_piece(tokens: list[str], metadata: Mapping[str, Any]) -> tokenizer
     inner = Tokenizer(
         models.BPE(
             vocab,
-            _merges(vocab, scores),
+            ranked_merges({token: (i, scores[i]) for token, i in vocab.items()}),
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -148,18 +149,6 @@ def _sentence_piece(tokens: list[str], metadata: Mapping[str, Any]) -> tokenizer
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last]
     )
     return inner
-
-
-def _merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two, best piece first."""
-    found = []
-    for piece, at in vocab.items():
-        halves = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
-        known = [(a, b) for a, b in halves if a in vocab and b in vocab]
-        known.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-        found += [(scores[at], pair) for pair in known]
-    found.sort(key=lambda each: -each[0])
-    return [pair for _, pair in found]
 
 
 def _add_special_tokens(

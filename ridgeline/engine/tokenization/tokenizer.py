@@ -1,7 +1,7 @@
-"""Tokenizers: `tokenizer.json` of a model directory, or the tokenizer inside a GGUF file.
+"""Tokenizers: `tokenizer.json` or older files of a model directory, or that inside a GGUF file.
 
 No code from the model directory is ever executed: the chat template is rendered in a sandbox. A
-model without a tokenizer (random weights) accepts and yields token ids only (`NoTokenizer`).
+model without a readable tokenizer accepts and yields token ids only (`NoTokenizer`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ridgeline.engine.tokenization.detokenize import (
     PrefixDetokenizer,
 )
 from ridgeline.engine.tokenization.template_files import load_chat_template
+from ridgeline.engine.tokenization.vocabulary_files import UnreadTokenizer, read_vocabulary_files
 from ridgeline.errors import BadInput, BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
 from ridgeline.modelspec.checkpoints.json_files import read_json
@@ -76,19 +77,27 @@ class Tokenizer(Protocol):
         ...
 
 
+_PLACEHOLDER = re.compile("(?i)image|audio|video|vision")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's tokens for single bytes
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """The tokenizer of a model directory, a GGUF file or "demo"; NoTokenizer if there is none."""
+    """The tokenizer of a model directory, a GGUF file or "demo".
+
+    NoTokenizer, with the reason, if there is none that can be read; BadModel if its files are
+    malformed.
+    """
     if is_dummy(model):
-        return NoTokenizer(model)
+        return NoTokenizer(model, "its weights are random")
     if is_gguf(model):
         return _from_gguf(model)
     path = model_path(model)
-    if not (path / "tokenizer.json").is_file():
-        return NoTokenizer(model)
-    return HfTokenizer(_read(path / "tokenizer.json"), load_chat_template(path))
+    if (path / "tokenizer.json").is_file():
+        return HfTokenizer(_read(path / "tokenizer.json"), load_chat_template(path))
+    try:
+        return HfTokenizer(read_vocabulary_files(path), load_chat_template(path))
+    except UnreadTokenizer as reason:
+        return NoTokenizer(model, str(reason))
 
 
 def _from_gguf(model: str) -> Tokenizer:
@@ -101,10 +110,9 @@ def _from_gguf(model: str) -> Tokenizer:
 
     metadata = read_gguf(model).metadata
     if "tokenizer.ggml.tokens" not in metadata:
-        return NoTokenizer(model)
+        return NoTokenizer(model, "the GGUF file holds none")
     reason = why_unsupported(metadata)
     if reason is not None:
-        logging.getLogger("ridgeline").warning("%s accepts token ids only: %s", model, reason)
         return NoTokenizer(model, reason)
     templates = chat_templates(metadata)
     try:
@@ -115,6 +123,34 @@ def _from_gguf(model: str) -> Tokenizer:
         what = f"{type(error).__name__}: {error}"
         raise BadModel("the tokenizer in the GGUF file cannot be read", value=what) from None
     return HfTokenizer(inner, JinjaTemplate(templates, names) if templates else NoChatTemplate())
+
+
+def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Compare a tokenizer with the rows of its model's embedding.
+
+    Warns if the model has no readable tokenizer. Raises BadModel if the tokenizer has ids that the
+    embedding lacks; placeholders of images and the like, which text models keep from their
+    multimodal siblings, may lie beyond it.
+    """
+    if isinstance(tokenizer, NoTokenizer):
+        if not is_dummy(tokenizer.model):
+            logging.getLogger("ridgeline").warning(
+                "%s accepts token ids only: %s", tokenizer.model, tokenizer.reason
+            )
+        return
+    assert isinstance(tokenizer, HfTokenizer)
+    largest = max(
+        (token, text)
+        for text, token in tokenizer.inner.get_vocab(with_added_tokens=True).items()
+        if token < vocab_size or not _PLACEHOLDER.search(text)
+    )
+    if largest[0] >= vocab_size:
+        raise BadModel(
+            "the tokenizer knows tokens that the model lacks: they do not belong together",
+            value=f"token {largest[0]} ({largest[1][:40]})",
+            limit=f"{vocab_size} embedding rows",
+            fix="use the tokenizer that was published with these weights",
+        )
 
 
 def _read(file: Path) -> tokenizers.Tokenizer:
@@ -195,14 +231,14 @@ def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
 
 
 class NoTokenizer:
-    """For models that accept and yield token ids only."""
+    """For models that accept and yield token ids only; `reason` says why."""
 
-    def __init__(self, model: str, reason: str | None = None) -> None:
-        self._model, self._reason = model, reason
+    def __init__(self, model: str, reason: str) -> None:
+        self.model, self.reason = model, reason
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise BadInput(
-            f"{self._model} has no tokenizer" + (f" ({self._reason})" if self._reason else ""),
+            f"{self.model} has no tokenizer ({self.reason})",
             fix="send the prompt as a list of token ids",
         )
 

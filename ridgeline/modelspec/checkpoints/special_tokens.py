@@ -15,6 +15,7 @@ import msgspec
 
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.json_files import MAX_JSON_BYTES, read_json
+from ridgeline.modelspec.checkpoints.sentencepiece_model import FILE, read_sentencepiece
 
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
 
@@ -46,23 +47,32 @@ def token_text(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
+def declared_tokens(path: Path) -> dict[int, str]:
+    """The added tokens that a directory declares in addition to its vocabulary, by id.
+
+    They lie in tokenizer_config.json (`added_tokens_decoder`), in older directories in
+    added_tokens.json.
+    """
+    added = tokenizer_config(path).get("added_tokens_decoder")
+    if isinstance(added, Mapping) and added:
+        texts = {int(i): token_text(t) for i, t in added.items() if str(i).isdigit()}
+        return {i: text for i, text in texts.items() if text is not None}
+    file = path / "added_tokens.json"
+    table = read_json(file) if file.is_file() else {}
+    return {i: text for text, i in table.items() if isinstance(i, int) and i >= 0}
+
+
 def tokenizer_eos_ids(path: Path) -> tuple[int, ...]:
     """The id of the tokenizer's own `eos_token`: () if it has none, or no id is known for it.
 
     Fine-tunes on a chat format often change only the tokenizer's `eos_token`, and leave the base
     model's in config.json. Raises BadModel for files that are not JSON objects.
     """
-    config = tokenizer_config(path)
-    text = token_text(config.get("eos_token"))
+    text = token_text(tokenizer_config(path).get("eos_token"))
     if text is None:
         return ()
-    added = config.get("added_tokens_decoder")
-    if isinstance(added, Mapping):
-        for index, token in added.items():
-            if token_text(token) == text and str(index).isdigit():
-                return (int(index),)
-    ids = _ids_in_tokenizer(path, text)
-    return ids or _ids_in_table(path / "added_tokens.json", text)
+    declared = next((i for i, token in declared_tokens(path).items() if token == text), None)
+    return _ids_in_tokenizer(path, text) if declared is None else (declared,)
 
 
 class _AddedToken(msgspec.Struct):
@@ -76,6 +86,8 @@ class _Tokenizer(msgspec.Struct):
 
 def _ids_in_tokenizer(path: Path, text: str) -> tuple[int, ...]:
     file = path / "tokenizer.json"
+    if not file.is_file() and (path / FILE).is_file():
+        return _ids_of_piece(path / FILE, text)
     if not file.is_file():
         return _ids_in_table(path / "vocab.json", text)
     if file.stat().st_size > MAX_JSON_BYTES:
@@ -97,3 +109,11 @@ def _ids_in_tokenizer(path: Path, text: str) -> tuple[int, ...]:
 def _ids_in_table(file: Path, text: str) -> tuple[int, ...]:
     index = read_json(file).get(text) if file.is_file() else None
     return (index,) if isinstance(index, int) else ()
+
+
+def _ids_of_piece(file: Path, text: str) -> tuple[int, ...]:
+    try:
+        pieces = read_sentencepiece(file).pieces
+    except BadModel:
+        return ()  # the tokenizer's own reader reports what is wrong with the file
+    return next(((i,) for i, piece in enumerate(pieces) if piece.text == text), ())

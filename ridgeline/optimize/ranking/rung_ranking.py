@@ -116,7 +116,10 @@ class Ranking:
     def _unprovable(self, rung: Rung) -> str | None:
         if rung.honesty == "exact" or self._environment.heldout:
             return None
-        return "lossy, and the server returns no full distributions to verify its quality with"
+        return (
+            "lossy, and its quality cannot be verified: the server returns no full distributions, "
+            "or the model has no tokenizer for the held-out text"
+        )
 
     # ---- what is left out ----------------------------------------------------------------------
 

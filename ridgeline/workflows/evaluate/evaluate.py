@@ -18,6 +18,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.optimize.quality import Array, LogprobsOf
 from ridgeline.records.progress import Observer, silent, stage
@@ -54,8 +55,8 @@ def evaluate(
 ) -> Evaluation:
     """Compare two configurations.
 
-    `lm_eval`: tasks to run on both. Raises BadInput if the vocabularies differ, CannotRun if
-    lm-eval is needed and not installed.
+    `lm_eval`: tasks to run on both. Raises BadInput if the vocabularies differ or the original has
+    no tokenizer, CannotRun if lm-eval is needed and not installed.
     """
     resolved, other = resolve(original), resolve(candidate)
     if lm_eval is not None:
@@ -65,6 +66,14 @@ def evaluate(
         raise BadInput(
             "the models have different vocabularies: their distributions cannot be compared",
             value=f"{resolved.spec.vocab_size} and {other.spec.vocab_size}",
+        )
+    tokenizer = load_tokenizer(original.model)
+    if isinstance(tokenizer, NoTokenizer):
+        raise BadInput(
+            "quality is judged on text, which needs the tokenizer of the original",
+            value=original.model,
+            limit=tokenizer.reason,
+            fix="name a model that has a tokenizer",
         )
     with ExitStack() as stack:
         with stage(observer, f"reading held-out text with {original.model}"):

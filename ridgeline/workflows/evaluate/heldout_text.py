@@ -5,14 +5,12 @@ from __future__ import annotations
 from importlib.resources import files
 
 import msgspec
-import numpy as np
 
 from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.optimize import quality
 from ridgeline.optimize.quality import Task
 
-NUM_RANDOM_WINDOWS = 64  # for a model without a tokenizer
 WINDOW_KINDS = ("code", "prose", "code", "chat")
 """The kinds of text that the held-out windows cycle through."""
 
@@ -29,18 +27,13 @@ def heldout_texts() -> dict[str, str]:
 
 
 def heldout_windows(
-    tokenizer: Tokenizer, vocab_size: int, length: int, seed: int = 0
+    tokenizer: Tokenizer, length: int, seed: int = 0
 ) -> tuple[tuple[int, ...], ...]:
     """Windows of `length` tokens, their kinds in the order of `WINDOW_KINDS`.
 
-    Random token ids if the model has no tokenizer.
+    Raises BadInput if the model has no tokenizer.
     """
-    try:
-        tokens = {kind: tokenizer.encode(text) for kind, text in heldout_texts().items()}
-    except BadInput:
-        rng = np.random.default_rng(seed)
-        windows = rng.integers(0, vocab_size, (NUM_RANDOM_WINDOWS, length))
-        return tuple(tuple(window) for window in windows.tolist())
+    tokens = {kind: tokenizer.encode(text) for kind, text in heldout_texts().items()}
     half = len(tokens["code"]) // 2
     sources = (tokens["code"][:half], tokens["prose"], tokens["code"][half:], tokens["chat"])
     return quality.cut_windows(sources, length, seed)

@@ -85,7 +85,7 @@ class QualityReference:
         self.original, self._size = original, size
         self._tokenizer, logprobs_of = load_tokenizer(original.settings.model), original.logprobs_of
         self._vocab_size = original.engine.resolved.spec.vocab_size
-        windows = heldout_windows(self._tokenizer, self._vocab_size, self._panel_size.window_tokens)
+        windows = heldout_windows(self._tokenizer, self._panel_size.window_tokens)
         self._text = TextReference(windows, logprobs_of, self._panel_size.max_reference_bytes)
         self._tasks = [TaskReference(task, logprobs_of) for task in quality_tasks(self._tokenizer)]
         self._prompts = _prompts(self._tokenizer, original.engine.resolved, size)
@@ -127,7 +127,7 @@ class QualityReference:
         resolved = self.original.engine.resolved
         longest = min(resolved.max_model_len, MAX_WINDOW_LOGPROBS // self._vocab_size)
         ends = [end for end in CONTEXT_ENDS if end <= longest]
-        windows = heldout_windows(self._tokenizer, self._vocab_size, ends[-1] + 1)
+        windows = heldout_windows(self._tokenizer, ends[-1] + 1)
         original = self.original.logprobs_of
         pairs = [
             (tokens, np.asarray(original(tokens)), logprobs_of(tokens))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ridgeline.config.settings import Settings
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import OnFinish, run_load
@@ -60,7 +60,9 @@ def engine_environment(
         price_of=costs.price,
         peaks_of=costs.peaks,
         facts=base_facts(machine, costs, settings, sample),
-        heldout=heldout_windows(tokenizer, spec.vocab_size, size.window_tokens),
+        heldout=()
+        if isinstance(tokenizer, NoTokenizer)
+        else heldout_windows(tokenizer, size.window_tokens),
         tasks=quality_tasks(tokenizer),
         make=weight_maker(tokenized, tokenizer),
         check_prompts=check_prompts(sample),
