@@ -50,10 +50,16 @@ PLANNED = """
 NOT_YET = """
 ## Not supported
 
-Refused by `model_type`: gated delta nets (Qwen3-Next, Qwen3.5), Mamba and other state-space layers
-(Granite 4, Nemotron 3, Jamba, Falcon-H1), KV sharing and per-layer inputs (Gemma 3n, Gemma 4),
-chunked attention (Llama 4), parallel blocks (Cohere), sigmoid routing (GLM-4.5, MiniMax M2),
-encoders (BERT) and encoder-decoders (T5, Whisper). Image, video and audio encoders are not run.
+Refused by `model_type`:
+
+- gated delta nets (Qwen3-Next, Qwen3.5)
+- KV sharing and per-layer inputs (Gemma 3n, Gemma 4)
+- chunked attention (Llama 4)
+- sigmoid routing (GLM-4.5, MiniMax M2)
+- Mamba and other state-space layers (Granite 4, Nemotron 3, Jamba, Falcon-H1)
+- encoders (BERT) and encoder-decoders (T5, Whisper)
+
+Image, video and audio encoders are not run.
 """
 
 

@@ -13,7 +13,7 @@ import msgspec
 from ridgeline.modelspec.format import Format
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "xielu"]
 NormPlaces = Literal["before", "both", "after"]
 
 
@@ -90,7 +90,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `scale` multiplies q·k; `softcap` c bounds scores as c·tanh(s/c); `qk_norm` normalises each
     head of q and k (RMS over head_dim) before the rotation, or with `qk_norm_rows` q and k each as
-    one row over all heads; `sinks` adds one learned logit per head to the softmax. With
+    one row over all heads; with `qk_norm_heads` the norm subtracts the mean and each head has its
+    own gain (Command R+). `sinks` adds one learned logit per head to the softmax. With
     `shares_kv` the layer has no k and v projections and reads the KV cache of an earlier layer,
     whose projections `k` and `v` then describe. With `latent`, q, k and v are the up-projections,
     `head_dim` is the size of a query head, and `num_kv_heads` is 1: the latent vector serves every
@@ -110,6 +111,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     softcap: float | None = None
     qk_norm: bool = False
     qk_norm_rows: bool = False
+    qk_norm_heads: bool = False
     sinks: bool = False
     shares_kv: bool = False
     latent: LatentSpec | None = None
@@ -119,6 +121,7 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Feed-forward layer: down(act(gate(x)) · up(x)), or down(act(up(x))) where it is not `gated`.
 
     `clamped_swiglu` (gpt-oss) bounds gate and up by 7 and is down(g · sigmoid(1.702 g) · (u + 1)).
+    `xielu` (Apertus, arXiv:2411.13010) has two learned numbers per layer.
 
     With `num_experts` > 0 a router picks `experts_per_token` of them for each token; every token
     also passes through the `num_shared_experts`. The three linears then describe ONE expert.
@@ -141,22 +144,25 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One decoder block.
 
     `norms`: each branch's input is normalised ("before"), its output ("after", OLMo 2), or both
-    (Gemma 2). `residual_scale` multiplies a branch's output before it is added (Granite).
+    (Gemma 2). `residual_scale` multiplies a branch's output before it is added (Granite). In a
+    `parallel` block attention and MLP read the same normalised input: it has one norm (Cohere).
     """
 
     attention: AttentionSpec
     mlp: MlpSpec
     norms: NormPlaces = "before"
     residual_scale: float = 1.0
+    parallel: bool = False
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer and every technique applied to it.
 
     `stored_dtype` is the dtype of the checkpoint; `dtype` that of embeddings, norms and activations
-    at run time. `norm_plus_one`: the RMSNorm gain is 1 + w (Gemma); `norm_bias`: norms have a bias
-    (LayerNorm). `embed_scale` multiplies embedding rows and is rounded to the compute dtype by the
-    model; `logit_scale` multiplies logits before `final_softcap` bounds them. `embed_format` is the
+    at run time. `norm_plus_one`: the RMSNorm gain is 1 + w (Gemma); `norm_centred`: norms subtract
+    the mean first (LayerNorm); `norm_bias`: they have a bias, too. `embed_scale` multiplies
+    embedding rows and is rounded to the compute dtype by the model; `logit_scale` multiplies logits
+    before `final_softcap` bounds them. `embed_format` is the
     format of a packed embedding table (None: plain); a tied LM head of the same format shares the
     table. `learned_positions` counts rows of a position table (0: none). `rewrites` lists the
     techniques applied, in order, each with its reason. `unsupported` says why the engine cannot run
@@ -175,6 +181,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     stored_dtype: str
     dtype: str = "float32"
     norm_plus_one: bool = False
+    norm_centred: bool = False
     norm_bias: bool = False
     embed_scale: float = 1.0
     logit_scale: float = 1.0

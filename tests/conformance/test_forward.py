@@ -29,7 +29,7 @@ from ridgeline.modelspec.rewrite import (
     with_dtype,
     with_kv_dtype,
 )
-from tests.conformance.tiny_models import FAMILIES, make_model
+from tests.conformance.tiny_models import FAMILIES, TORCH_ONLY, make_model
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,17 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TORCH_ONLY)
+def test_other_layers_are_refused_with_the_reason(
+    name: str, checkpoint: Callable[[str], Path]
+) -> None:
+    spec = spec_of(checkpoint(name), "none")
+    with pytest.raises(CannotRun, match=TORCH_ONLY[name]):
+        choose("native", spec, CPU, torch.float32)
+    assert choose("auto", spec, CPU, torch.float32)[0] == "torch"
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in TORCH_ONLY])
 @pytest.mark.parametrize("quantization", TOLERANCE)
 def test_native_layers_equal_torch(
     name: str, quantization: str, checkpoint: Callable[[str], Path]

@@ -141,6 +141,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4.5": ("ernie4_5", {"head_dim": 8, "use_bias": True, **_rope("default")}),
     "arcee": ("arcee", {"mlp_bias": True}),
     "helium": ("helium", {"head_dim": 6, "num_key_value_heads": 2}),
+    "cohere": ("cohere", {"logit_scale": 0.6, "use_qk_norm": True}),
+    "cohere-tied": (
+        "cohere",
+        {"logit_scale": 1.5, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "cohere2": ("cohere2", {"logit_scale": 0.6, "sliding_window": 7, "num_hidden_layers": 4}),
+    "apertus": ("apertus", {"hidden_act": "xielu"}),
     "gpt-oss": (
         "gpt_oss",
         {
@@ -197,6 +204,15 @@ VISION: dict[str, dict[str, Any]] = {
     },
 }
 """Encoders of images around a text model: model_type -> vision_config."""
+
+
+TORCH_ONLY: dict[str, str] = {
+    "cohere": "parallel",
+    "cohere-tied": "parallel",
+    "cohere2": "parallel",
+    "apertus": "xIELU",
+}
+"""Families without native layers: name -> a word of the reason."""
 
 
 def make_model(name: str, directory: Path, **changes: Any) -> Any:

@@ -66,6 +66,7 @@ KINDS = [
     "demo-int4",
     "llama-native-kv-bfloat16",
     "gpt-oss-native",
+    "cohere2",
     "demo-kv-int8",
 ]
 

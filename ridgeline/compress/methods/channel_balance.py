@@ -55,7 +55,7 @@ class BalanceSite(NamedTuple):
 
 def sites(layer: LayerSpec, index: int) -> Iterator[BalanceSite]:
     """Where layer `index` can be balanced."""
-    before = layer.norms != "after"
+    before = layer.norms != "after" and not layer.parallel
     if before:
         yield BalanceSite(index, "attention_norm", ("q", "k", "v"))
     yield BalanceSite(index, "v", ("o",))

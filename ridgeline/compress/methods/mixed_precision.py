@@ -214,7 +214,7 @@ def _divergences(
     walks: Mapping[PrecisionVariant, HiddenStateWalk],
 ) -> dict[PrecisionVariant, float]:
     gain_C = source.get(Part("norm", (spec.hidden_size,)))
-    norm = make_norm(gain_C, spec.norm_eps, spec.norm_plus_one, torch.float32)
+    norm = make_norm(spec, gain_C, torch.float32)
     head = "embed" if spec.tied_embeddings else "lm_head"
     head_VC = source.get(Part(head, (spec.vocab_size, spec.hidden_size))).float()
 

@@ -169,7 +169,7 @@ class TrainingModel:
         self._embed_VC = self._embed_VC.float()
         self._blocks = [builder.block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
         gain_C = builder.weights.get(Part("norm", (spec.hidden_size,)))
-        self._norm = make_norm(gain_C, spec.norm_eps, spec.norm_plus_one, torch.float32)
+        self._norm = make_norm(spec, gain_C, torch.float32)
         self._head_VC = self._embed_VC
         if not spec.tied_embeddings:
             shape = (spec.lm_head.num_out, spec.lm_head.num_in)

@@ -47,6 +47,12 @@ def rotated_spec(spec: ModelSpec) -> ModelSpec:
             value=spec.family,
             fix="leave out --rotate",
         )
+    if spec.norm_centred or any(layer.parallel for layer in spec.layers):
+        raise CannotRun(
+            "a model whose norms subtract the mean, or with parallel blocks, cannot be rotated",
+            value=spec.family,
+            fix="leave out --rotate",
+        )
     line = "* -> R1, R2: rotated, the same function"
     rewrites = (*spec.rewrites, line)
     return replace(spec, tied_embeddings=False, stored_dtype="float32", rewrites=rewrites)

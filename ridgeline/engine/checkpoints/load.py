@@ -14,7 +14,7 @@ from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.mxfp4 import Mxfp4Weights
 from ridgeline.engine.checkpoints.packed import PackedWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, WeightSource
-from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part
 from ridgeline.engine.dtype import DTYPES, is_exact
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
@@ -28,11 +28,14 @@ from ridgeline.engine.model.layers import (
     ConcatLinear,
     GatedMlp,
     Norm,
+    ParallelBlock,
+    QkHeadNorm,
     QkNorm,
     QkRowNorm,
     RmsNorm,
     ScaledBranch,
     UngatedMlp,
+    Xielu,
     make_norm,
     no_norm,
     no_qk_norm,
@@ -48,9 +51,16 @@ from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import PACKED_FILE
 from ridgeline.modelspec.cost import shares_table, table_dtype
-from ridgeline.modelspec.cost.parameters import qk_norm_sizes
+from ridgeline.modelspec.cost.parameters import qk_norm_shapes
 from ridgeline.modelspec.format import FP32, Format
-from ridgeline.modelspec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
+from ridgeline.modelspec.model import (
+    AttentionSpec,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    RopeSpec,
+)
 
 
 def load_decoder(
@@ -115,7 +125,7 @@ class DecoderBuilder:
         self.nbytes += table.nbytes
         ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
         blocks = [self.block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
-        norm = self._norm("norm", spec.hidden_size, None)
+        norm = self._norm("norm", (spec.hidden_size,), None)
         lm_head = self._lm_head(table)
         tables = RopeTables(ropes, context, self.dtype, self.device)
         body = DecoderBody(
@@ -187,14 +197,15 @@ class DecoderBuilder:
         def norms(attention: str, mlp: str, present: bool) -> tuple[Norm, Norm]:
             if not present:
                 return no_norm, no_norm
-            return self._norm(attention, size, index), self._norm(mlp, size, index)
+            first = self._norm(attention, (size,), index)
+            return first, no_norm if layer.parallel else self._norm(mlp, (size,), index)
 
         before = norms("attention_norm", "mlp_norm", layer.norms != "after")
         after = norms("after_attention_norm", "after_mlp_norm", layer.norms != "before")
         if layer.residual_scale != 1.0:
             factor = layer.residual_scale
             after = ScaledBranch(after[0], factor), ScaledBranch(after[1], factor)
-        return Block(
+        return (ParallelBlock if layer.parallel else Block)(
             self._attention(layer, index),
             self._mlp(layer.mlp, index),
             before,
@@ -212,12 +223,17 @@ class DecoderBuilder:
             self.nbytes += sinks_H.nbytes
         if not spec.qk_norm:
             return AttentionLayer(spec, qkv, o, no_qk_norm, sinks_H)
-        q_size, k_size = qk_norm_sizes(spec)
-        q_norm = self._norm("q_norm", q_size, index)
-        k_norm = self._norm("k_norm", k_size, index)
-        make = QkRowNorm if spec.qk_norm_rows else QkNorm
-        norm_qk = make(spec, q_norm.gain_C, k_norm.gain_C, self.spec.norm_eps)
-        return AttentionLayer(spec, qkv, o, norm_qk, sinks_H)
+        return AttentionLayer(spec, qkv, o, self._qk_norm(spec, index), sinks_H)
+
+    def _qk_norm(self, spec: AttentionSpec, index: int) -> Callable[[Tensor], None]:
+        shapes, eps = qk_norm_shapes(spec), self.spec.norm_eps
+        q_gain, k_gain = (
+            self._norm(key, shape, index).gain_C
+            for key, shape in zip(("q_norm", "k_norm"), shapes, strict=True)
+        )
+        if spec.qk_norm_heads:
+            return QkHeadNorm(q_gain, k_gain, eps)
+        return (QkRowNorm if spec.qk_norm_rows else QkNorm)(spec, q_gain, k_gain, eps)
 
     def _mlp(self, spec: MlpSpec, index: int) -> Callable[[Tensor], Tensor]:
         if spec.router is not None:
@@ -225,7 +241,11 @@ class DecoderBuilder:
         if spec.gated:
             return self._gated_mlp(spec, index)
         up = self._linear(["up"], [spec.up], index)
-        return UngatedMlp(spec.activation, up, self._linear(["down"], [spec.down], index))
+        down = self._linear(["down"], [spec.down], index)
+        act = None
+        if spec.activation == "xielu":
+            act = Xielu(*(self._tensor(key, shape, index) for key, shape in XIELU_PARTS.items()))
+        return UngatedMlp(spec.activation, up, down, act)
 
     def _gated_mlp(
         self, spec: MlpSpec, index: int, prefix: str = "", expert: int | None = None
@@ -242,9 +262,8 @@ class DecoderBuilder:
         experts = [self._gated_mlp(spec, index, "expert_", e) for e in range(spec.num_experts)]
         return MoeMlp(spec, router, experts)
 
-    def _norm(self, key: str, size: int, layer: int | None) -> RmsNorm:
-        weight_C = self._tensor(key, (size,), layer)
-        norm = make_norm(weight_C, self.spec.norm_eps, self.spec.norm_plus_one, self.dtype)
+    def _norm(self, key: str, shape: tuple[int, ...], layer: int | None) -> RmsNorm:
+        norm = make_norm(self.spec, self._tensor(key, shape, layer), self.dtype)
         self.nbytes += norm.gain_C.nbytes
         return norm
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from ridgeline.modelspec.cost.parameters import qk_norm_sizes
+from ridgeline.modelspec.cost.parameters import qk_norm_shapes
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
 
 Shape = tuple[int, ...]
@@ -48,6 +48,13 @@ class TensorLocation(NamedTuple):
 
 
 Layout = Mapping[str, TensorLocation]
+XIELU_PARTS: Mapping[str, Shape] = {
+    "xielu_alpha_p": (1,),
+    "xielu_alpha_n": (1,),
+    "xielu_beta": (),
+    "xielu_eps": (),
+}
+"""Numbers of an xIELU activation, in the order of its class; checkpoints store the constants too."""
 
 
 def parts(spec: ModelSpec) -> Iterator[Part]:
@@ -64,14 +71,17 @@ def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part
     attention, mlp = layer.attention, layer.mlp
     names = ["attention_norm", "mlp_norm"] if layer.norms != "after" else []
     names += ["after_attention_norm", "after_mlp_norm"] if layer.norms != "before" else []
+    names = names[:1] if layer.parallel else names
     yield from (Part(name, (spec.hidden_size,), index) for name in names)
     for name in ("q", "k", "v", "o"):
         yield from _linear_parts(name, getattr(attention, name), index)
-    for name, size in zip(("q_norm", "k_norm"), qk_norm_sizes(attention), strict=False):
-        yield Part(name, (size,), index)
+    for name, shape in zip(("q_norm", "k_norm"), qk_norm_shapes(attention), strict=False):
+        yield Part(name, shape, index)
     keys = ("gate", "up", "down") if mlp.gated else ("up", "down")
     if attention.sinks:
         yield Part("sinks", (attention.num_heads,), index)
+    if mlp.activation == "xielu":
+        yield from (Part(name, shape, index) for name, shape in XIELU_PARTS.items())
     if mlp.router is None:
         for name in keys:
             yield from _linear_parts(name, getattr(mlp, name), index)
@@ -133,6 +143,17 @@ def _normed_after() -> dict[str, TensorLocation]:
     }
 
 
+def _apertus() -> dict[str, TensorLocation]:
+    layer = "model.layers.{layer}."
+    act = f"{layer}mlp.act_fn."
+    return {
+        **_llama(),
+        "attention_norm": TensorLocation(f"{layer}attention_layernorm.weight"),
+        "mlp_norm": TensorLocation(f"{layer}feedforward_layernorm.weight"),
+        **{key: TensorLocation(act + key.removeprefix("xielu_")) for key in XIELU_PARTS},
+    }
+
+
 def _phi3() -> dict[str, TensorLocation]:
     layer = "model.layers.{layer}."
     qkv = TensorLocation(f"{layer}self_attn.qkv_proj.weight", fused=("q", "k", "v"))
@@ -186,6 +207,9 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "qwen3": (_llama(),),
     **dict.fromkeys(("arcee", "ernie4_5", "granite", "helium", "seed_oss", "smollm3"), (_llama(),)),
     **dict.fromkeys(("exaone4", "olmo2", "olmo3"), (_normed_after(),)),
+    "apertus": (_apertus(),),
+    "cohere": (_llama(),),
+    "cohere2": (_llama(),),
     "gemma": (_llama(),),
     "gemma2": (_sandwiched(),),
     "gemma3_text": (_sandwiched(),),

@@ -18,7 +18,8 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.model.rope import rotate_, rotate_interleaved_
 from ridgeline.engine.quant.base import Linear
-from ridgeline.modelspec.model import AttentionSpec
+from ridgeline.errors import CannotRun
+from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -45,6 +46,25 @@ def gate_of(activation: str) -> Gate:
     return lambda gate, up: act(gate).mul_(up)
 
 
+class Xielu:
+    """xIELU (Huang, Schlag 2024, arXiv:2411.13010): quadratic above 0, exponential below.
+
+    α_p x² + β x for x > 0, else α_n (e^min(x, ε) - 1 - x) + β x. The checkpoint stores the inverse
+    softplus of α_p and of α_n - β.
+    """
+
+    __slots__ = ("alpha_n", "alpha_p", "beta", "eps")
+
+    def __init__(self, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> None:
+        self.alpha_p = F.softplus(alpha_p.float()).item()
+        self.alpha_n = beta.item() + F.softplus(alpha_n.float()).item()
+        self.beta, self.eps = beta.item(), eps.item()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        below = (torch.expm1(x.clamp(max=self.eps)) - x) * self.alpha_n
+        return torch.where(x > 0, self.alpha_p * x * x, below) + self.beta * x
+
+
 class RmsNorm:
     """x / rms(x) · gain over the last axis, computed in float32."""
 
@@ -66,8 +86,20 @@ class WideRmsNorm(RmsNorm):
         return F.rms_norm(x_TC.float(), self.shape, self.gain_C, self.eps).to(x_TC.dtype)
 
 
-def make_norm(weight_C: Tensor, eps: float, plus_one: bool, dtype: torch.dtype) -> RmsNorm:
-    """RMSNorm with gain w, or 1 + w if the checkpoint stores it that way (Gemma)."""
+class CentredNorm(RmsNorm):
+    """LayerNorm without a bias: (x - mean) / std · gain over the last axis."""
+
+    __slots__ = ()
+
+    def __call__(self, x_TC: Tensor) -> Tensor:
+        return F.layer_norm(x_TC, self.shape, self.gain_C, None, self.eps)
+
+
+def make_norm(spec: ModelSpec, weight_C: Tensor, dtype: torch.dtype) -> RmsNorm:
+    """The model's norm with gain w, or 1 + w if the checkpoint stores it that way (Gemma)."""
+    plus_one, eps = spec.norm_plus_one, spec.norm_eps
+    if spec.norm_centred:
+        return CentredNorm(weight_C.to(dtype), eps)
     gain = weight_C.float() + 1.0 if plus_one else weight_C
     if plus_one and dtype != torch.float32:
         return WideRmsNorm(gain, eps)
@@ -110,6 +142,19 @@ class QkRowNorm:
             (qk_TXD[:, self.num_heads :], self.k_gain),
         ):
             part.copy_(F.rms_norm(part.to(gain.dtype), gain.shape, gain, self.eps))
+
+
+class QkHeadNorm:
+    """Subtracts the mean and normalises each head of q and k, with a gain per head (Command R+)."""
+
+    __slots__ = ("eps", "gain_XD")
+
+    def __init__(self, q_gain_HD: Tensor, k_gain_KD: Tensor, eps: float) -> None:
+        self.gain_XD, self.eps = torch.cat((q_gain_HD, k_gain_KD)), eps
+
+    def __call__(self, qk_TXD: Tensor) -> None:
+        normed = F.layer_norm(qk_TXD, qk_TXD.shape[-1:], None, None, self.eps)
+        qk_TXD.copy_(normed.mul_(self.gain_XD))
 
 
 def no_qk_norm(qk_TXD: Tensor) -> None:
@@ -179,12 +224,18 @@ class GatedMlp:
 
 
 class UngatedMlp:
-    """down(act(up(x)))."""
+    """down(act(up(x))). `act` is the function named `activation`, with its learned numbers."""
 
     __slots__ = ("act", "activation", "down", "up")
 
-    def __init__(self, activation: str, up: Linear, down: Linear) -> None:
-        self.activation, self.act = activation, ACTIVATIONS[activation]
+    def __init__(
+        self,
+        activation: str,
+        up: Linear,
+        down: Linear,
+        act: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.activation, self.act = activation, act or ACTIVATIONS[activation]
         self.up, self.down = up, down
 
     def __call__(self, x_TC: Tensor) -> Tensor:
@@ -246,3 +297,32 @@ class Block:
     def feed_forward(self, x_TC: Tensor) -> Tensor:
         """The second half: x + mlp(norm(x))."""
         return x_TC + self.branch_norms[1](self.mlp(self.mlp_norm(x_TC)))
+
+
+class ParallelBlock(Block):
+    """x + attention(norm(x)) + mlp(norm(x)), the same norm of both (Cohere)."""
+
+    __slots__ = ()
+
+    def __call__(
+        self,
+        x_TC: Tensor,
+        rotations: Sequence[tuple[Tensor, Tensor]],
+        attend: Attend,
+        layer: int,
+    ) -> Tensor:
+        normed_TC = self.attention_norm(x_TC)
+        y_TC = self.attention(normed_TC, rotations[self.rope], attend, layer)
+        return x_TC + self.branch_norms[0](y_TC) + self.branch_norms[1](self.mlp(normed_TC))
+
+    def attend(
+        self,
+        x_TC: Tensor,
+        rotations: Sequence[tuple[Tensor, Tensor]],
+        attend: Attend,
+        layer: int,
+    ) -> Tensor:
+        raise CannotRun(
+            "calibration runs a block in halves, which parallel blocks do not have",
+            fix="quantise without calibration: --method rtn",
+        )

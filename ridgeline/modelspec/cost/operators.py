@@ -19,7 +19,7 @@ from types import MappingProxyType
 import msgspec
 
 from ridgeline.modelspec.cost import Shape, layer_kv_bytes, norm_params, visible
-from ridgeline.modelspec.cost.parameters import mlp_linears
+from ridgeline.modelspec.cost.parameters import mlp_linears, num_norms
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
 from ridgeline.modelspec.model import AttentionSpec, LinearSpec, MlpSpec, ModelSpec
 
@@ -105,7 +105,7 @@ def operator_work(
     for layer, count in Counter(spec.layers).items():
         rows = _Rows(spec, num_tokens)
         parts = {**_attention(rows, layer.attention, shapes), **_mlp(rows, layer.mlp)}
-        parts["norm"] = rows.through(spec.hidden_size, 4 if layer.norms == "both" else 2)
+        parts["norm"] = rows.through(spec.hidden_size, num_norms(layer))
         parts["residual"] = rows.moved(3 * 2 * spec.hidden_size)
         for name, work in parts.items():
             by_part[name] = by_part.get(name, NO_WORK) + work.scaled(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
@@ -50,12 +51,12 @@ def dense_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
 
 
 def norm_params(spec: ModelSpec) -> int:
-    """Gains (and biases) of every norm: two or four per layer, those of attention, and the last."""
+    """Gains (and biases) of every norm: those around branches and within attention, and the last."""
     total = spec.hidden_size
     for layer, count in count_layers(spec).items():
         attention = layer.attention
-        per_layer = spec.hidden_size * (4 if layer.norms == "both" else 2)
-        per_layer += sum(qk_norm_sizes(attention))
+        per_layer = spec.hidden_size * num_norms(layer)
+        per_layer += sum(map(math.prod, qk_norm_shapes(attention)))
         if attention.latent is not None:
             q_down = attention.latent.q_down
             per_layer += attention.latent.rank + (0 if q_down is None else q_down.num_out)
@@ -63,13 +64,23 @@ def norm_params(spec: ModelSpec) -> int:
     return 2 * total if spec.norm_bias else total
 
 
-def qk_norm_sizes(attention: AttentionSpec) -> tuple[int, ...]:
-    """Gains of the norms of q and of k; empty where they are not normalised."""
+def num_norms(layer: LayerSpec) -> int:
+    """Norms around the layer's branches."""
+    if layer.parallel:
+        return 1
+    return 4 if layer.norms == "both" else 2
+
+
+def qk_norm_shapes(attention: AttentionSpec) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the gains of the norms of q and of k; empty where they are not normalised."""
     if not attention.qk_norm:
         return ()
-    size = attention.head_dim
-    rows = (attention.num_heads * size, attention.num_kv_heads * size)
-    return rows if attention.qk_norm_rows else (size, size)
+    size, heads = attention.head_dim, (attention.num_heads, attention.num_kv_heads)
+    if attention.qk_norm_heads:
+        return (heads[0], size), (heads[1], size)
+    return (
+        ((heads[0] * size,), (heads[1] * size,)) if attention.qk_norm_rows else ((size,), (size,))
+    )
 
 
 def layer_params(layer: LayerSpec, *, active: bool = False) -> int:
@@ -78,6 +89,7 @@ def layer_params(layer: LayerSpec, *, active: bool = False) -> int:
     experts = mlp.experts_per_token if active else mlp.num_experts
     total = sum(linear.num_params for linear in dense_linears(layer))
     total += experts * sum(linear.num_params for linear in mlp_linears(mlp))
+    total += 2 if mlp.activation == "xielu" else 0
     return total + (layer.attention.num_heads if layer.attention.sinks else 0)
 
 

@@ -29,6 +29,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 MAX_EXPERTS = 4096  # per layer; bounds the number of tensors (DeepSeek-V3 has 256 experts)
 DTYPES = {name: name for name in ("float32", "bfloat16", "float16")} | {
@@ -56,9 +57,10 @@ def build(values: ConfigFields, row: Family, *, name: str, family: str) -> Model
         dtype=dtype,
         kv_dtype=dtype,
         norm_plus_one=row.gemma_norms,
+        norm_centred=row.layer_norm,
         embed_scale=_multiplier(values, "embedding_multiplier")
         * (hidden_size**0.5 if row.gemma_norms else 1.0),
-        logit_scale=1.0 / _multiplier(values, "logits_scaling"),
+        logit_scale=_multiplier(values, "logit_scale") / _multiplier(values, "logits_scaling"),
         final_softcap=values.opt_number("final_logit_softcapping"),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos_in_vocabulary(values.token_ids("eos_token_id"), vocab_size),
@@ -91,6 +93,7 @@ def _layers(values: ConfigFields, row: Family, fmt: Format) -> tuple[LayerSpec, 
             mlp=_experts(values, row, fmt) if is_routed else _mlp(values, row, fmt),
             norms=row.norms,
             residual_scale=_multiplier(values, "residual_multiplier"),
+            parallel=row.parallel,
         )
     return tuple(made[key] for key in zip(kinds, routed, rotated, strict=True))
 
@@ -128,6 +131,8 @@ def _attention(
         values.flag(bias) if isinstance(bias, str) else bias for bias in (row.qkv_bias, row.o_bias)
     )
 
+    norm_heads = row.qk_norm_key is not None and values.flag(row.qk_norm_key)
+
     def linear(num_out: int, num_in: int, bias: bool) -> LinearSpec:
         return LinearSpec(num_out=num_out, num_in=num_in, format=fmt, bias=bias)
 
@@ -144,7 +149,8 @@ def _attention(
         o=linear(hidden_size, num_heads * head_dim, o_bias),
         window=window,
         softcap=values.opt_number("attn_logit_softcapping"),
-        qk_norm=row.qk_norm,
+        qk_norm=row.qk_norm or norm_heads,
+        qk_norm_heads=norm_heads,
         qk_norm_rows=row.qk_norm_rows,
         sinks=row.sinks,
     )

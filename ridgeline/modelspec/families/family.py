@@ -36,7 +36,9 @@ class Family:
     `qkv_bias`, `o_bias`: whether these projections have a bias, or the field that says so;
     `mlp_bias`: the field that says so of the feed-forward layers. `rotated`: which layers rotate q
     and k, given the kinds of all layers (None: all). `activation`: the one that the field
-    `activation_key` does not name. `fixed`: fields that must have one of the
+    `activation_key` does not name. `qk_norm_key`: the field that says whether each head is
+    normalised with its own gain. `parallel`: blocks are parallel; `layer_norm`: norms are centred.
+    `fixed`: fields that must have one of the
     listed values. `aliases`: other names of a field.
     """
 
@@ -54,7 +56,10 @@ class Family:
     moe: MoeFields | None = None
     qk_norm: bool = False
     qk_norm_rows: bool = False
+    qk_norm_key: str | None = None
     sinks: bool = False
+    parallel: bool = False
+    layer_norm: bool = False
     gemma_norms: bool = False
     norms: NormPlaces = "before"
     gelu_is_tanh: bool = False

@@ -72,7 +72,7 @@ def every_nth_full_unless_explicit(values: ConfigFields, n: int) -> list[str]:
 
 
 def sliding_by_pattern(values: ConfigFields) -> list[str]:
-    """EXAONE 4: `layer_types`, else one global layer after each `sliding_window_pattern` - 1."""
+    """EXAONE 4, Cohere 2: `layer_types`, else one global layer after each `sliding_window_pattern` - 1."""
     if values.raw("layer_types") is not None:
         return explicit(values)
     if values.raw("sliding_window") is None:
@@ -84,6 +84,11 @@ def rotated_where_sliding(values: ConfigFields, kinds: list[str]) -> list[bool]:
     """EXAONE 4: global layers have no rotary embedding where the model has windows."""
     windowed = values.raw("sliding_window") is not None
     return [kind == SLIDING or not windowed for kind in kinds]
+
+
+def rotated_where_sliding_only(values: ConfigFields, kinds: list[str]) -> list[bool]:
+    """Cohere 2: global layers have no rotary embedding."""
+    return [kind == SLIDING for kind in kinds]
 
 
 def rotated_layers(values: ConfigFields) -> list[bool]:

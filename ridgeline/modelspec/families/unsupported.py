@@ -81,7 +81,9 @@ def unsupported_spec(config: Mapping[str, Any], *, name: str) -> ModelSpec:
         unsupported=UNSUPPORTED[family],
     )
     if family == "opt":  # transformers' table has two rows more than positions
-        spec = replace(spec, norm_bias=True, learned_positions=spec.max_positions + 2)
+        spec = replace(
+            spec, norm_centred=True, norm_bias=True, learned_positions=spec.max_positions + 2
+        )
     return spec
 
 

@@ -188,7 +188,13 @@ def _unsupported(path: str, linear: LinearSpec, device: torch.device) -> str | N
 def _unsupported_layers(spec: ModelSpec) -> list[str]:
     """What the layers have that no operator of a segment computes."""
     unnormed = any(layer.norms == "after" and layer.mlp.num_experts for layer in spec.layers)
-    return ["experts take rows that no norm has written"] if unnormed else []
+    checks = {
+        "experts take rows that no norm has written": unnormed,
+        "blocks are parallel": any(layer.parallel for layer in spec.layers),
+        "norms subtract the mean": spec.norm_centred,
+        "the activation is xIELU": any(layer.mlp.activation == "xielu" for layer in spec.layers),
+    }
+    return [reason for reason, holds in checks.items() if holds]
 
 
 def _mixed_formats(spec: ModelSpec) -> list[str]:
