@@ -54,7 +54,7 @@ XIELU_PARTS: Mapping[str, Shape] = {
     "xielu_beta": (),
     "xielu_eps": (),
 }
-"""Numbers of an xIELU activation, in the order of its class; checkpoints store the constants too."""
+"""Numbers of an xIELU activation, in the order of its class; checkpoints store all four."""
 
 
 def parts(spec: ModelSpec) -> Iterator[Part]:

@@ -51,7 +51,7 @@ def dense_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
 
 
 def norm_params(spec: ModelSpec) -> int:
-    """Gains (and biases) of every norm: those around branches and within attention, and the last."""
+    """Gains (and biases) of every norm: around branches, within attention, and the last."""
     total = spec.hidden_size
     for layer, count in count_layers(spec).items():
         attention = layer.attention

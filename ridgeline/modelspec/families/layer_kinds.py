@@ -72,7 +72,7 @@ def every_nth_full_unless_explicit(values: ConfigFields, n: int) -> list[str]:
 
 
 def sliding_by_pattern(values: ConfigFields) -> list[str]:
-    """EXAONE 4, Cohere 2: `layer_types`, else one global layer after each `sliding_window_pattern` - 1."""
+    """EXAONE 4, Cohere 2: `layer_types`, else a global layer per `sliding_window_pattern`."""
     if values.raw("layer_types") is not None:
         return explicit(values)
     if values.raw("sliding_window") is None:
