@@ -79,7 +79,7 @@ def _group(spec: ModelSpec, layer: LayerSpec, numbers: list[int]) -> LayerGroup:
 def _attention_words(layer: LayerSpec) -> str:
     a = layer.attention
     parts = [f"{a.num_heads} heads of {a.head_dim}, {a.num_kv_heads} KV"]
-    parts += ["beside the MLP"] if layer.parallel else []
+    parts += ["parallel to the MLP"] if layer.parallel else []
     parts += [f"window {a.window}"] if a.window else []
     parts += [f"qk-norm{' over all heads' if a.qk_norm_rows else ''}"] if a.qk_norm else []
     parts += [f"softcap {a.softcap:g}"] if a.softcap else []
