@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.compress.recipe import QuantizeRecipe
-from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.engine.tokenization import bos_tokens, load_tokenizer
 from ridgeline.errors import BadInput
 
 MOST_CHARACTERS = 20_000_000
@@ -45,15 +45,32 @@ def read_text(file: Path | None) -> str:
         ) from None
 
 
-def tokens_of(model: str, text: str) -> list[int]:
+class TokenizedText(NamedTuple):
+    """A text's tokens, and those that every window of it begins with: BOS, or none."""
+
+    tokens: list[int]
+    bos: list[int]
+
+    def window(self, start: int, length: int) -> list[int]:
+        """`length` tokens with BOS, from `start` of the text."""
+        return [*self.bos, *self.tokens[start : start + length - len(self.bos)]]
+
+
+def tokens_of(model: str, text: str) -> TokenizedText:
     """All tokens of the text, for training. `windows` has checked its length."""
-    return list(load_tokenizer(model).encode(text))
+    tokenizer = load_tokenizer(model)
+    return TokenizedText(
+        list(tokenizer.encode(text, add_special_tokens=False)), bos_tokens(tokenizer)
+    )
 
 
 def windows(model: str, text: str, recipe: QuantizeRecipe, vocab_size: int) -> list[list[int]]:
-    """`num_windows` windows at positions drawn by the recipe's seed. Raises BadInput."""
-    tokens = _check_length(model, text, recipe, vocab_size)
-    return _draw_windows(tokens, [(0, len(tokens))], recipe)
+    """`num_windows` windows at positions drawn by the recipe's seed, as the model reads text.
+
+    Each begins with BOS if the model's tokenizer adds it. Raises BadInput.
+    """
+    tokenized = _check_length(model, text, recipe, vocab_size)
+    return _draw_windows(tokenized, [(0, len(tokenized.tokens))], recipe)
 
 
 class CalibrationSplit(NamedTuple):
@@ -69,17 +86,19 @@ def split_windows(
     """Like `windows`, with an eighth of the text (at least 1, at most 8 windows) held out at even
     distances.
     """
-    tokens, length = _check_length(model, text, recipe, vocab_size), recipe.window_tokens
+    tokenized, length = _check_length(model, text, recipe, vocab_size), recipe.window_tokens
+    tokens = tokenized.tokens
     count = max(1, min(MOST_HELD, len(tokens) // (8 * length)))
     begins = [(2 * i + 1) * len(tokens) // (2 * count) - length // 2 for i in range(count)]
     edges = [0, *(edge for begin in begins for edge in (begin, begin + length)), len(tokens)]
     free = list(zip(edges[::2], edges[1::2], strict=True))
-    held = [list(tokens[begin : begin + length]) for begin in begins]
-    return CalibrationSplit(_draw_windows(tokens, free, recipe), held)
+    held = [tokenized.window(begin, length) for begin in begins]
+    return CalibrationSplit(_draw_windows(tokenized, free, recipe), held)
 
 
-def _check_length(model: str, text: str, recipe: QuantizeRecipe, vocab_size: int) -> Sequence[int]:
-    tokens = load_tokenizer(model).encode(text)
+def _check_length(model: str, text: str, recipe: QuantizeRecipe, vocab_size: int) -> TokenizedText:
+    tokenized = tokens_of(model, text)
+    tokens = tokenized.tokens
     length = recipe.window_tokens
     if len(tokens) < 4 * length:
         raise BadInput(
@@ -88,18 +107,18 @@ def _check_length(model: str, text: str, recipe: QuantizeRecipe, vocab_size: int
             limit=f"at least {4 * length}: four windows of --calibration-tokens {length}",
         )
     _check_vocabulary(tokens, vocab_size)
-    return tokens
+    return tokenized
 
 
 def _draw_windows(
-    tokens: Sequence[int], free: Sequence[tuple[int, int]], recipe: QuantizeRecipe
+    text: TokenizedText, free: Sequence[tuple[int, int]], recipe: QuantizeRecipe
 ) -> list[list[int]]:
     """`num_windows` windows within the ranges `free`, every position equally likely."""
     rng, length = random.Random(recipe.seed), recipe.window_tokens
     starts = [at for begin, end in free for at in range(begin, end - length + 1)]
     assert recipe.num_windows is not None, "an unchecked recipe"
     chosen = [starts[rng.randrange(len(starts))] for _ in range(recipe.num_windows)]
-    return [list(tokens[start : start + length]) for start in chosen]
+    return [text.window(start, length) for start in chosen]
 
 
 def _check_vocabulary(tokens: Sequence[int], vocab_size: int) -> None:

@@ -54,19 +54,20 @@ def train_drafter(
     """
     from ridgeline.compress.calibration import read_text
     from ridgeline.compress.drafter_training.train_drafter import check_enough, load_teacher, train
-    from ridgeline.engine.tokenization import load_tokenizer
+    from ridgeline.engine.tokenization import bos_tokens, load_tokenizer
 
     if output.exists() and any(output.iterdir()):
         raise BadInput("the output folder is not empty", value=str(output), fix="name another")
     text = read_text(options.text)
     recipe = _recipe(options)
     teacher, start_s = load_teacher(model), perf_counter()
-    given = load_tokenizer(model).encode(text)
+    tokenizer = load_tokenizer(model)
+    given, bos = tokenizer.encode(text, add_special_tokens=False), bos_tokens(tokenizer)
     # before any text is generated, which takes long
     check_enough(len(given) + _num_texts(options) * (PROMPT_TOKENS + ANSWER_TOKENS), recipe.length)
-    tokens = given + _generated_text(model, given, output, options, observer)
+    tokens = given + _generated_text(model, (bos, given), output, options, observer)
     with stage(observer, STAGE, total=recipe.steps, unit="steps"):
-        trained = train(teacher, tokens, recipe, output, _reporter(observer, recipe.steps))
+        trained = train(teacher, tokens, recipe, output, _reporter(observer, recipe.steps), bos=bos)
     _generated_path(output).unlink(missing_ok=True)
     return DrafterTraining(
         model=model,
@@ -116,9 +117,16 @@ def _generated_path(output: Path) -> Path:
 
 
 def _generated_text(
-    model: str, given: list[int], output: Path, options: TrainDrafterOptions, observer: Observer
+    model: str,
+    given: tuple[list[int], list[int]],
+    output: Path,
+    options: TrainDrafterOptions,
+    observer: Observer,
 ) -> list[int]:
-    """Continuations of pieces of the given text by the model, at temperature 1."""
+    """Continuations of pieces of the given text by the model, at temperature 1.
+
+    `given`: BOS, which the model reads before each piece, and the text.
+    """
     if not options.own_tokens:
         return []
     path = _generated_path(output)
@@ -138,18 +146,20 @@ def _num_texts(options: TrainDrafterOptions) -> int:
     return -(-options.own_tokens // (PROMPT_TOKENS + ANSWER_TOKENS))
 
 
-def _generate(model: str, given: list[int], options: TrainDrafterOptions) -> list[int]:
+def _generate(
+    model: str, given: tuple[list[int], list[int]], options: TrainDrafterOptions
+) -> list[int]:
     from ridgeline.engine.engine import Engine
 
-    count = _num_texts(options)
-    step = max(1, (len(given) - PROMPT_TOKENS) // count)
-    prompts = [given[i * step : i * step + PROMPT_TOKENS] for i in range(count)]
+    (bos, text), count = given, _num_texts(options)
+    step = max(1, (len(text) - PROMPT_TOKENS) // count)
+    prompts = [text[i * step : i * step + PROMPT_TOKENS] for i in range(count)]
     samplings = [
         Sampling(temperature=1.0, seed=options.seed + i, max_tokens=ANSWER_TOKENS, ignore_eos=True)
         for i in range(count)
     ]
     with Engine.open(model, max_num_seqs=32) as engine:
-        answers = engine.generate(prompts, samplings)
+        answers = engine.generate([bos + prompt for prompt in prompts], samplings)
     return [
         token
         for prompt, answer in zip(prompts, answers, strict=True)

@@ -91,3 +91,9 @@ def test_what_cannot_be_trained_is_refused() -> None:
         windows(list(range(100)), 32)
     with pytest.raises(CannotRun, match="dummy"):
         load_teacher("dummy:llama-1b")
+
+
+def test_every_window_begins_with_bos() -> None:
+    found = windows(list(range(10, 1500)), 8, [1])
+    assert found.shape == (1490 // 7, 8) and found[:, 0].eq(1).all()
+    assert sorted(found[:, 1:].flatten().tolist()) == list(range(10, 10 + 7 * (1490 // 7)))

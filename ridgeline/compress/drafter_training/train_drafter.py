@@ -91,9 +91,13 @@ def train(
     output: Path,
     on_progress: ProgressCallback,
     save_every_s: float = 15.0,
+    bos: Sequence[int] = (),
 ) -> TrainedDrafter:
-    """Train on `tokens` into `output`. Raises BadInput, CannotRun."""
-    windows_NL = windows(tokens, recipe.length)
+    """Train on `tokens` into `output`; every window of them begins with `bos`.
+
+    Raises BadInput, CannotRun.
+    """
+    windows_NL = windows(tokens, recipe.length, bos)
     student, config = make_student(teacher, recipe)
     run = _fingerprint(recipe, config.target, tokens)
     partial = output.with_name(output.name + ".partial")
@@ -124,11 +128,13 @@ def check_enough(num_tokens: int, length: int) -> None:
         )
 
 
-def windows(tokens: Sequence[int], length: int) -> Tensor:
-    """Shuffled windows_NL of the text. Raises BadInput if there are too few."""
+def windows(tokens: Sequence[int], length: int, bos: Sequence[int] = ()) -> Tensor:
+    """Shuffled windows_NL of the text, each beginning with `bos`. Raises BadInput for too few."""
     check_enough(len(tokens), length)
-    count = len(tokens) // length
-    found_NL = torch.tensor(tokens[: count * length]).view(count, length)
+    step = length - len(bos)
+    count = len(tokens) // step
+    text_NL = torch.tensor(tokens[: count * step]).view(count, step)
+    found_NL = torch.cat([torch.tensor(bos, dtype=torch.long).expand(count, -1), text_NL], 1)
     return found_NL[torch.randperm(count, generator=torch.Generator().manual_seed(1))]
 
 

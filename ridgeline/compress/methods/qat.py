@@ -38,6 +38,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ridgeline.compress.calibration import TokenizedText
 from ridgeline.compress.formats.lattice import Rounded, round_significant
 from ridgeline.compress.progress import ProgressCallback, QuantizeProgress
 from ridgeline.compress.recipe import QuantizeRecipe
@@ -193,7 +194,7 @@ def train_quantised(
     source: WeightSource,
     start: LayerStore,
     recipe: QuantizeRecipe,
-    text: Sequence[int],
+    text: TokenizedText,
     folder: Path,
     on_progress: ProgressCallback,
 ) -> LayerStore:
@@ -256,7 +257,7 @@ class QatTraining:
         self._done = self._restored() if file.is_file() else 0
 
     def run(
-        self, student: TrainingModel, teacher: TrainingModel, text: Sequence[int]
+        self, student: TrainingModel, teacher: TrainingModel, text: TokenizedText
     ) -> Iterator[QuantizeProgress]:
         """Train to the end, yielding progress step by step."""
         num_steps, times = self._recipe.steps, list[float]()
@@ -279,10 +280,10 @@ class QatTraining:
                 note=f"KL {loss:.4f}" if (step + 1) % SAVE_EVERY == 0 else "",
             )
 
-    def _windows(self, step: int, text: Sequence[int]) -> list[list[int]]:
+    def _windows(self, step: int, text: TokenizedText) -> list[list[int]]:
         rng, length = random.Random(f"{self._recipe.seed}/{step}"), self._recipe.window_tokens
-        starts = [rng.randrange(len(text) - length + 1) for _ in range(WINDOWS)]
-        return [list(text[start : start + length]) for start in starts]
+        starts = [rng.randrange(len(text.tokens) - length + 1) for _ in range(WINDOWS)]
+        return [text.window(start, length) for start in starts]
 
     def _step(
         self, student: TrainingModel, teacher: TrainingModel, windows: Sequence[Sequence[int]]

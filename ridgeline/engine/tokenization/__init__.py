@@ -6,8 +6,16 @@ from ridgeline.engine.tokenization.tokenizer import (
     HfTokenizer,
     NoTokenizer,
     Tokenizer,
+    bos_tokens,
     check_tokenizer,
     load_tokenizer,
 )
 
-__all__ = ["HfTokenizer", "NoTokenizer", "Tokenizer", "check_tokenizer", "load_tokenizer"]
+__all__ = [
+    "HfTokenizer",
+    "NoTokenizer",
+    "Tokenizer",
+    "bos_tokens",
+    "check_tokenizer",
+    "load_tokenizer",
+]

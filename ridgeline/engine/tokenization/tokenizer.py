@@ -153,6 +153,19 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
         )
 
 
+def bos_tokens(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that stand before every text that this tokenizer encodes: BOS, or none.
+
+    Windows cut out of a longer text need them as well: a model that was trained with BOS predicts
+    badly without it. Raises BadInput without a tokenizer.
+    """
+    plain = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a")
+    starts = range(len(whole) - len(plain) + 1)
+    at = next((at for at in starts if whole[at : at + len(plain)] == plain), 0)
+    return whole[:at]
+
+
 def _read(file: Path) -> tokenizers.Tokenizer:
     import tokenizers
 

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import msgspec
 
-from ridgeline.engine.tokenization import Tokenizer
+from ridgeline.engine.tokenization import Tokenizer, bos_tokens
 from ridgeline.errors import BadInput
 from ridgeline.optimize import quality
 from ridgeline.optimize.quality import Task
@@ -31,12 +31,18 @@ def heldout_windows(
 ) -> tuple[tuple[int, ...], ...]:
     """Windows of `length` tokens, their kinds in the order of `WINDOW_KINDS`.
 
-    Raises BadInput if the model has no tokenizer.
+    Each begins with BOS if the tokenizer adds it to a text. Raises BadInput if the model has no
+    tokenizer.
     """
-    tokens = {kind: tokenizer.encode(text) for kind, text in heldout_texts().items()}
+    bos = bos_tokens(tokenizer)
+    tokens = {
+        kind: tokenizer.encode(text, add_special_tokens=False)
+        for kind, text in heldout_texts().items()
+    }
     half = len(tokens["code"]) // 2
     sources = (tokens["code"][:half], tokens["prose"], tokens["code"][half:], tokens["chat"])
-    return quality.cut_windows(sources, length, seed)
+    windows = quality.cut_windows(sources, length - len(bos), seed)
+    return tuple((*bos, *window) for window in windows)
 
 
 def quality_tasks(tokenizer: Tokenizer) -> tuple[Task, ...]:

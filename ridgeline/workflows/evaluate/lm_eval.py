@@ -24,6 +24,7 @@ import msgspec
 
 from ridgeline.config.improve import EvaluateOptions
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.tokenization import NoTokenizer, bos_tokens, load_tokenizer
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
@@ -74,13 +75,14 @@ def find_program(options: LmEvalOptions) -> str:
 
 
 def tokenizer_folder(models: Sequence[str]) -> str:
-    """Folder of the first model with a tokenizer.json, which lm-eval reads. Raises CannotRun."""
+    """Folder of the first model with tokenizer files, which lm-eval reads. Raises CannotRun."""
     for model in models:
-        folder = Path() if is_dummy(model) or is_gguf(model) else model_path(model)
-        if (folder / "tokenizer.json").is_file():
-            return str(folder)
+        if is_dummy(model) or is_gguf(model):
+            continue
+        if not isinstance(load_tokenizer(model), NoTokenizer):
+            return str(model_path(model))
     raise CannotRun(
-        "lm-eval needs a folder with a tokenizer.json",
+        "lm-eval needs a model directory with a tokenizer",
         value=", ".join(models),
         fix="give a model directory that has one as A",
     )
@@ -97,6 +99,8 @@ def run_lm_eval(options: LmEvalOptions, engine: Engine, tokenizer: str) -> Docum
             "num_concurrent": MAX_CONCURRENCY,
             "max_length": engine.info.max_model_len,
         }
+        if bos_tokens(engine.tokenizer):  # lm-eval leaves it out unless it is named
+            arguments["add_bos_token"] = True
         model_args = ",".join(f"{key}={value}" for key, value in arguments.items())
         command = [program, "run", "--model", "local-completions", "--model_args", model_args]
         command += ["--tasks", options.tasks, "--output_path", folder, "--log_samples"]
