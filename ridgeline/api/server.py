@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from ridgeline.api.keywords import check_effective, download_models, engine_settings, options_from
-from ridgeline.config.server import ReasoningFormat, ServerOptions, ToolFormat
+from ridgeline.config.server import ReasoningFormat, ServerOptions, ToolFormat, TwinOptions
 from ridgeline.config.settings import EngineSettings
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.serving.local_server import LocalServer
@@ -44,6 +44,9 @@ def serve(
     batch_store: str | None = None,
     batch_store_max_bytes: int | None = None,
     batch_window: str | None = None,
+    twin: bool = False,
+    speed: float = 1.0,
+    acceptance: float = 0.6,
     observer: Observer = silent,
     **settings: Unpack[EngineSettings],
 ) -> LocalServer:
@@ -94,6 +97,10 @@ def serve(
             with 413 (default: 16 GiB).
         batch_window: Hours in which batch requests are started: 22:00-06:00 (default:
             always).
+        twin: Do not compute: wait as long as --device NAME[:COUNT] of the catalogue would
+            take, and answer with synthetic tokens.
+        speed: Modelled seconds per second.
+        acceptance: Speculative decoding: probability that a draft token is accepted.
         observer: Called with every progress event; `print` shows them as lines.
         settings: Engine settings.
 
@@ -107,6 +114,7 @@ def serve(
     keywords = locals()
     check_effective("serve", keywords)
     options = options_from(ServerOptions, keywords)
-    return LocalServer(
-        download_models(engine_settings(model, settings), observer), options, observer
-    )
+    own_settings = engine_settings(model, settings)
+    if twin:
+        return LocalServer(own_settings, options, observer, options_from(TwinOptions, keywords))
+    return LocalServer(download_models(own_settings, observer), options, observer)

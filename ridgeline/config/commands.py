@@ -27,7 +27,7 @@ from ridgeline.config.planning import (
     PredictOptions,
     SimulateOptions,
 )
-from ridgeline.config.server import ServeModel, ServerOptions
+from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.settings import Settings
 from ridgeline.config.tools import (
     BatchFileOptions,
@@ -98,9 +98,14 @@ _COMMANDS = (
         name="serve",
         group="Run",
         summary="Serve a model over the OpenAI API.",
-        details="Also serves the Anthropic API, a chat page, and Prometheus metrics.",
-        examples=("ridgeline serve demo", "ridgeline serve ./model --quantization int8"),
-        sections=(ServeModel, ServerOptions, Settings),
+        details="Also serves the Anthropic API, a chat page, and Prometheus metrics. --twin serves "
+        "a model of a device: its latencies without its weights.",
+        examples=(
+            "ridgeline serve demo",
+            "ridgeline serve ./model --quantization int8",
+            "ridgeline serve llama-3.1-8b --twin --device h100-sxm",
+        ),
+        sections=(ServeModel, ServerOptions, TwinOptions, Settings),
     ),
     Command(
         name="chat",

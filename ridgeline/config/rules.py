@@ -150,6 +150,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Displaces("workload", ("input_len", "output_len")),
     ),
     "serve": (
+        Needs("speed", ("twin",)),
+        Needs("acceptance", ("twin",)),
         Needs("batch_window", ("batch_store",)),
         Needs("batch_store_max_bytes", ("batch_store",)),
     ),

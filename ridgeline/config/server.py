@@ -11,8 +11,10 @@ from ridgeline.config.units import (
     COUNT,
     DURATION,
     NON_NEGATIVE_SECONDS,
+    NUMBER,
     PORT,
     TOKENS,
+    Range,
 )
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
@@ -185,6 +187,25 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The SLO of requests that name no class: the default class's, else the first one's."""
         classes = self.parsed_slo_classes
         return classes[self.default_slo_class or next(iter(classes))] if classes else None
+
+
+class TwinOptions(Section, frozen=True, kw_only=True):
+    """Serve a model of the device instead of the model's weights."""
+
+    title: ClassVar[str] = "Twin"
+
+    twin: Annotated[
+        bool,
+        About(
+            "Do not compute: wait as long as --device NAME[:COUNT] of the catalogue would take, and "
+            "answer with synthetic tokens.",
+        ),
+    ] = False
+    speed: Annotated[
+        float,
+        About("Modelled seconds per second.", unit=NUMBER, range=Range(0, 1e4, exclusive=True)),
+    ] = 1.0
+    acceptance: Annotated[float, shared.ACCEPTANCE] = 0.6
 
 
 def parse_slo_classes(text: str) -> dict[str, Slo]:

@@ -33,6 +33,7 @@ from ridgeline.engine.tokenization import (
     check_tokenizer,
     load_tokenizer,
 )
+from ridgeline.modelspec.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def assemble(
     scheduler = make_scheduler(resolved, speculation.drafts)
     decoder, kv = target().decoder, target().cache
     scheduler.pool.watch_high_water(PagePrefetcher(kv).extend_to)
-    masks = _masks(tokenizer, resolved)
+    masks = make_masks_of(tokenizer, resolved.spec)
     attention, verifier = target().attention(), speculation.verifier
     threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)
     runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.observer, threads)
@@ -92,9 +93,10 @@ def _target(resolved: ResolvedSettings) -> TargetModel:
     return TargetModel(decoder, kv, resolved.attention_backend, resolved.layer_backend)
 
 
-def _masks(tokenizer: Tokenizer, resolved: ResolvedSettings) -> TokenMasks:
+def make_masks_of(tokenizer: Tokenizer, spec: ModelSpec) -> TokenMasks:
+    """The masks for grammars over a tokenizer's vocabulary."""
     text = tokenizer.inner.to_str if isinstance(tokenizer, HfTokenizer) else None
-    return make_masks(text, resolved.spec.vocab_size, resolved.spec.eos_token_ids)
+    return make_masks(text, spec.vocab_size, spec.eos_token_ids)
 
 
 def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = None) -> Scheduler:

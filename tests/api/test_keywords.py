@@ -25,7 +25,7 @@ from ridgeline.config.improve import (
 from ridgeline.config.load import BenchOptions, BenchTarget, DiagnoseOptions
 from ridgeline.config.option import Section, options_of
 from ridgeline.config.planning import CostOptions, PlanOptions, PredictOptions, SimulateOptions
-from ridgeline.config.server import ServeModel, ServerOptions
+from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.tools import ExplainOptions
 from ridgeline.errors import BadInput
 
@@ -47,7 +47,7 @@ NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]
     improve.quantize: ((QuantizeFiles, QuantizeOptions), set()),
     improve.evaluate: ((EvaluateOptions,), OUTPUTS),
     explain: ((ExplainOptions,), OUTPUTS),
-    serve: ((ServeModel, ServerOptions), set()),
+    serve: ((ServeModel, ServerOptions, TwinOptions), set()),
 }
 
 

@@ -21,6 +21,7 @@ PARTS = {
     "plan",
     "optimize",
     "compress",
+    "twin",
 }
 LAW: dict[str, set[str]] = {
     "errors": set(),
@@ -41,6 +42,7 @@ LAW: dict[str, set[str]] = {
     "diagnose": FLOOR | {"measure"},
     "plan": FLOOR | {"engine.scheduler"},
     "optimize": FLOOR | {"measure", "diagnose", "plan"},
+    "twin": FLOOR | {"engine", "engine.scheduler", "plan"},
     "workflows": FLOOR | PARTS,
     "api": FLOOR | PARTS | {"workflows"},
     "cli": {"errors", "records", "config", "report", "hub", "workflows", "cli.render"},

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ridgeline.config.server import ServerOptions
+from ridgeline.config.server import ServerOptions, TwinOptions
 from ridgeline.config.settings import Settings
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.serving.serve import ServedModel, serve
@@ -22,13 +22,17 @@ class LocalServer:
     """
 
     def __init__(
-        self, settings: Settings, options: ServerOptions, observer: Observer = silent
+        self,
+        settings: Settings,
+        options: ServerOptions,
+        observer: Observer = silent,
+        twin: TwinOptions | None = None,
     ) -> None:
         self._ready: Future[tuple[ServedModel, Callable[[], None]]] = Future()
         # A daemon: a notebook that ends without closing its server must not hang.
         self._thread = Thread(
             target=self._run,
-            args=(settings, options, observer),
+            args=(settings, options, observer, twin),
             name="ridgeline-server",
             daemon=True,
         )
@@ -80,12 +84,18 @@ class LocalServer:
     def _repr_html_(self) -> str:
         return self.served._repr_html_()
 
-    def _run(self, settings: Settings, options: ServerOptions, observer: Observer) -> None:
+    def _run(
+        self,
+        settings: Settings,
+        options: ServerOptions,
+        observer: Observer,
+        twin: TwinOptions | None,
+    ) -> None:
         def ready(served: ServedModel, stop: Callable[[], None]) -> None:
             self._ready.set_result((served, stop))
 
         try:
-            serve(settings, options, on_ready=ready, observer=observer)
+            serve(settings, options, twin=twin, on_ready=ready, observer=observer)
         except BaseException as error:
             if self._ready.done():
                 raise

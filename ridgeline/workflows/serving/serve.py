@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ridgeline.config.server import ServerOptions
+from ridgeline.config.server import ServerOptions, TwinOptions
 from ridgeline.config.settings import Settings
 from ridgeline.hardware.probe import cached_machine
 from ridgeline.records import EngineInfo
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ridgeline.engine.engine import Engine
     from ridgeline.serve.batch.worker import DailyWindow
+    from ridgeline.twin.replicated_engine import ReplicatedEngine
 
 
 class ServedModel(Result, frozen=True, kw_only=True):
@@ -49,10 +50,13 @@ def serve(
     settings: Settings,
     options: ServerOptions,
     *,
+    twin: TwinOptions | None = None,
     on_ready: Callable[[ServedModel, Callable[[], None]], None] = _ignore,
     observer: Observer = silent,
 ) -> ServedModel:
     """Load the model and serve it until SIGINT or SIGTERM; returns what was served.
+
+    With `twin`, a model of the device `settings.device` is served: nothing is loaded.
 
     `on_ready` is called as soon as requests are accepted, with the served model and a function that
     stops the server from any thread, as SIGTERM does. (Only the main thread gets signals.) Options
@@ -66,13 +70,10 @@ def serve(
     with contextlib.ExitStack() as resources:
         listener = resources.enter_context(listen(options))
         admin_listener = _listen_for_admin(options, resources)
-        from ridgeline.engine.engine import Engine  # imports torch: only after the checks
-        from ridgeline.serve.app import create_admin_app, create_app
+        from ridgeline.serve.app import create_admin_app  # imports torch: only after the checks
 
-        observer(Message(text=f"loading {settings.model} …"))
-        engine = Engine.from_settings(settings)
+        app, engine = _open_app(settings, options, twin, observer)
         resources.callback(engine.close)
-        app = create_app(engine, options, peaks=_peaks(settings))
         _attach_batches(app, engine, options)
         service = app.state.service
         admin = None
@@ -87,6 +88,22 @@ def serve(
         stop = partial(service.drain.start, options.shutdown_timeout_s)
         run(app, listener, options, on_ready=lambda: on_ready(served, stop), admin=admin)
     return served
+
+
+def _open_app(
+    settings: Settings, options: ServerOptions, twin: TwinOptions | None, observer: Observer
+) -> tuple[FastAPI, Engine | ReplicatedEngine]:
+    """The app over a loaded engine, or over that of a twin."""
+    if twin is not None:
+        from ridgeline.workflows.serving.twin_server import create_twin_app, twin_config
+
+        return create_twin_app(twin_config(settings, twin), options)
+    from ridgeline.engine.engine import Engine
+    from ridgeline.serve.app import create_app
+
+    observer(Message(text=f"loading {settings.model} …"))
+    engine = Engine.from_settings(settings)
+    return create_app(engine, options, peaks=_peaks(settings)), engine
 
 
 class NewApiKey(Result, frozen=True, kw_only=True):
@@ -124,7 +141,9 @@ def _batch_window(options: ServerOptions) -> DailyWindow | None:
     return None if options.batch_window is None else DailyWindow.parse(options.batch_window)
 
 
-def _attach_batches(app: FastAPI, engine: Engine, options: ServerOptions) -> None:
+def _attach_batches(
+    app: FastAPI, engine: Engine | ReplicatedEngine, options: ServerOptions
+) -> None:
     """Add the Batch API if a store is configured."""
     if options.batch_store is None:
         return
@@ -136,7 +155,7 @@ def _attach_batches(app: FastAPI, engine: Engine, options: ServerOptions) -> Non
     limit = options.batch_store_max_bytes
     settings = BatchOptions(
         store=Path(options.batch_store),
-        max_concurrency=engine.resolved.max_num_seqs,
+        max_concurrency=int(str(engine.info.settings["max_num_seqs"])),
         window=_batch_window(options),
         **({"max_bytes": limit} if limit is not None else {}),
     )

@@ -9,7 +9,7 @@ from rich.console import Console
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import ProgressLines
 from ridgeline.cli.render.serving import served_lines
-from ridgeline.config.server import ServeModel, ServerOptions
+from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.tools import NewKeyOptions
 from ridgeline.workflows.serving.serve import ServedModel
 from ridgeline.workflows.serving.serve import new_key as create_key
@@ -24,8 +24,16 @@ def serve(call: Invocation) -> None:
         for line in served_lines(served):
             console.print(line, markup=False, soft_wrap=True)
 
-    settings = call.settings(call.read(ServeModel).model)
-    serve_model(settings, call.read(ServerOptions), on_ready=show, observer=ProgressLines(console))
+    model, twin = call.read(ServeModel).model, call.read(TwinOptions)
+    # A twin has no weights: nothing is downloaded for it.
+    settings = call.engine_settings(model) if twin.twin else call.settings(model)
+    serve_model(
+        settings,
+        call.read(ServerOptions),
+        twin=twin if twin.twin else None,
+        on_ready=show,
+        observer=ProgressLines(console),
+    )
 
 
 def new_key(call: Invocation) -> None:

@@ -1,0 +1,218 @@
+"""Builds the engine of a twin: the parts of a real one, with the modelled runner."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import msgspec
+from msgspec.structs import replace
+
+from ridgeline.engine.build import EngineParts, make_masks_of, make_scheduler
+from ridgeline.engine.config import ResolvedSettings
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.tokenization import Tokenizer, load_tokenizer
+from ridgeline.errors import BadModel, DoesNotFit
+from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
+from ridgeline.modelspec.families.shapes import known_shapes
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
+from ridgeline.plan.step_time.parallel_layout import Layout
+from ridgeline.plan.step_time.predict import resolve_limits
+from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.speculation import SpeculationModel
+from ridgeline.twin.config import TwinConfig
+from ridgeline.twin.masked_choice import MaskedChoice
+from ridgeline.twin.runner import ModelledRunner
+from ridgeline.twin.step_times import TwinStepTimes
+from ridgeline.twin.synthetic_model import SyntheticModel, mix, ordinary_tokens
+
+STAND_IN = "demo"
+"""The model whose tokenizer a twin uses if its own has no files here."""
+
+NOISE_NATS = {"float8_e4m3": 0.03, "int8": 0.03, "mxfp4": 0.15, "int4": 0.12}
+"""Standard deviation of a format's noise on log-probabilities: assumed, of the usual order."""
+
+_TUNED = re.compile(r"[-_](instruct|it|chat|hf|base|fp8|awq|gptq|int4|int8|w4a16|w8a8)$")
+
+
+class TwinModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a configuration comes to: the placed model, its memory, and the resolved limits."""
+
+    replica: Replica
+    memory: MemoryBudget
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.memory.kv_tokens
+
+
+def twin_spec(model: str) -> ModelSpec:
+    """The spec of a published shape or a model directory, also by the repository of a tuned model.
+
+    `meta-llama/Llama-3.1-8B-Instruct` is the shape llama-3.1-8b. Nothing is downloaded. Raises
+    BadModel.
+    """
+    try:
+        return load_planning_spec(model)
+    except BadModel:
+        name = model.rsplit("/", 1)[-1].lower()
+        while name not in known_shapes() and (tail := _TUNED.search(name)):
+            name = name[: tail.start()]
+        if name not in known_shapes():
+            raise
+        return load_planning_spec(name)
+
+
+def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = None) -> TwinModel:
+    """Place the model on its devices. Raises UserError if it cannot run there or does not fit."""
+    rows = None if catalogue is None else dict(catalogue)
+    replica = build_replica(
+        twin_spec(config.model),
+        find_accelerator(config.device, rows),
+        Layout(tp=config.tp, ep=config.ep),
+        weight_dtype=None
+        if config.weight_dtype is None
+        else parse_weight_dtype(config.weight_dtype),
+        kv_dtype=None if config.kv_dtype is None else parse_kv_dtype(config.kv_dtype),
+    )
+    seqs, tokens = resolve_limits(replica, config.max_num_seqs, config.max_num_batched_tokens)
+    memory = memory_budget(
+        replica,
+        MemoryLimits(
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            utilization=config.utilization,
+            block_size=config.block_size,
+        ),
+    )
+    if config.kv_tokens is not None:
+        memory = replace(memory, kv_tokens=config.kv_tokens)
+    blocks = memory.kv_tokens // config.block_size
+    if not blocks:
+        raise DoesNotFit(
+            f"the weights leave no memory for the KV cache on {replica.layout.num_devices} x "
+            f"{replica.device.name}",
+            value=f"weights {memory.weight_bytes / 1e9:.1f} GB per device",
+            limit=f"{memory.usable_bytes / 1e9:.1f} GB usable",
+            fix="use more devices, a larger memory share, or a smaller weight format",
+        )
+    asked, capacity = config.max_model_len, blocks * config.block_size
+    if asked is not None and asked > capacity:
+        raise DoesNotFit(
+            "one request of the maximum length does not fit the KV cache",
+            value=f"{asked:,} tokens",
+            limit=f"{capacity:,} tokens",
+            fix="lower the maximum length, or use more devices or a smaller format",
+        )
+    return TwinModel(
+        replica=replica,
+        memory=memory,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_model_len=asked or min(replica.spec.max_positions, capacity),
+    )
+
+
+def open_engine(
+    config: TwinConfig,
+    model: TwinModel,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[Engine, ModelledRunner]:
+    """One replica, ready to serve. The engine's clock runs in real seconds."""
+    tokenizer, spec = _tokenizer_of(config.model, model.replica.spec)
+    resolved = _resolved(config, model, spec)
+    masks = make_masks_of(tokenizer, spec)
+    step_times = TwinStepTimes(model.replica, _speculation(config), config.host)
+    words = ordinary_tokens(tokenizer, spec.vocab_size)
+    runner = ModelledRunner(
+        step_times,
+        SyntheticModel(
+            words,
+            spec.eos_token_ids,
+            config.seed,
+            noise_nats=_noise_nats(config, model.replica),
+            format_seed=mix(*f"{config.weight_dtype} {config.kv_dtype}".encode()),
+        ),
+        MaskedChoice(masks, tokenizer, spec.vocab_size, spec.eos_token_ids),
+        speed=config.speed,
+        clock=clock,
+    )
+    parts = EngineParts(
+        tokenizer=tokenizer,
+        scheduler=make_scheduler(resolved),
+        runner=cast(TorchRunner, runner),  # the engine only runs plans with it
+        masks=masks,
+        weight_bytes=int(model.memory.weight_bytes * model.replica.layout.num_devices),
+    )
+    return Engine(resolved, parts, clock=clock), runner
+
+
+def _noise_nats(config: TwinConfig, replica: Replica) -> float:
+    """The configured noise, or what the formats are assumed to lose (`NOISE_NATS`)."""
+    if config.noise_nats is not None:
+        return config.noise_nats
+    formats = (replica.weight_dtype, replica.kv_dtype)
+    return max(NOISE_NATS.get(name, 0.0) for name in formats)
+
+
+def _tokenizer_of(model: str, spec: ModelSpec) -> tuple[Tokenizer, ModelSpec]:
+    """The model's tokenizer; that of `STAND_IN` if the model's files are not here, with its ends."""
+    try:
+        if model not in known_shapes():
+            return load_tokenizer(model), spec
+    except BadModel:
+        pass
+    stand_in = load_spec(STAND_IN)
+    if spec.vocab_size < stand_in.vocab_size:
+        spec = replace(spec, vocab_size=stand_in.vocab_size)
+    return load_tokenizer(STAND_IN), replace(spec, eos_token_ids=stand_in.eos_token_ids)
+
+
+def _speculation(config: TwinConfig) -> SpeculationModel | None:
+    if not config.num_speculative_tokens:
+        return None
+    return SpeculationModel(num_tokens=config.num_speculative_tokens, acceptance=config.acceptance)
+
+
+def _resolved(config: TwinConfig, model: TwinModel, spec: ModelSpec) -> ResolvedSettings:
+    """The settings as the engine's scheduler takes them; execution is that of the twin."""
+    replica, memory = model.replica, model.memory
+    where = f"a twin of {config.description}"
+    derived = f"modelled: {memory.kv_tokens:,} tokens at {config.utilization:g} of the memory"
+    return ResolvedSettings(
+        model=config.model,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        batching=config.batching,  # type: ignore[arg-type]  # checked by make_policy
+        batch_wait_ms=config.batch_wait_ms,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+        seed=config.seed,
+        dtype=replica.compute_dtype,
+        device=where,
+        max_model_len=model.max_model_len,
+        max_num_seqs=model.max_num_seqs,
+        max_num_batched_tokens=model.max_num_batched_tokens,
+        kv_cache_dtype=replica.kv_dtype,
+        kv_cache_memory_bytes=int(memory.kv_bytes),
+        num_blocks=memory.kv_tokens // config.block_size,
+        block_size=config.block_size,
+        attention_backend="modelled",
+        layer_backend="modelled",
+        num_threads=1,
+        num_threads_decode=1,
+        speculative_config=None,
+        spec=spec,
+        derivations={"device": where, "num_blocks": derived},
+    )

@@ -1,0 +1,93 @@
+"""What a twin imitates: a model in its formats, the devices, and the limits of its scheduler."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ridgeline.errors import BadInput
+
+MAX_REPLICAS = 64  # each has a thread of its own
+
+
+class HostTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host of a server adds to its steps, in seconds.
+
+    `layer_s`: launching the kernels of one layer, which runs ahead of the device, so that a step
+    takes at least as long as all its launches (0 with captured graphs). `step_s` and `sequence_s`:
+    scheduling that the device waits for (0 where it overlaps with the previous step).
+    """
+
+    layer_s: float = 0.0
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+
+
+class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One server to imitate.
+
+    `device` is a name of the catalogue. `tp` devices hold each of the `dp` replicas. Formats None:
+    as stored. Limits None: the defaults of the server. `utilization`: the share of the device's
+    memory that is used. `kv_tokens` None: what the memory budget leaves. `acceptance`: the
+    probability that each of `num_speculative_tokens` drafts is accepted. `speed`: modelled seconds
+    per real second. `noise_nats`: standard deviation of the noise on the log-probabilities of the
+    synthetic answers, which stands for the loss of a format (None: by format).
+    """
+
+    model: str
+    device: str
+    tp: int = 1
+    dp: int = 1
+    ep: int = 1
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    utilization: float = 0.9
+    block_size: int = 16
+    kv_tokens: int | None = None
+    batching: str = "continuous"
+    batch_wait_ms: float = 10.0
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    max_num_queued_reqs: int | None = 1024
+    max_num_queued_tokens: int | None = 1 << 20
+    num_speculative_tokens: int = 0
+    acceptance: float = 0.0
+    host: HostTime = HostTime()
+    noise_nats: float | None = None
+    speed: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.speed > 0:
+            raise BadInput("--speed must be positive", value=self.speed, limit="> 0")
+        if not 1 <= self.dp <= MAX_REPLICAS:
+            raise BadInput(
+                "the number of replicas of a twin is out of range",
+                value=self.dp,
+                limit=f"1..{MAX_REPLICAS}",
+            )
+
+    @property
+    def num_devices(self) -> int:
+        return self.dp * max(self.tp, self.ep)
+
+    @property
+    def description(self) -> str:
+        """`2 x h100-sxm, modelled`, and the speed if it is not 1."""
+        speed = "" if self.speed == 1 else f", {self.speed:g} times as fast"
+        return f"{self.num_devices} x {self.device}, modelled{speed}"
+
+
+def parse_devices(text: str) -> tuple[str, int]:
+    """The name and the number of devices of `h100-sxm` or `h100-sxm:8`. Raises BadInput."""
+    name, colon, count = text.partition(":")
+    if not name or (colon and not (count.isdecimal() and 1 <= int(count) <= MAX_REPLICAS)):
+        raise BadInput(
+            "the device of a twin cannot be read",
+            value=text,
+            limit=f"NAME or NAME:COUNT, at most {MAX_REPLICAS}",
+            fix="for example --device h100-sxm:8; `ridgeline predict --list-models` lists the names",
+        )
+    return name, int(count or 1)

@@ -1,0 +1,26 @@
+"""How long the steps of a twin take: the model of `predict` and `simulate`, and the host's share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.modelspec.cost import Shape
+from ridgeline.plan.step_time.replica import Replica
+from ridgeline.plan.step_time.simulated import ModelledStepTimes
+from ridgeline.plan.step_time.speculation import SpeculationModel
+from ridgeline.twin.config import HostTime
+
+
+class TwinStepTimes:
+    """Modelled seconds of a step of one replica."""
+
+    def __init__(
+        self, replica: Replica, speculation: SpeculationModel | None, host: HostTime
+    ) -> None:
+        self._modelled = ModelledStepTimes(replica, speculation)
+        self._launch_s = host.layer_s * len(replica.spec.layers)
+        self._host = host
+
+    def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float:
+        device_s = max(self._modelled.step_s(shapes, num_sampled), self._launch_s)
+        return device_s + self._host.step_s + self._host.sequence_s * len(shapes)

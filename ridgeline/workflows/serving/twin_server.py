@@ -1,0 +1,82 @@
+"""Serve a twin: the server over a modelled device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ridgeline.config.server import ServerOptions, TwinOptions
+from ridgeline.config.settings import Settings
+from ridgeline.errors import BadInput
+from ridgeline.roofline import Peaks
+from ridgeline.twin.config import TwinConfig, parse_devices
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ridgeline.twin.build import TwinModel
+    from ridgeline.twin.replicated_engine import ReplicatedEngine
+
+DRAFTS = 4  # of speculation without num_speculative_tokens
+
+
+def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
+    """The twin that engine settings describe; several devices share the weights (tp).
+
+    Raises BadInput.
+    """
+    if settings.device == "auto":
+        raise BadInput(
+            "--twin needs the device to imitate",
+            fix="add --device NAME[:COUNT], for example --device h100-sxm",
+        )
+    device, count = parse_devices(settings.device)
+    drafts = settings.speculative_config
+    return TwinConfig(
+        model=settings.model,
+        device=device,
+        tp=count,
+        weight_dtype=settings.quantization,
+        kv_dtype=None if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size or 16,
+        batching=settings.batching,
+        batch_wait_ms=settings.batch_wait_ms / options.speed,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        enable_chunked_prefill=settings.enable_chunked_prefill,
+        max_num_queued_reqs=settings.max_num_queued_reqs,
+        max_num_queued_tokens=settings.max_num_queued_tokens,
+        num_speculative_tokens=0 if drafts is None else drafts.num_speculative_tokens or DRAFTS,
+        acceptance=options.acceptance,
+        speed=options.speed,
+        seed=settings.seed,
+    )
+
+
+def create_twin_app(config: TwinConfig, options: ServerOptions) -> tuple[FastAPI, ReplicatedEngine]:
+    """The app over a twin, which says in headers and metrics that it is one.
+
+    Raises UserError if the model cannot run on the device or does not fit.
+    """
+    from ridgeline.serve.app import create_app
+    from ridgeline.twin.build import open_engine, plan_twin
+    from ridgeline.twin.marks import TwinHeader, register
+    from ridgeline.twin.replicated_engine import ReplicatedEngine
+
+    model = plan_twin(config)
+    engine = ReplicatedEngine([open_engine(config, model) for _ in range(config.dp)])
+    app = create_app(engine, options, peaks=_peaks(config, model))
+    register(app.state.service.metrics.registry, config.description, engine.late_s)
+    app.add_middleware(TwinHeader, description=config.description)
+    return app, engine
+
+
+def _peaks(config: TwinConfig, model: TwinModel) -> Peaks:
+    """Peaks of all devices of a replica, in real time: modelled steps are `speed` times as fast."""
+    peaks, scale = model.replica.peaks, model.replica.layout.num_devices * config.speed
+    return replace(
+        peaks, flops_s=peaks.flops_s * scale, bytes_s=peaks.bytes_s * scale, source="catalogue"
+    )
