@@ -1,6 +1,6 @@
 """A language model without weights: the next token is a hash of the tokens before it.
 
-Each context has 20 candidates with log-probabilities, all derived from (seed, last token, position).
+Each context has 20 candidates with log-probabilities, derived from (seed, last token, position).
 The same context therefore always gives the same distribution, however requests are batched, so that
 greedy answers, log-probabilities and prompt log-probabilities of two servers can be compared. A
 format's loss is imitated by Gaussian noise on the candidates' log-probabilities.
