@@ -197,8 +197,8 @@ class TwinOptions(Section, frozen=True, kw_only=True):
     twin: Annotated[
         bool,
         About(
-            "Do not compute: wait as long as --device NAME[:COUNT] of the catalogue would take, and "
-            "answer with synthetic tokens.",
+            "Do not compute: wait as long as --device NAME[:COUNT] of the catalogue would take, "
+            "and answer with synthetic tokens.",
         ),
     ] = False
     speed: Annotated[

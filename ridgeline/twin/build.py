@@ -167,7 +167,7 @@ def _noise_nats(config: TwinConfig, replica: Replica) -> float:
 
 
 def _tokenizer_of(model: str, spec: ModelSpec) -> tuple[Tokenizer, ModelSpec]:
-    """The model's tokenizer; that of `STAND_IN` if the model's files are not here, with its ends."""
+    """The model's tokenizer; that of `STAND_IN`, with its ends, if the model is not here."""
     try:
         if model not in known_shapes():
             return load_tokenizer(model), spec

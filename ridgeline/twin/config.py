@@ -88,6 +88,6 @@ def parse_devices(text: str) -> tuple[str, int]:
             "the device of a twin cannot be read",
             value=text,
             limit=f"NAME or NAME:COUNT, at most {MAX_REPLICAS}",
-            fix="for example --device h100-sxm:8; `ridgeline predict --list-models` lists the names",
+            fix="for example --device h100-sxm:8; `ridgeline predict --list-models` lists them",
         )
     return name, int(count or 1)

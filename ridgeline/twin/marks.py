@@ -35,8 +35,8 @@ class TwinHeader:
 class TwinCollector(Collector):
     """`ridgeline_twin 1`, and how far steps were behind their modelled times.
 
-    `late_s` returns the sum in seconds: if it grows, this machine was too busy for the twin, and its
-    latencies are not those of the model.
+    `late_s` returns the sum in seconds: if it grows, this machine was too busy for the twin, and
+    its latencies are not those of the model.
     """
 
     def __init__(self, description: str, late_s: Callable[[], float]) -> None:

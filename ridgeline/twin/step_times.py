@@ -1,4 +1,4 @@
-"""How long the steps of a twin take: the model of `predict` and `simulate`, and the host's share."""
+"""How long the steps of a twin take: that of `simulate`, and the host's share."""
 
 from __future__ import annotations
 
