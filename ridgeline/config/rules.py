@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ridgeline.config.load import BenchOptions
-from ridgeline.config.settings import NAIVE, Settings
+from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 
 
@@ -86,7 +86,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("accelerator", ("url", "run")),
     ),
     "optimize": (
-        Fixed(tuple(NAIVE), "optimize chooses it"),
         Needs("url", ("restart_cmd",)),
         Needs("restart_cmd", ("url",)),
         Needs("server", ("url",)),

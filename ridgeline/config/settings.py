@@ -295,13 +295,30 @@ class EngineSettings(TypedDict, total=False):
     speculative_config: Speculative | dict[str, Any] | None
 
 
-NAIVE = {
-    "batching": "static",
-    "max_num_seqs": 1,
-    "enable_prefix_caching": False,
-    "enable_chunked_prefill": False,
-}
-"""A naive deployment: one request at a time, no reuse. The baseline of `optimize`."""
+PERFORMANCE_SETTINGS = (
+    "enable_prefix_caching",
+    "prefix_cache_ttl_s",
+    "enable_chunked_prefill",
+    "batching",
+    "batch_wait_ms",
+    "slo_throttle",
+    "thread_plan",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "attention_backend",
+    "layer_backend",
+    "speculative_config",
+)
+"""Settings that change how fast requests are served, not the tokens, nor the memory and threads
+that the engine may use."""
+
+
+def with_default_performance(settings: Settings) -> Settings:
+    """The same model, precision and limits, with every performance setting at its default."""
+    default = Settings()
+    values = {name: getattr(default, name) for name in PERFORMANCE_SETTINGS}
+    return msgspec.structs.replace(settings, **values)
 
 
 def settings_from(values: dict[str, Any], *, where: str = "settings") -> Settings:

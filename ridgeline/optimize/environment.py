@@ -11,12 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from ridgeline.config.settings import NAIVE, Settings
+from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish
@@ -135,7 +135,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     windows of held-out text for the quality panel (empty if full distributions cannot be read;
     lossy rungs are then left out). `tasks`: its questions. `check_prompts`: prompts of the
     exactness check. `longest_output`: the most tokens that one request of the workload generates.
-    `start`: settings of the baseline. `steps_of`: the steps the simulator learns from a run.
+    `steps_of`: the steps the simulator learns from a run.
     `near_tie`: nats between two tokens below which rounding may swap them. `make`: quantises
     weights by a method within a time limit in seconds and returns settings that open them; raises
     CannotRun if the time is too short.
@@ -150,8 +150,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     check_prompts: tuple[tuple[int, ...], ...]
     longest_output: int
     vocab_size: int
-    start: dict[str, Any] = msgspec.field(default_factory=lambda: dict(NAIVE))
-    start_description: str = "opening the model as a naive deployment would"
+    start_description: str = "opening the model with the given settings"
     steps_of: Callable[[RunTrace, Settings], Sequence[StepStat]] = recorded_steps
     near_tie: float = 1e-3
     next_steps: NextSteps = NextSteps()

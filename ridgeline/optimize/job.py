@@ -14,7 +14,12 @@ from ridgeline.records import Slo
 
 
 class OptimizeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One optimisation request. `settings` are common to all rungs (model, dtype, limits)."""
+    """One optimisation request.
+
+    `settings`: the baseline, from which the search starts. `defaults`: a rival that is tried before
+    any rung, the performance settings of the product or of the server as shipped; None if there is
+    none, or the baseline has the same.
+    """
 
     settings: Settings
     workload: str
@@ -23,6 +28,7 @@ class OptimizeJob(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float
     price: MachinePrice
     seed: int = 0
+    defaults: Settings | None = None
 
 
 class RunningConfiguration(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,20 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     needs: tuple[Condition, ...] = ()
 
 
+DEFAULTS = Rung(
+    id="defaults",
+    title="The settings as shipped",
+    technique="",
+    honesty="exact",
+    term="every performance setting that the baseline changes",
+    why="A result must not be worse than no settings at all.",
+    hurts_when="The baseline was tuned for this workload.",
+    risk=0,
+    complexity=0,
+)
+"""The rung that sets every performance setting to its default."""
+
+
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True):
     """How much additional predicted gain one level of risk or complexity requires."""
 
@@ -66,6 +80,17 @@ class RungCandidate(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any]
     settings: Settings
     make: str | None = None
+
+
+def defaults_candidate(defaults: Settings, incumbent: Settings) -> RungCandidate:
+    """The settings as shipped, as a candidate."""
+    names = [field.name for field in msgspec.structs.fields(Settings)]
+    changes = {
+        name: msgspec.to_builtins(getattr(defaults, name))
+        for name in names
+        if getattr(defaults, name) != getattr(incumbent, name)
+    }
+    return RungCandidate(rung=DEFAULTS, label=DEFAULTS.title, changes=changes, settings=defaults)
 
 
 def load_default_ladder() -> Ladder:

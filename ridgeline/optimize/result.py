@@ -26,6 +26,7 @@ Verdict = Literal[
     "cannot run",
     "crashed",
     "cut short",
+    "reverted",
 ]
 Ended = Literal[
     "no gain predicted", "budget spent", "interrupted", "every rung was tried", "failed"
@@ -151,7 +152,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     """The whole search.
 
-    `total` is the closing comparison: baseline against final, in alternation.
+    `total` is the closing comparison: baseline against what the search ended with, in alternation.
+    `slo_holds`: whether `final` met the SLO in any run of it. `reverted`: why the rungs that were
+    kept are not in `final`, which then is the baseline; `rejected` is the configuration with them.
+    `trial_cost_s`: what a trial was estimated to take at the end.
     """
 
     provenance: Provenance
@@ -164,6 +168,9 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     peaks: Peaks | None = None
     total: Interval | None = None
     slo_holds: bool = False
+    reverted: str = ""
+    rejected: ConfigurationSummary | None = None
+    trial_cost_s: float = 0.0
     next_steps: tuple[str, ...] = ()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from ridgeline.optimize.cost import cost_of
 from ridgeline.optimize.environment import Environment, NextSteps
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.ladder import RungCandidate
+from ridgeline.optimize.output import number_format
 from ridgeline.optimize.quality import QualityVerdict, SequentialPanel
 from ridgeline.optimize.ranking.predictor import Forecast
 from ridgeline.optimize.result import (
@@ -133,6 +135,45 @@ def judge_trial(evidence: TrialEvidence) -> tuple[Verdict, str]:
     if comparison.outcome == "improved":
         return _judge_quality(comparison.ratio, evidence)
     return _judge_no_gain(comparison)
+
+
+def why_reverted(closing: PairedComparison | None, final: ConfigurationSummary) -> str:
+    """Why the closing measurement takes back what the trials kept; "" if it does not."""
+    if closing is None or closing.ratio is None:
+        return ""
+    ratio = closing.ratio
+    if not _held(closing.after) and _held(closing.before):
+        figures = final.measured
+        latencies = [
+            f"{name} p95 {number_format.duration(value)}"
+            for name, value in (("TTFT", figures.ttft_p95_s), ("TPOT", figures.tpot_p95_s))
+            if value is not None
+        ]
+        what = f" ({', '.join(latencies)})" if latencies else ""
+        return (
+            f"in the closing measurement the new configuration met the SLO in no run{what}, and "
+            "the baseline did"
+        )
+    if ratio.mid < 1:
+        shown = number_format.ratio(ratio)
+        return f"the closing measurement put the new configuration at {shown} of the baseline"
+    return ""
+
+
+def _held(runs: Sequence[JudgedRun]) -> bool:
+    return any(judged.holds for judged in runs)
+
+
+def revert_kept(trials: Sequence[Trial], reason: str) -> tuple[Trial, ...]:
+    """The trials after the closing measurement contradicted those that were kept."""
+    return tuple(
+        msgspec.structs.replace(
+            trial, verdict="reverted", reason=f"{trial.reason} in its trial, but {reason}"
+        )
+        if trial.verdict == "kept"
+        else trial
+        for trial in trials
+    )
 
 
 def _judge_no_gain(comparison: PairedComparison) -> tuple[Verdict, str]:
@@ -282,6 +323,9 @@ class SearchTotals(msgspec.Struct, frozen=True, kw_only=True):
     not_tried: tuple[NotTried, ...]
     total: Interval | None
     slo_holds: bool
+    trial_cost_s: float
+    reverted: str = ""
+    rejected: ConfigurationSummary | None = None
 
 
 def build_result(
@@ -303,6 +347,9 @@ def build_result(
         peaks=environment.peaks_of(job.settings),
         total=account.total,
         slo_holds=account.slo_holds,
+        trial_cost_s=account.trial_cost_s,
+        reverted=account.reverted,
+        rejected=account.rejected,
     )
     return msgspec.structs.replace(result, next_steps=_next_steps(result, environment.next_steps))
 
@@ -340,11 +387,15 @@ def _next_steps(result: LadderResult, commands: NextSteps) -> tuple[str, ...]:
             "{workload}", provenance.workload
         )
 
-    steps = [f"{filled(commands.serve)}      # serve {provenance.model} with the settings found"]
+    steps = []
+    if result.kept:
+        served = f"serve {provenance.model} with the settings found"
+        steps.append(f"{filled(commands.serve)}      # {served}")
     waiting = [left for left in result.not_tried if "the budget ended" in left.reason]
     noisy = [trial for trial in result.trials if trial.verdict in ("inconclusive", "cut short")]
     if waiting or noisy:
-        minutes = max(2, round(2 * provenance.budget_s / 60))
+        enough_s = provenance.spent_s + (len(waiting) + len(noisy) + 2) * result.trial_cost_s
+        minutes = math.ceil(max(2 * provenance.budget_s, min(enough_s, 3600)) / 60)
         why = f"{len(waiting)} rung(s) not reached, {len(noisy)} inconclusive"
         steps.append(f"{filled(commands.optimize)} --budget {minutes}m      # {why}")
     steps.append(f"{filled(commands.bench)}      # measure again")

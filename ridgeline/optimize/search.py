@@ -1,12 +1,14 @@
 """The search: measure, find the bound, rank the rungs, try the best, keep or discard it, repeat.
 
-  baseline   a naive deployment, at its best load
+  baseline   the configuration that the user has, at its best load
+  defaults   the settings as shipped, as the first candidate, if the baseline has others
   rank       predict every rung's gain by simulating from the incumbent's measured steps
   try        open the candidate next to the incumbent, check its tokens, measure both in
              alternation, judge its quality if it is lossy
   decide     keep or discard, with the reason
   close      compare baseline and final configuration in alternation: the headline is measured,
-             never multiplied up from the trials
+             never multiplied up from the trials. If the final configuration loses, everything that
+             was kept is reverted
 
 The search knows no technique, engine or clock: rungs are data, and deployments and time come from
 an `Environment`. A candidate that cannot run, crashes or runs out of memory is an outcome of its
@@ -21,7 +23,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from ridgeline.config.settings import Settings, settings_from
+from ridgeline.config.settings import Settings, changed
 from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.measure.goodput_search import GoodputResult
 from ridgeline.optimize.comparison.load_runner import (
@@ -38,7 +40,7 @@ from ridgeline.optimize.comparison.paired_comparison import (
 )
 from ridgeline.optimize.environment import Deployment, Environment
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
-from ridgeline.optimize.ladder import Ladder, RungCandidate
+from ridgeline.optimize.ladder import Ladder, RungCandidate, defaults_candidate
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.ranking.rung_ranking import Ranking
 from ridgeline.optimize.result import Ended, LadderResult, Trial
@@ -47,7 +49,9 @@ from ridgeline.optimize.result_builder import (
     TrialEvidence,
     build_result,
     build_trial,
+    revert_kept,
     summarise_configuration,
+    why_reverted,
 )
 from ridgeline.optimize.time_budget import CLOSING_ROUNDS, MAX_ROUNDS, TimeBudget
 from ridgeline.optimize.trial_checks import CandidateChecks
@@ -130,6 +134,7 @@ class LadderSearch:
         closing: PairedComparison | None = None
         try:
             await self._measure_baseline()
+            await self._try_defaults()
             ended = await self._try_rungs()
             closing = await self._compare_with_baseline()
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -142,7 +147,7 @@ class LadderSearch:
 
     async def _measure_baseline(self) -> None:
         job, runner = self._job, self._runner
-        settings = settings_from({**msgspec.to_builtins(job.settings), **self._environment.start})
+        settings = job.settings
         runner.stage("Baseline", self._environment.start_description)
         deployment, stack = self._open(settings)
         answer_s = await self._checks.time_one_answer(deployment)
@@ -196,6 +201,20 @@ class LadderSearch:
             limit=f"about {needed_s:.0f} s for this model on this machine",
             fix=f"--budget {needed_s / 60:.0f}m" if needed_s > 90 else f"--budget {needed_s:.0f}s",
         )
+
+    async def _try_defaults(self) -> None:
+        """Try the defaults, whatever the simulator predicts for them."""
+        defaults, incumbent = self._job.defaults, self._running_incumbent
+        if defaults is None or changed(defaults) == changed(incumbent.settings):
+            return
+        candidate = defaults_candidate(defaults, incumbent.settings)
+        forecast = self._predictor.forecast(incumbent.settings, candidate, incumbent.rate)
+        if forecast.predicted is None:
+            forecast = self._predictor.unknown(candidate, forecast.problem)
+        if self._budget.affords_trial():
+            await self._try(forecast)
+        else:
+            self._ranking.leave_out_defaults(forecast)
 
     async def _try_rungs(self) -> Ended:
         """Try the most promising rung until none is left or the time is used up."""
@@ -348,19 +367,24 @@ class LadderSearch:
         before, after = self._baseline.runs, self._incumbent.runs
         if closing is not None and closing.before:
             before, after = closing.before, closing.after
+        job, environment = self._job, self._environment
+        first = summarise_configuration("baseline", self._baseline, before, environment, job)
+        last = summarise_configuration("final", self._incumbent, after, environment, job)
+        reverted = why_reverted(closing, last)
         account = SearchTotals(
             ended=ended,
             spent_s=self._budget.spent_s,
             window_s=self._budget.window_s,
-            trials=tuple(self._trials),
+            trial_cost_s=self._budget.trial_cost_s,
+            trials=revert_kept(self._trials, reverted) if reverted else tuple(self._trials),
             not_tried=self._ranking.left_out,
             total=closing.ratio if closing else None,
-            slo_holds=any(judged.holds for judged in after),
+            slo_holds=any(judged.holds for judged in (before if reverted else after)),
+            reverted=reverted,
+            rejected=last if reverted else None,
         )
-        job, environment = self._job, self._environment
-        first = summarise_configuration("baseline", self._baseline, before, environment, job)
-        last = summarise_configuration("final", self._incumbent, after, environment, job)
-        return build_result(job, environment, account, first, last)
+        final = msgspec.structs.replace(first, label="final") if reverted else last
+        return build_result(job, environment, account, first, final)
 
     # -- helpers
 

@@ -23,6 +23,10 @@ MIN_REQUESTS = 6  # per run; slow configurations get a longer window
 MAX_STRETCH = 2.5  # longest window, in usual windows
 
 
+SMALLEST_BUDGET_S = (4 + 2 * MIN_ROUNDS + 3 + 2 * MIN_ROUNDS) * MIN_WINDOW_S + REPORT_S
+"""What a search takes if runs have the minimum length and a model opens at once."""
+
+
 class TimeBudget:
     """A deadline shared by the parts of a search. Times are in seconds."""
 

@@ -29,6 +29,13 @@ from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.roofline import Peaks, Work
 
 VOCAB = 16
+NAIVE = {
+    "batching": "static",
+    "max_num_seqs": 1,
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": False,
+}
+"""One request at a time, no reuse: a baseline on which most rungs gain."""
 
 
 class Clock:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.config.settings import NAIVE, Settings, settings_from
+from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput
 from ridgeline.optimize.ladder import (
     Rung,
@@ -18,6 +18,7 @@ from ridgeline.optimize.ladder import (
 )
 from ridgeline.workflows.optimize.optimize import ladder_of
 from tests.house.code import ROOT
+from tests.optimize.simulated_servers import NAIVE
 
 HEAD = "[weights]\nrisk = 0.1\ncomplexity = 0.05\n"
 ROW = """

@@ -15,14 +15,14 @@ from ridgeline.optimize.job import OptimizeJob
 from ridgeline.optimize.result import LadderResult, Trial
 from ridgeline.optimize.search import InterruptedEarlyError, optimize
 from ridgeline.records import RunTrace, Slo
-from tests.optimize.simulated_servers import Fake, Physics, Quirks, SimulatedDeployment
+from tests.optimize.simulated_servers import NAIVE, Fake, Physics, Quirks, SimulatedDeployment
 
 INT8 = ("quantization", "int8")
 
 
 def job(budget_s: float = 270.0, objective: str = "goodput") -> OptimizeJob:
     return OptimizeJob(
-        settings=Settings(model="demo"),
+        settings=settings_from({"model": "demo", **NAIVE}),
         workload="chat-and-code",
         slo=Slo.parse("ttft:500 tpot:50"),
         objective=objective,  # type: ignore[arg-type]

@@ -11,11 +11,11 @@ from ridgeline.config.improve import OptimizeOptions, TargetServerOptions
 from ridgeline.workflows.optimize.optimize import check_search, optimize
 from ridgeline.workflows.optimize.restartable_server import restartable_server
 
-INTERRUPTED = 130
+INTERRUPTED, UNDECIDED = 130, 3
 
 
 def optimize_command(call: Invocation) -> int:
-    """`ridgeline optimize`; 130 if the search was interrupted."""
+    """`ridgeline optimize`; 130 if the search was interrupted, 3 if it had no time for a trial."""
     options, console = call.read(OptimizeOptions), Console()
     settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
@@ -26,4 +26,7 @@ def optimize_command(call: Invocation) -> int:
         result = optimize(settings, options, server=server, logs=options.output, observer=observer)
     paths = result.save_files(options.output)
     print_search(console, result.ladder, paths)
-    return INTERRUPTED if result.ladder.ended == "interrupted" else 0
+    ladder = result.ladder
+    if ladder.ended == "interrupted":
+        return INTERRUPTED
+    return UNDECIDED if ladder.ended == "budget spent" and not ladder.trials else 0

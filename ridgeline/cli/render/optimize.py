@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ridgeline.cli.render.optimize_progress import VERDICT_STYLES
 from ridgeline.optimize.output import number_format
-from ridgeline.optimize.report.page import headline
+from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.result import ConfigurationSummary, LadderResult, Trial
 
 
@@ -24,8 +24,8 @@ def print_search(console: Console, result: LadderResult, paths: Sequence[Path]) 
     console.print()
     if result.trials:
         console.print(_ladder(result))
-    for left_out in result.not_tried:
-        text = f"  not tried: {left_out.label}: {left_out.reason}"
+    for reason, labels in _left_out(result).items():
+        text = f"  not tried: {', '.join(labels)}: {reason}"
         console.print(Text(text, style="dim"), soft_wrap=True)
     console.print(Text("\nWhat to run next", style="bold"))
     folder = paths[0].parent if paths else Path()
@@ -36,6 +36,14 @@ def print_search(console: Console, result: LadderResult, paths: Sequence[Path]) 
     spent = f"{result.ended}; {provenance.spent_s:.0f} of {provenance.budget_s:.0f} s used"
     written = f"\n{spent}. Written: {', '.join(map(str, paths))}"
     console.print(Text(written, style="dim"), soft_wrap=True)
+
+
+def _left_out(result: LadderResult) -> dict[str, list[str]]:
+    """The rungs that were left out, by their reason."""
+    labels: dict[str, list[str]] = {}
+    for left_out in result.not_tried:
+        labels.setdefault(left_out.reason, []).append(left_out.label)
+    return labels
 
 
 def _configuration(summary: ConfigurationSummary) -> Text:

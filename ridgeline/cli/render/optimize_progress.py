@@ -14,7 +14,13 @@ from ridgeline.optimize.output.units import minutes_and_seconds
 from ridgeline.records.progress import Observer, ProgressEvent, StageAdvanced, TrialFinished
 from ridgeline.stats import Interval
 
-VERDICT_STYLES = {"kept": "green", "regressed": "red", "crashed": "red", "cannot run": "red"}
+VERDICT_STYLES = {
+    "kept": "green",
+    "regressed": "red",
+    "crashed": "red",
+    "cannot run": "red",
+    "reverted": "red",
+}
 
 
 @contextmanager

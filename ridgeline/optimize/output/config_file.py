@@ -10,9 +10,9 @@ import json
 
 import msgspec
 
-from ridgeline.config.settings import NAIVE, Settings, changed, settings_from
+from ridgeline.config.settings import Settings, changed, settings_from
 from ridgeline.hub.download import pinned_name
-from ridgeline.optimize.output import number_format
+from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.result import LadderResult
 
 
@@ -25,7 +25,7 @@ def ridgeline_toml(result: LadderResult) -> str:
     provenance = result.provenance
     lines = [
         f"# Found by `ridgeline optimize` {provenance.version} on {provenance.started}.",
-        f"# {_headline(result)}",
+        f"# {headline(result)}",
         "# ridgeline serve --config ridgeline.toml",
         "",
         "[engine]",
@@ -37,18 +37,12 @@ def ridgeline_toml(result: LadderResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _headline(result: LadderResult) -> str:
-    if result.total is None:
-        return f"{len(result.kept)} rung(s) kept; ended: {result.ended}."
-    return f"{result.provenance.objective}: {number_format.ratio(result.total)} of the baseline's."
-
-
 def _engine_lines(result: LadderResult) -> list[str]:
-    """What differs from the defaults, and what a naive deployment would have set otherwise."""
+    """What differs from the defaults, each with the rung that set it or as the baseline had it."""
     settings = final_settings(result)
-    why = {name: trial.label for trial in result.kept for name in trial.changes}
-    shown = {**{name: getattr(settings, name) for name in NAIVE}, **changed(settings)}
-    named = {"model": "", **shown} | {"model": pinned_name(settings.model)}
+    why = dict.fromkeys(result.baseline.settings.keys() - {"model"}, "as in the baseline")
+    why |= {name: trial.label for trial in result.kept for name in trial.changes}
+    named = {"model": "", **changed(settings)} | {"model": pinned_name(settings.model)}
     return [
         f"{name} = {_value(value)}" + (f"  # {why[name]}" if name in why else "")
         for name, value in named.items()
@@ -64,6 +58,7 @@ def _provenance(result: LadderResult) -> dict[str, object]:
         "objective": provenance.objective,
         "goodput_before_req_s": round(result.baseline.measured.goodput_req_s, 4),
         "goodput_after_req_s": round(result.final.measured.goodput_req_s, 4),
+        "slo_holds": result.slo_holds,
         "seed": provenance.seed,
         "started": provenance.started,
     }

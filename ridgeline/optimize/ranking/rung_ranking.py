@@ -40,6 +40,7 @@ class Ranking:
         self._predictor, self._budget = predictor, budget
         self._last: dict[str, Forecast] = {}
         self._left_out: dict[str, NotTried] = {}
+        self._defaults_left_out: tuple[NotTried, ...] = ()
         self._trials: Sequence[Trial] = ()
 
     def rank(
@@ -125,7 +126,12 @@ class Ranking:
 
     @property
     def left_out(self) -> tuple[NotTried, ...]:
-        return tuple(self._left_out.values())
+        return (*self._defaults_left_out, *self._left_out.values())
+
+    def leave_out_defaults(self, forecast: Forecast) -> None:
+        """Record that there was no time to try the settings as shipped."""
+        self.leave_out_for_time([forecast])
+        self._defaults_left_out = (self._left_out.pop(forecast.candidate.rung.id),)
 
     def leave_out_for_time(self, promising: Sequence[Forecast]) -> None:
         """Record that the budget ended before these were tried."""

@@ -1,5 +1,5 @@
 """report.html: the result as one page that opens anywhere."""
 
-from ridgeline.optimize.report.page import headline, report
+from ridgeline.optimize.report.page import report
 
-__all__ = ["headline", "report"]
+__all__ = ["report"]

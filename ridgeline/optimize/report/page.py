@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from ridgeline.optimize.output import number_format
+from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.output.vllm_command import VllmCommand
 from ridgeline.optimize.report.checklist import checklist
 from ridgeline.optimize.report.forest import forest_cell, forest_range
@@ -56,18 +57,6 @@ def report(result: LadderResult, commands: Mapping[str, VllmCommand]) -> str:
         ),
         provenance=_provenance(result),
     )
-
-
-def headline(result: LadderResult) -> str:
-    """The result in one line, with its interval; modest if nothing was kept."""
-    if not result.kept:
-        return f"Nothing beat the baseline on this machine ({result.ended})"
-    names = {"goodput": "goodput", "cost": "tokens per dollar", "latency": "speed"}
-    what = names[result.provenance.objective]
-    if result.total is None:
-        return f"{len(result.kept)} rung(s) kept; the total was not measured ({result.ended})"
-    low, high = result.total.low, result.total.high
-    return f"{result.total.mid:.1f}× the {what} ({low:.1f} to {high:.1f}, 95% interval)"
 
 
 def _tiles(result: LadderResult) -> list[Tile]:

@@ -7,6 +7,7 @@ VERDICT_CSS = {
     "unchanged": "flat",
     "inconclusive": "flat",
     "cut short": "flat",
+    "reverted": "bad",
     "regressed": "bad",
     "quality failed": "bad",
     "not exact": "bad",

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.config.improve import OptimizeOptions
-from ridgeline.config.settings import Settings
+from ridgeline.config.settings import Settings, with_default_performance
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
@@ -21,10 +21,12 @@ from ridgeline.optimize.environment import Environment
 from ridgeline.optimize.job import OptimizeJob
 from ridgeline.optimize.ladder import Ladder, load_default_ladder, parse_ladder
 from ridgeline.optimize.output.config_file import final_settings, ladder_json, ridgeline_toml
+from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.output.vllm_command import VllmCommand, serve_command
-from ridgeline.optimize.report.page import headline, report
+from ridgeline.optimize.report.page import report
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.search import optimize as search
+from ridgeline.optimize.time_budget import SMALLEST_BUDGET_S
 from ridgeline.plan.calibration.calibration import Calibration, load_calibration
 from ridgeline.records import Slo
 from ridgeline.records.progress import Message, Observer, silent
@@ -93,6 +95,10 @@ def optimize(
     started_s = time.perf_counter()
     job, ladder = job_of(settings, options), ladder_of(options.ladder)
     recipe = None if server is None else server_recipe(server)
+    if recipe is not None:
+        start = recipe.start_settings(settings)
+        defaults = recipe.default_settings(settings)
+        job = msgspec.structs.replace(job, settings=start, defaults=defaults)
     calibration = _calibration(options, recipe)
     workload = parse_workload(job.workload)
     if server is None:
@@ -124,7 +130,14 @@ def check_search(
 
     `config`: the file that the settings were read from, which must not be overwritten.
     """
-    job_of(settings, options)
+    job = job_of(settings, options)
+    if job.budget_s < SMALLEST_BUDGET_S:
+        raise BadInput(
+            "the budget is too small for a baseline, one trial and the closing measurement",
+            value=f"{job.budget_s:.0f} s",
+            limit=f"{SMALLEST_BUDGET_S:.0f} s even for the fastest model",
+            fix="--budget 5m",
+        )
     ladder_of(options.ladder)
     recipe = None if server is None else server_recipe(server)
     _calibration(options, recipe)
@@ -150,6 +163,7 @@ def job_of(settings: Settings, options: OptimizeOptions) -> OptimizeJob:
         price = MachinePrice(dollars_per_hour=dollars, notional=False)
     return OptimizeJob(
         settings=settings,
+        defaults=with_default_performance(settings),
         workload=options.workload,
         slo=Slo.parse(options.slo),
         objective=options.objective,

@@ -59,6 +59,10 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         """The settings of the server as its command line starts it."""
         return settings_from({**msgspec.to_builtins(settings), **self.settings_in_command})
 
+    def default_settings(self, settings: Settings) -> Settings:
+        """The settings of the server without the flags of its command line that Ridgeline knows."""
+        return settings_from({**msgspec.to_builtins(settings), **self.flags.defaults})
+
     def serve_script(self, settings: Settings, start: Settings) -> str:
         """A shell script that starts the server with these settings."""
         words = self.command.words(self.flags.words(settings, start), DEFAULT_PORT)

@@ -58,7 +58,7 @@ def server_environment(
     """
     tokenized = TokenizedWorkload(workload, load_tokenizer(settings.model))
     costs = ConfigurationCosts(machine)
-    start = recipe.start_settings(settings)
+    start = settings
     sample = sample_requests(tokenized, costs.resolved(start))
     facts = base_facts(machine, costs, start, sample)
     starter = _ServerStarter(recipe, start, tokenized, logs)
@@ -73,7 +73,6 @@ def server_environment(
         check_prompts=check_prompts(sample),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=costs.resolved(start).spec.vocab_size,
-        start=recipe.settings_in_command,
         start_description="starting the server with its command line unchanged",
         steps_of=partial(infer_steps, shared_share=shared_prompt_share(sample)),
         near_tie=NEAR_TIE_NATS,
