@@ -32,6 +32,7 @@ from ridgeline.config.settings import EngineSettings, Settings, settings_from
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.config import ResolvedSettings, resolve
+from ridgeline.engine.embedding_settings import embedding_settings
 from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Inbox, Sink
 from ridgeline.engine.profiling.step_stats import StepTotals
@@ -335,10 +336,17 @@ class Engine:
 
 
 def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> EngineInfo:
+    embeddings = embedding_settings(resolved.model)
+    derivations = {
+        "loaded": f"in {load_s:.2f} s",
+        "embeddings": f"{embeddings.pooling} pooling, {embeddings.source}",
+    }
     return EngineInfo(
         model=resolved.model,
         settings=resolved.values(),
-        derivations={**resolved.derivations, "loaded": f"in {load_s:.2f} s"},
+        derivations={**resolved.derivations, **derivations},
+        pooling=embeddings.pooling,
+        normalize=embeddings.normalize,
         max_model_len=resolved.max_model_len,
         num_blocks=resolved.num_blocks,
         block_size=resolved.block_size,

@@ -34,6 +34,7 @@ def check_sampling(sampling: Sampling, vocab_size: int, eos_token_ids: Sequence[
     check_tokens(sampling.logit_bias, vocab_size, "logit_bias")
     check_tokens(sampling.stop_token_ids, vocab_size, "stop_token_ids")
     check_tokens(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")
+    check_tokens(sampling.logprob_token_ids, vocab_size, "logprob_token_ids")
     if not sampling.min_tokens or not (sampling.allowed_token_ids or sampling.stop_token_ids):
         return
     # Until min_tokens is reached, tokens that end the answer are banned.

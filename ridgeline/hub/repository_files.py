@@ -13,7 +13,7 @@ from ridgeline.hub.names import HubModel
 
 INDEX = "model.safetensors.index.json"
 _PLAIN = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-_TEMPLATES = "additional_chat_templates/"
+_FOLDERS = ("additional_chat_templates/", "1_Pooling/")
 _NOT_A_MODEL = re.compile(r"(^|[._-])(mmproj|imatrix)([._-]|$)", re.IGNORECASE)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -30,7 +30,7 @@ def select_files(names: Iterable[str], model: HubModel) -> list[str]:
     listed = sorted(names)
     if model.quantization is not None:
         return select_gguf(listed, model)
-    top = [name for name in listed if "/" not in name or name.startswith(_TEMPLATES)]
+    top = [name for name in listed if "/" not in name or name.startswith(_FOLDERS)]
     weights = [name for name in top if name.endswith(".safetensors")]
     if any(
         name.startswith("model") for name in weights

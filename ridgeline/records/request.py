@@ -35,7 +35,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     log-probability of the chosen token and the k largest, from the raw log-softmax before
     temperature and penalties. `max_tokens` None: up to the end of the context. `structured` and
     `allowed_token_ids` mask the other tokens first, so that log-probabilities are those of the
-    remaining tokens (as in vLLM).
+    remaining tokens (as in vLLM). With `logprobs`, `logprob_token_ids` names the tokens whose
+    log-probabilities are returned in place of the largest.
     """
 
     n: int = 1
@@ -59,6 +60,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     structured: OutputGrammar | None = None
     allowed_token_ids: tuple[int, ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:

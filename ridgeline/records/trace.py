@@ -69,7 +69,10 @@ class StepStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The served model, every resolved setting, and how each default was derived."""
+    """The served model, every resolved setting, and how each default was derived.
+
+    `pooling` and `normalize`: how the model's own files say that its embeddings are made.
+    """
 
     model: str
     settings: dict[str, object]
@@ -81,6 +84,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     device: str
     compute_dtype: str
+    pooling: Literal["mean", "last"] = "mean"
+    normalize: bool = True
 
 
 class RunTrace(msgspec.Struct, frozen=True, kw_only=True):

@@ -134,7 +134,22 @@ def _logprobs(
     largest_k = max(points[row].sampling.logprobs or 0 for row in rows)
     logprobs = token_logprobs(_rows(logits_SV, rows), [tokens[row] for row in rows], largest_k)
     by_row = dict(zip(rows, logprobs, strict=True))
-    return [_top(by_row.get(row), point.sampling.logprobs) for row, point in enumerate(points)]
+    for row in rows:
+        if ids := points[row].sampling.logprob_token_ids:
+            by_row[row] = _of_tokens(logits_SV[row], by_row[row], ids)
+    return [
+        by_row[row]
+        if point.sampling.logprob_token_ids and row in by_row
+        else _top(by_row.get(row), point.sampling.logprobs)
+        for row, point in enumerate(points)
+    ]
+
+
+def _of_tokens(logits_V: Tensor, own: TokenLogprobs, ids: tuple[int, ...]) -> TokenLogprobs:
+    """The log-probabilities of the tokens `ids` in place of the largest."""
+    shift = own.logprob - float(logits_V[own.token])
+    top = tuple((token, float(logits_V[token]) + shift) for token in ids)
+    return TokenLogprobs(own.token, own.logprob, own.rank, top)
 
 
 def _top(logprobs: TokenLogprobs | None, k: int | None) -> TokenLogprobs | None:

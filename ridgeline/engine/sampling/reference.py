@@ -31,7 +31,9 @@ def _choose(raw_V: Row, point: SamplePoint) -> Choice:
     target = uniform(point.seed, point.index) * cumulative_V[-1]
     token = int(np.searchsorted(cumulative_V, target, side="right"))
     k = point.sampling.logprobs
-    return token, None if k is None else logprobs_of(raw_V, token, k)
+    if k is None:
+        return token, None
+    return token, logprobs_of(raw_V, token, k, point.sampling.logprob_token_ids)
 
 
 def distribution(raw_V: Row, point: SamplePoint) -> Row:
@@ -85,11 +87,11 @@ def _kept(probs_V: Row, order: npt.NDArray[np.int64], sampling: Sampling) -> npt
     return kept
 
 
-def logprobs_of(raw_V: Row, token: int, k: int) -> TokenLogprobs:
-    """Log-softmax of the raw logits: that of the token, its rank, and the k largest."""
+def logprobs_of(raw_V: Row, token: int, k: int, ids: tuple[int, ...] = ()) -> TokenLogprobs:
+    """Log-softmax of the raw logits: that of the token, its rank, and the k largest or `ids`."""
     order = _order(raw_V)
     top = raw_V[order[0]]
     logprobs_V = raw_V - (top + np.log(np.exp(raw_V - top).sum()))
     rank = int(np.where(order == token)[0][0]) + 1
-    best = tuple((int(t), float(logprobs_V[t])) for t in order[:k])
+    best = tuple((int(t), float(logprobs_V[t])) for t in ids or order[:k])
     return TokenLogprobs(token, float(logprobs_V[token]), rank, best)

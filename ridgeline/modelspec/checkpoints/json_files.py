@@ -13,16 +13,28 @@ MAX_JSON_BYTES = 50_000_000
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; BadModel where it is missing, too large, or not one."""
+    document = _load(path)
+    if not isinstance(document, dict):
+        raise BadModel("the file is not a JSON object", value=str(path))
+    return document
+
+
+def read_json_objects(path: Path) -> list[dict[str, Any]]:
+    """A list of JSON objects from a file; BadModel where it is missing, too large, or not one."""
+    document = _load(path)
+    if not isinstance(document, list) or not all(isinstance(each, dict) for each in document):
+        raise BadModel("the file is not a list of JSON objects", value=str(path))
+    return document
+
+
+def _load(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise BadModel(
                 "the file is too large", value=str(path), limit=f"{MAX_JSON_BYTES} bytes"
             )
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadModel("cannot read the file", value=str(path), fix=str(error)) from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise BadModel("the file is not valid JSON", value=str(path), fix=str(error)) from None
-    if not isinstance(document, dict):
-        raise BadModel("the file is not a JSON object", value=str(path))
-    return document

@@ -30,7 +30,8 @@ router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 class EmbeddingRequest(OpenBody):
     """Body of `POST /v1/embeddings`.
 
-    `pooling`: the `mean` over all positions, or the `last` one.
+    `pooling`: the `mean` over all positions, or the `last` one. It and `normalize` are by default
+    what the model's sentence-transformers files say, or else the normalised mean.
     """
 
     model: str | None = None
@@ -91,13 +92,15 @@ async def _embed(
 ) -> list[Sequence[float]]:
     """One text after the other, so that steps of other requests can run in between."""
     vectors: list[Sequence[float]] = []
+    info = service.engine.info
+    normalize = info.normalize if body.normalize is None else body.normalize
     for prompt in prompts:
-        future = service.engine.embed(prompt.tokens, body.pooling or "mean")
+        future = service.engine.embed(prompt.tokens, body.pooling or info.pooling)
         vector = await asyncio.wrap_future(future)
         if body.dimensions is not None and body.dimensions != len(vector):
             message = f"dimensions must be {len(vector)} for this model"
             raise ApiError(400, message, param="dimensions")
-        vectors.append(vector if body.normalize is False else _normalise(vector))
+        vectors.append(_normalise(vector) if normalize else vector)
     return vectors
 
 

@@ -184,6 +184,18 @@ def test_logprobs_are_those_of_the_unmodified_logits() -> None:
     assert logits_SV.tolist() == [[1.0, 2.0, 3.0]]
 
 
+def test_logprobs_of_named_tokens_replace_the_largest() -> None:
+    logits_SV = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    named = Sampling(temperature=0.0, logprobs=0, logprob_token_ids=(1, 0))
+    plain = Sampling(temperature=0.0, logprobs=1)
+    (token, found), (_, other) = sample(logits_SV, [at(named), at(plain)])
+    expected = torch.log_softmax(logits_SV[0], 0).tolist()
+    assert token == 2 and found is not None and other is not None
+    assert found.logprob == pytest.approx(expected[2])
+    assert [t for t, _ in found.top] == [1, 0] and [t for t, _ in other.top] == [2]
+    assert [value for _, value in found.top] == pytest.approx([expected[1], expected[0]])
+
+
 def test_prompt_logprobs_agree_with_the_oracle_and_break_ties_by_id() -> None:
     rng = np.random.default_rng(5)
     logits = np.round(rng.normal(0, 1, (40, 50)) * 2) / 2

@@ -1,0 +1,173 @@
+"""`/v1/rerank` and `/v1/score`: how well documents answer a query, judged by the served model.
+
+Each pair is one prompt, after which one token is sampled for the sake of the log-probabilities of
+"yes" and "no", which give the score. Pairs of a request share the prefix cache up to the document,
+and are batched, scheduled, charged and counted like completions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+
+from ridgeline.records import Sampling
+from ridgeline.serve.config import LIMITS
+from ridgeline.serve.errors import ApiError, check_limit
+from ridgeline.serve.generation.collect import CollectedChoice, collect
+from ridgeline.serve.generation.disconnect import cancel_on_disconnect
+from ridgeline.serve.generation.request import RequestOptions, TokenPrompt
+from ridgeline.serve.generation.respond import json_response
+from ridgeline.serve.generation.stream import ResponseStream
+from ridgeline.serve.openai.sampling_params import tokenize_text
+from ridgeline.serve.openapi import GENERATION_HEADERS, error_responses
+from ridgeline.serve.rerank.schemas import (
+    RerankRequest,
+    RerankResponse,
+    RerankResult,
+    ScoreRequest,
+    ScoreResponse,
+)
+from ridgeline.serve.rerank.template import RerankTokens, pair_text, rerank_tokens
+from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.service import Service, ServiceDep
+
+router = APIRouter(tags=["Reranking"], route_class=JsonRoute)
+_RESPONSES = error_responses(429, body=True) | {200: {"headers": GENERATION_HEADERS}}
+
+
+@router.post(
+    "/v1/rerank",
+    summary="Order documents by relevance",
+    operation_id="rerank",
+    response_model=RerankResponse,
+    responses=_RESPONSES,
+)
+async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> Response:
+    service.check_model(body.model)
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    check_limit("documents", len(texts), LIMITS.max_inputs, "documents")
+    tokens = rerank_tokens(service.engine.tokenizer)
+    limit = body.max_tokens_per_doc
+    documents = [await _truncated(text, limit, service) for text in texts]
+    pairs = [pair_text(body.query, document, body.instruction) for document in documents]
+    stream = await _submit(body, request, service, tokens, pairs)
+    scores = await _scores(stream, request)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+    returns = body.return_documents is not False
+    results: list[RerankResult] = [
+        {"index": index, "document": {"text": texts[index]}, "relevance_score": scores[index]}
+        if returns
+        else {"index": index, "relevance_score": scores[index]}
+        for index in order
+    ]
+    num_tokens = stream.request.num_prompt_tokens
+    response: RerankResponse = {
+        "id": stream.request.id,
+        "model": service.name,
+        "results": results,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return json_response(response, stream.request.headers)
+
+
+@router.post(
+    "/v1/score",
+    summary="Score pairs of texts",
+    operation_id="score",
+    response_model=ScoreResponse,
+    responses=_RESPONSES,
+)
+async def score(body: ScoreRequest, request: Request, service: ServiceDep) -> Response:
+    service.check_model(body.model)
+    queries, documents = _pairs(body)
+    tokens = rerank_tokens(service.engine.tokenizer)
+    pairs = [pair_text(*pair, body.instruction) for pair in zip(queries, documents, strict=True)]
+    stream = await _submit(body, request, service, tokens, pairs)
+    scores = await _scores(stream, request)
+    num_tokens = stream.request.num_prompt_tokens
+    response: ScoreResponse = {
+        "id": stream.request.id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": service.name,
+        "data": [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        ],
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return json_response(response, stream.request.headers)
+
+
+def _pairs(body: ScoreRequest) -> tuple[list[str], list[str]]:
+    """The two sides of every pair; one text is compared with each of the other side."""
+    first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
+    second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    check_limit("text_1", len(first), LIMITS.max_inputs, "texts")
+    check_limit("text_2", len(second), LIMITS.max_inputs, "texts")
+    if len(first) == 1:
+        first = first * len(second)
+    if not second or len(first) != len(second):
+        message = f"text_2 has {len(second)} texts and text_1 {len(first)}; send one, or as many"
+        raise ApiError(400, message, param="text_2")
+    return first, second
+
+
+async def _truncated(document: str, num_tokens: int | None, service: Service) -> str:
+    """The text of the document's first `num_tokens`."""
+    if num_tokens is None:
+        return document
+    tokenizer = service.engine.tokenizer
+    tokens = (await tokenize_text(document, tokenizer, False)).tokens
+    if len(tokens) <= num_tokens:
+        return document
+    return tokenizer.decode(tokens[:num_tokens], skip_special_tokens=False)
+
+
+async def _submit(
+    body: RerankRequest | ScoreRequest,
+    request: Request,
+    service: Service,
+    tokens: RerankTokens,
+    pairs: Sequence[str],
+) -> ResponseStream:
+    tokenizer = service.engine.tokenizer
+    prompts = []
+    for text in pairs:
+        pair = (await tokenize_text(text, tokenizer, False)).tokens
+        if isinstance(body, ScoreRequest) and body.truncate_prompt_tokens is not None:
+            kept = body.truncate_prompt_tokens - len(tokens.prefix) - len(tokens.suffix)
+            pair = pair[: max(0, kept)]
+        prompts.append(TokenPrompt((*tokens.prefix, *pair, *tokens.suffix)))
+    sampling = Sampling(
+        temperature=0.0,
+        max_tokens=1,
+        logprobs=0,
+        logprob_token_ids=(tokens.yes, tokens.no),
+        ignore_eos=True,
+    )
+    options = RequestOptions(
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        ignored=tuple(sorted(body.model_extra or {})),
+    )
+    return service.submit(
+        request, "rerank", prompts, sampling, options, streamed=False, score_only=True
+    )
+
+
+async def _scores(stream: ResponseStream, request: Request) -> list[float]:
+    """The probability of "yes" against "no" for every pair."""
+    async with cancel_on_disconnect(request.receive):
+        choices = await collect(stream)
+    return [_probability_of_yes(choice) for choice in choices]
+
+
+def _probability_of_yes(choice: CollectedChoice) -> float:
+    [token] = choice.tokens
+    assert token.logprobs is not None, "log-probabilities were requested"
+    (_, yes), (_, no) = token.logprobs.top
+    return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
