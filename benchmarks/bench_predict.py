@@ -43,13 +43,13 @@ from ridgeline.plan.calibration.fit import CalibrationInputs
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
 from ridgeline.plan.step_time.predict import OperatingPoint, predict_on
 from ridgeline.workflows.calibrate.calibrate_engine import (
-    EngineCalibration,
     calibrated_replica,
     calibration_facts,
     fit_calibration,
     request_overheads,
     undisturbed_speed,
 )
+from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.calibrate.load_windows import LoadWindow, measure_windows
 from ridgeline.workflows.calibrate.step_bench import StepBench, StepTiming, open_step_bench
 from ridgeline.workflows.calibrate.step_passes import (
@@ -338,7 +338,7 @@ def table(
     loaded = [window for raw in runs for window in raw.loaded]
     calibration = fit_calibration([raw.ran for raw in runs], together(runs), loaded)
     if calibration_path is not None:
-        EngineCalibration(calibration=calibration).save(calibration_path)
+        CalibrationResult(machine=calibration).save(calibration_path)
     rows = list(rows_of(raws, calibration, single))
     yield from summary(rows)
     yield ""

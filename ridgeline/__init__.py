@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from ridgeline.api.explain import explain
     from ridgeline.api.improve import evaluate, optimize, quantize
-    from ridgeline.api.measure import bench, diagnose
-    from ridgeline.api.planning import cost, plan, predict, simulate
+    from ridgeline.api.inspect import doctor, inspect
+    from ridgeline.api.measure import bench, compare, diagnose
+    from ridgeline.api.planning import calibrate, cost, pack, plan, predict, simulate
     from ridgeline.api.server import serve
-    from ridgeline.api.text import chat, generate, stream
+    from ridgeline.api.text import batch, chat, generate, stream
     from ridgeline.engine.engine import Engine
     from ridgeline.records import Sampling
 
@@ -29,14 +30,20 @@ __all__ = [
     "Engine",
     "Sampling",
     "__version__",
+    "batch",
     "bench",
+    "calibrate",
     "chat",
+    "compare",
     "cost",
     "diagnose",
+    "doctor",
     "evaluate",
     "explain",
     "generate",
+    "inspect",
     "optimize",
+    "pack",
     "plan",
     "predict",
     "quantize",
@@ -48,14 +55,20 @@ __all__ = [
 _HOMES = {
     "Engine": "ridgeline.engine.engine",
     "Sampling": "ridgeline.records",
+    "batch": "ridgeline.api.text",
     "bench": "ridgeline.api.measure",
+    "calibrate": "ridgeline.api.planning",
     "chat": "ridgeline.api.text",
+    "compare": "ridgeline.api.measure",
     "cost": "ridgeline.api.planning",
     "diagnose": "ridgeline.api.measure",
+    "doctor": "ridgeline.api.inspect",
     "evaluate": "ridgeline.api.improve",
     "explain": "ridgeline.api.explain",
     "generate": "ridgeline.api.text",
+    "inspect": "ridgeline.api.inspect",
     "optimize": "ridgeline.api.improve",
+    "pack": "ridgeline.api.planning",
     "plan": "ridgeline.api.planning",
     "predict": "ridgeline.api.planning",
     "quantize": "ridgeline.api.improve",

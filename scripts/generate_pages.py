@@ -85,20 +85,19 @@ with ridgeline.Engine.open("demo") as engine:
 `async for piece in pieces` works as well; a task that is cancelled while it reads frees the
 request's KV cache.
 
-Commands without a function here are functions of `ridgeline.workflows`, for instance
+Modes of a command without a function here are functions of `ridgeline.workflows`, for instance
 `ridgeline.workflows.bench.bench_series.bench_series` (`bench --sweep`),
-`ridgeline.workflows.planning.simulate_sweep.simulate_sweep` (`simulate --sweep`),
-`ridgeline.workflows.diagnose.operator_profile.profile_operators` (`diagnose --profile`),
-`ridgeline.workflows.inspect_model.inspect_model` and
-`ridgeline.workflows.check_machine.check_machine` (`doctor`). They return records too; their
-signatures may change between minor versions.
+`ridgeline.workflows.planning.simulate_sweep.simulate_sweep` (`simulate --sweep`) and
+`ridgeline.workflows.diagnose.operator_profile.profile_operators` (`diagnose --profile`). They
+return records too; their signatures may change between minor versions.
 """
 PYTHON_SECTIONS = {
-    "Generate text": ("generate", "stream", "chat", "Engine", "Sampling"),
-    "Measure": ("bench", "diagnose", "explain"),
+    "Generate text": ("generate", "stream", "chat", "batch", "Engine", "Sampling"),
+    "Measure": ("bench", "diagnose", "compare"),
     "Improve": ("optimize", "quantize", "evaluate"),
-    "Plan": ("plan", "predict", "simulate", "cost"),
+    "Plan": ("plan", "predict", "simulate", "cost", "pack", "calibrate"),
     "Serve": ("serve",),
+    "Explain and inspect": ("explain", "inspect", "doctor"),
 }
 PYTHON_RECORDS = (
     "report.result.Result",
@@ -109,6 +108,13 @@ PYTHON_RECORDS = (
     "workflows.bench.bench.BenchResult",
     "workflows.diagnose.diagnose_run.Diagnosis",
     "workflows.optimize.optimize.OptimizeResult",
+    "workflows.explain.explain_subject.Explanation",
+    "workflows.inspect_model.ModelInspection",
+    "workflows.check_machine.MachineReadiness",
+    "workflows.compare_runs.ResultComparison",
+    "workflows.serving.answer_batch.BatchFileResult",
+    "workflows.calibrate.calibration_result.CalibrationResult",
+    "workflows.planning.pack.PackResult",
     "workflows.quantize.quantize.QuantizeResult",
     "workflows.evaluate.evaluation.Evaluation",
     "workflows.planning.plan.PlanResult",

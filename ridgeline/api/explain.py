@@ -25,7 +25,7 @@ def explain(
     """Explain a model's settings, a topic, or whether speculative decoding pays.
 
     >>> import ridgeline
-    >>> ridgeline.explain("demo", max_num_seqs=3).derivations["max_num_seqs"]
+    >>> ridgeline.explain("demo", max_num_seqs=3).model.derivations["max_num_seqs"]
     'as requested'
     >>> "metric" in ridgeline.explain("topics").topics
     True

@@ -8,7 +8,12 @@ from typing import Literal, Unpack
 
 import msgspec
 
-from ridgeline.api.keywords import check_effective, engine_settings, options_from
+from ridgeline.api.keywords import (
+    check_effective,
+    command_options,
+    engine_settings,
+    options_from,
+)
 from ridgeline.config.load import (
     BenchOptions,
     BenchReport,
@@ -17,10 +22,12 @@ from ridgeline.config.load import (
     Endpoint,
 )
 from ridgeline.config.settings import EngineSettings
+from ridgeline.config.tools import CompareOptions
 from ridgeline.records import Slo
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.bench import bench as bench_workflow
 from ridgeline.workflows.bench.bench import BenchResult
+from ridgeline.workflows.compare_runs import ResultComparison, compare_runs
 from ridgeline.workflows.diagnose import diagnose as diagnose_workflow
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis
 from ridgeline.workflows.targets import bench_target
@@ -223,3 +230,27 @@ def diagnose(
         reference=diagnose_workflow.reference_device(given),
         observer=observer,
     )
+
+
+def compare(a: str | Path, b: str | Path, *, threshold: float = 2.0) -> ResultComparison:
+    """Compare two results, or two folders of repeated runs.
+
+    >>> import ridgeline
+    >>> comparison = ridgeline.compare("before.json", "after.json")  # doctest: +SKIP
+    >>> comparison.conclusion  # doctest: +SKIP
+    'not regressed'
+
+    Args:
+        a: Result file, or a folder of repeated runs.
+        b: The result to compare with A.
+        threshold: Smallest change that matters.
+
+    Returns:
+        Every metric with its judgement, and a conclusion: not regressed, regressed or
+        inconclusive.
+
+    Raises:
+        UserError: A file cannot be read.
+    """
+    options = command_options("compare", CompareOptions, locals())
+    return compare_runs(options.a, options.b, threshold=options.threshold / 100)

@@ -7,18 +7,25 @@ from pathlib import Path
 from ridgeline.api.keywords import command_options
 from ridgeline.config.planning import (
     PLANNING_SLO,
+    CalibrateOptions,
     Cluster,
     CostOptions,
+    PackOptions,
     PlanOptions,
     PredictOptions,
     Router,
     SimulateOptions,
 )
+from ridgeline.records.progress import Observer, silent
+from ridgeline.workflows.calibrate import calibrate as calibrate_workflow
+from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.planning import cost as cost_workflow
+from ridgeline.workflows.planning import pack as pack_workflow
 from ridgeline.workflows.planning import plan as plan_workflow
 from ridgeline.workflows.planning import predict as predict_workflow
 from ridgeline.workflows.planning import simulate as simulate_workflow
 from ridgeline.workflows.planning.cost import CostResult
+from ridgeline.workflows.planning.pack import PackResult
 from ridgeline.workflows.planning.plan import PlanResult
 from ridgeline.workflows.planning.predict import OperatingPointResult
 from ridgeline.workflows.planning.simulate import SimulationResult
@@ -343,3 +350,76 @@ def cost(
         UserError: An option is wrong, or what it describes cannot run.
     """
     return cost_workflow.cost(command_options("cost", CostOptions, locals()))
+
+
+def pack(
+    models: str | Path, *, accelerator: str, catalogue: str | Path | None = None
+) -> PackResult:
+    """Place several models on a stock of devices.
+
+    >>> import ridgeline
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> rows = ["[[model]]", "model = 'llama-3.1-8b'", "rate = 1.0", "isl = 512", "osl = 128"]
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "models.toml")
+    ...     _ = file.write_text(chr(10).join(rows))
+    ...     result = ridgeline.pack(file, accelerator="h100-sxm=1")
+    >>> [device.name for device in result.packing.devices]
+    ['h100-sxm']
+
+    Args:
+        models: TOML file of [[model]] rows: model, rate, isl, osl, weight_dtype.
+        accelerator: Devices in stock, by their names in the catalogue: h100-sxm=2,l4=4.
+        catalogue: TOML catalogue of accelerators to use instead of the built-in.
+
+    Returns:
+        Which models share which device.
+
+    Raises:
+        UserError: An option is wrong, or the models do not fit.
+    """
+    options = command_options("pack", PackOptions, locals())
+    return pack_workflow.pack(options.models, options.accelerator, catalogue=options.catalogue)
+
+
+def calibrate(
+    *,
+    engine: str | None = None,
+    url: str | None = None,
+    quantization: str | None = None,
+    also: tuple[str, ...] = (),
+    served_model_name: str | None = None,
+    api_key: str | None = None,
+    budget: float | str = 300.0,
+    observer: Observer = silent,
+) -> CalibrationResult:
+    """Measure this machine or a server, to predict with.
+
+    >>> import ridgeline
+    >>> result = ridgeline.calibrate(engine="smollm2", budget="5m")  # doctest: +SKIP
+    >>> result.save("calibration.json")  # doctest: +SKIP
+    >>> ridgeline.predict(
+    ...     "smollm2", accelerator="this-machine", calibration="calibration.json"
+    ... )  # doctest: +SKIP
+
+    Args:
+        engine: Calibrate Ridgeline's engine here with this model, larger than the caches.
+        url: Calibrate the server at this address, from outside.
+        quantization: With --engine: weight formats to run, separated by commas: dense, int8,
+            int4, bf16 (default: three of them).
+        also: With --engine: another model to run, which makes the fit more general;
+            repeatable.
+        served_model_name: Model to request from the server (default: the first it lists).
+        api_key: API key of the server.
+        budget: Time for the measurement, without loading models.
+        observer: Called with every progress event; `print` shows them as lines.
+
+    Returns:
+        The calibration. Save it as JSON and name the file as `calibration` of other functions.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    options = command_options("calibrate", CalibrateOptions, locals())
+    return calibrate_workflow.calibrate(options, observer)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Unpack
 
 import msgspec
 
-from ridgeline.api.keywords import engine_settings
+from ridgeline.api.keywords import engine_settings, options_from
 from ridgeline.config.settings import EngineSettings
+from ridgeline.config.tools import BatchFileOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
+from ridgeline.records.progress import Observer, silent
+from ridgeline.workflows.serving.answer_batch import BatchFileResult, answer_batch
 from ridgeline.workflows.text.conversation import CHAT_SAMPLING, Conversation
 from ridgeline.workflows.text.generation import Generation
 from ridgeline.workflows.text.generation import generate as generate_all
@@ -156,6 +160,52 @@ def chat(
     if isinstance(engine, Engine):
         return Conversation(engine, system=system, sampling=chosen)
     return Conversation(engine(), system=system, sampling=chosen, close_engine=True)
+
+
+def batch(
+    file: str | Path,
+    output: str | Path,
+    *,
+    model: str | None = None,
+    served_model_name: str | None = None,
+    observer: Observer = silent,
+    **settings: Unpack[EngineSettings],
+) -> BatchFileResult:
+    """Answer a file of requests, without a server.
+
+    An interrupted call resumes when it is repeated with the same arguments.
+
+    >>> import ridgeline
+    >>> result = ridgeline.batch(
+    ...     "requests.jsonl", "answers.jsonl", model="demo"
+    ... )  # doctest: +SKIP
+    >>> result.completed, result.failed  # doctest: +SKIP
+    (3, 0)
+
+    Args:
+        file: JSONL file of requests, in the format of /v1/batches.
+        output: JSONL file for the answers.
+        model: Name of a model: a directory, a .gguf file or its address,
+            OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
+            'dummy:SHAPE' (random weights) (default: smollm2).
+        served_model_name: Model name used in the file (default: the name of the model).
+        observer: Called with every progress event; `print` shows them as lines.
+        settings: Engine settings.
+
+    Returns:
+        How many requests were answered, the tokens, and the files.
+
+    Raises:
+        UserError: An option or the file is wrong, or the model cannot run.
+    """
+    options = options_from(BatchFileOptions, locals())
+    return answer_batch(
+        engine_settings(model, settings),
+        options.file,
+        options.output,
+        served_model_name=options.served_model_name,
+        observer=observer,
+    )
 
 
 def _prompts(

@@ -14,7 +14,10 @@ import pytest
 import ridgeline
 from ridgeline.api import improve, measure, planning
 from ridgeline.api.explain import explain
+from ridgeline.api.inspect import doctor
+from ridgeline.api.inspect import inspect as inspect_model
 from ridgeline.api.server import serve
+from ridgeline.api.text import batch
 from ridgeline.config.improve import (
     EvaluateOptions,
     OptimizeOptions,
@@ -24,9 +27,22 @@ from ridgeline.config.improve import (
 )
 from ridgeline.config.load import BenchOptions, BenchTarget, DiagnoseOptions
 from ridgeline.config.option import Section, options_of
-from ridgeline.config.planning import CostOptions, PlanOptions, PredictOptions, SimulateOptions
+from ridgeline.config.planning import (
+    CalibrateOptions,
+    CostOptions,
+    PackOptions,
+    PlanOptions,
+    PredictOptions,
+    SimulateOptions,
+)
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
-from ridgeline.config.tools import ExplainOptions
+from ridgeline.config.tools import (
+    BatchFileOptions,
+    CompareOptions,
+    DoctorOptions,
+    ExplainOptions,
+    InspectOptions,
+)
 from ridgeline.errors import BadInput
 
 OUTPUTS = {"html", "json", "trace"}  # of the command line; a record saves itself
@@ -48,6 +64,12 @@ NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]
     improve.evaluate: ((EvaluateOptions,), OUTPUTS),
     explain: ((ExplainOptions,), OUTPUTS),
     serve: ((ServeModel, ServerOptions, TwinOptions), set()),
+    planning.pack: ((PackOptions,), OUTPUTS),
+    planning.calibrate: ((CalibrateOptions,), {*OUTPUTS, "output"}),
+    measure.compare: ((CompareOptions,), OUTPUTS),
+    inspect_model: ((InspectOptions,), OUTPUTS),
+    doctor: ((DoctorOptions,), OUTPUTS),
+    batch: ((BatchFileOptions,), set()),
 }
 
 
@@ -119,7 +141,6 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (measure.bench, {"max_num_seq": 3}, "unknown option; got 'max_num_seq'"),
     (measure.diagnose, {"run": "no-such-run.jsonl"}, "no-such-run.jsonl"),
     (measure.diagnose, {"burstiness": 2.0}, "burstiness has no effect without request_rate"),
-    (improve.optimize, {"batching": "static"}, "batching has no effect: optimize chooses it"),
     (improve.optimize, {"budget": "soon"}, "budget must be seconds"),
     (improve.optimize, {"objective": "fame"}, "objective has no such choice"),
     (improve.optimize, {"url": "http://x"}, "url has no effect without restart_cmd"),
@@ -129,6 +150,12 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (serve, {"port": 70000}, "port is out of range"),
     (serve, {"host": "0.0.0.0", "model": "demo"}, "no API key is configured"),
     (serve, {"batch_window": "22:00-06:00"}, "batch_window has no effect without batch_store"),
+    (planning.pack, {"models": "m.toml", "accelerator": "h100-sxm=1"}, "cannot read the models"),
+    (planning.calibrate, {}, "needs either a model"),
+    (planning.calibrate, {"url": "http://x", "also": ("a=int8",)}, "also has no effect with url"),
+    (measure.compare, {"a": "no-a.json", "b": "no-b.json"}, "no-a.json"),
+    (inspect_model, {"model": "demo", "against": "demo"}, "--against needs a quantised model"),
+    (batch, {"file": "no.jsonl", "output": "x", "model": "demo"}, "no.jsonl"),
     (explain, {"subject": "ttfft"}, "did you mean ttft"),
     (explain, {"subject": "demo", "model": "demo"}, "has no effect after a model"),
 ]

@@ -11,8 +11,6 @@ import pytest
 import ridgeline
 from ridgeline.records.progress import ProgressEvent
 from ridgeline.workflows.bench.bench import BenchResult
-from ridgeline.workflows.explain.explain import ModelExplanation, TopicExplanation
-from ridgeline.workflows.explain.explain_subject import TopicNames
 
 ENGINE = {"kv_cache_memory_bytes": 32 << 20, "num_threads": 1}
 LOAD = {"input_len": 16, "output_len": 4, "num_prompts": 6, "num_warmups": 0}
@@ -63,13 +61,13 @@ def test_diagnosis_measures_the_engine_here() -> None:
 @pytest.mark.slow
 def test_explanations_of_models_and_topics(tmp_path: Path) -> None:
     model = ridgeline.explain("demo", max_num_seqs=3)
-    assert isinstance(model, ModelExplanation)
-    assert model.settings["max_num_seqs"] == 3 and model.techniques
+    assert model.model is not None and model.topic is None
+    assert model.model.settings["max_num_seqs"] == 3 and model.model.techniques
     topic = ridgeline.explain("ttft", "demo")
-    assert isinstance(topic, TopicExplanation) and topic.model == "demo"
-    assert topic.pages[0].kind == "metric"
+    assert topic.topic is not None and topic.topic.model == "demo"
+    assert topic.topic.pages[0].kind == "metric"
     names = ridgeline.explain("topics")
-    assert isinstance(names, TopicNames) and "ttft" in names.topics["metric"]
+    assert names.model is None and "ttft" in names.topics["metric"]
     for explanation in (model, topic, names):
         saved = json.loads(explanation.save(tmp_path / "explanation.json").read_text())
         assert saved == json.loads(json.dumps(explanation.to_dict()))

@@ -22,6 +22,7 @@ def check_record(result: Result, folder: Path) -> None:
     assert result._repr_html_().startswith("<iframe srcdoc=")
 
 
+@pytest.mark.slow
 def test_plan_finds_a_fleet_and_its_command(tmp_path: Path) -> None:
     limits = {"accelerator": "h100-sxm", "quantization": "bfloat16", "max_devices": 1}
     slow = ridgeline.plan(MODEL, **limits)  # type: ignore[arg-type]

@@ -87,6 +87,7 @@ except (TypeError, ridgeline.errors.BadInput) as error:
     assert run(before) == run(after) == run(from_inside)
 
 
+@pytest.mark.slow
 def test_looking_at_a_function_imports_no_torch() -> None:
     light = "import sys, inspect, ridgeline\nridgeline.Sampling\n"
     light += "".join(

@@ -11,6 +11,8 @@ import pytest
 import ridgeline
 from ridgeline.errors import BadInput, BadModel
 
+pytestmark = pytest.mark.slow
+
 SMALL = 32 << 20
 
 

@@ -116,6 +116,7 @@ async def test_the_two_ways_of_reading_do_not_mix(engine: Engine) -> None:
             await anext(stream)
 
 
+@pytest.mark.slow
 def test_an_engine_opened_for_the_stream_is_closed_with_it() -> None:
     opened: list[Engine] = []
 

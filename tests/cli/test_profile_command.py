@@ -10,6 +10,8 @@ import pytest
 from ridgeline.cli.main import main
 from ridgeline.hardware.ceilings import MeasuredCeilings
 
+pytestmark = pytest.mark.slow
+
 CEILINGS = MeasuredCeilings(
     bytes_s={1 << 20: 40e9, 1 << 28: 20e9},
     flops_s={"int4": 200e9, "int16": 150e9, "float32": 100e9},

@@ -24,6 +24,8 @@ from ridgeline.modelspec.format import blocks
 from ridgeline.modelspec.rewrite import with_activations
 from tests.conformance.tiny_models import Loaded, load_ours, make_model
 
+pytestmark = pytest.mark.slow
+
 TOKENS = [3, 17, 42, 5, 66, 9, 28]
 
 

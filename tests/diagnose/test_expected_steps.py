@@ -75,6 +75,7 @@ def test_noise_of_the_healthy_run_is_not_called_slow() -> None:
     assert sum(map(wild.is_slow, halved)) / len(halved) > 0.7
 
 
+@pytest.mark.slow
 def test_slow_steps_after_a_pause_are_not_attributed_to_the_machine() -> None:
     healthy = Engine()
     expected = Expected(seconds=lambda s: healthy.expected(s.shapes), between_s=0.00025)
@@ -105,6 +106,7 @@ def test_competing_process_slows_all_spans_and_a_stall_one() -> None:
     assert slowed(lambda i: False) == 0.0
 
 
+@pytest.mark.slow
 def test_stall_within_the_tpot_slo_is_no_finding() -> None:
     """The same steps, under an SLO that they meet and under one that they violate."""
     load = LOADS[0]

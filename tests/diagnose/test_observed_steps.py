@@ -43,6 +43,7 @@ def prefill_mean_s(record):
     return sum(r.token_s[0] - r.started_s for r in done) / len(done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [Engine(), CHUNKED], ids=["whole", "chunked"])
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
 def test_inferred_phases_match_the_recorded_steps(engine, load) -> None:
@@ -111,6 +112,7 @@ def test_several_tokens_per_chunk_give_one_point_or_none() -> None:
     assert mine == pytest.approx(flops, rel=0.05)
 
 
+@pytest.mark.slow
 def test_recorded_run_has_a_roofline_if_the_device_is_named(tmp_path) -> None:
     record, _ = run(Engine(), LOADS[0])
     log, page = tmp_path / "run.jsonl", tmp_path / "page.html"
@@ -129,6 +131,7 @@ def test_recorded_run_has_a_roofline_if_the_device_is_named(tmp_path) -> None:
         diagnose(BenchOptions(), log, reference=unnamed)
 
 
+@pytest.mark.slow
 def test_own_log_names_its_model(tmp_path) -> None:
     """It also records the weight format: int8 halves the bytes, so that the intensity doubles."""
     record, _ = run(Engine(), LOADS[0])

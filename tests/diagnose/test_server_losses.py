@@ -29,6 +29,8 @@ from ridgeline.workflows.load.load_session import load_session, run_context
 from ridgeline.workflows.targets import RemoteServer
 from tests.diagnose.faults import DECODING, LOADS, OVERLOADED, SLO, Engine, run
 
+pytestmark = pytest.mark.slow
+
 
 def measure(options, url):
     """One run against the server, with the report of its monitors."""

@@ -93,6 +93,7 @@ async def test_streams_raise_before_the_first_event(engine: Engine) -> None:
             await anext(engine.stream(prompt, GREEDY))
 
 
+@pytest.mark.slow
 async def test_id_in_use_is_rejected(engine: Engine) -> None:
     first = engine.stream("a", Sampling(max_tokens=100, ignore_eos=True), request_id="same")
     await anext(first)

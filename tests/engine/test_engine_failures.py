@@ -170,6 +170,7 @@ class FailingProposer:
         return {}
 
 
+@pytest.mark.slow
 def test_failing_drafter_ends_no_request() -> None:
     parts, drafts = assemble(RESOLVED), FailingProposer()
     parts.scheduler.draft_scheduler._proposer = drafts

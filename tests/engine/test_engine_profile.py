@@ -61,6 +61,7 @@ def test_operators_and_host_add_up_to_the_step(
             assert 0 < step.host_s < step.time_s  # the kernels' clock agrees with ours
 
 
+@pytest.mark.slow
 def test_all_work_of_the_spec_has_an_operator(
     engine: tuple[ResolvedSettings, EngineParts],
 ) -> None:

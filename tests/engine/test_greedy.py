@@ -90,6 +90,7 @@ def test_fast_path_equals_the_general_path(parts: EngineParts, max_drafts: int) 
     assert (most > 2) == bool(max_drafts), "drafts are accepted"
 
 
+@pytest.mark.slow
 def test_fast_path_samples_the_last_row_of_every_run(parts: EngineParts) -> None:
     """As a model-based drafter uses it: runs of one row and of many, prompts included."""
     runner, rng = parts.runner, random.Random(8)

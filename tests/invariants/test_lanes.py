@@ -143,6 +143,7 @@ def count_all_lanes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admitter.Admitter, "_queue_view", view)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant", [keep_the_slot, keep_the_blocks, background_first, count_all_lanes]
 )

@@ -54,6 +54,7 @@ def test_an_event_without_its_empty_line_counts_at_the_end():
     assert events(b"") == []
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8")), max_size=6),
     st.lists(st.integers(1, 7), min_size=1, max_size=20),

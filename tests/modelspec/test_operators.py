@@ -28,6 +28,7 @@ SPECS = {
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @given(runs=shapes, sampled=st.integers(0, 3))
 def test_the_parts_add_up_to_the_step(

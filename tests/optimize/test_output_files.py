@@ -87,6 +87,7 @@ def test_report_is_a_self_contained_page(result: LadderResult) -> None:
     assert len(html) < 500_000
 
 
+@pytest.mark.slow
 def test_the_report_shows_every_rung_and_its_verdict(result: LadderResult) -> None:
     html = page(result)
     assert {"kept", "quality failed", "crashed"} <= {trial.verdict for trial in result.trials}

@@ -82,6 +82,7 @@ def test_a_little_noise_passes_and_a_lot_fails_at_the_first_look() -> None:
     assert broken.verdict == "fail" and broken.num_looks == 1
 
 
+@pytest.mark.slow
 def test_reading_continues_near_the_limit() -> None:
     near = examined(0.14)
     assert near.num_windows > 16 and near.num_looks > 1
@@ -256,6 +257,7 @@ def test_right_answers_are_right_and_evenly_drawn(name: str) -> None:
     assert share < 1.5 * task.chance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "verdict"),
     [

@@ -72,6 +72,7 @@ async def test_the_search_finds_what_helps_and_ends_within_its_budget() -> None:
     assert result.final.cost.output_dollars_per_mtok < result.baseline.cost.output_dollars_per_mtok
 
 
+@pytest.mark.slow
 async def test_a_rung_that_gains_nothing_is_reported_as_such() -> None:
     fake = Fake(quirks={INT8: Quirks(speed=0.8)})
     result = await search_ladder(fake, rungs=only("continuous-batching", "int8"))
@@ -82,6 +83,7 @@ async def test_a_rung_that_gains_nothing_is_reported_as_such() -> None:
     assert settings_from(result.final.settings).quantization is None
 
 
+@pytest.mark.slow
 async def test_a_fast_rung_that_breaks_quality_is_taken_back() -> None:
     fake = Fake(Physics(int8_speed=1.6), quirks={INT8: Quirks(logit_noise=2.0)})
     result = await search_ladder(fake, rungs=only("continuous-batching", "int8"))
@@ -93,6 +95,7 @@ async def test_a_fast_rung_that_breaks_quality_is_taken_back() -> None:
     assert settings_from(result.final.settings).quantization is None
 
 
+@pytest.mark.slow
 async def test_a_fast_rung_of_good_quality_is_kept() -> None:
     result = await search_ladder(
         Fake(Physics(int8_speed=1.6)), rungs=only("continuous-batching", "int8")
@@ -203,6 +206,7 @@ async def test_rung_without_predicted_gain_is_skipped_with_a_reason() -> None:
     assert left.predicted.gain < 0.7
 
 
+@pytest.mark.slow
 async def test_the_loss_of_a_rung_is_remembered_for_its_next_variant() -> None:
     fake = Fake(quirks={("max_num_seqs", n): Quirks(speed=0.5) for n in (64, 128)})
     result = await search_ladder(fake, rungs=only("continuous-batching", "batch-limit"))
@@ -259,6 +263,7 @@ MADE_ROW = """
 """
 
 
+@pytest.mark.slow
 async def test_prepared_weights_are_kept_in_the_result() -> None:
     fake, made = Fake(Physics(int8_speed=1.6)), []
 
@@ -280,6 +285,7 @@ async def test_weights_that_cannot_be_made_are_an_outcome() -> None:
     assert {trial.verdict for trial in result.trials} == {"cannot run"}
 
 
+@pytest.mark.slow
 async def test_change_the_simulator_cannot_predict_is_tried_last() -> None:
     unseen = MADE_ROW.replace("made", "unseen").replace('{ quantization = "int8" }', "{ seed = 7 }")
     unseen = unseen.replace('variants = [{ make = "gptq" }, { make = "awq" }]', "")

@@ -135,6 +135,7 @@ def found() -> Calibration:
     return fit_samples(sample_points(made_up(), noise=0.03), FACTS)
 
 
+@pytest.mark.slow
 def test_fit_predicts_unseen_models(found: Calibration) -> None:
     truth, errors = made_up(), []
     for model in ("smollm2-360m", "qwen3-0.6b", "tinyllama-1.1b", "llama-3.2-1b"):

@@ -301,6 +301,7 @@ def load(count: int, rate: float = 50.0, seed: int = 0, **more: object) -> list[
     ]
 
 
+@pytest.mark.slow
 def test_littles_law() -> None:
     outcome = simulate_fleet(load(2000), fleet(make(), ConstantStepTimes(0.005), 3))
     spent_s = sum(result.finished_s - result.request.at_s for result in outcome.requests)

@@ -97,7 +97,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_server_with_known_step_times_is_measured(short: None) -> None:
     with mock_server(ttft_s=0.1, itl_s=0.03) as url:
-        found = calibrate(RemoteServer(url=url), 30.0).calibration
+        found = calibrate(RemoteServer(url=url), 30.0).server
+    assert found is not None
     assert found.ttft_s(100) == pytest.approx(0.1, rel=0.3)
     assert found.tpot_s(4, 60) == pytest.approx(0.03, rel=0.3)
     assert len(found.runs) <= 5 and found.residuals

@@ -150,6 +150,7 @@ async def test_more_sequences_than_blocks_all_finish(url: str, engine: Engine) -
     await assert_idle(engine)
 
 
+@pytest.mark.slow
 async def test_nan_logits_fail_only_their_request(
     url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

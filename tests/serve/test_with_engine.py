@@ -138,6 +138,7 @@ async def test_health_is_fast_while_the_engine_computes(url: str) -> None:
     assert sorted(latencies)[len(latencies) // 2] < 0.25  # a few ms on an idle machine
 
 
+@pytest.mark.slow
 async def test_disconnect_frees_the_blocks(url: str, engine: Engine) -> None:
     for stream in (False, True):
         body = {"prompt": PROMPTS, "max_tokens": 500, "ignore_eos": True, "stream": stream}
@@ -206,6 +207,7 @@ def test_maximum_number_of_choices(url: str) -> None:
     assert reply.status_code == 200 and reply.json()["choices"][0]["text"] in options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regex", ["((x){1,100}){100,100}", "((a{1,100}){1,100}){1,100}"])
 def test_regex_over_the_limits_is_refused(url: str, regex: str) -> None:
     """The first exceeds the limits at once, the second after some two dozen tokens."""

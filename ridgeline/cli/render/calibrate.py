@@ -7,14 +7,21 @@ from pathlib import Path
 
 from rich.table import Table
 
+from ridgeline.plan.calibration.calibration import Calibration
 from ridgeline.plan.calibration.interference import InterferenceTrace
-from ridgeline.workflows.calibrate.calibrate_engine import EngineCalibration
-from ridgeline.workflows.calibrate.calibrate_server import ServerCalibration
+from ridgeline.plan.calibration.remote_server import ServerTimes
+from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 
 
-def engine_calibration_table(result: EngineCalibration, output: Path) -> Table:
+def calibration_table(result: CalibrationResult, output: Path) -> Table:
     """What was fitted, and how well."""
-    calibration = result.calibration
+    if result.machine is not None:
+        return _machine_table(result.machine, output)
+    assert result.server is not None
+    return _server_table(result.server, output)
+
+
+def _machine_table(calibration: Calibration, output: Path) -> Table:
     kinds = f"{len(calibration.residuals)} kinds of steps in {calibration.took_s:.0f} s"
     table = _table(f"{calibration.device}, {calibration.as_of}: {kinds}")
     table.add_row("memory reads", f"{calibration.memory_bandwidth / 1e9:.1f} GB/s", "")
@@ -50,9 +57,7 @@ def engine_calibration_table(result: EngineCalibration, output: Path) -> Table:
     return table
 
 
-def server_calibration_table(result: ServerCalibration, output: Path) -> Table:
-    """What was fitted, and how well."""
-    server = result.calibration
+def _server_table(server: ServerTimes, output: Path) -> Table:
     table = _table(f"{server.model} at {server.server}, {server.as_of}: {server.took_s:.0f} s")
     table.add_row(
         "first token",

@@ -15,30 +15,30 @@ from ridgeline.workflows.explain.explain_speculation import (
     SpeculationCase,
     SpeculationExplanation,
 )
-from ridgeline.workflows.explain.explain_subject import Explanation, TopicNames
+from ridgeline.workflows.explain.explain_subject import Explanation
 from ridgeline.workflows.explain.recommendations import Recommendation
 from ridgeline.workflows.explain.topics.base import TopicPage
 
 
 def print_explanation(explanation: Explanation, out: Console) -> None:
     """The report of any explanation."""
-    if isinstance(explanation, ModelExplanation):
-        print_model_explanation(explanation, out)
-    elif isinstance(explanation, TopicExplanation):
-        print_topic_explanation(explanation, out)
-    elif isinstance(explanation, TopicNames):
-        out.print(topics_table(explanation.topics))
+    if explanation.model is not None:
+        print_model_explanation(explanation.model, out)
+    elif explanation.topic is not None:
+        print_topic_explanation(explanation.topic, out)
+    elif explanation.speculation is not None:
+        print_speculation(explanation.speculation, out)
     else:
-        print_speculation(explanation, out)
+        out.print(topics_table(explanation.topics))
 
 
 def explanation_json(explanation: Explanation) -> object:
     """What `--json` prints: the record's main part."""
-    if isinstance(explanation, ModelExplanation):
-        return explanation.to_dict()
-    if isinstance(explanation, TopicExplanation):
-        return explanation.pages
-    return explanation.topics if isinstance(explanation, TopicNames) else explanation.cases
+    if explanation.model is not None:
+        return explanation.model.to_dict()
+    if explanation.topic is not None:
+        return explanation.topic.pages
+    return explanation.topics if explanation.speculation is None else explanation.speculation.cases
 
 
 def print_model_explanation(explanation: ModelExplanation, out: Console) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import date
 from functools import lru_cache, partial
 from statistics import median
-from typing import Any
 
 import msgspec
 
@@ -29,8 +28,7 @@ from ridgeline.plan.calibration.interference import InterferenceTrace, record_in
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import reader_s
 from ridgeline.records.progress import Caution, Message, Observer, silent
-from ridgeline.report.json_line import plain
-from ridgeline.report.result import Result
+from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.calibrate.load_windows import (
     LoadWindow,
     measure_windows,
@@ -57,18 +55,9 @@ MULTIPLIED_AS = {"float32": "float32", "bfloat16": "bf16", "int8": "int16", "int
 """Weight format → the kind of multiply-add that its kernel uses."""
 
 
-class EngineCalibration(Result, frozen=True, kw_only=True):
-    """A calibration of this machine, to be saved as JSON and used with `--calibration`."""
-
-    calibration: Calibration
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(plain(self.calibration))
-
-
 def calibrate_engine(
     runs: Sequence[CalibrationRun], budget_s: float, observer: Observer = silent
-) -> EngineCalibration:
+) -> CalibrationResult:
     """Measure steps of every run within the budget and fit the arithmetic to them.
 
     Raises UserError if there are too many runs, a model does not fit, or the budget is too small.
@@ -103,7 +92,7 @@ def calibrate_engine(
         raise BadInput("nothing was measured within --budget", value=budget_s, fix="allow more")
     dense_dtype = resolve(run_settings(runs[-1])).dtype
     facts = calibration_facts(measurements, memory, time.perf_counter() - started_s, dense_dtype)
-    return EngineCalibration(calibration=fit_calibration(measurements, facts, windows))
+    return CalibrationResult(machine=fit_calibration(measurements, facts, windows))
 
 
 def _warn(observer: Observer, taken_share: float | None, passes: float) -> None:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from datetime import date
 from statistics import median
-from typing import Any
 
 import ridgeline
 from ridgeline.errors import EngineUnavailable
@@ -31,13 +30,11 @@ from ridgeline.plan.calibration.remote_server import (
     DecodeSample,
     PromptSample,
     ServerRuns,
-    ServerTimes,
     fit_server_times,
 )
 from ridgeline.records import RequestTrace
 from ridgeline.records.progress import Caution, Observer, silent, stage
-from ridgeline.report.json_line import plain
-from ridgeline.report.result import Result
+from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.run_async import run_async
 from ridgeline.workflows.targets import RemoteServer
 
@@ -48,15 +45,6 @@ SHORT_PROMPT, WAVE_OUTPUT, MIN_TOKENS = 32, 48, 8
 SINGLE_OUTPUT, REPEATS = 24, 3
 MAX_TOKEN_ID = 2000  # every tokenizer has the ids below
 TIMEOUT_S = 120.0
-
-
-class ServerCalibration(Result, frozen=True, kw_only=True):
-    """A calibration of a server, to be saved as JSON and used with `predict --calibration`."""
-
-    calibration: ServerTimes
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(plain(self.calibration))
 
 
 class CalibrationSession:
@@ -100,7 +88,7 @@ class ServerMeasurements:
 
 def calibrate_server(
     server: RemoteServer, budget_s: float, observer: Observer = silent
-) -> ServerCalibration:
+) -> CalibrationResult:
     """Make the five runs and fit the calibration.
 
     Raises EngineUnavailable if the server answers no prompt of token ids, BadInput if the runs are
@@ -111,7 +99,7 @@ def calibrate_server(
 
 async def _calibrate(
     server: RemoteServer, budget_s: float, observer: Observer
-) -> ServerCalibration:
+) -> CalibrationResult:
     started_s = time.perf_counter()
     model = server.model or await first_model(server.url, api_key=server.api_key)
     target = HttpTarget(server.url, model, endpoint="completions", api_key=server.api_key)
@@ -131,7 +119,7 @@ async def _calibrate(
         runs=tuple(measurements.runs),
     )
     fitted = fit_server_times(measurements.prompts, measurements.decodes, about)
-    return ServerCalibration(calibration=fitted)
+    return CalibrationResult(server=fitted)
 
 
 async def measure_server(session: CalibrationSession, budget_s: float) -> ServerMeasurements:

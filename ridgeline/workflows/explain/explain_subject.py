@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.config.model_name import EXAMPLE_MODEL
 from ridgeline.config.rules import refuse
@@ -25,13 +25,25 @@ if TYPE_CHECKING:
     from ridgeline.workflows.explain.explain_speculation import SpeculationExplanation
 
 
-class TopicNames(Result, frozen=True, kw_only=True):
-    """The names of all topics, by kind."""
+class Explanation(Result, frozen=True, kw_only=True):
+    """What is known of a subject; the fields that do not belong to it are None or empty.
 
-    topics: dict[str, list[str]]
+    `model`: a model's settings, decisions and techniques. `topic`: the pages of a setting, metric,
+    technique, flag or error. `topics`: the names of all topics, by kind. `speculation`: whether
+    speculative decoding pays.
+    """
 
+    model: ModelExplanation | None = None
+    topic: TopicExplanation | None = None
+    topics: dict[str, list[str]] = {}
+    speculation: SpeculationExplanation | None = None
 
-Explanation: TypeAlias = "ModelExplanation | TopicExplanation | TopicNames | SpeculationExplanation"
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of the subject, without the empty fields."""
+        for part in (self.model, self.topic, self.speculation):
+            if part is not None:
+                return part.to_dict()
+        return {"topics": self.topics}
 
 
 def explain(
@@ -45,16 +57,17 @@ def explain(
     """
     subject = options.subject
     if subject == "speculation":
-        return _speculation(options, settings_of, observer)
+        return Explanation(speculation=_speculation(options, settings_of, observer))
     if subject == "topics":
-        return TopicNames(topics=all_topics())
+        return Explanation(topics=all_topics())
     load = ExplainLoad(
         workload=options.workload, slo=options.slo, request_rate=options.request_rate
     )
     if subject is None or is_model(subject):
         refuse([options.model] if options.model else [], "after a model")
-        return explain_model(settings_of(subject or EXAMPLE_MODEL), load)
-    return explain_topic(subject, settings_of(options.model or EXAMPLE_MODEL), load)
+        return Explanation(model=explain_model(settings_of(subject or EXAMPLE_MODEL), load))
+    settings = settings_of(options.model or EXAMPLE_MODEL)
+    return Explanation(topic=explain_topic(subject, settings, load))
 
 
 def _speculation(

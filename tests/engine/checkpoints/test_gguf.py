@@ -174,6 +174,7 @@ def test_q4_0_embedding_table_stays_packed(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(GgufWeights(name, spec).get(next(parts(spec))), source["embed"])
 
 
+@pytest.mark.slow
 def test_tokenizer_and_chat_template_are_read_from_the_file(q4: Path) -> None:
     demo, theirs = load_tokenizer("demo"), load_tokenizer(str(q4))
     text = "def f(x):\n    return x + 1  # naïve <|end|> 12345\n"

@@ -30,6 +30,8 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
 
+pytestmark = pytest.mark.slow
+
 IDS = [(37 * i) % 96 for i in range(40)]
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,

@@ -38,6 +38,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Path(random_experts(tmp_path_factory.mktemp("moe") / request.param, request.param))
 
 
+@pytest.mark.slow
 def test_eight_bit_experts_give_the_logits_of_the_dense_model(model: Path, tmp_path: Path) -> None:
     """Every part within what rounding moves it, none at another expert's place."""
     quantize(str(model), tmp_path / "q8", QuantizeOptions(bits=8, format="gguf"))
@@ -64,6 +65,7 @@ def test_four_bit_experts_run_packed(model: Path, tmp_path: Path) -> None:
     assert far(logits(name), logits(str(tmp_path / "own"))) < 1e-5
 
 
+@pytest.mark.slow
 def test_models_that_llama_cpp_cannot_hold_are_refused(tmp_path: Path) -> None:
     folder = Path(random_experts(tmp_path / "m", "qwen3_moe"))
     file = folder / "config.json"

@@ -15,6 +15,8 @@ from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import local_path
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

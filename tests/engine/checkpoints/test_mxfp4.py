@@ -23,6 +23,8 @@ from ridgeline.modelspec.rewrite import with_activations
 from tests.conformance.test_model_vs_transformers import log_softmax, reference_logits
 from tests.conformance.tiny_models import VOCAB, make_model
 
+pytestmark = pytest.mark.slow
+
 
 def test_blocks_decode_as_in_transformers() -> None:
     blocks_OGB = torch.arange(256, dtype=torch.uint8).view(4, 4, 16)

@@ -130,6 +130,7 @@ def test_truncated_file_is_reported(packed_demo: Path, tmp_path: Path, keep: int
         PackedWeights(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [{"group_size": 64}, {"kind": "int8", "bits": 8, "group_size": None}, {"zero_bits": 8}],

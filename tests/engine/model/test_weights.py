@@ -279,6 +279,7 @@ def test_dummy_weights_are_deterministic_by_seed() -> None:
     assert 0.019 < float(big.std()) < 0.021 and len(torch.unique(big[:, :2], dim=0)) > 1100
 
 
+@pytest.mark.slow
 def test_dummy_model_occupies_what_the_spec_predicts() -> None:
     name = "dummy:smollm2-135m"
     spec = with_dtype(load_spec(name), "float32")

@@ -130,6 +130,7 @@ def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.sampled_from(["int4", "int8", "bf16", "fp32"]),

@@ -88,6 +88,7 @@ def test_sizes_must_be_positive(num_blocks: int, block_size: int) -> None:
         BlockPool(num_blocks, block_size)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("amrp"), st.integers(0, 6)), max_size=60))
 def test_allocate_many_equals_repeated_allocate(moves: list[tuple[str, int]]) -> None:
     """Allocate, release and publish at random: the same blocks in the same order either way."""

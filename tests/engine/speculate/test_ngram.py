@@ -121,6 +121,7 @@ def test_kinds_round_trip_through_their_parts() -> None:
     assert len(seen) == 7 * 4 * 2 and max(seen) < KINDS
 
 
+@pytest.mark.slow
 @given(TEXTS, st.data())
 def test_evidence_kind_states_the_match_length(tokens: list[int], data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(tokens) - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def look(
     return automaton.look(match, read, 99, 0, 99, -1) or (match.length, ())
 
 
+@pytest.mark.slow
 @example([([0, 0, 1], [1]), ([0, 1, 1], [1])])
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4))
 def test_match_is_the_longest_tail_that_occurs(rounds: list[tuple[list[int], list[int]]]) -> None:

@@ -132,6 +132,7 @@ def slow_drafts(student: EagleStudent, tokens: list[int], depth: int) -> tuple[i
     return tuple(drafts)
 
 
+@pytest.mark.slow
 def test_eagle_layer_equals_the_trained_model(teacher: Teacher) -> None:
     """Two sequences side by side, over steps in which drafts are accepted and refused."""
     student, drafter = make_eagle(teacher)

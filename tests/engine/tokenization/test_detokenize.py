@@ -50,6 +50,7 @@ def pieces(detokenizer: Detokenizer, tokens: list[int]) -> list[str]:
     return [*(detokenizer.push(token) for token in tokens), detokenizer.flush()]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(TEXTS)
 @example(HARD)

@@ -17,6 +17,8 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from tests.engine.tokenization.template_idioms import PART_IDIOMS, TEXT_IDIOMS, TOOL_IDIOMS
 
+pytestmark = pytest.mark.slow
+
 IDIOMS = {**TEXT_IDIOMS, **PART_IDIOMS, **TOOL_IDIOMS}
 NAMES = {
     "bos_token": "<s>",

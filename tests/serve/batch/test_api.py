@@ -95,6 +95,7 @@ async def test_rejected_file_lists_its_errors(api: httpx.AsyncClient) -> None:
     assert listed == [("duplicate_custom_id", 2), ("invalid_json_line", 3)]
 
 
+@pytest.mark.slow
 async def test_cancelled_batch_keeps_its_results(api: httpx.AsyncClient) -> None:
     names = ["quick", *(f"!slow-{i}" for i in range(40))]
     batch_id = (await create(api, jsonl(*map(request, names)))).json()["id"]
