@@ -13,6 +13,7 @@ import click
 import ridgeline
 from ridgeline.cli.params.click_command import HELP_FLAGS, OptionCommand, debug_option
 from ridgeline.cli.params.explain_command import ExplainCommand
+from ridgeline.cli.params.twin_command import TwinCommand
 from ridgeline.cli.render.help import root_help
 from ridgeline.config.commands import COMMANDS
 
@@ -45,6 +46,7 @@ FUNCTIONS = {
     "inspect": "inspect:inspect",
     "doctor": "doctor:doctor",
     "mock-server": "measure.mock_server:mock_server",
+    "twin": "run.twin:twin",
     "completion": "tools:completion",
     "version": "tools:version",
 }
@@ -69,8 +71,8 @@ def run(invocation: Invocation) -> int | None:
 
 
 def _command(name: str) -> OptionCommand:
-    kind = ExplainCommand if name == "explain" else OptionCommand
-    return kind(COMMANDS[name], run)
+    kinds = {"explain": ExplainCommand, "twin": TwinCommand}
+    return kinds.get(name, OptionCommand)(COMMANDS[name], run)
 
 
 app = Ridgeline(

@@ -44,6 +44,7 @@ from ridgeline.config.tools import (
     PullOptions,
     TopOptions,
 )
+from ridgeline.config.twin import TwinServerOptions
 
 Group = Literal["Run", "Measure", "Improve", "Plan", "Tools"]
 
@@ -324,6 +325,21 @@ _COMMANDS = (
         details="The requested model name chooses the script.",
         examples=("ridgeline mock-server --list",),
         sections=(MockServerOptions,),
+    ),
+    Command(
+        name="twin",
+        group="Tools",
+        summary="Imitate another server on devices that are not here.",
+        details="Takes the command line of vLLM, SGLang, TensorRT-LLM, TGI or llama.cpp: the flags "
+        "act on a model of steps, memory and start-up; answers are synthetic. Its own options come "
+        "before the server's program.",
+        examples=(
+            "ridgeline twin vllm serve llama-3.1-8b --max-num-seqs 64",
+            "ridgeline optimize dummy:llama-3.1-8b --max-model-len 4096 --url 'http://127.0.0.1:{port}' \\\n"
+            "    --workload synthetic:input=512,output=64 --restart-cmd \\\n"
+            "    'ridgeline twin vllm serve llama-3.1-8b --port {port} {flags}'",
+        ),
+        sections=(TwinServerOptions,),
     ),
     Command(
         name="completion",

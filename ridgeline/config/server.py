@@ -6,15 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
+from ridgeline.config.twin import SPEED
 from ridgeline.config.units import (
     BYTES,
     COUNT,
     DURATION,
     NON_NEGATIVE_SECONDS,
-    NUMBER,
     PORT,
     TOKENS,
-    Range,
 )
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
@@ -201,10 +200,7 @@ class TwinOptions(Section, frozen=True, kw_only=True):
             "and answer with synthetic tokens.",
         ),
     ] = False
-    speed: Annotated[
-        float,
-        About("Modelled seconds per second.", unit=NUMBER, range=Range(0, 1e4, exclusive=True)),
-    ] = 1.0
+    speed: Annotated[float, SPEED] = 1.0
     acceptance: Annotated[float, shared.ACCEPTANCE] = 0.6
 
 

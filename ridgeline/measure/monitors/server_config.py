@@ -38,8 +38,15 @@ async def fetch_engine_info(pool: HttpConnectionPool, prefix: str, model: str) -
             return info
         settings = dict(_plain(document))
         if settings:
-            return _elsewhere(model, settings)
-    return None
+            return _elsewhere(model, settings, _twin(page))
+    twin = _twin(page)
+    return None if twin is None else _elsewhere(model, {}, twin)
+
+
+def _twin(page: str) -> str | None:
+    """`a twin of 1 x h100-sxm, modelled` if the server says that it is one."""
+    device = _labels(page, "ridgeline_twin").get("device")
+    return None if device is None else f"a twin of {device}"
 
 
 async def _get(pool: HttpConnectionPool, path: str) -> str:
@@ -81,7 +88,7 @@ def _plain(document: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, 
             yield outer + key, value
 
 
-def _elsewhere(model: str, settings: dict[str, object]) -> EngineInfo:
+def _elsewhere(model: str, settings: dict[str, object], twin: str | None) -> EngineInfo:
     return EngineInfo(
         model=model,
         settings=settings,
@@ -91,6 +98,6 @@ def _elsewhere(model: str, settings: dict[str, object]) -> EngineInfo:
         block_size=0,
         weight_bytes=0,
         kv_bytes_per_token=0,
-        device=ELSEWHERE,
+        device=twin or ELSEWHERE,
         compute_dtype="",
     )

@@ -35,6 +35,8 @@ COUNTERS = (
     "spent_waiting_total_s",
     "cpu_s",
 )
+TWIN = "ridgeline_twin"
+"""Begins metrics of `ridgeline twin`, whose other metrics are those of the server it imitates."""
 HISTOGRAMS = ("queue_s", "prefill_s", "decode_s")
 
 Sample = Mapping[str, float]
@@ -106,7 +108,7 @@ def identify_server(sample: Sample) -> str | None:
     """The server whose page this is, by the first matching sign; None if unknown."""
     for server, names in metric_names().items():
         sign = names["sign"][0]
-        if any(name.startswith(sign) for name in sample):
+        if any(name.startswith(sign) and not name.startswith(TWIN) for name in sample):
             return server
     return None
 

@@ -98,7 +98,10 @@ def server_flags_for(command: str, name: str | None = None) -> ServerFlags:
         if name not in known:
             raise BadInput("unknown server", value=name, limit=", ".join(known))
         return known[name]
-    words = {PurePath(word).name for word in shlex.split(command)}
+    names = [PurePath(word).name for word in shlex.split(command)]
+    # `ridgeline twin vllm serve …` takes vLLM's flags.
+    twins = [i for i in range(len(names) - 1) if names[i : i + 2] == ["ridgeline", "twin"]]
+    words = set(names[twins[0] + 2 :] if twins else names)
     for dialect in known.values():
         if words & set(dialect.programs):
             return dialect

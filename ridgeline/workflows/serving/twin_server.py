@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from ridgeline.twin.config import TwinConfig, parse_devices
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from ridgeline.serve.metrics.registry import Metrics
     from ridgeline.twin.build import TwinModel
     from ridgeline.twin.replicated_engine import ReplicatedEngine
 
@@ -56,21 +58,33 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
     )
 
 
-def create_twin_app(config: TwinConfig, options: ServerOptions) -> tuple[FastAPI, ReplicatedEngine]:
+def create_twin_app(
+    config: TwinConfig,
+    options: ServerOptions,
+    *,
+    model: TwinModel | None = None,
+    pages_of: Callable[[Metrics], Mapping[str, Callable[[], bytes]]] | None = None,
+) -> tuple[FastAPI, ReplicatedEngine]:
     """The app over a twin, which says in headers and metrics that it is one.
 
-    Raises UserError if the model cannot run on the device or does not fit.
+    `model`: the configuration's plan, if it is already known. `pages_of` returns pages (path →
+    body) that take the place of Ridgeline's own. Raises UserError if the model cannot run on the
+    device or does not fit.
     """
     from ridgeline.serve.app import create_app
     from ridgeline.twin.build import open_engine, plan_twin
     from ridgeline.twin.marks import TwinHeader, register
     from ridgeline.twin.replicated_engine import ReplicatedEngine
+    from ridgeline.twin.servers.pages import ServerPages
 
-    model = plan_twin(config)
+    model = model or plan_twin(config)
     engine = ReplicatedEngine([open_engine(config, model) for _ in range(config.dp)])
     app = create_app(engine, options, peaks=_peaks(config, model))
-    register(app.state.service.metrics.registry, config.description, engine.late_s)
-    app.add_middleware(TwinHeader, description=config.description)
+    metrics = app.state.service.metrics
+    register(metrics.registry, config.description, engine.late_s)
+    if pages_of is not None:
+        app.add_middleware(ServerPages, pages=pages_of(metrics))
+    app.add_middleware(TwinHeader, description=config.description)  # the outermost
     return app, engine
 
 

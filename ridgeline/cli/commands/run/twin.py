@@ -1,0 +1,16 @@
+"""`ridgeline twin`: imitate another server."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.live_progress import ProgressLines
+from ridgeline.config.twin import TwinServerOptions
+from ridgeline.workflows.serving.twin_of_server import run_twin
+
+
+def twin(call: Invocation) -> None:
+    """`ridgeline twin`: until SIGINT or SIGTERM."""
+    console = Console(stderr=True, highlight=False)
+    run_twin(call.read(TwinServerOptions), observer=ProgressLines(console))

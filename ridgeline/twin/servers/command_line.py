@@ -1,0 +1,166 @@
+"""Reads the command line of another server into the fields that change its steps and memory."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadInput
+
+
+class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's command line with its defaults filled in.
+
+    `memory_share`: of the device. `graphs`: steps are replayed from captured graphs. `compiled`:
+    kernels are compiled at the start. `overlapped`: the next step is scheduled while the device
+    runs. `speculation`: as the flag gives it. `unknown`: flags without an effect on the twin.
+    """
+
+    server: str
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    api_key: str | None = None
+    tp: int = 1
+    dp: int = 1
+    ep: int = 1
+    expert_parallel: bool = False
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    memory_share: float = 0.9
+    block_size: int = 16
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    graphs: bool = True
+    compiled: bool = True
+    overlapped: bool = True
+    attention_backend: str = "auto"
+    compilation: str = ""
+    speculation: str = ""
+    num_drafts: int = 0
+    seed: int = 0
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens per step and sequence; 0 without speculation. Raises BadInput."""
+        if self.speculation.lstrip().startswith("{"):
+            try:
+                document = msgspec.json.decode(self.speculation, type=dict[str, Any])
+            except msgspec.MsgspecError as error:
+                raise BadInput(
+                    "the speculative config is not JSON", value=self.speculation, fix=str(error)
+                ) from None
+            return int(document.get("num_speculative_tokens", 3))
+        if self.speculation and self.speculation.lower() != "none":
+            return self.num_drafts or 4
+        return self.num_drafts
+
+
+class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of servers.toml, which describes the fields."""
+
+    name: str
+    programs: tuple[str, ...]
+    skip: tuple[str, ...]
+    model: tuple[str, ...]
+    defaults: dict[str, Any]
+    flags: dict[str, str]
+    switches: dict[str, dict[str, bool]] = {}
+    metrics: dict[str, str] = {}
+    pages: dict[str, dict[str, str]] = {}
+
+    def read(self, words: Sequence[str]) -> ServerLine:
+        """The fields that the words after the program give. Raises BadInput."""
+        values: dict[str, Any] = dict(self.defaults)
+        unknown: list[str] = []
+        rest = list(words[1:] if words and words[0] in self.skip else words)
+        while rest:
+            flag, equals, value = _parts(rest.pop(0))
+            if not flag.startswith("-"):
+                if "" not in self.model or "model" in values:
+                    raise BadInput(f"{self.name} takes no such word here", value=flag)
+                values["model"] = flag
+            elif flag in self.switches:
+                values |= self.switches[flag]
+            elif flag in self.flags or flag in self.model:
+                if not equals and not rest:
+                    raise BadInput(f"{flag} needs a value")
+                values[self.flags.get(flag, "model")] = value if equals else rest.pop(0)
+            else:
+                unknown.append(flag)
+                if not equals and rest and not rest[0].startswith("-"):
+                    rest.pop(0)
+        if "model" not in values:
+            raise BadInput(f"the command line of {self.name} names no model")
+        return _line({**values, "server": self.name, "unknown": unknown})
+
+
+def _parts(word: str) -> tuple[str, str, str]:
+    """Flag, "=" if there is one, and value. vLLM also takes underscores in its flags."""
+    flag, equals, value = word.partition("=")
+    return flag, equals, value
+
+
+def _line(values: dict[str, Any]) -> ServerLine:
+    if str(values.get("max_model_len", "")) in ("auto", "-1", "0"):
+        del values["max_model_len"]
+    if str(values.get("max_num_batched_tokens")) == "-1":  # SGLang: prompts are not split
+        values |= {"chunked_prefill": False, "max_num_batched_tokens": 8192}
+    try:
+        return msgspec.convert(values, ServerLine, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"the server's command line: {error}") from None
+
+
+@cache
+def server_kinds() -> dict[str, ServerKind]:
+    """Every server by name."""
+    text = files("ridgeline.twin.servers").joinpath("servers.toml").read_text(encoding="utf-8")
+    return {
+        name: msgspec.convert({"name": name, **row}, ServerKind)
+        for name, row in tomllib.loads(text).items()
+    }
+
+
+def programs() -> Iterator[str]:
+    for kind in server_kinds().values():
+        yield from kind.programs
+
+
+def read_command(command: str) -> tuple[ServerKind, ServerLine]:
+    """The server that a command line starts, and its fields. Raises BadInput."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BadInput("the server's command line cannot be read", fix=str(error)) from None
+    if len(words) > 2 and PurePath(words[0]).name.startswith("python") and words[1] == "-m":
+        words = words[2:]
+    for kind in server_kinds().values():
+        if words and PurePath(words[0]).name in kind.programs:
+            return kind, kind.read(words[1:])
+    raise BadInput(
+        "no twin of this server is known",
+        value=words[0] if words else command,
+        limit=", ".join(programs()),
+        fix="for example: ridgeline twin vllm serve llama-3.1-8b --max-num-seqs 64",
+    )
+
+
+def document(kind: ServerKind, line: ServerLine, path: str) -> bytes:
+    """The configuration document of a path, as JSON."""
+    fields = {**msgspec.to_builtins(line), "no_prefix_caching": not line.prefix_caching}
+    rows = {key: fields[text.strip("{}")] for key, text in kind.pages[path].items()}
+    return json.dumps(rows).encode()

@@ -1,0 +1,93 @@
+"""Serve a twin of another server: its flags, its start-up time, its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ridgeline.config.server import ServerOptions
+from ridgeline.config.twin import TwinServerOptions
+from ridgeline.records.progress import Message, Observer, silent
+from ridgeline.serve.server import check_exposed, listen, run, url_of
+from ridgeline.twin.config import parse_devices
+from ridgeline.twin.servers.command_line import ServerKind, ServerLine, document, read_command
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ridgeline.serve.metrics.registry import Metrics
+    from ridgeline.twin.replicated_engine import ReplicatedEngine
+
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""A twin is only served to this machine."""
+
+
+def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None:
+    """Imitate the server that a command line starts, until SIGINT or SIGTERM.
+
+    Waits as long as the server would take to start. Raises BadInput, DoesNotFit or CannotRun where
+    the server would refuse to start, and for what no twin imitates.
+    """
+    kind, line = read_command(options.command)
+    with contextlib.ExitStack() as resources:
+        server_options = ServerOptions(
+            host=LOOPBACK.get(line.host, line.host),
+            port=line.port,
+            served_model_name=line.served_model_name or line.model,
+            api_key=line.api_key,
+        )
+        check_exposed(server_options)
+        app, engine, start_s = open_twin(kind, line, options, server_options)
+        resources.callback(engine.close)
+        for text in _opening_lines(line, engine, start_s):
+            observer(Message(text=text))
+        time.sleep(start_s / options.speed)
+        listener = resources.enter_context(listen(server_options))
+
+        def announce() -> None:
+            observer(Message(text=f"the twin answers at {url_of(listener)}/v1"))
+
+        run(app, listener, server_options, on_ready=announce)
+
+
+def open_twin(
+    kind: ServerKind, line: ServerLine, options: TwinServerOptions, server_options: ServerOptions
+) -> tuple[FastAPI, ReplicatedEngine, float]:
+    """The app with the server's pages, its engine, and the modelled seconds of its start."""
+    from ridgeline.twin.build import plan_twin
+    from ridgeline.twin.servers.behaviour import TwinRun, startup_s, twin_of
+    from ridgeline.twin.servers.pages import rename_metrics
+    from ridgeline.workflows.serving.twin_server import create_twin_app
+
+    device, count = parse_devices(options.device)
+    run_options = TwinRun(
+        device=device, num_devices=count, speed=options.speed, acceptance=options.acceptance
+    )
+    config = twin_of(line, run_options)
+    model = plan_twin(config)
+
+    def pages_of(metrics: Metrics) -> dict[str, Callable[[], bytes]]:
+        def render() -> bytes:
+            return rename_metrics(metrics.render().decode(), kind.metrics).encode()
+
+        documents = {path: partial(document, kind, line, path) for path in kind.pages}
+        return {"/metrics": render, "/prometheus/metrics": render, **documents}
+
+    app, engine = create_twin_app(config, server_options, model=model, pages_of=pages_of)
+    return app, engine, startup_s(line, model)
+
+
+def _opening_lines(line: ServerLine, engine: ReplicatedEngine, start_s: float) -> list[str]:
+    info = engine.info
+    tokens = info.num_blocks * info.block_size
+    lines = [
+        f"{line.server}: {info.device}",
+        f"KV cache {tokens:,} tokens per replica · context {info.max_model_len:,}",
+        f"starting takes {start_s:.0f} modelled seconds",
+    ]
+    if line.unknown:
+        lines.append(f"without an effect on the twin: {', '.join(line.unknown)}")
+    return lines
