@@ -27,7 +27,7 @@ from ridgeline.config.planning import (
     PredictOptions,
     SimulateOptions,
 )
-from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
+from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions, TwinServerOptions
 from ridgeline.config.settings import Settings
 from ridgeline.config.tools import (
     BatchFileOptions,
@@ -44,7 +44,6 @@ from ridgeline.config.tools import (
     PullOptions,
     TopOptions,
 )
-from ridgeline.config.twin import TwinServerOptions
 
 Group = Literal["Run", "Measure", "Improve", "Plan", "Tools"]
 
@@ -335,9 +334,9 @@ _COMMANDS = (
         "before the server's program.",
         examples=(
             "ridgeline twin vllm serve llama-3.1-8b --max-num-seqs 64",
-            "ridgeline optimize dummy:llama-3.1-8b --max-model-len 4096 --url 'http://127.0.0.1:{port}' \\\n"
-            "    --workload synthetic:input=512,output=64 --restart-cmd \\\n"
-            "    'ridgeline twin vllm serve llama-3.1-8b --port {port} {flags}'",
+            "ridgeline optimize dummy:llama-3.1-8b --max-model-len 4096 \\\n"
+            "    --url 'http://127.0.0.1:{port}' --workload synthetic:input=512,output=64 \\\n"
+            "    --restart-cmd 'ridgeline twin vllm serve llama-3.1-8b --port {port} {flags}'",
         ),
         sections=(TwinServerOptions,),
     ),

@@ -6,20 +6,22 @@ from typing import Annotated, ClassVar, Literal
 
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
-from ridgeline.config.twin import SPEED
 from ridgeline.config.units import (
     BYTES,
     COUNT,
     DURATION,
     NON_NEGATIVE_SECONDS,
+    NUMBER,
     PORT,
     TOKENS,
+    Range,
 )
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
 
 ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml"]
 ReasoningFormat = Literal["think", "think_open"]
+SPEED = About("Modelled seconds per second.", unit=NUMBER, range=Range(0, 1e4, exclusive=True))
 _TIMEOUT = About("", unit=DURATION, range=NON_NEGATIVE_SECONDS, flag="")
 
 
@@ -186,6 +188,31 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The SLO of requests that name no class: the default class's, else the first one's."""
         classes = self.parsed_slo_classes
         return classes[self.default_slo_class or next(iter(classes))] if classes else None
+
+
+class TwinServerOptions(Section, frozen=True, kw_only=True):
+    """Another server to imitate. `command`: its program and flags, as one line."""
+
+    title: ClassVar[str] = "Twin"
+    table: ClassVar[str] = "twin"
+    prefix: ClassVar[str] = "twin_"
+
+    command: Annotated[
+        str,
+        About(
+            "The server's command line: vllm serve MODEL, sglang serve, trtllm-serve, "
+            "text-generation-launcher or llama-server, with its own flags.",
+            positional=True,
+            required=True,
+            metavar="COMMAND",
+        ),
+    ]
+    device: Annotated[
+        str,
+        About("Devices of the catalogue that it has.", metavar="NAME[:COUNT]"),
+    ] = "h100-sxm:8"
+    speed: Annotated[float, SPEED] = 1.0
+    acceptance: Annotated[float, shared.ACCEPTANCE] = 0.6
 
 
 class TwinOptions(Section, frozen=True, kw_only=True):

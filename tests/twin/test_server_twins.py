@@ -7,8 +7,7 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
-from ridgeline.config.server import ServerOptions
-from ridgeline.config.twin import TwinServerOptions
+from ridgeline.config.server import ServerOptions, TwinServerOptions
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.measure.monitors.server_metrics import identify_server, parse_page
 from ridgeline.optimize.external.server_flags import server_flags_for

@@ -38,15 +38,14 @@ async def fetch_engine_info(pool: HttpConnectionPool, prefix: str, model: str) -
             return info
         settings = dict(_plain(document))
         if settings:
-            return _elsewhere(model, settings, _twin(page))
-    twin = _twin(page)
-    return None if twin is None else _elsewhere(model, {}, twin)
+            return _elsewhere(model, settings | _twin(page))
+    return _elsewhere(model, _twin(page)) if _twin(page) else None
 
 
-def _twin(page: str) -> str | None:
-    """`a twin of 1 x h100-sxm, modelled` if the server says that it is one."""
+def _twin(page: str) -> dict[str, object]:
+    """`twin`: the devices that the server says it only models; empty for any other server."""
     device = _labels(page, "ridgeline_twin").get("device")
-    return None if device is None else f"a twin of {device}"
+    return {} if device is None else {"twin": device}
 
 
 async def _get(pool: HttpConnectionPool, path: str) -> str:
@@ -88,7 +87,7 @@ def _plain(document: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, 
             yield outer + key, value
 
 
-def _elsewhere(model: str, settings: dict[str, object], twin: str | None) -> EngineInfo:
+def _elsewhere(model: str, settings: dict[str, object]) -> EngineInfo:
     return EngineInfo(
         model=model,
         settings=settings,
@@ -98,6 +97,6 @@ def _elsewhere(model: str, settings: dict[str, object], twin: str | None) -> Eng
         block_size=0,
         weight_bytes=0,
         kv_bytes_per_token=0,
-        device=twin or ELSEWHERE,
+        device=ELSEWHERE,
         compute_dtype="",
     )

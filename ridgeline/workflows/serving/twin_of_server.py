@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ridgeline.config.server import ServerOptions
-from ridgeline.config.twin import TwinServerOptions
+from ridgeline.config.server import ServerOptions, TwinServerOptions
 from ridgeline.records.progress import Message, Observer, silent
 from ridgeline.serve.server import check_exposed, listen, run, url_of
 from ridgeline.twin.config import parse_devices

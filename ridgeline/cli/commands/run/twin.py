@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import ProgressLines
-from ridgeline.config.twin import TwinServerOptions
+from ridgeline.config.server import TwinServerOptions
 from ridgeline.workflows.serving.twin_of_server import run_twin
 
 
