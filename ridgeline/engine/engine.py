@@ -37,6 +37,7 @@ from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Inbox, Sink
 from ridgeline.engine.profiling.step_stats import StepTotals
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
+from ridgeline.engine.tokenization.output import special_stops
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.hub.download import ensure_downloaded
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token
@@ -311,6 +312,9 @@ class Engine:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         vocab_size = self.resolved.spec.vocab_size
         check_tokens(tokens, vocab_size)
+        if stops := special_stops(sampling, self.tokenizer):
+            stop_token_ids = (*sampling.stop_token_ids, *stops)
+            sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
         check_sampling(sampling, vocab_size, self.resolved.spec.eos_token_ids)
         return Request(
             id=next(self._ids) if request_id is None else request_id,

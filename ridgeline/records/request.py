@@ -21,10 +21,11 @@ class OutputGrammar(msgspec.Struct, frozen=True):
 
     `text` is a JSON schema ("json", "call"), a regular expression, a JSON list of strings
     ("choice") or a Lark grammar. The output of a "call" is read by a program and is written on one
-    line.
+    line. "answer_or_calls" is a Lark grammar in which `%json SCHEMA` and `%call SCHEMA` stand for
+    such outputs.
     """
 
-    kind: Literal["json", "call", "regex", "choice", "grammar"]
+    kind: Literal["json", "call", "regex", "choice", "grammar", "answer_or_calls"]
     text: str
 
 
@@ -36,7 +37,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     temperature and penalties. `max_tokens` None: up to the end of the context. `structured` and
     `allowed_token_ids` mask the other tokens first, so that log-probabilities are those of the
     remaining tokens (as in vLLM). With `logprobs`, `logprob_token_ids` names the tokens whose
-    log-probabilities are returned in place of the largest.
+    log-probabilities are returned in place of the largest. A `stop` string that is a special token
+    stops at that token. `shown_special_tokens`: special tokens that stay in the text although
+    `skip_special_tokens`.
     """
 
     n: int = 1
@@ -58,6 +61,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    shown_special_tokens: tuple[str, ...] = ()
     structured: OutputGrammar | None = None
     allowed_token_ids: tuple[int, ...] = ()
     logprob_token_ids: tuple[int, ...] = ()

@@ -34,6 +34,10 @@ class ServedTokenizer(Protocol):
         """The bytes that a token adds to a text, which may be a part of a character."""
         ...
 
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token that is written `text`; None if there is none."""
+        ...
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

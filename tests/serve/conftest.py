@@ -40,9 +40,11 @@ def running(app: FastAPI, options: ServerOptions | None = None) -> Iterator[str]
         deadline = time.monotonic() + 10
         while not server.started and time.monotonic() < deadline:
             time.sleep(0.01)
-        yield url_of(listener)
-        server.should_exit = True
-        thread.join(timeout=10)
+        try:
+            yield url_of(listener)
+        finally:  # a failing test must not leave a thread that keeps the process alive
+            server.should_exit = True
+            thread.join(timeout=10)
         assert not thread.is_alive()
 
 

@@ -49,6 +49,9 @@ class CharTokenizer:
     def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
         return _character(token).encode("utf-8")
 
+    def special_token_id(self, text: str) -> int | None:
+        return None
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -146,7 +146,6 @@ async def test_stop_strings_do_not_cut_a_call(path: str, body: dict[str, Any]) -
         {"tools": TOOLS * 2, "tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
         {"tools": [{"type": "web_search"}]},
-        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
         {"tools": [{"type": "function", "function": {"name": "a b"}}], "tool_choice": "required"},
         {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)],
          "tool_choice": "required"},
@@ -156,6 +155,51 @@ async def test_unsupported_tool_requests_are_refused(fields: dict[str, Any]) -> 
     async with client_of(FakeEngine()) as http:
         reply = await http.post(CHAT, json={**CHAT_BODY, **fields})
     assert reply.status_code == 400 and "tool" in reply.json()["error"]["message"]
+
+
+async def test_required_call_comes_before_a_response_format(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The format is about text, and there is none: openai-agents sends both on every turn."""
+    set_answer(monkeypatch, '[{"name": "look", "parameters": {"place": "Rome"}}]')
+    body = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
+    async with client_of(FakeEngine()) as http:
+        reply = (await http.post(CHAT, json={**CHAT_BODY, **body})).json()["choices"][0]
+    assert reply["message"]["tool_calls"][0]["function"]["name"] == "look"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+async def test_stream_ends_behind_the_chunk_with_a_call(
+    monkeypatch: pytest.MonkeyPatch, choice: object
+) -> None:
+    """openai's stream helper reports a call as done when a chunk without it follows."""
+    named = choice != "required"
+    text = '{"place": "Rome"}' if named else '[{"name": "look", "parameters": {"place": "Rome"}}]'
+    set_answer(monkeypatch, text)
+    async with client_of(FakeEngine()) as http:
+        body = {**CHAT_BODY, "tools": TOOLS, "tool_choice": choice, "stream": True}
+        chunks = [c["choices"][0] for c in data_of((await http.post(CHAT, json=body)).text)]
+    calls = [chunk for chunk in chunks if "tool_calls" in chunk["delta"]]
+    assert len(calls) == 1 and calls[0]["finish_reason"] is None
+    assert chunks[-1]["delta"] == {} or "tool_calls" not in chunks[-1]["delta"]
+    assert chunks[-1]["finish_reason"] == ("stop" if named else "tool_calls")
+
+
+async def test_stream_has_no_line_separators_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx's iter_lines, and others, also split at U+2028, U+2029 and U+0085."""
+    text = "a\u2028b\u2029c\u0085d"
+    set_answer(monkeypatch, text)
+    async with client_of(FakeEngine()) as http:
+        for path, body in (
+            (CHAT, CHAT_BODY),
+            ("/v1/completions", {"prompt": "x", "max_tokens": 50}),
+            ("/v1/messages", MESSAGE),
+            ("/v1/responses", {"input": "x"}),
+        ):
+            reply = await http.post(path, json={**body, "stream": True})
+            payloads = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
+            assert all(json.loads(payload) for payload in payloads)
+            assert "\u2028" not in reply.text and "b" in reply.text
 
 
 # Anthropic's Messages

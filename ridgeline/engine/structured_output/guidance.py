@@ -27,6 +27,7 @@ Shapes: S sampled rows, V vocabulary.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -36,6 +37,12 @@ import torch
 
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.structured_output.base import follows_draft, needs_mask, restrict_to
+from ridgeline.engine.structured_output.json_schema import (
+    CALL_SPACE,
+    JSON_SPACE,
+    embed_schemas,
+    supported_schema,
+)
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.records import OutputGrammar
 
@@ -59,12 +66,7 @@ _LIMITS = {
     "verbose_errors": False,
 }
 
-# Whitespace in JSON as models write it: none (`{"a":1}`), one or two spaces (like Python's
-# json.dumps and so most chat templates), or a newline and an indentation of up to 32 levels of two
-# spaces. Anything more permissive lets a model write whitespace instead of an answer.
-_JSON = {"whitespace_pattern": r"[\x20\x09]{0,2}(\r?\n[\x20\x09]{0,64})?"}
-# The layout of a call is never shown, and a weak model would spend its tokens on indentation.
-_CALL = {"whitespace_pattern": r"\x20?"}
+_POSITION = re.compile(r"^at \d+\(\d+\): ")
 
 _Key = tuple[OutputGrammar, int, int]
 
@@ -262,12 +264,14 @@ def _grammar(library: Any, structured: OutputGrammar) -> str:
     matcher, text = library.LLMatcher, structured.text
     try:
         if structured.kind in ("json", "call"):
-            layout = _JSON if structured.kind == "json" else _CALL
-            return str(matcher.grammar_from_json_schema(text, overrides=layout))
+            layout = {"whitespace_pattern": JSON_SPACE if structured.kind == "json" else CALL_SPACE}
+            return str(matcher.grammar_from_json_schema(supported_schema(text), overrides=layout))
         if structured.kind == "regex":
             return str(matcher.grammar_from_regex(text))
         if structured.kind == "choice":
             return str(matcher.grammar_from_lark(_choices(text)))
+        if structured.kind == "answer_or_calls":
+            return str(matcher.grammar_from_lark(embed_schemas(text)))
         return str(matcher.grammar_from_lark(text))
     except (ValueError, RecursionError) as error:
         raise _unusable(structured, str(error)) from None
@@ -286,11 +290,14 @@ def _choices(text: str) -> str:
 
 
 def _unusable(structured: OutputGrammar, why: str) -> BadInput:
-    first = why.strip().splitlines()[0] if why.strip() else "it cannot be compiled"
+    lines = why.strip().splitlines() or ["it cannot be compiled"]
+    # A regular expression's reason is on a later line, below the place that it points to.
+    first = " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])
+    if structured.kind == "regex":
+        first = _POSITION.sub("", first)  # counted in a grammar that the client has not written
     fix = "correct it, or make it smaller"
     if "coerce_one_of" in first:  # names an option of the library that requests do not have
         first = "oneOf is only supported if no value matches two of its branches"
         fix = "use anyOf"
-    return BadInput(
-        f"the {structured.kind} for structured output cannot be used", limit=first[:300], fix=fix
-    )
+    kind = structured.kind.replace("answer_or_calls", "response format with tools")
+    return BadInput(f"the {kind} for structured output cannot be used", limit=first[:300], fix=fix)

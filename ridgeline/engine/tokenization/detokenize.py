@@ -18,7 +18,7 @@ emitted as replacement characters after `_MAX_PENDING` tokens, so that the windo
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -103,19 +103,24 @@ class ByteDetokenizer:
     """Exact for any sequence of tokens; holds back at most three bytes.
 
     Most tokens consist of whole characters. After a complete character, such a token always has the
-    same text, which is decoded once and then looked up.
+    same text, which is decoded once and then looked up. `shown`: special tokens that are not
+    skipped.
     """
 
-    def __init__(self, table: ByteTable, *, skip_special_tokens: bool) -> None:
-        self._table, self._skip = table, skip_special_tokens
+    def __init__(
+        self, table: ByteTable, *, skip_special_tokens: bool, shown: Collection[int] = ()
+    ) -> None:
+        self._table, self._skip, self._shown = table, skip_special_tokens, shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._texts = table.text_cache(skip_special_tokens=skip_special_tokens)
+        shared = table.text_cache(skip_special_tokens=skip_special_tokens)
+        self._texts = {} if shown else shared
         self._at_boundary = True  # no incomplete character is held back
 
     def push(self, token: int) -> str:
         if self._at_boundary and (known := self._texts.get(token)) is not None:
             return known
-        text = self._decoder.decode(self._table.bytes_of(token, skip_special_tokens=self._skip))
+        skips = self._skip and token not in self._shown
+        text = self._decoder.decode(self._table.bytes_of(token, skip_special_tokens=skips))
         was_at_boundary, self._at_boundary = self._at_boundary, not self._decoder.getstate()[0]
         if was_at_boundary and self._at_boundary:
             self._texts[token] = text

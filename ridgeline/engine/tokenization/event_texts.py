@@ -86,7 +86,11 @@ class EventTexts:
         stop, num_after = commit.stopped.get(choice, (None, 0))
         event = _without_tokens(event, num_after)
         if stop is None:
-            text, stop = self._output(choice).flush()
+            output = self._output(choice)
+            text, stop = output.flush()
+            if stop is None and isinstance(event.stop_reason, int):
+                stop_reason = output.stop_tokens.get(event.stop_reason, event.stop_reason)
+                event = replace(event, stop_reason=stop_reason)
         if stop is not None and event.reason != "abort":
             return replace(event, text=text, reason="stop", stop_reason=stop)
         return replace(event, text=text) if text else event

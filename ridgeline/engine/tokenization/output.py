@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.engine.tokenization.detokenize import Detokenizer
 from ridgeline.engine.tokenization.stop import NoStops, StopMatcher, make_stops
@@ -13,13 +13,20 @@ from ridgeline.records import Sampling
 class OutputText:
     """Turns tokens into text that can be delivered.
 
-    Stop strings are matched from the token after `min_tokens` on.
+    Stop strings are matched from the token after `min_tokens` on. `stop_tokens`: the special tokens
+    that stop the output, each with the stop string that requested it.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: StopMatcher, *, min_tokens: int = 0
+        self,
+        detokenizer: Detokenizer,
+        stops: StopMatcher,
+        *,
+        min_tokens: int = 0,
+        stop_tokens: Mapping[int, str] | None = None,
     ) -> None:
         self._detokenizer, self._stops = detokenizer, stops
+        self.stop_tokens = stop_tokens or {}
         self._num_unmatched = min_tokens
         self.has_no_stops = isinstance(stops, NoStops)
         self.push_token = detokenizer.push  # a faster `push` for outputs without stop strings
@@ -27,10 +34,16 @@ class OutputText:
     @staticmethod
     def begin(tokenizer: Tokenizer, prompt: Sequence[int], sampling: Sampling) -> OutputText:
         """The output of one choice of a request."""
+        stop_tokens = special_stops(sampling, tokenizer)
         return OutputText(
-            tokenizer.detokenizer(prompt, skip_special_tokens=sampling.skip_special_tokens),
+            tokenizer.detokenizer(
+                prompt,
+                skip_special_tokens=sampling.skip_special_tokens,
+                shown_special_tokens=(*sampling.shown_special_tokens, *stop_tokens.values()),
+            ),
             make_stops(sampling.stop, include=sampling.include_stop_str_in_output),
             min_tokens=sampling.min_tokens,
+            stop_tokens=stop_tokens,
         )
 
     def push(self, token: int) -> tuple[str, str | None]:
@@ -45,3 +58,12 @@ class OutputText:
         """The text held back until the end, and the stop string that it completes, if any."""
         text, stop = self._stops.push(self._detokenizer.flush())
         return (text, stop) if stop else (text + self._stops.flush(), None)
+
+
+def special_stops(sampling: Sampling, tokenizer: Tokenizer) -> dict[int, str]:
+    """The stop strings that are special tokens, by token id.
+
+    Their text is skipped in an output, where a stop string would never be found.
+    """
+    ids = {text: tokenizer.special_token_id(text) for text in sampling.stop}
+    return {token: text for text, token in ids.items() if token is not None}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,10 +71,21 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token that is written `text`; None if there is none."""
+        ...
+
     def detokenizer(
-        self, prompt: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown_special_tokens: Sequence[str] = (),
     ) -> Detokenizer:
-        """A detokeniser for an answer to `prompt`."""
+        """A detokeniser for an answer to `prompt`.
+
+        `shown_special_tokens` are not skipped.
+        """
         ...
 
 
@@ -227,16 +239,36 @@ class HfTokenizer:
             self._template.render(chat), add_special_tokens=False
         )  # the template has them
 
+    def special_token_id(self, text: str) -> int | None:
+        return self._special_tokens.get(text)
+
     def detokenizer(
-        self, prompt: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown_special_tokens: Sequence[str] = (),
     ) -> Detokenizer:
+        special = self._special_tokens
+        shown = {special[text] for text in shown_special_tokens if text in special}
         if self._table is not None:
-            return ByteDetokenizer(self._table, skip_special_tokens=skip_special_tokens)
+            return ByteDetokenizer(
+                self._table, skip_special_tokens=skip_special_tokens, shown=shown
+            )
+        skipped = set(special.values()) - shown if skip_special_tokens and shown else set()
 
         def decode(tokens: Sequence[int]) -> str:
-            return self.decode(tokens, skip_special_tokens=skip_special_tokens)
+            if not skipped:
+                return self.decode(tokens, skip_special_tokens=skip_special_tokens)
+            kept = [token for token in tokens if token not in skipped]
+            return self.decode(kept, skip_special_tokens=False)
 
         return PrefixDetokenizer(decode, prompt)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        added = self.inner.get_added_tokens_decoder()
+        return {entry.content: token for token, entry in added.items() if entry.special}
 
 
 def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
@@ -272,7 +304,14 @@ class NoTokenizer:
     ) -> list[int]:
         return self.encode("")
 
+    def special_token_id(self, text: str) -> int | None:
+        return None
+
     def detokenizer(
-        self, prompt: Sequence[int], *, skip_special_tokens: bool = True
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown_special_tokens: Sequence[str] = (),
     ) -> Detokenizer:
         return NoText()

@@ -21,6 +21,11 @@ _STREAM_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"content-type", b"text/event-stream; charset=utf-8"),
 )
+_LINE_SEPARATORS = (
+    ("\u2028".encode(), b"\\u2028"),
+    ("\u2029".encode(), b"\\u2029"),
+    ("\u0085".encode(), b"\\u0085"),
+)
 
 
 def to_json(payload: object) -> bytes:
@@ -30,12 +35,21 @@ def to_json(payload: object) -> bytes:
 
 def sse(payload: object) -> bytes:
     """One server-sent event with JSON data."""
-    return b"data: " + to_json(payload) + b"\n\n"
+    return b"data: " + _one_line(to_json(payload)) + b"\n\n"
 
 
 def named_sse(name: str, payload: object) -> bytes:
     """One server-sent event with a name."""
-    return b"event: " + name.encode() + b"\ndata: " + to_json(payload) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + _one_line(to_json(payload)) + b"\n\n"
+
+
+def _one_line(text: bytes) -> bytes:
+    """JSON without the line separators U+0085, U+2028 and U+2029: server-sent events end lines with
+    CR and LF only, but many clients split them as Unicode text."""
+    for character, escape in _LINE_SEPARATORS:
+        if character in text:
+            text = text.replace(character, escape)
+    return text
 
 
 class EventSerializer(Protocol):

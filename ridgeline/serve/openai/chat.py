@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from fastapi import Request
 
 from ridgeline.config.server import ServerOptions
 from ridgeline.serve.generation.stream import ResponseStream
-from ridgeline.serve.openai.sampling_params import chat_prompt, chat_sampling, request_options
+from ridgeline.serve.openai.sampling_params import (
+    chat_prompt,
+    chat_sampling,
+    offered_tools,
+    request_options,
+    starts_in_reasoning,
+)
 from ridgeline.serve.openai.schemas import ChatCompletionRequest, NamedToolChoice
 from ridgeline.serve.output_parsers.select import (
     ForcedTool,
-    OfferedTool,
     OutputFormat,
     ToolChoice,
     select_output_format,
@@ -33,9 +39,14 @@ async def submit_chat(
 
     `ignored_fields`: fields of the body that this one was translated from.
     """
+    tokenizer = service.engine.tokenizer
     output_format = chat_output_format(body, service.options)
-    sampling = chat_sampling(body, output_format.grammar)
-    prompt = await chat_prompt(body, service.engine.tokenizer)
+    sampling = chat_sampling(body, output_format, tokenizer)
+    prompt = await chat_prompt(body, tokenizer)
+    if output_format.reads_reasoning and sampling.structured is None:
+        default = service.options.reasoning_parser == "think_open"
+        begins = starts_in_reasoning(body, prompt, tokenizer, default=default)
+        output_format = msgspec.structs.replace(output_format, begins_in_reasoning=begins)
     without_effect = ("stop",) if output_format.grammar and body.stop else ()
     options = request_options(body, (*ignored_fields, *without_effect))
     stream = service.submit(request, id_prefix, [prompt], sampling, options, streamed=streamed)
@@ -50,7 +61,7 @@ def chat_output_format(body: ChatCompletionRequest, options: ServerOptions) -> O
     else:
         choice = body.tool_choice or "auto"
     return select_output_format(
-        [OfferedTool(tool.function.name, tool.function.parameters) for tool in body.tools or ()],
+        offered_tools(body),
         choice,
         options,
         parallel_calls=body.parallel_tool_calls is not False,

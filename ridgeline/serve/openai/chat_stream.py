@@ -81,8 +81,7 @@ class ChatCompletionStream(OpenAIStream):
         }
         if self._body.return_token_ids:
             entry["token_ids"] = [update.token.token] if update.token else []
-        entries.append(entry)
-        return entries
+        return [*entries, *_with_separate_end(entry)]
 
     def response_choices(self, choices: Sequence[CollectedChoice]) -> Sequence[Mapping[str, Any]]:
         """One message per choice."""
@@ -113,6 +112,17 @@ class ChatCompletionStream(OpenAIStream):
         if not self._body.logprobs:
             return None
         return chat_logprobs([token.logprobs for token in tokens if token.logprobs], self._decoder)
+
+
+def _with_separate_end(entry: ChatChunkChoice) -> list[ChatChunkChoice]:
+    """The entry; if it holds calls and the end, in two: clients take a call as complete when a
+    chunk without it follows."""
+    if entry["finish_reason"] is None or "tool_calls" not in entry["delta"]:
+        return [entry]
+    end: ChatChunkChoice = {**entry, "delta": {}, "logprobs": None}
+    if "token_ids" in end:
+        end["token_ids"] = []
+    return [{**entry, "finish_reason": None, "stop_reason": None}, end]
 
 
 def join_text(parts: Sequence[OutputPart], kind: type[Content] | type[Reasoning]) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ridgeline.records import OutputGrammar, Sampling
+from ridgeline.records import Sampling
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
 from ridgeline.serve.errors import ApiError, check_limit
@@ -21,8 +21,14 @@ from ridgeline.serve.openai.schemas import (
     ignored_fields,
 )
 from ridgeline.serve.openai.structured_output import requested_grammar
+from ridgeline.serve.output_parsers.composed import answer_or_calls
+from ridgeline.serve.output_parsers.reasoning import begins_in_reasoning, is_reasoning_open
+from ridgeline.serve.output_parsers.select import OutputFormat, check_grammar_size
+from ridgeline.serve.output_parsers.tool_schemas import OfferedTool
 
 _LONG_TEXT_CHARS = 20_000  # from here on, tokenising would delay other requests noticeably
+
+_TAIL_TOKENS = 64  # the end of a prompt that shows whether the template opened the reasoning
 
 _SAME_NAME = {
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -53,23 +59,33 @@ def is_score_only(body: CompletionRequest) -> bool:
 
 
 def chat_sampling(
-    body: ChatCompletionRequest, tool_grammar: OutputGrammar | None = None
+    body: ChatCompletionRequest, output_format: OutputFormat, tokenizer: ServedTokenizer
 ) -> Sampling:
     """Sampling parameters of a chat; without a limit it may fill the context.
 
-    `tool_grammar`: the grammar that the request's tools require. It disables stop strings, which
-    are meant for text and would cut the JSON of a call.
+    A grammar of calls that `output_format` requires comes before a response format, which is about
+    text, and it disables stop strings, which would cut the JSON of a call. Where the model may call
+    tools, the response format applies to an answer without calls.
     """
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = _shared_params(body)
-    if tool_grammar is not None:
-        if "structured" in params:
-            message = "tool_choice and a response format contradict each other"
-            raise ApiError(400, message, param="tool_choice")
-        params["structured"] = tool_grammar
+    if output_format.grammar is not None:
+        params["structured"] = output_format.grammar
         params.pop("stop", None)
+    elif output_format.call_format is not None and "structured" in params:
+        grammar = answer_or_calls(
+            params["structured"],
+            output_format.call_format,
+            offered_tools(body),
+            tokenizer,
+            max_calls=output_format.max_calls,
+        )
+        check_grammar_size("tools with a response format", grammar)
+        params["structured"] = grammar
+    if body.skip_special_tokens is not False:
+        params["shown_special_tokens"] = output_format.marks
     return Sampling(**params, logprobs=logprobs, max_tokens=_max_tokens(body))
 
 
@@ -112,10 +128,7 @@ async def chat_prompt(body: ChatCompletionRequest, tokenizer: ServedTokenizer) -
     tools = None
     if body.tools and body.tool_choice != "none":
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
+    variables = _template_variables(body)
     tokens = await _run_without_blocking(
         sum(map(_num_chars, body.messages)),
         lambda: tokenizer.apply_chat_template(
@@ -127,6 +140,41 @@ async def chat_prompt(body: ChatCompletionRequest, tokenizer: ServedTokenizer) -
         ),
     )
     return _truncate(TokenPrompt(tuple(tokens)), body.truncate_prompt_tokens)
+
+
+def starts_in_reasoning(
+    body: ChatCompletionRequest,
+    prompt: TokenPrompt,
+    tokenizer: ServedTokenizer,
+    *,
+    default: bool,
+) -> bool:
+    """Whether the answer to a rendered conversation begins inside its reasoning.
+
+    `default`: where neither the prompt nor the request's template variables say so.
+    """
+    if body.continue_final_message:
+        is_open = is_reasoning_open(_text_of(body.messages[-1]))
+        if is_open is not None:
+            return is_open
+        default = False  # an answer without marks is being continued
+    variables = _template_variables(body)
+    is_off = False in (variables.get("enable_thinking"), variables.get("thinking"))
+    tail = tokenizer.decode(prompt.tokens[-_TAIL_TOKENS:], skip_special_tokens=False)
+    return begins_in_reasoning(tail, default and not is_off)
+
+
+def offered_tools(body: ChatCompletionRequest) -> list[OfferedTool]:
+    """The tools of a chat."""
+    return [OfferedTool(tool.function.name, tool.function.parameters) for tool in body.tools or ()]
+
+
+def _template_variables(body: ChatCompletionRequest) -> dict[str, Any]:
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
+    return variables
 
 
 def prompt_entries(prompt: str | Sequence[Any]) -> list[str | list[int]]:
@@ -209,8 +257,12 @@ async def _run_without_blocking(num_chars: int, tokenize: Callable[[], list[int]
 
 
 def _num_chars(message: ChatMessage) -> int:
+    return len(_text_of(message))
+
+
+def _text_of(message: ChatMessage) -> str:
     content = message.content or ""
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:

@@ -12,10 +12,12 @@ Invariants
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+
+from ridgeline.serve.output_parsers.tool_schemas import OfferedTool
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -53,9 +55,18 @@ class OutputParser(Protocol):
 
 
 class ToolCallFormat(Protocol):
-    """How a family of models writes tool calls."""
+    """How a family of models writes tool calls. `marks` may be special tokens of the model."""
+
+    marks: tuple[str, ...]
 
     def parser(self, tools: ToolSchemas) -> OutputParser: ...
+
+    def call_rules(self, tools: Sequence[OfferedTool], mark: Callable[[str], str]) -> str:
+        """The rules of one call, `call`, of a grammar of kind "answer_or_calls".
+
+        `mark` writes a mark as a symbol of the grammar.
+        """
+        ...
 
 
 class PlainTextParser:
@@ -80,23 +91,6 @@ class NamedCallParser:
 
     def finish(self) -> list[OutputPart]:
         return [ParsedToolCall(self._name, self._text)]
-
-
-class CallListParser:
-    """Output that is, by its grammar, a JSON list of calls; if cut off, it is content."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    def feed(self, text: str) -> list[OutputPart]:
-        self._text += text
-        return []
-
-    def finish(self) -> list[OutputPart]:
-        calls = parse_calls(self._text)
-        if calls:
-            return [*calls]
-        return [Content(self._text)] if self._text else []
 
 
 def parse_calls(text: str) -> list[ParsedToolCall]:

@@ -5,6 +5,9 @@ Source: Nous Research's function-calling format (2024), adopted by Qwen's chat t
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
+
 from ridgeline.serve.output_parsers.base import (
     Content,
     OutputParser,
@@ -12,7 +15,9 @@ from ridgeline.serve.output_parsers.base import (
     ToolSchemas,
     parse_calls,
 )
-from ridgeline.serve.output_parsers.tagged import MarkerSplitter
+from ridgeline.serve.output_parsers.call_list import JsonScanner
+from ridgeline.serve.output_parsers.tagged import ClosingGuard, MarkerSplitter
+from ridgeline.serve.output_parsers.tool_schemas import OfferedTool, call_schema
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -24,8 +29,10 @@ class TaggedCallParser:
     back, and emitted only between two texts, so that words on both sides of a call do not touch.
     """
 
-    def __init__(self, opening: str = OPEN, closing: str = CLOSE) -> None:
-        self._splitter = MarkerSplitter(opening, closing)
+    def __init__(
+        self, opening: str = OPEN, closing: str = CLOSE, guard: ClosingGuard | None = None
+    ) -> None:
+        self._splitter = MarkerSplitter(opening, closing, guard=guard)
         self._opening, self._closing = opening, closing
         self._body, self._whitespace = "", ""
         self._has_text = False
@@ -76,14 +83,52 @@ class TaggedCallParser:
         """The calls of the body; content as it was `written` if there are none."""
         body, self._body = self._body, ""
         calls = self.parse_body(body)
-        if not calls:
-            return self._content(written)
-        self._is_after_call = True
-        return calls
+        if calls:
+            self._is_after_call = True
+            return calls
+        if self._closing in body:
+            return self._read_unguarded(written)
+        return self._content(written)
+
+    def _read_unguarded(self, written: str) -> list[OutputPart]:
+        """Read a malformed call again, up to its first closing marker: others may follow it."""
+        splitter, parts = MarkerSplitter(self._opening, self._closing), list[OutputPart]()
+        for kind, piece in [*splitter.feed(written), *splitter.finish()]:
+            if kind == "outside":
+                parts += self._content(piece)
+            elif kind == "inside":
+                self._body += piece
+            else:
+                parts += self._end_call(self._opening + self._body + self._closing)
+        if splitter.inside:
+            parts += self._end_call(self._opening + self._body)
+        return parts
+
+
+class JsonStringGuard:
+    """Open inside a JSON string, where a closing marker is text like any other."""
+
+    def __init__(self) -> None:
+        self._scanner = JsonScanner()
+
+    def feed(self, text: str) -> None:
+        self._scanner.ends(text, depth=0)
+
+    def is_open(self) -> bool:
+        return self._scanner.is_in_string
+
+    def reset(self) -> None:
+        self._scanner = JsonScanner()
 
 
 class HermesFormat:
     """Calls as JSON between `<tool_call>` tags."""
 
+    marks = (OPEN, CLOSE)
+
     def parser(self, tools: ToolSchemas) -> OutputParser:
-        return TaggedCallParser()
+        return TaggedCallParser(guard=JsonStringGuard())
+
+    def call_rules(self, tools: Sequence[OfferedTool], mark: Callable[[str], str]) -> str:
+        body = "%call " + json.dumps(call_schema(tools, "arguments"))
+        return f"call: {mark(OPEN)} SPACE? call_body SPACE? {mark(CLOSE)}\ncall_body: {body}\n"

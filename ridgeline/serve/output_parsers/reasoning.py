@@ -1,7 +1,9 @@
 """`<think>…</think>` before the answer: DeepSeek-R1, Qwen 3 and relatives.
 
-`think`: the model opens its reasoning. `think_open`: the chat template has opened it in the prompt,
-so that the output begins inside. Only the beginning of the output counts: later tags are text.
+The prompt decides whether the output begins inside: a chat template may open the reasoning, or
+close it at once where the request turns thinking off. Where the prompt shows neither, it begins
+inside with `think_open`, unless thinking is off, and outside with `think`. Only the beginning of
+the output counts: later tags are text.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from ridgeline.serve.output_parsers.base import (
     partial_marker_length,
 )
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN, CLOSE = MARKS = ("<think>", "</think>")
 
 
 class _Stage(Enum):
@@ -90,3 +92,19 @@ class ReasoningParser:
     def _take_held(self) -> str:
         text, self._held = self._held, ""
         return text
+
+
+def begins_in_reasoning(prompt_tail: str, default: bool) -> bool:
+    """Whether an output begins inside the reasoning; `default` where the prompt does not tell.
+
+    `prompt_tail`: the end of the rendered prompt, special tokens included.
+    """
+    tail = prompt_tail.rstrip()
+    return tail.endswith(OPEN) or (default and not tail.endswith(CLOSE))
+
+
+def is_reasoning_open(text: str) -> bool | None:
+    """Whether an answer that is to be continued ends inside its reasoning; None without marks."""
+    if OPEN not in text and CLOSE not in text:
+        return None
+    return text.rfind(OPEN) > text.rfind(CLOSE)

@@ -14,23 +14,16 @@ from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.output_parsers import tool_call_format
 from ridgeline.serve.output_parsers.base import (
-    CallListParser,
     NamedCallParser,
     OutputParser,
     PlainTextParser,
-    ToolSchemas,
+    ToolCallFormat,
 )
-from ridgeline.serve.output_parsers.reasoning import ReasoningParser
+from ridgeline.serve.output_parsers.call_list import CallListParser
+from ridgeline.serve.output_parsers.reasoning import MARKS, ReasoningParser
+from ridgeline.serve.output_parsers.tool_schemas import OfferedTool, call_schema, object_schema
 
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
 ParserFactory = Callable[[], OutputParser]
-
-
-class OfferedTool(msgspec.Struct, frozen=True):
-    """A tool that the model may call; `parameters` is a JSON schema, None for any object."""
-
-    name: str
-    parameters: dict[str, Any] | None = None
 
 
 class ForcedTool(msgspec.Struct, frozen=True):
@@ -43,16 +36,30 @@ ToolChoice = Literal["none", "auto", "required"] | ForcedTool
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    """How to parse a response: `new_parser` makes one parser per choice.
+    """How to parse a response. `new_answer_parser` makes a parser of what follows the reasoning.
 
-    `grammar`: what the tools require of the output. `max_calls`: further calls are dropped.
-    `calls_end_response`: whether a call is reported as the reason why the response ended.
+    `grammar`: what the tools require of the output. `call_format`: how the model writes calls
+    where it decides on them. `max_calls`: further calls are dropped. `calls_end_response`:
+    whether a call is reported as the reason why the response ended. `marks`: texts that the parser
+    looks for, and that may be special tokens of the model.
     """
 
-    new_parser: ParserFactory
+    new_answer_parser: ParserFactory
     grammar: OutputGrammar | None = None
+    call_format: ToolCallFormat | None = None
     max_calls: int | None = None
     calls_end_response: bool = True
+    marks: tuple[str, ...] = ()
+    reads_reasoning: bool = False
+    keeps_reasoning: bool = True
+    begins_in_reasoning: bool = False
+
+    def new_parser(self) -> OutputParser:
+        """A parser for one choice."""
+        parser = self.new_answer_parser()
+        if not self.reads_reasoning:
+            return parser
+        return ReasoningParser(parser, inside=self.begins_in_reasoning, keep=self.keeps_reasoning)
 
 
 def select_output_format(
@@ -67,16 +74,28 @@ def select_output_format(
     if not tools and choice not in ("auto", "none"):
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     _check_tools(tools)
-    if not tools or choice == "none":
-        plain = _after_reasoning(PlainTextParser, options, include_reasoning)
-        return OutputFormat(plain)
     if isinstance(choice, ForcedTool):
         return _forced(tools, choice.name)
     max_calls = None if parallel_calls else 1
     if choice == "required":
-        return OutputFormat(CallListParser, _call_list_grammar(tools, max_calls), max_calls)
-    parser = _after_reasoning(_automatic(tools, options), options, include_reasoning)
-    return OutputFormat(parser, max_calls=max_calls)
+        return OutputFormat(
+            CallListParser, grammar=_call_list_grammar(tools, max_calls), max_calls=max_calls
+        )
+    reasoning = options.reasoning_parser is not None
+    marks = MARKS if reasoning else ()
+    if not tools or choice == "none":
+        text_format = OutputFormat(PlainTextParser, marks=marks, reads_reasoning=reasoning)
+        return msgspec.structs.replace(text_format, keeps_reasoning=include_reasoning)
+    call_format = _call_format(options)
+    schemas = {tool.name: tool.parameters or {} for tool in tools}
+    return OutputFormat(
+        lambda: call_format.parser(schemas),
+        call_format=call_format,
+        max_calls=max_calls,
+        marks=(*marks, *call_format.marks),
+        reads_reasoning=reasoning,
+        keeps_reasoning=include_reasoning,
+    )
 
 
 def json_grammar(schema: object) -> OutputGrammar:
@@ -96,8 +115,8 @@ def check_grammar_size(name: str, grammar: OutputGrammar) -> None:
         raise ApiError(400, f"{name} is too large: {size} bytes; limit: {max_bytes}", param=name)
 
 
-def _automatic(tools: Sequence[OfferedTool], options: ServerOptions) -> ParserFactory:
-    """The model decides, and writes calls in the server's format."""
+def _call_format(options: ServerOptions) -> ToolCallFormat:
+    """How the model writes calls when it decides by itself."""
     if not options.enable_auto_tool_choice or options.tool_call_parser is None:
         raise ApiError(
             400,
@@ -106,44 +125,25 @@ def _automatic(tools: Sequence[OfferedTool], options: ServerOptions) -> ParserFa
             'fix: name a tool, or send "required" or "none"',
             param="tool_choice",
         )
-    call_format = tool_call_format(options.tool_call_parser)
-    schemas: ToolSchemas = {tool.name: tool.parameters or {} for tool in tools}
-    return lambda: call_format.parser(schemas)
+    return tool_call_format(options.tool_call_parser)
 
 
 def _forced(tools: Sequence[OfferedTool], name: str) -> OutputFormat:
     for tool in tools:
         if tool.name == name:
-            grammar = call_grammar(tool.parameters or _ANY_OBJECT)
-            return OutputFormat(lambda: NamedCallParser(name), grammar, calls_end_response=False)
+            grammar = call_grammar(object_schema(tool))
+            return OutputFormat(
+                lambda: NamedCallParser(name), grammar=grammar, calls_end_response=False
+            )
     raise ApiError(400, f"tool_choice names an unknown tool: {name}", param="tool_choice")
 
 
 def _call_list_grammar(tools: Sequence[OfferedTool], max_calls: int | None) -> OutputGrammar:
     """At least one call, each of one of the tools."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.name},
-                "parameters": tool.parameters or _ANY_OBJECT,
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    items = call_schema(tools, "parameters")
+    schema: dict[str, Any] = {"$defs": items.pop("$defs"), "type": "array", "minItems": 1}
+    schema["items"] = items
     return call_grammar(schema if max_calls is None else {**schema, "maxItems": max_calls})
-
-
-def _after_reasoning(
-    answer_parser: ParserFactory, options: ServerOptions, include_reasoning: bool
-) -> ParserFactory:
-    if options.reasoning_parser is None:
-        return answer_parser
-    inside = options.reasoning_parser == "think_open"
-    return lambda: ReasoningParser(answer_parser(), inside=inside, keep=include_reasoning)
 
 
 def _check_tools(tools: Sequence[OfferedTool]) -> None:

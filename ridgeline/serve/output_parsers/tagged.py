@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from ridgeline.serve.output_parsers.base import partial_marker_length
 
 SegmentKind = Literal["outside", "inside", "closed"]
 Segment = tuple[SegmentKind, str]
+
+
+class ClosingGuard(Protocol):
+    """Tells closing markers from text that looks like one. Fed everything that is inside."""
+
+    def feed(self, text: str) -> None: ...
+
+    def is_open(self) -> bool:
+        """Whether a closing marker here would be a part of the text."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the text: it was closed."""
+        ...
+
+
+class EveryMarkerCloses:
+    """The guard of formats whose text cannot contain the closing marker."""
+
+    def feed(self, text: str) -> None:
+        """Takes no notice of the text."""
+
+    def is_open(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        """Has no state."""
 
 
 class MarkerSplitter:
@@ -17,8 +44,16 @@ class MarkerSplitter:
     next marker is held back.
     """
 
-    def __init__(self, opening: str, closing: str, *, inside: bool = False) -> None:
+    def __init__(
+        self,
+        opening: str,
+        closing: str,
+        *,
+        inside: bool = False,
+        guard: ClosingGuard | None = None,
+    ) -> None:
         self._opening, self._closing, self.inside = opening, closing, inside
+        self._guard: ClosingGuard = guard or EveryMarkerCloses()
         self._held = ""
 
     def feed(self, text: str) -> list[Segment]:
@@ -30,9 +65,14 @@ class MarkerSplitter:
             if not is_found:
                 break
             segments += self._segment(head)
+            self._held = tail
+            if self.inside and self._guard.is_open():
+                segments += self._segment(marker)
+                continue
             if self.inside:
+                self._guard.reset()
                 segments.append(("closed", ""))
-            self.inside, self._held = not self.inside, tail
+            self.inside = not self.inside
         cut = len(self._held) - partial_marker_length(self._held, [marker])
         segments += self._segment(self._held[:cut])
         self._held = self._held[cut:]
@@ -44,4 +84,6 @@ class MarkerSplitter:
         return self._segment(text)
 
     def _segment(self, text: str) -> list[Segment]:
+        if self.inside:
+            self._guard.feed(text)
         return [("inside" if self.inside else "outside", text)] if text else []

@@ -167,6 +167,121 @@ def test_values_have_the_type_of_the_schema() -> None:
     assert json.loads(call.arguments) == {"place": "75001", "days": 2}
 
 
+UNION: dict[str, Any] = {
+    "f": {
+        "$defs": {"S": {"type": "string"}, "Loop": {"$ref": "#/$defs/Loop"}},
+        "properties": {
+            "text": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "listed": {"type": ["string", "null"]},
+            "digit": {"enum": ["7", "8"]},
+            "ref": {"$ref": "#/$defs/S"},
+            "loop": {"$ref": "#/$defs/Loop"},
+            "flag": {"type": "boolean"},
+            "maybe": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "nothing": {"type": "null"},
+            "items": {"type": "array", "items": {"type": "string"}},
+            "record": {"type": "object"},
+            "count": {"type": "integer"},
+            "ratio": {"type": "number"},
+            "number": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+            "implied": {"properties": {"a": {}}},
+            "both": {"allOf": [{"$ref": "#/$defs/S"}], "description": "d"},
+            "any": {},
+        },
+        "allOf": [{"properties": {"inherited": {"type": "integer"}}}],
+        "additionalProperties": {"type": "integer"},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("text", "12345", "12345"),
+        ("text", "null", None),
+        ("text", "true", "true"),
+        ("listed", "12345", "12345"),
+        ("listed", '{"a": 1}', '{"a": 1}'),
+        ("digit", "7", "7"),
+        ("ref", "true", "true"),
+        ("loop", "x", "x"),
+        ("flag", "True", True),
+        ("flag", "false", False),
+        ("flag", "FALSE", False),
+        ("flag", "maybe", "maybe"),
+        ("maybe", "None", None),
+        ("nothing", "None", None),
+        ("nothing", "null", None),
+        ("items", "['a', 'b']", ["a", "b"]),
+        ("items", '["a"]', ["a"]),
+        ("record", "{'k': 1, 'on': True}", {"k": 1, "on": True}),
+        ("record", "__import__('os')", "__import__('os')"),
+        ("record", "{" * 5000, "{" * 5000),
+        ("count", "5", 5),
+        ("count", "5.0", 5),
+        ("count", "five", "five"),
+        ("ratio", "5", 5),
+        ("ratio", "0.5", 0.5),
+        ("ratio", "NaN", "NaN"),
+        ("number", "12", 12),
+        ("number", "twelve", "twelve"),
+        ("implied", '{"a": 1}', {"a": 1}),
+        ("both", "12", "12"),
+        ("any", "12", 12),
+        ("any", "word", "word"),
+        ("inherited", "3", 3),
+        ("further", "3", 3),
+    ],
+)
+def test_values_have_a_type_that_the_whole_schema_allows(key: str, text: str, value: Any) -> None:
+    written = qwen("f", {key: text})
+    (call,) = parse(tool_call_format("qwen3_xml").parser(UNION), written)
+    assert isinstance(call, ParsedToolCall)
+    read = json.loads(call.arguments)[key]
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("hermes", {"y": "</tool_call> in text", "z": 'say "</tool_call>" \\'}),
+        ("hermes", {"y": "<tool_call>{}</tool_call>"}),
+        ("qwen3_xml", {"place": "a </tool_call> b"}),
+    ],
+)
+def test_closing_mark_inside_a_value_does_not_end_the_call(
+    name: str, arguments: dict[str, Any], seed: int | None
+) -> None:
+    rng = None if seed is None else random.Random(seed)
+    text = "Now: " + WRITERS[name]("look", arguments) + "done"
+    parts = parse(tool_call_format(name).parser(TOOLS), text, rng)
+    assert parts == [Content("Now:"), call("look", arguments), Content(" done")]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+def test_malformed_call_does_not_swallow_the_next_one(name: str) -> None:
+    broken = {
+        "hermes": '<tool_call>{"name": "lo}</tool_call>',
+        "qwen3_xml": "<tool_call><function=look><parameter=place>P</tool_call>",
+    }[name]
+    text = broken + WRITERS[name]("look", PARIS)
+    for seed in (None, 1, 2):
+        rng = None if seed is None else random.Random(seed)
+        parts = parse(tool_call_format(name).parser(TOOLS), text, rng)
+        assert parts == [Content(broken), call("look", PARIS)]
+
+
+def test_bare_json_answer_with_a_name_is_no_call_of_llama() -> None:
+    text = '{"name": "Ada", "born": 1815}'
+    parser = tool_call_format("llama3_json").parser
+    assert parse(parser(TOOLS), text) == [Content(text)]
+    assert parse(parser(TOOLS), "[1, 2]") == [Content("[1, 2]")]
+    assert parse(parser(TOOLS), "[see](here)") == [Content("[see](here)")]
+    listed = f"[{llama('look', PARIS)}, {llama('noop', {})}]"
+    assert parse(parser(TOOLS), listed) == [call("look", PARIS), call("noop", {})]
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     ("inside", "text", "reasoning", "content"),
