@@ -7,7 +7,7 @@ import torch
 from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
-from ridgeline.modelspec.families.shapes import planning_table, shape_table
+from ridgeline.modelspec.families.shapes import planning_config, planning_table, shape_table
 from ridgeline.modelspec.families.unsupported import UNSUPPORTED
 from ridgeline.modelspec.families.wrappers import WRAPPERS
 from tests.conformance.tiny_models import FAMILIES as TESTED
@@ -23,7 +23,10 @@ fields that differ.
 with transformers on small random models: log-probabilities within 1e-4 and the same greedy tokens
 but for ties, in whole prompts, in chunks and in mixed batches; native layers are compared with
 torch layers in every weight format of the engine. Batching, preemption, prefix caching and
-speculation are checked token by token on Llama, gpt-oss and the demo model. GPTQ, AWQ,
+speculation are checked token by token on Llama, gpt-oss, GLM-4.5, DeepSeek-V3 and the demo
+model. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one compressed row per token and
+layer, absorbs the projections in decode steps and expands them in long runs of a prompt; layers
+that predict further tokens (MTP) are left unread. GPTQ, AWQ,
 compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family whose modules have
 Llama's names (all but gpt-oss, whose experts are read in MXFP4); they are tested on the families
 from `llama` to `phi3`. The names of published shapes work in `inspect`, `plan` and `predict` and,
@@ -55,7 +58,6 @@ Refused by `model_type`:
 - gated delta nets (Qwen3-Next, Qwen3.5)
 - KV sharing and per-layer inputs (Gemma 3n, Gemma 4)
 - chunked attention (Llama 4)
-- sigmoid routing (GLM-4.5, MiniMax M2)
 - Mamba and other state-space layers (Granite 4, Nemotron 3, Jamba, Falcon-H1)
 - encoders (BERT) and encoder-decoders (T5, Whisper)
 
@@ -86,7 +88,11 @@ def models_page() -> str:
 
 
 def _layers(family: str) -> str:
-    spec = spec_from_config({"model_type": family}, name=family)
+    published = {**shape_table(), **planning_table()}
+    name = next((n for n, row in published.items() if row["model_type"] == family), None)
+    config = {"model_type": family} if name is None else planning_config(name)
+    config.pop("quantization_config", None)
+    spec = spec_from_config(config, name=family)
     why_not = NativeForward.why_not(spec, torch.device("cpu"), torch.float32)
     return "torch: " + "; ".join(why_not) if why_not else "native, torch"
 

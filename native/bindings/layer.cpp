@@ -218,6 +218,12 @@ void bind_layer(nb::module_& m) {
           nb::arg("num_chosen"), nb::arg("norm_topk"), nb::arg("activation"),
           nb::arg("router_bias") = 0, nb::arg("correction") = 0, nb::arg("sigmoid") = false,
           nb::arg("factor") = 1.0f)
+      .def(
+          "add_shared_expert",
+          [](Segment& s, uintptr_t router, int width) {
+            add_shared_expert(s, floats(router), width);
+          },
+          nb::arg("router"), nb::arg("width"))
       .def("run_step", &run_step, nb::arg("frame"), nb::arg("plan"), nb::arg("num_threads"))
       .def("run", &run, nb::arg("frame"), nb::arg("attended"), nb::arg("heads"),
            nb::arg("num_threads"));

@@ -178,7 +178,36 @@ class CombineOp : public Op {
   int width_, num_chosen_;
 };
 
+// kBranch += kExpertRows' first row of each token, times the sigmoid of its product with `router`.
+class AddSharedOp : public Op {
+ public:
+  AddSharedOp(const float* router, int width) : router_(router), width_(width) {}
+  void begin(Frame& frame) const override {
+    require(frame.slots[kBranch] && frame.slots[kExpertRows] && frame.slots[kNormed],
+            "a slot has no memory");
+  }
+  int64_t num_items(const Frame& frame) const override { return frame.num_rows; }
+  int scratch_floats() const override { return width_; }
+  void run(const Frame& frame, int64_t item, float* scratch) const override {
+    const float* from = frame.at(kExpertRows, item, width_);
+    if (router_) {
+      const float logit = frame.row->dot(frame.at(kNormed, item, width_), router_, width_);
+      frame.row->scale(from, 1.0f / (1.0f + std::exp(-logit)), nullptr, width_, scratch);
+      from = scratch;
+    }
+    frame.row->add(frame.at(kBranch, item, width_), from, width_);
+  }
+
+ private:
+  const float* router_;
+  int width_;
+};
+
 }  // namespace
+
+void add_shared_expert(Segment& segment, const float* router, int width) {
+  segment.add(std::make_unique<AddSharedOp>(router, width));
+}
 
 void add_experts(Segment& segment, const ExpertsPlan& plan) {
   const int num_experts = static_cast<int>(plan.gate_up.size());

@@ -267,5 +267,8 @@ struct ExpertsPlan {
   float factor = 1.0f;   // multiplies the chosen experts' weights
 };
 void add_experts(Segment& segment, const ExpertsPlan& plan);
+// Adds the rows of an expert that every token passes through, which lie in kExpertRows, to the sum
+// in kBranch. `router`, [C] or null: the sigmoid of its product with kNormed's row multiplies them.
+void add_shared_expert(Segment& segment, const float* router, int width);
 
 }  // namespace ridgeline

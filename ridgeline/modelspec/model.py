@@ -15,6 +15,7 @@ from ridgeline.modelspec.format import Format
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "xielu"]
 NormPlaces = Literal["before", "both", "after"]
+Scoring = Literal["softmax", "sigmoid"]
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,13 +77,15 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
     The keys and values of all heads are projected up from one latent vector of `rank` numbers per
     token; `rope_dim` further numbers hold the rotated part of the key, which all heads share. Only
     these rank + rope_dim numbers are cached. `kv_down` produces them. `q_down` compresses the
-    query (None: it is not compressed).
+    query (None: it is not compressed). What either makes is normalised with `norm_eps`, but for the
+    rotated part.
     """
 
     rank: int
     rope_dim: int
     kv_down: LinearSpec
     q_down: LinearSpec | None = None
+    norm_eps: float = 1e-6
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,15 +120,41 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     latent: LatentSpec | None = None
 
 
+class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a router's logits become chosen experts and their weights.
+
+    Scores are the softmax or the sigmoids (`scoring`) of the logits. With a `correction` a learned
+    number per expert is added where experts are chosen, but not to their weights (DeepSeek-V3,
+    arXiv:2412.19437, section 2.1.2). With `num_groups` > 1 only the experts of the
+    `groups_per_token` best groups can be chosen; a group is as good as its best expert, or with
+    sigmoids as the sum of its two best. `scale` multiplies the weights.
+    """
+
+    scoring: Scoring = "softmax"
+    correction: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
+    scale: float = 1.0
+
+
+class SharedExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An expert that every token passes through; the sigmoid of `router`, if any, multiplies it."""
+
+    gate: LinearSpec
+    up: LinearSpec
+    down: LinearSpec
+    router: LinearSpec | None = None
+
+
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Feed-forward layer: down(act(gate(x)) · up(x)), or down(act(up(x))) where it is not `gated`.
 
     `clamped_swiglu` (gpt-oss) bounds gate and up by 7 and is down(g · sigmoid(1.702 g) · (u + 1)).
     `xielu` (Apertus, arXiv:2411.13010) has two learned numbers per layer.
 
-    With `num_experts` > 0 a router picks `experts_per_token` of them for each token; every token
-    also passes through the `num_shared_experts`. The three linears then describe ONE expert.
-    `norm_topk` renormalises the chosen experts' probabilities.
+    With `num_experts` > 0 a router picks `experts_per_token` of them for each token, by `routing`;
+    every token also passes through the `shared` one. The three linears then describe ONE expert.
+    `norm_topk` renormalises the chosen experts' scores.
     """
 
     activation: Activation
@@ -135,7 +164,8 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = True
     num_experts: int = 0
     experts_per_token: int = 0
-    num_shared_experts: int = 0
+    shared: SharedExpertSpec | None = None
+    routing: RoutingSpec = RoutingSpec()
     norm_topk: bool = True
     router: LinearSpec | None = None
 

@@ -1,8 +1,10 @@
 """Techniques as rewrites of the spec, so that predictions and runs always agree.
 
 Paths of linears: `layers.N.attention.q|k|v|o`, `layers.N.mlp.gate|up|down` (of every expert),
-`layers.N.router`, `lm_head`. The router is not under `mlp` because rounding it changes *which*
-experts run: a pattern for the MLP must not match it.
+`layers.N.mlp.shared_gate|shared_up|shared_down`, `layers.N.router`, `layers.N.shared_router`,
+`lm_head`; with latent attention also `layers.N.attention.q_down|kv_down`, and `layers.N.kv_up.k|v`
+in place of k and v, which stay plain. Routers are not under `mlp` because rounding them changes
+*which* experts run: a pattern for the MLP must not match them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from msgspec.structs import replace
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.format import BF16, DIGITS, INT4, INT8, WHOLE_KINDS, Format, dense
-from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
+from ridgeline.modelspec.model import (
+    AttentionSpec,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    SharedExpertSpec,
+)
 
 OnLinear = Callable[[str, LinearSpec], LinearSpec]
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -240,14 +249,30 @@ def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> 
             kv_down=on_linear(f"{path}.kv_down", latent.kv_down),
             q_down=None if q_down is None else on_linear(f"{path}.q_down", q_down),
         )
+        up = f"{path.removesuffix('.attention')}.kv_up"
+        attention = replace(
+            attention,
+            k=_kept_plain(attention.k, on_linear(f"{up}.k", attention.k)),
+            v=_kept_plain(attention.v, on_linear(f"{up}.v", attention.v)),
+        )
+        return replace(
+            attention,
+            latent=latent,
+            q=on_linear(f"{path}.q", attention.q),
+            o=on_linear(f"{path}.o", attention.o),
+        )
     return replace(
         attention,
-        latent=latent,
         q=on_linear(f"{path}.q", attention.q),
         k=on_linear(f"{path}.k", attention.k),
         v=on_linear(f"{path}.v", attention.v),
         o=on_linear(f"{path}.o", attention.o),
     )
+
+
+def _kept_plain(old: LinearSpec, new: LinearSpec) -> LinearSpec:
+    """`new` unless it is packed: latent attention multiplies these weights as plain numbers."""
+    return old if new.format.kind in ("int4", "int8", "blocks", "bf16", "fp32") else new
 
 
 def _map_mlp(mlp: MlpSpec, path: str, on_linear: OnLinear) -> MlpSpec:
@@ -258,4 +283,15 @@ def _map_mlp(mlp: MlpSpec, path: str, on_linear: OnLinear) -> MlpSpec:
         up=up,
         down=on_linear(f"{path}.mlp.down", mlp.down),
         router=on_linear(f"{path}.router", mlp.router) if mlp.router else None,
+        shared=None if mlp.shared is None else _map_shared(mlp.shared, path, on_linear),
+    )
+
+
+def _map_shared(shared: SharedExpertSpec, path: str, on_linear: OnLinear) -> SharedExpertSpec:
+    router = shared.router
+    return SharedExpertSpec(
+        gate=on_linear(f"{path}.mlp.shared_gate", shared.gate),
+        up=on_linear(f"{path}.mlp.shared_up", shared.up),
+        down=on_linear(f"{path}.mlp.shared_down", shared.down),
+        router=None if router is None else on_linear(f"{path}.shared_router", router),
     )

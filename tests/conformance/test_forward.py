@@ -119,7 +119,7 @@ def test_native_layers_equal_torch(
         assert relative(found, expected) < TOLERANCE[quantization], num_rows
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "glm4-moe"])
 @pytest.mark.parametrize("quantization", TOLERANCE)
 def test_a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads(
     name: str, quantization: str, checkpoint: Callable[[str], Path]
@@ -240,7 +240,10 @@ def through_cache(
 @pytest.mark.parametrize("kv", ["float32", "int8"])
 @pytest.mark.parametrize(
     "name",
-    ["llama", "qwen3", "gemma2", "mixtral", "olmo3", "granite", "ernie4.5", "arcee", "gpt-oss"],
+    [
+        *("llama", "qwen3", "gemma2", "mixtral", "olmo3", "granite", "ernie4.5", "arcee"),
+        *("gpt-oss", "glm4", "glm4-moe", "minimax-m2", "qwen2-moe"),
+    ],
 )
 def test_a_step_in_one_segment_gives_the_bits_of_attention_between_segments(
     name: str, kv: str, checkpoint: Callable[[str], Path]

@@ -45,6 +45,18 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
 _LONG = {"short_factor": [1.0, 1.3, 1.1], "long_factor": [1.5, 2.0, 4.0]}
 _GEMMA = {"head_dim": 8, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 _GEMMA_WINDOWS = {**_GEMMA, "sliding_window": 9, "query_pre_attn_scalar": 10}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied-mha": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -101,6 +113,82 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 28,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "glm4": ("glm4", {"head_dim": 12}),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            "head_dim": 12,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        {
+            "head_dim": 8,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": False,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "minimax-m2": (
+        "minimax_m2",
+        {
+            "head_dim": 8,
+            "rotary_dim": 4,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 20,
+        },
+    ),
+    "deepseek-v2": (
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "deepseek-v2-greedy": ("deepseek_v2", {**_LATENT, "num_hidden_layers": 2}),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            **_rope(
+                "yarn",
+                factor=4.0,
+                mscale=0.8,
+                mscale_all_dim=1.3,
+                original_max_position_embeddings=24,
+            ),
+        },
+    ),
+    "glm4-moe-lite": ("glm4_moe_lite", {**_LATENT, "rms_norm_eps": 1e-3}),
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
     "smollm3-window": (
         "smollm3",
@@ -207,6 +295,11 @@ VISION: dict[str, dict[str, Any]] = {
 
 
 TORCH_ONLY: dict[str, str] = {
+    **dict.fromkeys(
+        ("deepseek-v2", "deepseek-v2-greedy", "deepseek-v3", "glm4-moe-lite"),
+        "attention is latent",
+    ),
+    "glm4-moe-groups": "experts are chosen within groups",
     "cohere": "parallel",
     "cohere-tied": "parallel",
     "cohere2": "parallel",
@@ -247,6 +340,9 @@ def randomise(model: Any) -> None:
                 parameter.copy_(0.3 * noise)
             else:
                 parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn_like(buffer))
 
 
 @dataclass

@@ -67,6 +67,8 @@ KINDS = [
     "llama-native-kv-bfloat16",
     "gpt-oss-native",
     "cohere2",
+    "glm4-moe-native",
+    "deepseek-v3",
     "demo-kv-int8",
 ]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ridgeline.modelspec import cost
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.operators import (
     PARTS,
     describe_operator,
@@ -24,6 +25,8 @@ SPECS = {
     "sandwich norms": tiny("gemma3_text"),
     "int4": apply_quantization(load_spec("dummy:llama-1b-32k"), "int4"),
     "experts": load_spec("dummy:qwen3-30b-a3b"),
+    "shared expert": load_spec("dummy:qwen1.5-moe-a2.7b"),
+    "latent attention": load_planning_spec("deepseek-v2-lite"),
 }
 shapes = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=6)
 

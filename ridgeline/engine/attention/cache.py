@@ -8,7 +8,8 @@ dtype, or codes and a scale in bytes if it is quantised. One block of one head i
 W] tile, for keys and for values, in which the format may order the bytes of its rows as it likes
 (`KvFormat.to_tiles`): a kernel reads tile after tile, and a gather of (block, head) tiles lands in
 the [head, position, W] order that attention wants, so that collecting scattered blocks and
-transposing are a single copy.
+transposing are a single copy. A layer with latent attention has one row per token in place of keys
+and values: kv [ block, 1, 1, position in block, rank + rope_dim ].
 
 The cache knows nothing of sequences: the block pool manages block numbers, this holds the bytes.
 Memory starts as zeros (lazily, by the operating system), so that unused positions are always
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.kv_format import KvFormat, PlainKv
 from ridgeline.engine.kernels.large_pages import own_pages
-from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
 class KvCache:
@@ -55,13 +56,7 @@ class KvCache:
         return KvCache(
             [
                 _zeros(
-                    (
-                        num_blocks,
-                        2,
-                        layer.attention.num_kv_heads,
-                        block_size,
-                        format.width(layer.attention.head_dim),
-                    ),
+                    (num_blocks, *tile_shape(layer.attention, block_size, format)),
                     format.dtype,
                     torch.device(device),
                 )
@@ -83,6 +78,16 @@ class KvCache:
         sources, targets = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
         for kv_N2KBW in self.layers:
             kv_N2KBW.index_copy_(0, targets, kv_N2KBW.index_select(0, sources))
+
+
+def tile_shape(
+    attention: AttentionSpec, block_size: int, format: KvFormat
+) -> tuple[int, int, int, int]:
+    """Shape of one layer's block: keys and values of every head, or one latent row per token."""
+    latent = attention.latent
+    if latent is not None:
+        return 1, 1, block_size, format.width(latent.rank + latent.rope_dim)
+    return 2, attention.num_kv_heads, block_size, format.width(attention.head_dim)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from ridgeline.engine.attention.base import Attend, Attention, AttentionBackend
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_prefill, causal_mask, needs_scores
 from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import ModelSpec
 
@@ -53,6 +54,22 @@ class FullAttention:
             sinks_H,
         )
         return o_KGTD.permute(2, 0, 1, 3).flatten(1, 2)
+
+    def attend_latent(self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp) -> Tensor:
+        """o_THV in the expanded form."""
+        attention = self.attentions[layer]
+        stored_TW = self.format.decode(self.format.encode(rows_TW), rows_TW.dtype)
+        k_HTD, v_HTV = up.expand(stored_TW)
+        mask_TT = self.masks[attention.window, needs_scores(attention)]
+        o_H1TV = attend_prefill(
+            q_THD.transpose(0, 1).unsqueeze(1),
+            k_HTD,
+            v_HTV,
+            mask_TT,
+            attention.scale,
+            attention.softcap,
+        )
+        return o_H1TV.squeeze(1).transpose(0, 1)
 
 
 def self_attention(

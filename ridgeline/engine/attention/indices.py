@@ -4,6 +4,8 @@
     head)·B + offset
     row of the cache seen as [N·2·K, B·D]:  tile(block, w, head)         =  (block·2 + w)·K + head
 
+A latent row is neither key nor value: its layers have one side in place of these 2.
+
 Shape legend: T new tokens, R = T·2·K rows written, S sequences of a group, K key heads, B
 block_size, L gathered positions.
 """
@@ -83,12 +85,14 @@ class IndexBuilder:
         window: int | None,
         explicit_scores: bool,
         like: Tensor,
+        num_sides: int = 2,
     ) -> None:
-        self.block_size, self.num_kv_heads, self.window = block_size, num_kv_heads, window
+        self.block_size, self.window = block_size, window
         self.explicit_scores, self.like = explicit_scores, like
-        heads = torch.arange(2 * num_kv_heads, device=like.device)
+        self.num_tiles = num_sides * num_kv_heads  # of one block
+        heads = torch.arange(self.num_tiles, device=like.device)
         self.slot_of_head = heads * block_size
-        self.tile_of_head = heads.view(2, 1, num_kv_heads, 1)
+        self.tile_of_head = heads.view(num_sides, 1, num_kv_heads, 1)
 
     def build(self, runs: Sequence[Run]) -> StepIndices:
         """The indices of a step with these runs."""
@@ -108,7 +112,7 @@ class IndexBuilder:
     def _slots(self, runs: Sequence[Run]) -> Tensor:
         slots: list[int] = []
         size = self.block_size
-        per_block = 2 * self.num_kv_heads * size
+        per_block = self.num_tiles * size
         for run in runs:
             position, end = run.start, run.start + len(run.tokens)
             while position < end:
@@ -165,7 +169,7 @@ class IndexBuilder:
 
     def _tiles(self, blocks: Sequence[int], num_seqs: int) -> Tensor:
         block_1S1N = self._tensor(blocks).view(1, num_seqs, 1, -1)
-        return (block_1S1N * (2 * self.num_kv_heads) + self.tile_of_head).view(-1)
+        return (block_1S1N * self.num_tiles + self.tile_of_head).view(-1)
 
     def _prefill_run(self, first_row: int, run: Run) -> PrefillRun:
         size, end = self.block_size, run.start + len(run.tokens)

@@ -33,6 +33,7 @@ from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_decode, attend_prefill, needs_scores
 from ridgeline.engine.attention.indices import DecodeGroup, IndexBuilder, PrefillRun, StepIndices
+from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
@@ -44,10 +45,14 @@ class IndexKind:
     window: int | None
     num_kv_heads: int
     explicit_scores: bool
+    num_sides: int
 
     @staticmethod
     def of(attention: AttentionSpec) -> IndexKind:
-        return IndexKind(attention.window, attention.num_kv_heads, needs_scores(attention))
+        num_sides = 2 if attention.latent is None else 1
+        return IndexKind(
+            attention.window, attention.num_kv_heads, needs_scores(attention), num_sides
+        )
 
 
 class PagedAttention:
@@ -65,13 +70,14 @@ class PagedAttention:
                 kind.window,
                 kind.explicit_scores,
                 like,
+                kind.num_sides,
             )
             for kind in self.kinds
         }
 
     @staticmethod
     def why_not(site: AttentionSite) -> tuple[str, ...]:
-        return ()
+        return why_not_latent(site)
 
     def prepare(self, runs: Sequence[Run]) -> PagedStep:
         indices = {kind: builder.build(runs) for kind, builder in self.builders.items()}
@@ -100,6 +106,20 @@ class PagedStep:
             _prefill(q_THD, kv, prefill, attention, sinks_H, out_THD)
         return out_THD
 
+    def attend_latent(self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp) -> Tensor:
+        """o_THV over latent rows; each run in the form that needs less arithmetic."""
+        attention, indices = self.attentions[layer], self.indices[layer]
+        kv = LayerCache(self.cache, layer)
+        kv.write(indices.slots_R, rows_TW)
+        out_THV = q_THD.new_empty((*q_THD.shape[:2], up.value_HVR.shape[1]))
+        for group in indices.groups:
+            q_SHD = q_THD.index_select(0, group.rows_S)
+            o_SHV = _decode_latent(q_SHD, kv, group, attention, up)
+            out_THV.index_copy_(0, group.rows_S, o_SHV)
+        for prefill in indices.prefills:
+            _prefill_latent(q_THD, kv, prefill, attention, up, out_THV)
+        return out_THV
+
 
 class LayerCache:
     """One layer of the cache: writes rows and gathers tiles, both in the compute dtype."""
@@ -113,10 +133,12 @@ class LayerCache:
 
     def gather(self, tiles: Tensor, num_seqs: int) -> Tensor:
         """kv_2SKLD of the given tiles, each a flattened (block, key|value, head), in one copy."""
-        _, _, num_heads, block_size, width = self.kv_N2KBW.shape
+        _, num_sides, num_heads, block_size, width = self.kv_N2KBW.shape
         gathered = self.kv_N2KBW.view(-1, block_size * width).index_select(0, tiles)
-        rows_2YBW = self.format.from_tiles(gathered.view(2, -1, block_size, width))
-        return self.format.decode(rows_2YBW.view(2, num_seqs, num_heads, -1, width), self.dtype)
+        rows_2YBW = self.format.from_tiles(gathered.view(num_sides, -1, block_size, width))
+        return self.format.decode(
+            rows_2YBW.view(num_sides, num_seqs, num_heads, -1, width), self.dtype
+        )
 
 
 def _decode(
@@ -163,3 +185,47 @@ def _prefill(
             sinks_H,
         )
         out_THD[span.rows] = o_KGTD.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _decode_latent(
+    q_SHD: Tensor, kv: LayerCache, group: DecodeGroup, attention: AttentionSpec, up: LatentUp
+) -> Tensor:
+    rows_S1LW = kv.gather(group.tiles, len(q_SHD))[0, :, :, group.first : group.end]
+    q_S1HW, latent_S1LR = up.absorb(q_SHD).unsqueeze(1), rows_S1LW[..., : up.rank]
+    o_S1HR = attend_decode(
+        q_S1HW, rows_S1LW, latent_S1LR, group.mask_S11L, attention.scale, attention.softcap
+    )
+    return up.values_of(o_S1HR.squeeze(1))
+
+
+def _prefill_latent(
+    q_THD: Tensor,
+    kv: LayerCache,
+    prefill: PrefillRun,
+    attention: AttentionSpec,
+    up: LatentUp,
+    out_THV: Tensor,
+) -> None:
+    rows_LW = kv.gather(prefill.tiles, 1)[0, 0, 0]
+    absorbs = up.absorbs(sum(span.rows.stop - span.rows.start for span in prefill.spans))
+    k_KLX, v_KLX = (rows_LW[None], rows_LW[None, :, : up.rank]) if absorbs else up.expand(rows_LW)
+    for span in prefill.spans:
+        q_THX = up.absorb(q_THD[span.rows]) if absorbs else q_THD[span.rows]
+        q_TKGX = q_THX.view(len(q_THX), len(k_KLX), -1, q_THX.shape[-1])
+        o_KGTX = attend_prefill(
+            q_TKGX.permute(1, 2, 0, 3),
+            k_KLX[:, span.keys],
+            v_KLX[:, span.keys],
+            span.mask_TL,
+            attention.scale,
+            attention.softcap,
+        )
+        o_THX = o_KGTX.permute(2, 0, 1, 3).flatten(1, 2)
+        out_THV[span.rows] = up.values_of(o_THX) if absorbs else o_THX
+
+
+def why_not_latent(site: AttentionSite) -> tuple[str, ...]:
+    """Why a latent cache cannot be stored at `site`; empty where it can, or there is none."""
+    if not site.has_latent or site.kv_dtype != "int8":
+        return ()
+    return ("int8 has one scale per key and value of a head, and a latent row is neither",)

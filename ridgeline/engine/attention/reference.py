@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
@@ -59,6 +60,26 @@ class _ReferenceStep:
             kv_L2KD = self.cache.format.decode(kv_L2KW, torch.float32)
             out_THD[row] = attend_one(q_THD[row], kv_L2KD, attention, sinks_H)
         return out_THD
+
+    def attend_latent(self, q_THD: Tensor, rows_TW: Tensor, layer: int, up: LatentUp) -> Tensor:
+        """o_THV by definition: every key and value of every head is computed, in float64."""
+        attention, kv_N11BW = self.spec.layers[layer].attention, self.cache.layers[layer]
+        rows = [(run, run.start + offset) for run in self.runs for offset in range(len(run.tokens))]
+        for row, (run, position) in enumerate(rows):
+            block, offset = self._place(run, position)
+            kv_N11BW[block, 0, 0, offset] = self.cache.format.encode(rows_TW[row])
+        out_THV = q_THD.new_empty((*q_THD.shape[:2], up.value_HVR.shape[1]))
+        for row, (run, position) in enumerate(rows):
+            places = [self._place(run, seen) for seen in range(position + 1)]
+            stored_LW = torch.stack([kv_N11BW[block, 0, 0, offset] for block, offset in places])
+            rows_LW = self.cache.format.decode(stored_LW, torch.float32).double()
+            latent_LR, rotated_LX = rows_LW[:, : up.rank], rows_LW[:, up.rank :]
+            for head in range(attention.num_heads):
+                k_LD = torch.cat((latent_LR @ up.key_HPR[head].double().T, rotated_LX), -1)
+                v_LV = latent_LR @ up.value_HVR[head].double().T
+                scores_L = (k_LD @ q_THD[row, head].double()) * attention.scale
+                out_THV[row, head] = torch.softmax(scores_L, dim=0) @ v_LV
+        return out_THV
 
     def _place(self, run: Run, position: int) -> tuple[int, int]:
         size = self.cache.block_size

@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.checkpoints import QuantizedWeights, read_quantisation
 from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.mxfp4 import Mxfp4Weights
@@ -27,7 +28,9 @@ from ridgeline.engine.model.layers import (
     Block,
     ConcatLinear,
     GatedMlp,
+    LatentAttention,
     Norm,
+    NormedLinear,
     ParallelBlock,
     QkHeadNorm,
     QkNorm,
@@ -40,7 +43,7 @@ from ridgeline.engine.model.layers import (
     no_norm,
     no_qk_norm,
 )
-from ridgeline.engine.model.moe import MoeMlp
+from ridgeline.engine.model.moe import MoeMlp, SharedExpertMlp
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.table import EmbeddingTable, PackedTable, PlainTable
 from ridgeline.engine.quant import build_linear
@@ -55,11 +58,13 @@ from ridgeline.modelspec.cost.parameters import qk_norm_shapes
 from ridgeline.modelspec.format import FP32, Format
 from ridgeline.modelspec.model import (
     AttentionSpec,
+    LatentSpec,
     LayerSpec,
     LinearSpec,
     MlpSpec,
     ModelSpec,
     RopeSpec,
+    SharedExpertSpec,
 )
 
 
@@ -213,8 +218,33 @@ class DecoderBuilder:
             ropes.index(layer.attention.rope),
         )
 
-    def _attention(self, layer: LayerSpec, index: int) -> AttentionLayer:
+    def _latent_attention(self, spec: AttentionSpec, index: int) -> LatentAttention:
+        latent = spec.latent
+        assert latent is not None
+        q_down: Callable[[Tensor], Tensor] = no_norm
+        if latent.q_down is not None:
+            down = self._linear(["q_down"], [latent.q_down], index)
+            size = latent.q_down.num_out
+            q_down = NormedLinear(down, self._latent_norm("q_down_norm", size, latent, index))
+        q = self._linear(["q"], [spec.q], index)
+        kv_down = self._linear(["kv_down"], [latent.kv_down], index)
+        kv_norm = self._latent_norm("kv_down_norm", latent.rank, latent, index)
+        shape = (spec.k.num_out + spec.v.num_out, latent.rank)
+        up = LatentUp(spec, self._tensor("kv_up", shape, index).to(self.dtype))
+        self.nbytes += up.nbytes
+        return LatentAttention(
+            spec, (q_down, q), kv_down, kv_norm, up, self._linear(["o"], [spec.o], index)
+        )
+
+    def _latent_norm(self, key: str, size: int, latent: LatentSpec, index: int) -> RmsNorm:
+        norm = RmsNorm(self._tensor(key, (size,), index).to(self.dtype), latent.norm_eps)
+        self.nbytes += norm.gain_C.nbytes
+        return norm
+
+    def _attention(self, layer: LayerSpec, index: int) -> AttentionLayer | LatentAttention:
         spec = layer.attention
+        if spec.latent is not None:
+            return self._latent_attention(spec, index)
         qkv = self._linear(["q", "k", "v"], [spec.q, spec.k, spec.v], index)
         o = self._linear(["o"], [spec.o], index)
         sinks_H = None
@@ -239,7 +269,7 @@ class DecoderBuilder:
         if spec.router is not None:
             return self._moe(spec, index)
         if spec.gated:
-            return self._gated_mlp(spec, index)
+            return self._gated_mlp(spec, index, spec.activation)
         up = self._linear(["up"], [spec.up], index)
         down = self._linear(["down"], [spec.down], index)
         act = None
@@ -248,19 +278,33 @@ class DecoderBuilder:
         return UngatedMlp(spec.activation, up, down, act)
 
     def _gated_mlp(
-        self, spec: MlpSpec, index: int, prefix: str = "", expert: int | None = None
+        self,
+        spec: MlpSpec | SharedExpertSpec,
+        index: int,
+        activation: str,
+        prefix: str = "",
+        expert: int | None = None,
     ) -> GatedMlp:
         gate_up = self._linear(
             [f"{prefix}gate", f"{prefix}up"], [spec.gate, spec.up], index, expert
         )
         down = self._linear([f"{prefix}down"], [spec.down], index, expert)
-        return GatedMlp(spec.activation, gate_up, down)
+        return GatedMlp(activation, gate_up, down)
 
-    def _moe(self, spec: MlpSpec, index: int) -> MoeMlp:
+    def _moe(self, spec: MlpSpec, index: int) -> MoeMlp | SharedExpertMlp:
         assert spec.router is not None
-        router = self._linear(["router"], [spec.router], index)
-        experts = [self._gated_mlp(spec, index, "expert_", e) for e in range(spec.num_experts)]
-        return MoeMlp(spec, router, experts)
+        router, correction_E = self._linear(["router"], [spec.router], index), None
+        if spec.routing.correction:
+            correction_E = self._tensor("router_correction", (spec.num_experts,), index).float()
+            self.nbytes += correction_E.nbytes
+        act = spec.activation
+        experts = [self._gated_mlp(spec, index, act, "expert_", e) for e in range(spec.num_experts)]
+        routed = MoeMlp(spec, router, experts, correction_E)
+        if spec.shared is None:
+            return routed
+        shared, own = self._gated_mlp(spec.shared, index, act, "shared_"), spec.shared.router
+        scale = None if own is None else self._linear(["shared_router"], [own], index)
+        return SharedExpertMlp(routed, shared, scale)
 
     def _norm(self, key: str, shape: tuple[int, ...], layer: int | None) -> RmsNorm:
         norm = make_norm(self.spec, self._tensor(key, shape, layer), self.dtype)

@@ -24,6 +24,7 @@ from ridgeline.engine.checkpoints.tensor_names import (
     layouts_of,
     locate,
     parts,
+    prediction_layers,
     row_sizes,
 )
 from ridgeline.engine.dtype import DTYPES
@@ -151,11 +152,13 @@ def _check(
             )
     known = {place.name for place in found.values()}
     tied = {"lm_head.weight", "language_model.lm_head.weight"} if spec.tied_embeddings else set()
+    unread = prediction_layers(entries, len(spec.layers))
     unexpected = sorted(
         name
         for name in entries
         if name not in known | tied
         and not any(mark in name for mark in HARMLESS_TENSORS)
+        and not name.startswith(unread)
         and not (name.endswith(".bias") and is_zero(name))
     )
     if unexpected:

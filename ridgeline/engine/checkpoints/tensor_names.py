@@ -8,13 +8,19 @@ the checkpoint shows which.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
 from ridgeline.modelspec.cost.parameters import qk_norm_shapes
-from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
+from ridgeline.modelspec.model import (
+    AttentionSpec,
+    LatentSpec,
+    LayerSpec,
+    LinearSpec,
+    ModelSpec,
+)
 
 Shape = tuple[int, ...]
 
@@ -73,8 +79,11 @@ def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part
     names += ["after_attention_norm", "after_mlp_norm"] if layer.norms != "before" else []
     names = names[:1] if layer.parallel else names
     yield from (Part(name, (spec.hidden_size,), index) for name in names)
-    for name in ("q", "k", "v", "o"):
-        yield from _linear_parts(name, getattr(attention, name), index)
+    if attention.latent is not None:
+        yield from _latent_parts(attention, attention.latent, index)
+    else:
+        for name in ("q", "k", "v", "o"):
+            yield from _linear_parts(name, getattr(attention, name), index)
     for name, shape in zip(("q_norm", "k_norm"), qk_norm_shapes(attention), strict=False):
         yield Part(name, shape, index)
     keys = ("gate", "up", "down") if mlp.gated else ("up", "down")
@@ -87,9 +96,27 @@ def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part
             yield from _linear_parts(name, getattr(mlp, name), index)
         return
     yield from _linear_parts("router", mlp.router, index)
+    if mlp.routing.correction:
+        yield Part("router_correction", (mlp.num_experts,), index)
+    if mlp.shared is not None:
+        for name in ("gate", "up", "down", "router"):
+            linear = getattr(mlp.shared, name)
+            yield from () if linear is None else _linear_parts(f"shared_{name}", linear, index)
     for expert in range(mlp.num_experts):
         for name in keys:
             yield from _linear_parts(f"expert_{name}", getattr(mlp, name), index, expert)
+
+
+def _latent_parts(attention: AttentionSpec, latent: LatentSpec, index: int) -> Iterator[Part]:
+    if latent.q_down is not None:
+        yield from _linear_parts("q_down", latent.q_down, index)
+        yield Part("q_down_norm", (latent.q_down.num_out,), index)
+    yield from _linear_parts("q", attention.q, index)
+    yield from _linear_parts("kv_down", latent.kv_down, index)
+    yield Part("kv_down_norm", (latent.rank,), index)
+    # rows of keys and values alternate by head, so they are one part
+    yield Part("kv_up", (attention.k.num_out + attention.v.num_out, latent.rank), index)
+    yield from _linear_parts("o", attention.o, index)
 
 
 def _linear_parts(
@@ -154,6 +181,18 @@ def _apertus() -> dict[str, TensorLocation]:
     }
 
 
+def _glm4() -> dict[str, TensorLocation]:
+    layer = "model.layers.{layer}."
+    gate_up = TensorLocation(f"{layer}mlp.gate_up_proj.weight", fused=("gate", "up"))
+    return {
+        **_llama(),
+        "after_attention_norm": TensorLocation(f"{layer}post_self_attn_layernorm.weight"),
+        "after_mlp_norm": TensorLocation(f"{layer}post_mlp_layernorm.weight"),
+        "gate": gate_up,
+        "up": gate_up,
+    }
+
+
 def _phi3() -> dict[str, TensorLocation]:
     layer = "model.layers.{layer}."
     qkv = TensorLocation(f"{layer}self_attn.qkv_proj.weight", fused=("q", "k", "v"))
@@ -187,6 +226,53 @@ def _stacked_experts(module: str) -> dict[str, TensorLocation]:
     }
 
 
+def _shared_expert(layout: dict[str, TensorLocation], module: str) -> dict[str, TensorLocation]:
+    """`layout` with an expert that every token passes through in `mlp.{module}`."""
+    layer = "model.layers.{layer}."
+    return {
+        **layout,
+        "router_correction": TensorLocation(f"{layer}mlp.gate.e_score_correction_bias"),
+        **_singles(layer, shared_router="mlp.shared_expert_gate"),
+        **_singles(
+            f"{layer}mlp.{module}.",
+            shared_gate="gate_proj",
+            shared_up="up_proj",
+            shared_down="down_proj",
+        ),
+    }
+
+
+def _mlp_experts(shared_module: str) -> tuple[Layout, ...]:
+    """Experts in `mlp`, one by one or stacked, together with a shared one."""
+    each = _experts("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj")
+    return tuple(_shared_expert(own, shared_module) for own in (each, _stacked_experts("mlp")))
+
+
+def _minimax_m2() -> tuple[Layout, ...]:
+    each = _experts("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
+    at = "model.layers.{layer}."
+    return tuple(
+        {**layout, "router_correction": TensorLocation(f"{at}{module}.e_score_correction_bias")}
+        for module, layout in (("block_sparse_moe", each), ("mlp", _stacked_experts("mlp")))
+    )
+
+
+def _latent() -> tuple[Layout, ...]:
+    """DeepSeek: latent attention and a shared expert; q is made of a compressed query or not."""
+    names = {
+        "kv_down": "kv_a_proj_with_mqa",
+        "kv_down_norm": "kv_a_layernorm",
+        "kv_up": "kv_b_proj",
+        "q_down": "q_a_proj",
+        "q_down_norm": "q_a_layernorm",
+    }
+    return tuple(
+        {**own, **_singles("model.layers.{layer}.self_attn.", **names, q=q)}
+        for q in ("q_b_proj", "q_proj")
+        for own in _mlp_experts("shared_experts")
+    )
+
+
 def _gpt_oss() -> dict[str, TensorLocation]:
     """Experts as [experts, inputs, outputs], gate and up alternating, with biases."""
     at = "model.layers.{layer}.mlp.experts."
@@ -214,7 +300,12 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "gemma2": (_sandwiched(),),
     "gemma3_text": (_sandwiched(),),
     "gpt_oss": (_gpt_oss(),),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"), _latent()),
+    "glm4": (_glm4(),),
+    "glm4_moe": _mlp_experts("shared_experts"),
+    "minimax_m2": _minimax_m2(),
     "phi3": (_phi3(),),
+    "qwen2_moe": _mlp_experts("shared_expert"),
     "mixtral": (
         _experts("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
         _stacked_experts("mlp"),
@@ -248,6 +339,21 @@ HARMLESS_TENSORS: Mapping[str, str] = {
     "visual.": "encodes images and video; only text is read",
 }
 """Parts of the names of tensors that may be left unread, each with the reason."""
+
+
+def prediction_layers(names: Iterable[str], num_layers: int) -> tuple[str, ...]:
+    """Prefixes of the layers that predict a further token, which follow the model's own.
+
+    DeepSeek-V3 and GLM-4.5 publish them (multi-token prediction, arXiv:2412.19437, section 2.2);
+    their configs do not count them. An `eh_proj` marks one: other layers have none.
+    """
+    mark = ".eh_proj.weight"
+    prefixes = [name.removesuffix(mark) for name in names if name.endswith(mark)]
+    return tuple(
+        f"{prefix}."
+        for prefix in prefixes
+        if (index := prefix.rpartition(".")[2]).isdigit() and int(index) >= num_layers
+    )
 
 
 def layouts_of(family: str, names: Container[str]) -> list[Layout]:

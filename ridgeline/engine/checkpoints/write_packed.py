@@ -67,7 +67,14 @@ def products(spec: ModelSpec) -> Iterator[LinearProduct]:
 def layer_products(layer: LayerSpec, index: int) -> Iterator[LinearProduct]:
     """Every product of one layer."""
     attention, mlp = layer.attention, layer.mlp
-    yield LinearProduct(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
+    if attention.latent is None:
+        yield LinearProduct(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
+    else:
+        latent = attention.latent
+        if latent.q_down is not None:
+            yield LinearProduct(["q_down"], [latent.q_down], index)
+        yield LinearProduct(["q"], [attention.q], index)
+        yield LinearProduct(["kv_down"], [latent.kv_down], index)
     yield LinearProduct(["o"], [attention.o], index)
     if mlp.router is None:
         gate_up = LinearProduct(["gate", "up"], [mlp.gate, mlp.up], index)
@@ -75,6 +82,12 @@ def layer_products(layer: LayerSpec, index: int) -> Iterator[LinearProduct]:
         yield LinearProduct(["down"], [mlp.down], index)
         return
     yield LinearProduct(["router"], [mlp.router], index)
+    if mlp.shared is not None:
+        shared = mlp.shared
+        yield LinearProduct(["shared_gate", "shared_up"], [shared.gate, shared.up], index)
+        yield LinearProduct(["shared_down"], [shared.down], index)
+        if shared.router is not None:
+            yield LinearProduct(["shared_router"], [shared.router], index)
     for expert in range(mlp.num_experts):
         yield LinearProduct(["expert_gate", "expert_up"], [mlp.gate, mlp.up], index, expert)
         yield LinearProduct(["expert_down"], [mlp.down], index, expert)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
+from ridgeline.engine.attention.latent import LatentAttend, LatentUp
 from ridgeline.engine.model.rope import rotate_, rotate_interleaved_
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
@@ -209,6 +211,55 @@ class AttentionLayer:
         return self.o(o_THD.reshape(-1, num_queries * self.head_dim))
 
 
+class LatentAttention:
+    """Attention over latent vectors, normalised and with a rotated part that all heads share.
+
+    `q_down` compresses the input of `q`, or returns it as it is.
+    """
+
+    __slots__ = ("kv_down", "kv_norm", "o", "q", "q_down", "rotate", "shape", "sinks", "up")
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        query: tuple[Callable[[Tensor], Tensor], Linear],
+        kv_down: Linear,
+        kv_norm: Norm,
+        up: LatentUp,
+        o: Linear,
+    ) -> None:
+        assert spec.latent is not None
+        (self.q_down, self.q), self.kv_down, self.kv_norm = query, kv_down, kv_norm
+        self.up, self.o = up, o
+        self.shape = (spec.num_heads, spec.head_dim, spec.latent.rope_dim)
+        self.rotate = rotate_interleaved_ if spec.rope.interleaved else rotate_
+        self.sinks: tuple[Tensor, ...] = ()
+
+    def __call__(
+        self, x_TC: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, layer: int
+    ) -> Tensor:
+        num_heads, head_dim, rope_dim = self.shape
+        q_THD = self.q(self.q_down(x_TC)).view(-1, num_heads, head_dim)
+        rows_TW = self.kv_down(x_TC)
+        rows_TW[:, : self.up.rank] = self.kv_norm(rows_TW[:, : self.up.rank])
+        self.rotate(q_THD[..., head_dim - rope_dim :], *rotation)
+        self.rotate(rows_TW[:, None, self.up.rank :], *rotation)
+        o_THV = cast(LatentAttend, attend).attend_latent(q_THD, rows_TW, layer, self.up)
+        return self.o(o_THV.flatten(1))
+
+
+class NormedLinear:
+    """norm(linear(x))."""
+
+    __slots__ = ("linear", "norm")
+
+    def __init__(self, linear: Linear, norm: Norm) -> None:
+        self.linear, self.norm = linear, norm
+
+    def __call__(self, x_TC: Tensor) -> Tensor:
+        return self.norm(self.linear(x_TC))
+
+
 class GatedMlp:
     """down(act(gate(x)) · up(x)), gate and up in one product."""
 
@@ -264,7 +315,7 @@ class Block:
 
     def __init__(
         self,
-        attention: AttentionLayer,
+        attention: AttentionLayer | LatentAttention,
         mlp: Callable[[Tensor], Tensor],
         norms: tuple[Norm, Norm],
         branch_norms: tuple[Norm, Norm],

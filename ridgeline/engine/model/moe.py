@@ -11,12 +11,12 @@ every expert for a token or two, all weights are read for little arithmetic. On 
 number of tokens per expert is copied to the host once per layer.
 
 Shape legend: T tokens, C hidden_size, E experts, X experts per token, P = T·X (token, expert)
-pairs.
+pairs, G groups of experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,13 +27,23 @@ from ridgeline.modelspec.model import MlpSpec
 
 
 class MoeMlp:
-    """A router and its expert feed-forward layers."""
+    """A router and its expert feed-forward layers.
 
-    __slots__ = ("experts", "norm_topk", "num_chosen", "router")
+    `correction_E` is added to the scores where experts are chosen (None: nothing is).
+    """
 
-    def __init__(self, spec: MlpSpec, router: Linear, experts: Sequence[GatedMlp]) -> None:
+    __slots__ = ("correction_E", "experts", "norm_topk", "num_chosen", "router", "routing")
+
+    def __init__(
+        self,
+        spec: MlpSpec,
+        router: Linear,
+        experts: Sequence[GatedMlp],
+        correction_E: Tensor | None = None,
+    ) -> None:
         self.router, self.experts = router, tuple(experts)
         self.num_chosen, self.norm_topk = spec.experts_per_token, spec.norm_topk
+        self.routing, self.correction_E = spec.routing, correction_E
 
     def __call__(self, x_TC: Tensor) -> Tensor:
         weight_TX, expert_TX = self.route(x_TC)
@@ -48,9 +58,49 @@ class MoeMlp:
         return (y_TXC * weight_TX.unsqueeze(-1)).sum(dim=1)
 
     def route(self, x_TC: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights_TX (dtype of x) and indices_TX of each token's experts, most probable first."""
-        probs_TE = torch.softmax(self.router(x_TC).float(), dim=-1)
-        weight_TX, expert_TX = torch.topk(probs_TE, self.num_chosen, dim=-1)
+        """Weights_TX (in the dtype of x) and indices_TX of each token's experts, the best first."""
+        logits_TE = self.router(x_TC).float()
+        is_sigmoid = self.routing.scoring == "sigmoid"
+        scores_TE = torch.sigmoid(logits_TE) if is_sigmoid else torch.softmax(logits_TE, dim=-1)
+        ranks_TE = scores_TE if self.correction_E is None else scores_TE + self.correction_E
+        if self.routing.num_groups > 1:
+            ranks_TE = self._limit_to_groups(ranks_TE)
+        expert_TX = torch.topk(ranks_TE, self.num_chosen, dim=-1).indices
+        weight_TX = scores_TE.gather(1, expert_TX)
         if self.norm_topk:
             weight_TX = weight_TX / weight_TX.sum(dim=-1, keepdim=True)
+        if self.routing.scale != 1.0:
+            weight_TX = weight_TX * self.routing.scale
         return weight_TX.to(x_TC.dtype), expert_TX
+
+    def _limit_to_groups(self, ranks_TE: Tensor) -> Tensor:
+        """The ranks, minus infinity outside of each token's best groups."""
+        routing = self.routing
+        ranks_TGE = ranks_TE.view(len(ranks_TE), routing.num_groups, -1)
+        num_best = 2 if routing.scoring == "sigmoid" else 1
+        of_groups_TG = ranks_TGE.topk(num_best, dim=-1).values.sum(dim=-1)
+        kept_TX = of_groups_TG.topk(routing.groups_per_token, dim=-1).indices
+        is_out_TG = torch.ones_like(of_groups_TG, dtype=torch.bool).scatter_(1, kept_TX, False)
+        return ranks_TGE.masked_fill(is_out_TG.unsqueeze(-1), float("-inf")).view_as(ranks_TE)
+
+
+class SharedExpertMlp:
+    """Routed experts and one that every token passes through, scaled by `scale` of its input."""
+
+    __slots__ = ("routed", "router", "scale", "shared")
+
+    def __init__(self, routed: MoeMlp, shared: GatedMlp, router: Linear | None) -> None:
+        self.routed, self.shared, self.router = routed, shared, router
+        self.scale: Callable[[Tensor, Tensor], Tensor] = unscaled if router is None else self._scale
+
+    def __call__(self, x_TC: Tensor) -> Tensor:
+        return self.routed(x_TC) + self.scale(self.shared(x_TC), x_TC)
+
+    def _scale(self, y_TC: Tensor, x_TC: Tensor) -> Tensor:
+        assert self.router is not None
+        return y_TC * torch.sigmoid(self.router(x_TC))
+
+
+def unscaled(y_TC: Tensor, x_TC: Tensor) -> Tensor:
+    """The shared expert's output as it is."""
+    return y_TC

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -26,7 +26,7 @@ from ridgeline.engine.execution.greedy_fast_path import NativeGreedyPath
 from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.execution.runner import TorchRunner
-from ridgeline.engine.model.layers import Block, GatedMlp, UngatedMlp, no_norm
+from ridgeline.engine.model.layers import Block, GatedMlp, LatentAttention, UngatedMlp, no_norm
 from ridgeline.engine.sampling.argmax_head import NativeArgmax
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
@@ -152,7 +152,11 @@ class _TimedAttention:
         self._watch, self._attention = watch, attention
 
     def prepare(self, runs: Sequence[Run]) -> Callable[..., Any]:
-        return self._watch.timed("attention+kv_write", self._attention.prepare(runs))
+        step: Any = self._attention.prepare(runs)
+        timed: Any = self._watch.timed("attention+kv_write", step)
+        if hasattr(step, "attend_latent"):
+            timed.attend_latent = self._watch.timed("attention+kv_write", step.attend_latent)
+        return cast(Callable[..., Any], timed)
 
 
 def _time_segments(
@@ -200,7 +204,9 @@ def _timed_block(block: Block, watch: Stopwatch) -> Block:
     )
     timed.branch_norms = branch_norms[0], branch_norms[1]
     layer: Any = copy(block.attention)
-    layer.qkv, layer.o = of("qkv", layer.qkv), of("o", layer.o)
+    for name in ("q_down", "q", "kv_down") if isinstance(layer, LatentAttention) else ("qkv",):
+        setattr(layer, name, of("qkv", getattr(layer, name)))
+    layer.o = of("o", layer.o)
     attention: Any = of("rope", layer)
     timed.attention = attention
     timed.mlp = _timed_mlp(block.mlp, watch)

@@ -79,7 +79,11 @@ MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".S
 """Suffixes of tensor names that mark a quantised module (bitsandbytes 4-bit: `_STATE`)."""
 _STATE = ".weight.quant_state.bitsandbytes__"
 _MODULES = {
-    "attention.q": ("self_attn.q_proj", "self_attn.qkv_proj"),
+    "attention.q": ("self_attn.q_proj", "self_attn.qkv_proj", "self_attn.q_b_proj"),
+    "attention.q_down": ("self_attn.q_a_proj",),
+    "attention.kv_down": ("self_attn.kv_a_proj_with_mqa",),
+    "kv_up.k": ("self_attn.kv_b_proj",),
+    "kv_up.v": ("self_attn.kv_b_proj",),
     "attention.k": ("self_attn.k_proj", "self_attn.qkv_proj"),
     "attention.v": ("self_attn.v_proj", "self_attn.qkv_proj"),
     "attention.o": ("self_attn.o_proj",),
@@ -103,7 +107,11 @@ _MODULES = {
         "*.experts.*.w2",
         "mlp.experts.down_proj",
     ),
+    "mlp.shared_gate": ("mlp.shared_expert*.gate_proj",),
+    "mlp.shared_up": ("mlp.shared_expert*.up_proj",),
+    "mlp.shared_down": ("mlp.shared_expert*.down_proj",),
     "router": ("mlp.gate", "block_sparse_moe.gate"),
+    "shared_router": ("mlp.shared_expert_gate",),
 }
 
 

@@ -91,7 +91,10 @@ def _attention_words(layer: LayerSpec) -> str:
 def _mlp_words(layer: LayerSpec) -> str:
     m = layer.mlp
     size = f"{m.up.num_out} {m.activation}{'' if m.gated else ', no gate'}"
-    return f"{m.experts_per_token} of {m.num_experts} experts of {size}" if m.num_experts else size
+    if not m.num_experts:
+        return size
+    shared = "" if m.shared is None else f", shared {m.shared.up.num_out}"
+    return f"{m.experts_per_token} of {m.num_experts} experts of {size}{shared}"
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -156,6 +159,8 @@ def _weights(spec: ModelSpec) -> list[InspectRow]:
 
 
 def _num_experts(spec: ModelSpec, path: str) -> int:
+    if ".mlp.shared_" in path:
+        return 1
     return max(1, spec.layers[int(path.split(".")[1])].mlp.num_experts)
 
 

@@ -19,7 +19,13 @@ from types import MappingProxyType
 import msgspec
 
 from ridgeline.modelspec.cost import Shape, layer_kv_bytes, norm_params, visible
-from ridgeline.modelspec.cost.parameters import mlp_linears, num_norms
+from ridgeline.modelspec.cost.parameters import (
+    attention_linears,
+    mlp_linears,
+    num_norms,
+    shared_linears,
+)
+from ridgeline.modelspec.cost.step import flops_per_pair
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
 from ridgeline.modelspec.model import AttentionSpec, LinearSpec, MlpSpec, ModelSpec
 
@@ -39,6 +45,7 @@ PARTS = MappingProxyType(
         "down": "down linear",
         "router": "router",
         "experts": "experts",
+        "shared_expert": "shared expert",
         "lm_head": "LM head",
         "sampling": "sampling",
     }
@@ -168,19 +175,24 @@ def rate_of(linear: LinearSpec) -> str:
 def _attention(
     rows: _Rows, attention: AttentionSpec, shapes: Sequence[Shape]
 ) -> dict[str, OperatorWork]:
-    pairs, span = visible(shapes, attention.window)
+    _, span = visible(shapes, attention.window)
+    decodes = [shape for shape in shapes if shape[0] == 1]
+    prompts = [shape for shape in shapes if shape[0] != 1]
+    in_prompt, in_decode = flops_per_pair(attention)
+    flops = in_prompt * visible(prompts, attention.window)[0]
+    flops += in_decode * visible(decodes, attention.window)[0]
     per_token = layer_kv_bytes(attention, rows.spec.kv_dtype)
     turned = attention.num_heads + attention.num_kv_heads
     return {
-        "qkv": rows.linears(attention.q, attention.k, attention.v),
+        "qkv": rows.linears(*attention_linears(attention)[:-1]),
         "rope": rows.moved(2 * turned * attention.rope.dim),
         "kv_write": OperatorWork(memory_bytes=per_token * rows.num_tokens),
         "attention": OperatorWork(
-            flops=4.0 * pairs * attention.num_heads * attention.head_dim,
+            flops=flops,
             memory_bytes=per_token * span,
             rate=_attention_rate(rows.spec),
         ),
-        "quantise": rows.through(attention.num_heads * attention.head_dim, 1),
+        "quantise": rows.through(attention.o.num_in, 1),
         "o": rows.linears(attention.o),
     }
 
@@ -212,4 +224,8 @@ def _routed(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:
         rate=one.rate,
     )
     router = NO_WORK if mlp.router is None else rows.linears(mlp.router)
-    return {"router": router, "experts": experts}
+    return {
+        "router": router,
+        "experts": experts,
+        "shared_expert": rows.linears(*shared_linears(mlp)),
+    }

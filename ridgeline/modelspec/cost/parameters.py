@@ -41,13 +41,22 @@ def mlp_linears(mlp: MlpSpec) -> tuple[LinearSpec, ...]:
     return (mlp.gate, mlp.up, mlp.down) if mlp.gated else (mlp.up, mlp.down)
 
 
+def shared_linears(mlp: MlpSpec) -> tuple[LinearSpec, ...]:
+    """The linears of the expert that every token passes through; empty if there is none."""
+    shared = mlp.shared
+    if shared is None:
+        return ()
+    router = () if shared.router is None else (shared.router,)
+    return (*router, shared.gate, shared.up, shared.down)
+
+
 def dense_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
     """The linears of a layer that every token uses: all of them except routed experts."""
     attention, mlp = attention_linears(layer.attention), layer.mlp
     if not mlp.num_experts:
         return (*attention, *mlp_linears(mlp))
     router = () if mlp.router is None else (mlp.router,)
-    return (*attention, *router, *(mlp_linears(mlp) * mlp.num_shared_experts))
+    return (*attention, *router, *shared_linears(mlp))
 
 
 def norm_params(spec: ModelSpec) -> int:
@@ -90,6 +99,7 @@ def layer_params(layer: LayerSpec, *, active: bool = False) -> int:
     total = sum(linear.num_params for linear in dense_linears(layer))
     total += experts * sum(linear.num_params for linear in mlp_linears(mlp))
     total += 2 if mlp.activation == "xielu" else 0
+    total += mlp.num_experts if mlp.routing.correction else 0
     return total + (layer.attention.num_heads if layer.attention.sinks else 0)
 
 
@@ -126,5 +136,5 @@ def largest_mlp(spec: ModelSpec) -> int:
 
 
 def _mlp_width(mlp: MlpSpec) -> int:
-    experts = mlp.experts_per_token + mlp.num_shared_experts if mlp.num_experts else 1
-    return mlp.up.num_out * experts
+    shared = 0 if mlp.shared is None else mlp.shared.up.num_out
+    return mlp.up.num_out * (mlp.experts_per_token or 1) + shared

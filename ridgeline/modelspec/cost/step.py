@@ -28,6 +28,7 @@ from ridgeline.modelspec.cost.parameters import (
     dense_linears,
     mlp_linears,
     norm_params,
+    shared_linears,
 )
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
 from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
@@ -286,7 +287,7 @@ def _window_groups(spec: ModelSpec, layers: Counter[LayerSpec]) -> tuple[WindowG
     for layer, n in layers.items():
         attention = layer.attention
         window, row = attention.window, layer_kv_bytes(attention, spec.kv_dtype)
-        prompt, decode = _flops_per_pair(attention)
+        prompt, decode = flops_per_pair(attention)
         flops[window] += n * prompt
         decode_flops[window] += n * decode
         read[window] += n * row
@@ -303,7 +304,7 @@ def _window_groups(spec: ModelSpec, layers: Counter[LayerSpec]) -> tuple[WindowG
     )
 
 
-def _flops_per_pair(attention: AttentionSpec) -> tuple[int, int]:
+def flops_per_pair(attention: AttentionSpec) -> tuple[int, int]:
     """FLOPs per query-key pair of one layer: in a prompt, and in a decode step."""
     heads, latent = attention.num_heads, attention.latent
     if latent is None:
@@ -348,9 +349,10 @@ def _products(linear: LinearSpec) -> int:
 def _layer_flops(layer: LayerSpec) -> int:
     """FLOPs per token of a layer's linears."""
     mlp = layer.mlp
-    times = mlp.experts_per_token + mlp.num_shared_experts if mlp.num_experts else 1
+    times = mlp.experts_per_token if mlp.num_experts else 1
     products = sum(map(_products, attention_linears(layer.attention)))
     products += times * sum(map(_products, mlp_linears(mlp)))
+    products += sum(map(_products, shared_linears(mlp)))
     products += mlp.router.num_weights if mlp.router else 0
     return 2 * products
 

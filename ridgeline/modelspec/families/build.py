@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ridgeline.modelspec.families import layer_kinds
 from ridgeline.modelspec.families.config_fields import ConfigFields
+from ridgeline.modelspec.families.latent import latent_attention
 from ridgeline.modelspec.families.rope_config import rope_by_layer_kind
 from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
@@ -17,10 +18,12 @@ from ridgeline.modelspec.model import (
     MlpSpec,
     ModelSpec,
     RopeSpec,
+    RoutingSpec,
+    SharedExpertSpec,
 )
 
 if TYPE_CHECKING:
-    from ridgeline.modelspec.families.family import Family
+    from ridgeline.modelspec.families.family import Family, MoeFields
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -84,12 +87,15 @@ def _layers(values: ConfigFields, row: Family, fmt: Format) -> tuple[LayerSpec, 
     routed = _routed_layers(values, row, len(kinds))
     rotated = row.rotated(values, kinds) if row.rotated else [True] * len(kinds)
     made: dict[tuple[str, bool, bool], LayerSpec] = {}
-    ropes = rope_by_layer_kind(values, row.rope, _heads(values)[2])
+    rope_dim = values.count("qk_rope_head_dim") if row.latent else _heads(values)[2]
+    ropes = rope_by_layer_kind(values, row.rope, rope_dim)
     for key in dict.fromkeys(zip(kinds, routed, rotated, strict=True)):
         kind, is_routed, is_rotated = key
         rope = ropes[kind] if is_rotated else RopeSpec(dim=0, theta=ropes[kind].theta)
         made[key] = LayerSpec(
-            attention=_attention(values, row, fmt, rope, layer_kinds.window_of(values, kind)),
+            attention=latent_attention(values, fmt, rope)
+            if row.latent
+            else _attention(values, row, fmt, rope, layer_kinds.window_of(values, kind)),
             mlp=_experts(values, row, fmt) if is_routed else _mlp(values, row, fmt),
             norms=row.norms,
             residual_scale=_multiplier(values, "residual_multiplier"),
@@ -106,7 +112,7 @@ def _multiplier(values: ConfigFields, key: str) -> float:
 def _routed_layers(values: ConfigFields, row: Family, num: int) -> list[bool]:
     if row.moe is None:
         return [False] * num
-    return layer_kinds.sparse_layers(values) if row.moe.choose_layers else [True] * num
+    return [True] * num if row.moe.routed_layers is None else row.moe.routed_layers(values)
 
 
 def _heads(values: ConfigFields) -> tuple[int, int, int]:
@@ -127,8 +133,9 @@ def _attention(
 ) -> AttentionSpec:
     num_heads, num_kv_heads, head_dim = _heads(values)
     hidden_size = values.count("hidden_size")
-    qkv_bias, o_bias = (
-        values.flag(bias) if isinstance(bias, str) else bias for bias in (row.qkv_bias, row.o_bias)
+    qkv_bias, o_bias, qk_norm = (
+        values.flag(has) if isinstance(has, str) else has
+        for has in (row.qkv_bias, row.o_bias, row.qk_norm)
     )
 
     norm_heads = row.qk_norm_key is not None and values.flag(row.qk_norm_key)
@@ -149,7 +156,7 @@ def _attention(
         o=linear(hidden_size, num_heads * head_dim, o_bias),
         window=window,
         softcap=values.opt_number("attn_logit_softcapping"),
-        qk_norm=row.qk_norm or norm_heads,
+        qk_norm=qk_norm or norm_heads,
         qk_norm_heads=norm_heads,
         qk_norm_rows=row.qk_norm_rows,
         sinks=row.sinks,
@@ -189,6 +196,44 @@ def _experts(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
         down=LinearSpec(num_out=hidden_size, num_in=inner, format=fmt, bias=moe.bias),
         num_experts=num_experts,
         experts_per_token=top_k,
+        shared=_shared_expert(values, moe, fmt),
+        routing=_routing(values, moe, num_experts),
         norm_topk=values.flag(moe.norm_topk_key) if moe.norm_topk_key else True,
         router=LinearSpec(num_out=num_experts, num_in=hidden_size, format=fmt, bias=moe.bias),
     )
+
+
+def _routing(values: ConfigFields, moe: MoeFields, num_experts: int) -> RoutingSpec:
+    num_groups = groups_kept = 1
+    if moe.groups is not None and moe.groups(values):
+        num_groups, groups_kept = values.count("n_group"), values.count("topk_group")
+        size = num_experts // num_groups
+        if num_experts % num_groups or (size < 2 and num_groups > 1):
+            raise values.bad("n_group", f"a divisor of the {num_experts} experts")
+        if (
+            not groups_kept <= num_groups
+            or values.count("num_experts_per_tok") > size * groups_kept
+        ):
+            raise values.bad("topk_group", f"at most n_group {num_groups}, with enough experts")
+    return RoutingSpec(
+        scoring=moe.scoring,
+        correction=moe.correction,
+        num_groups=num_groups,
+        groups_per_token=groups_kept,
+        scale=values.number(moe.scale_key) if moe.scale_key else 1.0,
+    )
+
+
+def _shared_expert(values: ConfigFields, moe: MoeFields, fmt: Format) -> SharedExpertSpec | None:
+    size = 0
+    if moe.shared_size_key is not None:
+        size = values.whole(moe.shared_size_key)
+    elif moe.shared_count_key is not None and values.raw(moe.shared_count_key) is not None:
+        size = values.whole(moe.shared_count_key) * values.count(moe.expert_size_key)
+    if not size:
+        return None
+    hidden_size = values.count("hidden_size")
+    up = LinearSpec(num_out=size, num_in=hidden_size, format=fmt)
+    down = LinearSpec(num_out=hidden_size, num_in=size, format=fmt)
+    router = LinearSpec(num_out=1, num_in=hidden_size, format=fmt) if moe.shared_router else None
+    return SharedExpertSpec(gate=up, up=up, down=down, router=router)

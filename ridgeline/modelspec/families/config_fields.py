@@ -21,6 +21,8 @@ HARMLESS = frozenset(
     output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
     problem_type resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise
     task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config
+    aux_loss_alpha ep_size num_mtp_layers num_mtp_modules num_nextn_predict_layers seq_aux
+    mtp_transformer_layers use_mtp
     transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905
     # generation parameters that older versions saved in config.json
@@ -56,6 +58,15 @@ _REASONS = {
     "which this version cannot load",
 }
 OFFICIAL_CODE: Mapping[str, frozenset[str]] = {
+    **{
+        model_type: frozenset((f"{name}Config", f"{name}Model", f"{name}ForCausalLM"))
+        for model_type, name in (
+            ("deepseek_v2", "DeepseekV2"),
+            ("deepseek_v3", "DeepseekV3"),
+            ("kimi_k2", "DeepseekV3"),
+        )
+    },
+    "minimax_m2": frozenset(("MiniMaxM2Config", "MiniMaxM2ForCausalLM")),
     "phi3": frozenset(("Phi3Config", "Phi3ForCausalLM")),
 }
 """Families whose published directories carry the code that transformers has for them since, by the

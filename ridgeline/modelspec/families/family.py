@@ -9,22 +9,32 @@ from typing import Any
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
-from ridgeline.modelspec.model import Activation, NormPlaces
+from ridgeline.modelspec.model import Activation, NormPlaces, Scoring
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeFields:
     """The config fields that describe a family's experts.
 
-    `norm_topk_key` None: probabilities of the chosen experts are always renormalised. `bias`:
-    router and experts have biases.
+    `norm_topk_key` None: scores of the chosen experts are always renormalised. `routed_layers`:
+    which layers have experts (None: all). `bias`: router and experts have biases. The shared expert
+    has the size `shared_size_key`, or that of `shared_count_key` experts; with `shared_router` a
+    sigmoid multiplies it. `scale_key` multiplies the weights; `groups`: fields `n_group` and
+    `topk_group` limit the choice where it holds. `scoring`, `correction`: as in `RoutingSpec`.
     """
 
     num_experts_key: str
     expert_size_key: str
     norm_topk_key: str | None = None
-    choose_layers: bool = False
+    routed_layers: Callable[[ConfigFields], list[bool]] | None = None
     bias: bool = False
+    shared_size_key: str | None = None
+    shared_count_key: str | None = None
+    shared_router: bool = False
+    scoring: Scoring = "softmax"
+    correction: bool = False
+    scale_key: str | None = None
+    groups: Callable[[ConfigFields], bool] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +44,9 @@ class Family:
     `defaults`: transformers' defaults, which also list the understood fields; None means "derive
     from other fields".
     `qkv_bias`, `o_bias`: whether these projections have a bias, or the field that says so;
-    `mlp_bias`: the field that says so of the feed-forward layers. `rotated`: which layers rotate q
+    `mlp_bias`: the field that says so of the feed-forward layers. `qk_norm`: whether heads of q and
+    k are normalised, or the field that says so. `latent`: attention is latent, by the fields
+    `kv_lora_rank`, `q_lora_rank` and those of head sizes. `rotated`: which layers rotate q
     and k, given the kinds of all layers (None: all). `activation`: the one that the field
     `activation_key` does not name. `qk_norm_key`: the field that says whether each head is
     normalised with its own gain. `parallel`: blocks are parallel; `layer_norm`: norms are centred.
@@ -54,7 +66,8 @@ class Family:
     gated: bool = True
     rope: RopeFields = field(default_factory=RopeFields)
     moe: MoeFields | None = None
-    qk_norm: bool = False
+    latent: bool = False
+    qk_norm: bool | str = False
     qk_norm_rows: bool = False
     qk_norm_key: str | None = None
     sinks: bool = False

@@ -148,6 +148,32 @@ def sparse_layers(values: ConfigFields) -> list[bool]:
     return [i not in dense and (i + 1) % step == 0 for i in range(num)]
 
 
+def sparse_after_first(values: ConfigFields) -> list[bool]:
+    """DeepSeek, GLM-4.5: all but the first `first_k_dense_replace` layers have experts."""
+    first = values.whole("first_k_dense_replace")
+    return [i >= first for i in range(num_layers(values))]
+
+
+def sparse_by_type(values: ConfigFields) -> list[bool]:
+    """GLM-4.7-Flash: `mlp_layer_types`, else all but the first `first_k_dense_replace` layers."""
+    types: Any = values.raw("mlp_layer_types")
+    num = num_layers(values)
+    if types is None:
+        return sparse_after_first(values)
+    if not isinstance(types, list) or len(types) != num or not {*types} <= {"dense", "sparse"}:
+        raise values.bad("mlp_layer_types", f'a list of {num} names, each "dense" or "sparse"')
+    return [kind == "sparse" for kind in types]
+
+
+def all_full_by_type_list(values: ConfigFields) -> list[str]:
+    """MiniMax M2: full attention, which an `attn_type_list` must say throughout (1)."""
+    types: Any = values.raw("attn_type_list")
+    num = num_layers(values)
+    if types is not None and types != [1] * num:
+        raise values.bad("attn_type_list", f"{num} times 1, which is full attention")
+    return all_full(values)
+
+
 def _every(values: ConfigFields, n: int) -> list[str]:
     num = num_layers(values)
     return [SLIDING if (i + 1) % n else FULL for i in range(num)]

@@ -248,6 +248,26 @@ LLAMA_VARIANTS: Mapping[str, Family] = {
         mlp_bias="use_bias",
         rope=RopeFields(default_theta=500_000.0, interleaved=True),
     ),
+    "glm4": Family(
+        architecture="Glm4ForCausalLM",
+        defaults={
+            **COMMON,
+            "vocab_size": 151_552,
+            "hidden_size": 4096,
+            "intermediate_size": 13_696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1.5625e-7,
+            "eos_token_id": [151_329, 151_336, 151_338],
+            "attention_bias": True,
+        },
+        qkv_bias="attention_bias",
+        norms="both",
+        rope=RopeFields(partial=True, default_partial=0.5, interleaved=True),
+    ),
     "arcee": Family(
         architecture="ArceeForCausalLM",
         defaults={

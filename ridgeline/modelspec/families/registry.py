@@ -18,6 +18,7 @@ from ridgeline.modelspec.families.config_fields import (
     without_official_code,
 )
 from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
+from ridgeline.modelspec.families.latent import LATENT_FAMILIES
 from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
 from ridgeline.modelspec.families.mixtures import MIXTURES
 from ridgeline.modelspec.families.nearest import describe_nearest
@@ -153,7 +154,7 @@ FAMILIES: Mapping[str, Family] = {
             num_experts_key="num_experts",
             expert_size_key="moe_intermediate_size",
             norm_topk_key="norm_topk_prob",
-            choose_layers=True,
+            routed_layers=kinds.sparse_layers,
         ),
     ),
     "gemma": Family(
@@ -242,6 +243,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     **LLAMA_VARIANTS,
     **MIXTURES,
+    **LATENT_FAMILIES,
 }
 
 

@@ -60,12 +60,14 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
 
     `mrope`: fields of a multi-dimensional rotary embedding are read as the plain one, to which it
     is equal on text. `scaling`: the dictionary of a config that has none. `scales_full_only`:
-    windowed layers have no scaling (OLMo 3).
+    windowed layers have no scaling (OLMo 3). `default_partial` is the rotated part of a head where
+    neither `partial_rotary_factor` nor `rotary_dim` says so.
     """
 
     default_theta: float = 10_000.0
     local_theta: float | None = None
     partial: bool = False
+    default_partial: float | None = None
     yarn_means_longrope: bool = False
     mrope: bool = False
     interleaved: bool = False
@@ -138,7 +140,7 @@ def _rope(
     _check_keys(values, kind, given)
     inner = ConfigFields(
         {key: value for key, value in given.items() if value is not None},
-        {"rope_theta": theta, "partial_rotary_factor": values.raw("partial_rotary_factor")},
+        {"rope_theta": theta, "partial_rotary_factor": _partial(values, fields, head_dim)},
         where=f"{values.where}: rope",
     )
     partial = inner.opt_number("partial_rotary_factor") or 1.0
@@ -151,6 +153,15 @@ def _rope(
         dim=dim, theta=inner.number("rope_theta"), kind=kind, interleaved=fields.interleaved
     )
     return _FILL[kind](rope, inner, values)
+
+
+def _partial(values: ConfigFields, fields: RopeFields, head_dim: int) -> float | None:
+    """The rotated part of a head as fields at the top level say it (MiniMax: `rotary_dim`)."""
+    if values.raw("partial_rotary_factor") is not None:
+        return values.number("partial_rotary_factor")
+    if values.raw("rotary_dim") is not None:
+        return values.count("rotary_dim", at_most=head_dim) / head_dim
+    return fields.default_partial
 
 
 def _kind(values: ConfigFields, fields: RopeFields, given: Mapping[str, Any]) -> RopeKind:

@@ -1,8 +1,7 @@
 """Families that can be planned although the engine cannot run them yet.
 
-    deepseek_v2, deepseek_v3, kimi_k2   latent attention; shared experts and routed ones
-    hunyuan                             groups of `cla_share_factor` layers share one KV cache
-    opt                                 MLPs without a gate, biases, learned positions
+    hunyuan    groups of `cla_share_factor` layers share one KV cache; shared and routed experts
+    opt        MLPs without a gate, biases, learned positions
 
 Only fields that determine sizes, FLOPs and KV cache are read. Unknown fields are ignored and rotary
 scaling is not described: unlike the families of `registry`, these specs are never run.
@@ -22,20 +21,16 @@ from ridgeline.modelspec.families.layer_kinds import num_layers
 from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
     AttentionSpec,
-    LatentSpec,
     LayerSpec,
     LinearSpec,
     MlpSpec,
     ModelSpec,
     RopeSpec,
+    SharedExpertSpec,
 )
 
-_LATENT_ATTENTION = "the engine has no multi-head latent attention"
 UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
-        "deepseek_v2": _LATENT_ATTENTION,
-        "deepseek_v3": _LATENT_ATTENTION,
-        "kimi_k2": _LATENT_ATTENTION,
         "hunyuan": "the engine does not share a KV cache between layers",
         "opt": "the engine has no learned positions and no MLP without a gate",
     }
@@ -47,9 +42,6 @@ _DEFAULTS: dict[str, Any] = {
     "rope_theta": 10_000.0,
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
-    "q_lora_rank": 0,
-    "first_k_dense_replace": 0,
-    "n_shared_experts": 0,
     "num_shared_expert": 0,
     "cla_share_factor": 1,
 }
@@ -91,53 +83,6 @@ def _dtype_key(given: Mapping[str, Any]) -> Literal["dtype", "torch_dtype"]:
     return "dtype" if "dtype" in given else "torch_dtype"
 
 
-def _latent_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
-    """DeepSeek V2 and V3, Kimi K2: the first layers have a dense MLP, the others experts."""
-    num, first_routed = num_layers(values), values.whole("first_k_dense_replace")
-    attention = _latent_attention(values, fmt)
-    mlp = _mlp(values, values.count("intermediate_size"), fmt)
-    layer = LayerSpec(attention=attention, mlp=mlp)
-    experts = _experts(
-        values,
-        fmt,
-        inner=values.count("moe_intermediate_size"),
-        num_experts_key="n_routed_experts",
-        top_k_key="num_experts_per_tok",
-    )
-    experts = replace(experts, num_shared_experts=values.whole("n_shared_experts"))
-    routed = LayerSpec(attention=attention, mlp=experts)
-    num_dense = min(num, first_routed)
-    return (layer,) * num_dense + (routed,) * (num - num_dense)
-
-
-def _latent_attention(values: ConfigFields, fmt: Format) -> AttentionSpec:
-    hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
-    q_rank, kv_rank = values.whole("q_lora_rank"), values.count("kv_lora_rank")
-    key_dim, rope_dim = values.count("qk_nope_head_dim"), values.count("qk_rope_head_dim")
-    value_dim = values.count("v_head_dim")
-
-    def linear(num_out: int, num_in: int) -> LinearSpec:
-        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
-
-    return AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=1,
-        head_dim=key_dim + rope_dim,
-        scale=(key_dim + rope_dim) ** -0.5,
-        rope=RopeSpec(dim=rope_dim, theta=values.number("rope_theta")),
-        q=linear(heads * (key_dim + rope_dim), q_rank or hidden_size),
-        k=linear(heads * key_dim, kv_rank),
-        v=linear(heads * value_dim, kv_rank),
-        o=linear(hidden_size, heads * value_dim),
-        latent=LatentSpec(
-            rank=kv_rank,
-            rope_dim=rope_dim,
-            kv_down=linear(kv_rank + rope_dim, hidden_size),
-            q_down=linear(q_rank, hidden_size) if q_rank else None,
-        ),
-    )
-
-
 def _hunyuan_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
     """Cross-layer attention: the first of `cla_share_factor` layers computes and caches the KV."""
     attention = _attention(values, fmt)
@@ -148,7 +93,7 @@ def _hunyuan_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
         num_experts_key="num_experts",
         top_k_key="moe_topk",
     )
-    experts = replace(experts, num_shared_experts=values.whole("num_shared_expert"))
+    experts = _with_shared(experts, values.whole("num_shared_expert"))
     keeps = LayerSpec(attention=attention, mlp=experts)
     shares = replace(keeps, attention=replace(attention, shares_kv=True))
     group = values.count("cla_share_factor")
@@ -191,6 +136,15 @@ def _mlp(values: ConfigFields, inner: int, fmt: Format, *, bias: bool = False) -
     return MlpSpec(activation="silu", gate=up, up=up, down=down)
 
 
+def _with_shared(experts: MlpSpec, count: int) -> MlpSpec:
+    """`experts` with `count` shared ones of the same size, described as one of their joint size."""
+    if not count:
+        return experts
+    up = replace(experts.up, num_out=count * experts.up.num_out)
+    down = replace(experts.down, num_in=count * experts.down.num_in)
+    return replace(experts, shared=SharedExpertSpec(gate=up, up=up, down=down))
+
+
 def _experts(
     values: ConfigFields,
     fmt: Format,
@@ -213,9 +167,6 @@ def _experts(
 
 _LAYERS: Mapping[str, Callable[[ConfigFields, Format], tuple[LayerSpec, ...]]] = MappingProxyType(
     {
-        "deepseek_v2": _latent_layers,
-        "deepseek_v3": _latent_layers,
-        "kimi_k2": _latent_layers,
         "hunyuan": _hunyuan_layers,
         "opt": _opt_layers,
     }

@@ -172,7 +172,7 @@ def _unsupported(path: str, linear: LinearSpec, device: torch.device) -> str | N
         return f"{path} looks for outlier inputs in every row (LLM.int8)"
     if path == "lm_head":
         return None
-    if path.endswith(".router"):
+    if path.endswith("router"):
         plain = kind in ("dense", "bf16", "fp32")
         return None if plain else f"the router must have float32 weights, not {kind} ones"
     if kind not in _KINDS:
@@ -192,6 +192,10 @@ def _unsupported_layers(spec: ModelSpec) -> list[str]:
         "experts take rows that no norm has written": unnormed,
         "blocks are parallel": any(layer.parallel for layer in spec.layers),
         "norms subtract the mean": spec.norm_centred,
+        "experts are chosen within groups": any(
+            layer.mlp.routing.num_groups > 1 for layer in spec.layers
+        ),
+        "attention is latent": any(layer.attention.latent for layer in spec.layers),
         "the activation is xIELU": any(layer.mlp.activation == "xielu" for layer in spec.layers),
     }
     return [reason for reason, holds in checks.items() if holds]
@@ -201,7 +205,8 @@ def _mixed_formats(spec: ModelSpec) -> list[str]:
     """Linears of one input can only be fused if they share a format."""
     for layer in spec.layers:
         attention, mlp = layer.attention, layer.mlp
-        for group in ((attention.q, attention.k, attention.v), (mlp.gate, mlp.up)):
+        shared = () if mlp.shared is None else (mlp.shared.gate, mlp.shared.up)
+        for group in ((attention.q, attention.k, attention.v), (mlp.gate, mlp.up), shared):
             if len({(linear.format, linear.bias) for linear in group}) > 1:
                 return ["q, k, v (or gate and up) differ in format"]
     return []

@@ -25,6 +25,7 @@ from ridgeline.engine.model.layers import (
     AttentionLayer,
     Block,
     GatedMlp,
+    LatentAttention,
     Norm,
     QkNorm,
     QkRowNorm,
@@ -34,7 +35,7 @@ from ridgeline.engine.model.layers import (
     no_norm,
     no_qk_norm,
 )
-from ridgeline.engine.model.moe import MoeMlp
+from ridgeline.engine.model.moe import MoeMlp, SharedExpertMlp
 from ridgeline.engine.model.rope import rotate_interleaved_
 from ridgeline.engine.model.table import PackedTable, PlainTable
 from ridgeline.engine.quant.base import Linear
@@ -63,8 +64,9 @@ def segment_of(*ops: Op) -> _native.FusedSegment:
     return segment
 
 
-def heads_of(layer: AttentionLayer) -> tuple[int, int, int]:
+def heads_of(layer: AttentionLayer | LatentAttention) -> tuple[int, int, int]:
     """(query heads, key heads, head_dim)."""
+    assert isinstance(layer, AttentionLayer), layer  # latent attention is refused before
     return layer.num_heads, layer.num_kv_heads, layer.head_dim
 
 
@@ -103,6 +105,7 @@ class _Writer:
     def before_attention(self, layer_index: int, block: Block, branch: Norm | None) -> Iterator[Op]:
         """Up to the block's attention. `branch` is the norm of the previous block's MLP branch."""
         layer = block.attention
+        assert isinstance(layer, AttentionLayer)
         qkv = _packed(layer.qkv)
         num_heads, num_keys, head_dim = heads_of(layer)
         assert qkv.native.packed.num_out == (num_heads + 2 * num_keys) * head_dim
@@ -132,9 +135,11 @@ class _Writer:
         assert o.native.packed.num_out == self.size
         yield self.attention_output(o)
         yield _linear("o", o, "branch")
-        if type(mlp) is MoeMlp:
+        if isinstance(mlp, MoeMlp | SharedExpertMlp):
             yield self.rows(block.mlp_norm, block.branch_norms[0], None, "normed")
-            yield _experts(mlp, self.size)
+            yield _experts(mlp if isinstance(mlp, MoeMlp) else mlp.routed, self.size)
+            if isinstance(mlp, SharedExpertMlp):
+                yield from _shared_expert(mlp, self.size)
             return
         assert isinstance(mlp, GatedMlp | UngatedMlp)
         gate_up = _packed(mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up)
@@ -193,12 +198,29 @@ def _experts(mlp: MoeMlp, size: int) -> Op:
     bias = 0 if bias_E is None else bias_E.data_ptr()
     assert router_EC.shape == (len(pairs), size)
     at, num_chosen, norm_topk = router_EC.data_ptr(), mlp.num_chosen, mlp.norm_topk
-    activation = mlp.experts[0].activation
+    activation, correction_E = mlp.experts[0].activation, mlp.correction_E
+    sigmoid, factor = mlp.routing.scoring == "sigmoid", mlp.routing.scale
+    added = 0 if correction_E is None else correction_E.data_ptr()
+    chosen = (size, num_chosen, norm_topk, activation, bias, added, sigmoid, factor)
     return Op(
-        "router+experts",
-        lambda s: s.experts(at, gate_up, down, size, num_chosen, norm_topk, activation, bias),
-        (router_EC, bias_E),
+        "router+experts", lambda s: s.experts(at, gate_up, down, *chosen), (router_EC, bias_E)
     )
+
+
+def _shared_expert(mlp: SharedExpertMlp, size: int) -> Iterator[Op]:
+    """The expert of every token, over the rows of the routed ones, added to their sum."""
+    name = "shared_expert"
+    gate_up, down = _packed(mlp.shared.gate_up), _packed(mlp.shared.down)
+    assert down.native.packed.num_out == size
+    into = _address(gate_up)
+    yield Op(name, lambda s: s.rows("normed", size, False, 0, False, 0, 0.0, into, "normed"))
+    gated = (into, mlp.shared.activation, _address(down))
+    yield Op(name, lambda s: s.gate_up(*gated))
+    yield Op(name, lambda s: s.gate(*gated))
+    yield Op(name, lambda s: s.linear(_address(down), "expert_rows", True))
+    router_1C = None if mlp.router is None else _router_weight(mlp.router)[0]
+    at = 0 if router_1C is None else router_1C.data_ptr()
+    yield Op(name, lambda s: s.add_shared_expert(at, size), router_1C)
 
 
 def _router_weight(router: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
