@@ -185,13 +185,15 @@ class Settings(PlainSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         About(
             "Maximum prompt plus output length.",
             unit=TOKENS,
-            unset="the model's limit",
+            unset="the model's context, or what fits the KV cache",
         ),
     ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
         About(
-            "Data type of the KV cache; auto uses that of the activations. int8 is lossy.", panel=KV
+            "Data type of the KV cache; auto is that of a large 16-bit model's weights, else that "
+            "of the activations. int8 is lossy.",
+            panel=KV,
         ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[

@@ -23,7 +23,11 @@ from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
-from ridgeline.engine.scheduler.kv.kv_budget import KvBudget, KvBudgetInputs, kv_budget
+from ridgeline.engine.scheduler.kv.kv_budget import (
+    KvBudgetInputs,
+    fitting_model_len,
+    kv_budget,
+)
 from ridgeline.engine.speculate.config import ResolvedSpeculation, resolve_speculation
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
@@ -107,12 +111,22 @@ def resolve(settings: Settings) -> ResolvedSettings:
     why: dict[str, str] = {}
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
-    max_model_len = _max_model_len(settings, spec, why)
     max_num_seqs = _asked_or(settings, "max_num_seqs", MAX_NUM_SEQS, why)
     block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
+    max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
-    models = Models.of(spec, speculation)
-    budget = _kv_budget(settings, models, device, max_model_len, max_num_seqs, block_size)
+    inputs = _kv_inputs(settings, Models.of(spec, speculation), device, max_num_seqs, block_size)
+    inputs = msgspec.structs.replace(inputs, max_model_len=max_model_len)
+    if settings.max_model_len is None and settings.kv_cache_memory_bytes is None:
+        max_model_len = fitting_model_len(inputs)
+        if max_model_len < inputs.max_model_len:
+            why["max_model_len"] = (
+                f"lowered from the model's {inputs.max_model_len:,} to what fits the KV cache; "
+                "set --max-model-len or --kv-cache-memory-bytes to change it"
+            )
+            speculation = resolve_speculation(settings, spec, max_model_len, why)
+            inputs = msgspec.structs.replace(inputs, max_model_len=max_model_len)
+    budget = kv_budget(inputs)
     _background(settings, why)
     why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
     backend, reasons = choose_attention(
@@ -215,7 +229,7 @@ def _spec(
     if settings.dtype == "auto":
         spec = _kept_as_stored(spec, device, why)
     if settings.kv_cache_dtype == "auto":
-        why["kv_cache_dtype"] = "the dtype of the computation"
+        spec = _kv_as_stored(spec, device, why)
     else:
         spec = with_kv_dtype(spec, settings.kv_cache_dtype)
         why["kv_cache_dtype"] = "as requested"
@@ -261,6 +275,26 @@ def _kept_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) 
     why["quantization"] = (
         "not requested: weights stay in memory in bfloat16, as stored, without loss"
         " (--dtype float32 widens them)"
+    )
+    return kept
+
+
+def _kv_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) -> ModelSpec:
+    """Keep keys and values of a large 16-bit model in its dtype, whatever the compute dtype.
+
+    A model that fits the caches of a CPU gains nothing by it, and keeps the compute dtype.
+    """
+    narrow = spec.stored_dtype in ("bfloat16", "float16") and spec.dtype == "float32"
+    if not narrow or num_params(spec) < LARGE_PARAMS:
+        why["kv_cache_dtype"] = "the dtype of the computation"
+        return spec
+    kept = with_kv_dtype(spec, spec.stored_dtype)
+    if not _runs_native(kept, device):
+        why["kv_cache_dtype"] = "the dtype of the computation"
+        return spec
+    why["kv_cache_dtype"] = (
+        f"the model's own dtype: half the bytes of {spec.dtype}"
+        f" (--kv-cache-dtype {spec.dtype} widens it)"
     )
     return kept
 
@@ -336,27 +370,21 @@ def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
     return {"num_threads": plan.num_threads, "num_threads_decode": plan.num_threads_decode}
 
 
-def _kv_budget(
-    settings: Settings,
-    models: Models,
-    device: torch.device,
-    max_model_len: int,
-    max_num_seqs: int,
-    block_size: int,
-) -> KvBudget:
+def _kv_inputs(
+    settings: Settings, models: Models, device: torch.device, max_num_seqs: int, block_size: int
+) -> KvBudgetInputs:
+    """What the KV budget is derived from, for the shortest context."""
     total, available = _memory(device)
-    return kv_budget(
-        KvBudgetInputs(
-            weight_bytes=models.weight_bytes,
-            kv_bytes_per_token=models.kv_bytes_per_token,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            block_size=block_size,
-            memory_bytes=total,
-            available_bytes=available,
-            device=device.type,
-            requested_bytes=settings.kv_cache_memory_bytes,
-        )
+    return KvBudgetInputs(
+        weight_bytes=models.weight_bytes,
+        kv_bytes_per_token=models.kv_bytes_per_token,
+        max_model_len=1,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        memory_bytes=total,
+        available_bytes=available,
+        device=device.type,
+        requested_bytes=settings.kv_cache_memory_bytes,
     )
 
 

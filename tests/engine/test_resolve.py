@@ -7,9 +7,15 @@ import torch
 from msgspec.structs import replace
 
 from ridgeline.config.settings import Settings, settings_from
-from ridgeline.engine import dtype
+from ridgeline.engine import config, dtype
 from ridgeline.engine.config import _formats, resolve
-from ridgeline.engine.scheduler.kv.kv_budget import GIB, KvBudgetInputs, kv_budget, size
+from ridgeline.engine.scheduler.kv.kv_budget import (
+    GIB,
+    KvBudgetInputs,
+    fitting_model_len,
+    kv_budget,
+    size,
+)
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
@@ -98,6 +104,7 @@ def test_context_may_be_shortened_but_not_extended() -> None:
         ({}, 4 * 63 * BLOCK_BYTES, "4 sequences"),
         ({"max_num_seqs": 1000}, 2 * GIB, "50% of the 4.0 GiB"),
         ({"max_num_seqs": 1000, "available_bytes": 15 * GIB}, 4 * GIB, "ceiling on cpu"),
+        ({"max_num_seqs": 1000, "available_bytes": 24 * GIB}, 6 * GIB, "ceiling on cpu"),
         ({"requested_bytes": 1 * GIB}, 1 * GIB, "as requested"),
         (
             {"device": "cuda", "max_num_seqs": 1000, "available_bytes": 13 * GIB},
@@ -177,3 +184,62 @@ def test_large_bfloat16_model_stays_bfloat16_in_memory(changes: dict, kind: str)
 
 def layer_linears(spec: ModelSpec) -> list[LinearSpec]:
     return [each for path, each in linears(spec).items() if path.startswith("layers.")]
+
+
+# Popular shapes; with a float32 cache and the full context, most do not fit such a machine.
+SHAPES = [
+    "qwen2.5-0.5b",
+    "qwen2.5-1.5b",
+    "qwen2.5-7b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "llama-3.2-1b",
+    "llama-3.2-3b",
+    "llama-3.1-8b",
+    "gemma-3-1b",
+    "gemma-3-4b",
+    "phi-4-mini",
+    "mistral-7b",
+    "smollm2-360m",
+    "tinyllama-1.1b",
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_published_shape_opens_without_flags_on_20_gib(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "_memory", lambda device: (24 * GIB, 20 * GIB))
+    resolved = resolve(
+        Settings(model=f"dummy:{shape}", device="cpu", num_threads=1, num_threads_decode=1)
+    )
+    context, lowered = resolved.spec.max_positions, resolved.max_model_len
+    assert 2048 <= lowered <= context
+    assert ("lowered" in resolved.derivations["max_model_len"]) == (lowered < context)
+    assert resolved.kv_cache_dtype == "bfloat16"
+    assert resolved.num_blocks * resolved.block_size >= lowered
+
+
+def test_context_is_lowered_to_a_multiple_of_1024_that_fits() -> None:
+    inputs = replace(INPUTS, max_model_len=131_072, available_bytes=3 * GIB)
+    assert fitting_model_len(inputs) == 16_384  # half of 2 GiB, 64 KiB a token
+    assert kv_budget(replace(inputs, max_model_len=16_384)).num_blocks >= 1024
+    assert fitting_model_len(replace(inputs, max_model_len=1000)) == 1000
+
+
+def test_context_is_not_lowered_to_a_few_tokens() -> None:
+    inputs = replace(INPUTS, max_model_len=2048, available_bytes=1 * GIB + 20 * BLOCK_BYTES)
+    assert fitting_model_len(inputs) == 2048
+    with pytest.raises(DoesNotFit):
+        kv_budget(inputs)
+
+
+def test_requested_context_is_never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_memory", lambda device: (24 * GIB, 20 * GIB))
+    with pytest.raises(DoesNotFit, match="use --max-model-len"):
+        resolve(Settings(model="dummy:llama-3.1-8b", device="cpu", max_model_len=131_072))
+
+
+def test_kv_cache_of_a_small_model_has_the_dtype_of_the_computation() -> None:
+    assert resolve(Settings(model="demo", device="cpu")).kv_cache_dtype == "float32"

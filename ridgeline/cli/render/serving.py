@@ -15,9 +15,12 @@ def served_lines(served: ServedModel) -> list[str]:
         f"{info.device} · {info.compute_dtype} · weights {info.weight_bytes / 2**20:,.1f} MiB",
         f"KV cache {kv_mib:,.1f} MiB = {capacity:,} tokens · context {info.max_model_len:,}",
         f"{served.name} is served at {served.url}/v1",
+        f"  chat and live metrics  {served.url}/",
+        f"  chat in a terminal     ridgeline chat --url {served.url}",
+        f"  OpenAI clients         export OPENAI_BASE_URL={served.url}/v1",
     ]
     if served.admin_url is not None:
-        lines.append(f"operators: {served.admin_url}/admin/state")
+        lines.append(f"  operators              {served.admin_url}/admin/state")
     return lines
 
 

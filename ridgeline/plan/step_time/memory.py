@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, kv_budget
+from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, fitting_model_len, kv_budget
 from ridgeline.errors import DoesNotFit
 from ridgeline.modelspec.cost.parameters import largest_mlp
 from ridgeline.plan.calibration.calibration import MachineMemory
@@ -107,7 +107,13 @@ def _engine_budget(machine: Replica, limits: MemoryLimits, memory: MachineMemory
         device="cpu",
         requested_bytes=limits.kv_bytes,
     )
-    nbytes, blocks = _budget(rule, allow_shorter=limits.max_model_len is None)
+    if limits.max_model_len is None and limits.kv_bytes is None:
+        rule = msgspec.structs.replace(rule, max_model_len=fitting_model_len(rule))
+    try:
+        budget = kv_budget(rule)
+        nbytes, blocks = budget.nbytes, budget.num_blocks
+    except DoesNotFit:
+        nbytes, blocks = 0, 0
     return MemoryBudget(
         device_bytes=memory.total_bytes,
         usable_bytes=memory.available_bytes,
@@ -119,23 +125,6 @@ def _engine_budget(machine: Replica, limits: MemoryLimits, memory: MachineMemory
         kv_copies=1.0,
         kv_tokens=blocks * limits.block_size,
     )
-
-
-def _budget(rule: KvBudgetInputs, *, allow_shorter: bool) -> tuple[int, int]:
-    """(bytes, blocks) of the cache.
-
-    `allow_shorter`: halve the maximum sequence length until it fits, as the engine's error would
-    tell the user to do.
-    """
-    while True:
-        try:
-            budget = kv_budget(rule)
-        except DoesNotFit:
-            if not allow_shorter or rule.max_model_len <= rule.block_size:
-                return 0, 0
-            rule = msgspec.structs.replace(rule, max_model_len=rule.max_model_len // 2)
-        else:
-            return budget.nbytes, budget.num_blocks
 
 
 def _activations(machine: Replica, limits: MemoryLimits) -> float:

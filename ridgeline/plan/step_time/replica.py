@@ -229,7 +229,7 @@ def build_replica(
     if calibration is not None and weight_dtype in ("int8", "int4"):
         compute_dtype = "int8" if "int8" in device.peak_flops else compute_dtype
     eff = _errors(calibration) if calibration is not None else efficiency or efficiency_of(device)
-    kv_dtype = kv_dtype or rest_dtype
+    kv_dtype = kv_dtype or _default_kv(spec, rest_dtype, calibration)
     cost = serving_cost(spec, weight_dtype, rest_dtype, head_dtype, kv_dtype)
     spread = layout.ep if layout.ep > 1 else layout.tp
     peaks = Peaks(
@@ -289,6 +289,12 @@ def _default_weights(spec: ModelSpec, rest_dtype: str, calibration: Calibration 
         return quantised
     large = num_params(spec) >= LARGE_PARAMS and spec.stored_dtype == "bfloat16"
     return "bfloat16" if calibration is not None and large else rest_dtype
+
+
+def _default_kv(spec: ModelSpec, rest_dtype: str, calibration: Calibration | None) -> str:
+    """`rest_dtype`; Ridgeline's engine keeps the KV cache of a large 16-bit model in its dtype."""
+    narrow = spec.stored_dtype in ("bfloat16", "float16") and num_params(spec) >= LARGE_PARAMS
+    return spec.stored_dtype if calibration is not None and narrow else rest_dtype
 
 
 def _resident_bytes(

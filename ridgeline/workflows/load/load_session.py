@@ -112,11 +112,11 @@ def load_session(
         server_on_device(target)  # an unknown name must not cost the run
         yield ServerSession(target, observer)
         return
-    from ridgeline.engine.engine import Engine
+    from ridgeline.workflows.open_engine import open_engine  # imports torch
 
     fetch_models(target, observer)
     with stage(observer, f"loading {target.model}"):
-        engine = Engine.from_settings(target)
+        engine = open_engine(target, observer)
     with engine:
         _check_prompts(engine, options)
         render_chat, note = chat_renderer(engine)

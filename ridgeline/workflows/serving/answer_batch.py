@@ -68,9 +68,9 @@ def answer_batch(
     if store_path(output).exists():
         observer(Message(text="resuming an interrupted run"))
     fetch_models(settings, observer)
-    from ridgeline.engine.engine import Engine  # imports torch: only after the checks
+    from ridgeline.workflows.open_engine import open_engine  # imports torch: only after the checks
 
-    with Engine.from_settings(settings) as engine:
+    with open_engine(settings, observer) as engine:
         batch = _run(engine, job, output, name, observer)
     return BatchFileResult(
         output=str(output),

@@ -98,11 +98,11 @@ def _open_app(
         from ridgeline.workflows.serving.twin_server import create_twin_app, twin_config
 
         return create_twin_app(twin_config(settings, twin), options)
-    from ridgeline.engine.engine import Engine
     from ridgeline.serve.app import create_app
+    from ridgeline.workflows.open_engine import open_engine
 
     observer(Message(text=f"loading {settings.model} …"))
-    engine = Engine.from_settings(settings)
+    engine = open_engine(settings, observer)
     return create_app(engine, options, peaks=_peaks(settings)), engine
 
 

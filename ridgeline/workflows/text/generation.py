@@ -13,6 +13,7 @@ from ridgeline.records import Sampling
 from ridgeline.records.progress import Observer, silent
 from ridgeline.report.result import Result
 from ridgeline.workflows.models.fetch_models import fetch_models
+from ridgeline.workflows.open_engine import open_engine
 from ridgeline.workflows.text.text_stream import ChatMessages, TextStream, prompt_tokens
 
 
@@ -62,4 +63,4 @@ def open_stream(
     Raises BadModel, BadInput, CannotRun, DoesNotFit or DownloadFailed.
     """
     fetch_models(settings, observer)
-    return TextStream(partial(Engine.from_settings, settings), prompt, sampling)
+    return TextStream(partial(open_engine, settings, observer), prompt, sampling)

@@ -32,14 +32,17 @@ def chat(call: Invocation) -> int:
         return ChatLoop(_remote(options, _sampling(options)), options.system, console).run()
     settings = call.settings(options.model)
     sampling = _sampling(options, registry_models().get(settings.model))
-    from ridgeline.engine.engine import Engine
+    from ridgeline.workflows.open_engine import open_engine
     from ridgeline.workflows.text.conversation import Conversation
 
+    notes: list[object] = []
     with console.status(f"loading {settings.model} …"):
-        engine = Engine.from_settings(settings)
+        engine = open_engine(settings, notes.append)
     with closing(engine):
         weights = f"{engine.info.weight_bytes / 1e6:,.0f} MB of weights"
         console.print(f"{settings.model} · {weights} · loaded in {engine.load_s:.1f} s")
+        for note in notes:
+            console.print(f"{note}", style="dim", markup=False)
 
         def start(system: str | None) -> ChatPartner:
             return Conversation(engine, system=system, sampling=sampling)

@@ -10,6 +10,7 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.chat import reply_figures
 from ridgeline.config.tools import GenerateOptions
 from ridgeline.records import Sampling
+from ridgeline.records.progress import Message, ProgressEvent
 
 
 def generate(call: Invocation) -> None:
@@ -26,11 +27,15 @@ def generate(call: Invocation) -> None:
 
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     prompt = [{"role": "user", "content": text}] if options.chat else text
-    with open_stream(settings, prompt, sampling) as stream:
+    console = Console(stderr=True, highlight=False)
+
+    def observer(event: ProgressEvent) -> None:
+        if isinstance(event, Message):
+            console.print(event.text, style="dim", markup=False, soft_wrap=True)
+
+    with open_stream(settings, prompt, sampling, observer) as stream:
         for piece in stream:
             sys.stdout.write(piece)
             sys.stdout.flush()
     sys.stdout.write("\n")
-    Console(stderr=True, highlight=False).print(
-        reply_figures(stream.reply), style="dim", markup=False, soft_wrap=True
-    )
+    console.print(reply_figures(stream.reply), style="dim", markup=False, soft_wrap=True)

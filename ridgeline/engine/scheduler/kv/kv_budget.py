@@ -1,9 +1,11 @@
 """How much memory the KV cache gets, and the advice given when it is too little.
 
 By default the cache gets a share of the memory that the weights leave, but no more than all slots
-could ever fill, and on a CPU no more than 4 GiB (the machine needs its memory for other things too;
-vLLM's CPU default is the same). A cache that cannot hold one sequence of `max_model_len` tokens is
-rejected with the arithmetic and one change that fixes it.
+could ever fill. On a CPU the other half of that memory is the reserve of the machine's other work,
+and the cache gets no more than a quarter of the free memory (or 4 GiB, vLLM's default, if that is
+more). Without a requested context, the context is lowered to what such a cache holds
+(`fitting_model_len`). A cache that cannot hold one sequence of `max_model_len` tokens is rejected
+with the arithmetic and one change that fixes it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from ridgeline.errors import DoesNotFit
 
 GIB = 1 << 30
 _SHARE = {"cpu": 0.5, "cuda": 0.9}  # of what the weights leave
-_DEFAULT_CEILING = {"cpu": 4 * GIB}
+_MIN_CEILING = {"cpu": 4 * GIB}
+_CEILING_SHARE = 0.25  # of the free memory, where that is more
+_LEN_MULTIPLE = 1024  # to which a lowered context is rounded down
+MIN_MODEL_LEN = 256  # no context is lowered further
 _CUDA_WORKSPACE_BYTES = 2 * GIB  # activations, logits and the allocator's slack
 
 
@@ -98,10 +103,23 @@ def _default_bytes(inputs: KvBudgetInputs) -> tuple[int, str]:
         ),
         f"what {inputs.max_num_seqs} sequences of {inputs.max_model_len} tokens need": all_slots,
     }
-    if inputs.device in _DEFAULT_CEILING:
-        limits[f"the default ceiling on {inputs.device}"] = _DEFAULT_CEILING[inputs.device]
+    if inputs.device in _MIN_CEILING:
+        ceiling = max(_MIN_CEILING[inputs.device], int(_CEILING_SHARE * inputs.available_bytes))
+        limits[f"the default ceiling on {inputs.device}"] = ceiling
     why = min(limits, key=lambda name: limits[name])
     return limits[why], why
+
+
+def fitting_model_len(inputs: KvBudgetInputs) -> int:
+    """The longest context, up to `max_model_len`, that the default cache holds once.
+
+    It is `max_model_len` where not even a short one fits, which `kv_budget` then reports.
+    """
+    nbytes, _ = _default_bytes(inputs)
+    tokens = nbytes // inputs.block_bytes * inputs.block_size
+    if tokens >= inputs.max_model_len or tokens < MIN_MODEL_LEN:
+        return inputs.max_model_len
+    return tokens // _LEN_MULTIPLE * _LEN_MULTIPLE or tokens
 
 
 def _shorten(inputs: KvBudgetInputs, nbytes: int) -> str:
