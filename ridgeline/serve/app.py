@@ -28,7 +28,7 @@ from ridgeline.serve.openai import routes as openai_routes
 from ridgeline.serve.openai.objects import ChatCompletionChunk, CompletionChunk, ResponseEvent
 from ridgeline.serve.openapi import API_KEY_HEADER, BEARER, build_document
 from ridgeline.serve.rerank import routes as rerank_routes
-from ridgeline.serve.routing import BodyLimits
+from ridgeline.serve.bodies.routing import BodyLimits
 from ridgeline.serve.service import Service
 from ridgeline.serve.web import page
 

@@ -14,7 +14,7 @@ from ridgeline.serve.openai.objects import NonNegative
 from ridgeline.serve.openai.sampling_params import chat_prompt, tokenize_text
 from ridgeline.serve.openai.schemas import ChatCompletionRequest, ChatMessage, ChatTool, Count
 from ridgeline.serve.openapi import error_responses
-from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import Service, ServiceDep
 
 router = APIRouter(tags=["Tokenizer"], route_class=JsonRoute)

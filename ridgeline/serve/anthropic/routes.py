@@ -16,7 +16,7 @@ from ridgeline.serve.generation.respond import json_response, respond
 from ridgeline.serve.openai.chat import chat_output_format, submit_chat
 from ridgeline.serve.openai.sampling_params import chat_prompt
 from ridgeline.serve.openapi import error_responses, json_or_events
-from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import ServiceDep
 
 router = APIRouter(tags=["Anthropic"], route_class=JsonRoute)

@@ -30,7 +30,7 @@ from ridgeline.serve.batch.worker import BatchWorker
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.generation.respond import ignored_fields_header, json_response
 from ridgeline.serve.openapi import error_responses
-from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.bodies.routing import JsonRoute
 
 router = APIRouter(tags=["Batch"], route_class=JsonRoute)
 

@@ -21,7 +21,7 @@ from ridgeline.serve.openai.objects import EmbeddingResponse
 from ridgeline.serve.openai.sampling_params import prompt_entries, to_prompt
 from ridgeline.serve.openai.schemas import Count, OpenBody, Priority, Prompts
 from ridgeline.serve.openapi import GENERATION_HEADERS, error_responses
-from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import Service, ServiceDep
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)

@@ -10,7 +10,7 @@ from ridgeline.serve.openai.objects import ResponseObject
 from ridgeline.serve.openai.responses_schemas import ResponsesRequest, to_chat
 from ridgeline.serve.openai.responses_stream import ResponsesStream
 from ridgeline.serve.openapi import error_responses, json_or_events
-from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import ServiceDep
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)

@@ -26,7 +26,7 @@ from ridgeline.serve.openai.schemas import (
     check_supported,
 )
 from ridgeline.serve.openapi import error_responses, json_or_events
-from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import Service, ServiceDep
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
