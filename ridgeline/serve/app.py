@@ -19,6 +19,8 @@ from ridgeline.serve import operations, tokenize
 from ridgeline.serve.anthropic import routes as anthropic_routes
 from ridgeline.serve.anthropic.schemas import MessageEvent
 from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
+from ridgeline.serve.bodies.memory import MAX_BODIES, BodyMemory
+from ridgeline.serve.bodies.routing import BodyLimits
 from ridgeline.serve.config import split_names
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, error_response, to_api_error, validation_error
@@ -28,7 +30,6 @@ from ridgeline.serve.openai import routes as openai_routes
 from ridgeline.serve.openai.objects import ChatCompletionChunk, CompletionChunk, ResponseEvent
 from ridgeline.serve.openapi import API_KEY_HEADER, BEARER, build_document
 from ridgeline.serve.rerank import routes as rerank_routes
-from ridgeline.serve.bodies.routing import BodyLimits
 from ridgeline.serve.service import Service
 from ridgeline.serve.web import page
 
@@ -89,6 +90,8 @@ def _new_app(title: str, service: Service, *, admin_only: bool = False) -> FastA
     options = service.options
     app.state.service = service
     app.state.body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
+    max_held_bytes = MAX_BODIES * options.max_body_bytes
+    app.state.body_memory = BodyMemory(max_held_bytes, max_held_bytes // 2)
     for kind in (HTTPException, RidgelineError, Exception):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(RequestValidationError, _respond_to_invalid_request)
@@ -98,6 +101,7 @@ def _new_app(title: str, service: Service, *, admin_only: bool = False) -> FastA
         hosts=frozenset(name.lower() for name in split_names(options.allowed_hosts)),
         origins=frozenset(split_names(options.allowed_origins)),
         admin_only=admin_only,
+        charge=None if admin_only else service.charge_request,
         count_refused=service.metrics.count_refused,
     )
     app.add_middleware(AccessMiddleware, policy=policy)

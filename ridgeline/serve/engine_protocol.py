@@ -24,7 +24,12 @@ EventSink = Callable[[Sequence[Event]], None]
 
 
 class ServedTokenizer(Protocol):
-    """Text to token ids and back."""
+    """Text to token ids and back. `encode` of a long text releases the GIL while it works."""
+
+    @property
+    def max_token_chars(self) -> int:
+        """Characters of text that one token stands for at most."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 

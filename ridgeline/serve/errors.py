@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -204,7 +205,10 @@ def _path_in_body(location: tuple[int | str, ...], body: Any, value: Any) -> lis
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    if isinstance(value, dict | list):  # the text of a million items would hold the event loop
+        items = list(islice(value.items() if isinstance(value, dict) else value, 16))
+        value = dict(items) if isinstance(value, dict) else items
+    text = repr(value[:200] if isinstance(value, str) else value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

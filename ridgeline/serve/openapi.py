@@ -38,7 +38,7 @@ _ERRORS = {
     503: "No capacity, shutting down, or the engine is dead",
 }
 _ANY_REQUEST = (401, 403, 431, 500, 503)
-_WITH_BODY = (400, 404, 408, 413)
+_WITH_BODY = (400, 404, 408, 413, 429)
 _RETRY_AFTER = {
     "Retry-After": {
         "description": "Seconds until a retry is worthwhile.",

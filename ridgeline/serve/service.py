@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated
 from weakref import WeakSet
 
@@ -13,7 +14,7 @@ from fastapi import Depends, Request
 from ridgeline.config.server import ServerOptions
 from ridgeline.records import Sampling, Slo
 from ridgeline.roofline import Peaks
-from ridgeline.serve.auth.keys import load_keys
+from ridgeline.serve.auth.keys import Caller, load_keys
 from ridgeline.serve.auth.middleware import caller_of
 from ridgeline.serve.auth.rate_limit import KeyBudget, KeyBudgets
 from ridgeline.serve.config import LIMITS, model_name
@@ -21,6 +22,7 @@ from ridgeline.serve.drain import DrainState
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, check_limit
 from ridgeline.serve.generation.ids import new_id
+from ridgeline.serve.generation.prompt_reader import PromptReader
 from ridgeline.serve.generation.request import (
     GenerationRequest,
     RequestOptions,
@@ -81,6 +83,7 @@ class Service:
         """
         caller = caller_of(http_request.scope)
         num_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        num_charged = sum(prompt.num_charged for prompt in prompts)
         scheduling = self._scheduling(
             http_request.headers, options, caller.tenant(options.cache_salt)
         )
@@ -95,7 +98,8 @@ class Service:
             scheduling=scheduling,
             score_only=score_only,
             charge=charge_nothing if score_only else self._charger(budget),
-            headers=response_headers(sent_id, options.ignored) | self.charge(budget, num_tokens),
+            headers=response_headers(sent_id, options.ignored)
+            | self.charge(budget, max(0, num_tokens - num_charged)),
         )
         stream = ResponseStream(
             self.engine,
@@ -107,10 +111,23 @@ class Service:
         self._streams.add(stream)
         return stream
 
+    def charge_request(self, caller: Caller) -> None:
+        """Charge a request to a key before its body is read; ApiError 429 if it is over budget."""
+        self.budgets.of(caller, self.now()).charge_request(self.now())
+
+    def prompt_reader(self, http_request: Request) -> PromptReader:
+        """Tokenises the texts of a request, and charges them to its key before."""
+        budget = self.budgets.of(caller_of(http_request.scope), self.now())
+        return PromptReader(
+            self.engine.tokenizer,
+            self.engine.info.max_model_len,
+            partial(self.charge, budget),
+        )
+
     def charge(self, budget: KeyBudget, num_tokens: int) -> dict[str, str]:
-        """Charge a request to a key; the rate limit headers. ApiError 429 if it is over budget."""
+        """Charge tokens to a key; the rate limit headers. ApiError 429 if it is over budget."""
         try:
-            return budget.charge(num_tokens, self.now())
+            return budget.charge_prompt(num_tokens, self.now())
         except ApiError:
             self.metrics.count_refused("rate_limit")
             raise

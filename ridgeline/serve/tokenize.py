@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Request, Response
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
+from ridgeline.serve.bodies.fail_fast import RequestModel
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.errors import ApiError
+from ridgeline.serve.generation.prompt_reader import PromptReader, in_thread_if_long
 from ridgeline.serve.generation.respond import json_response
 from ridgeline.serve.openai.objects import NonNegative
-from ridgeline.serve.openai.sampling_params import chat_prompt, tokenize_text
+from ridgeline.serve.openai.sampling_params import chat_prompt
 from ridgeline.serve.openai.schemas import ChatCompletionRequest, ChatMessage, ChatTool, Count
 from ridgeline.serve.openapi import error_responses
-from ridgeline.serve.bodies.routing import JsonRoute
-from ridgeline.serve.service import Service, ServiceDep
+from ridgeline.serve.service import ServiceDep
 
 router = APIRouter(tags=["Tokenizer"], route_class=JsonRoute)
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(RequestModel):
     """A `prompt`, or `messages` for the chat template."""
 
     model_config = ConfigDict(extra="forbid")
@@ -42,7 +44,7 @@ class TokenizeResponse(TypedDict):
     token_strs: list[str] | None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(RequestModel):
     """Token ids."""
 
     model_config = ConfigDict(extra="forbid")
@@ -63,13 +65,15 @@ class DetokenizeResponse(TypedDict):
     response_model=TokenizeResponse,
     responses=error_responses(body=True),
 )
-async def tokenize(body: TokenizeRequest, service: ServiceDep) -> Response:
+async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDep) -> Response:
     service.check_model(body.model)
-    tokens = await _tokenize(body, service)
+    tokens = await _tokenize(body, service.prompt_reader(request))
     token_strs = None
     if body.return_token_strs:
         decode = service.engine.tokenizer.decode
-        token_strs = [decode([token], skip_special_tokens=False) for token in tokens]
+        token_strs = await in_thread_if_long(
+            len(tokens), lambda: [decode([token], skip_special_tokens=False) for token in tokens]
+        )
     tokenized: TokenizeResponse = {
         "count": len(tokens),
         "max_model_len": service.engine.info.max_model_len,
@@ -88,21 +92,24 @@ async def tokenize(body: TokenizeRequest, service: ServiceDep) -> Response:
 )
 async def detokenize(body: DetokenizeRequest, service: ServiceDep) -> Response:
     service.check_model(body.model)
-    text = service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    decode = service.engine.tokenizer.decode
+    text = await in_thread_if_long(
+        len(body.tokens), lambda: decode(body.tokens, skip_special_tokens=False)
+    )
     decoded: DetokenizeResponse = {"prompt": text}
     return json_response(decoded)
 
 
-async def _tokenize(body: TokenizeRequest, service: Service) -> list[int]:
-    tokenizer = service.engine.tokenizer
+async def _tokenize(body: TokenizeRequest, reader: PromptReader) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "send either prompt or messages", param="prompt")
     if body.prompt is not None:
         add_special_tokens = body.add_special_tokens is not False
-        return list((await tokenize_text(body.prompt, tokenizer, add_special_tokens)).tokens)
+        prompt = await reader.read(body.prompt, add_special_tokens=add_special_tokens, is_cut=True)
+        return list(prompt.tokens)
     chat = ChatCompletionRequest(
         messages=body.messages or [],
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt,
     )
-    return list((await chat_prompt(chat, tokenizer)).tokens)
+    return list((await chat_prompt(chat, reader)).tokens)

@@ -36,6 +36,8 @@ MAX_MODEL_LEN = 256
 class CharTokenizer:
     """One token per character; the template writes `<role>content`, and `<assistant>` last."""
 
+    max_token_chars = 16
+
     def __init__(self, *, has_template: bool = True) -> None:
         self._has_template = has_template
         self.variables: dict[str, Any] = {}

@@ -40,10 +40,15 @@ if TYPE_CHECKING:
 class Tokenizer(Protocol):
     """Converts text to token ids and back."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`.
+    @property
+    def max_token_chars(self) -> int:
+        """Characters of text that one token stands for at most."""
+        ...
 
-        Raises BadInput without a tokenizer or if the text is not valid Unicode.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Long texts are tokenised without holding the GIL.
+
+        Raises BadInput without a tokenizer, or if the text is not valid Unicode or too long.
         """
         ...
 
@@ -90,6 +95,9 @@ class Tokenizer(Protocol):
 
 
 _PLACEHOLDER = re.compile("(?i)image|audio|video|vision")
+MAX_TEXT_TOKENS = 1 << 20
+"""Of one text; more than the longest context."""
+_MIN_TOKEN_CHARS = 16  # of an unknown word, or blanks that a normaliser drops
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's tokens for single bytes
 
 
@@ -197,6 +205,12 @@ class HfTokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, template: ChatTemplate) -> None:
         self.inner, self._template = inner, template
         self._table = ByteTable(inner) if _is_byte_level(inner) else None
+        # A vocabulary's pieces write blanks and bytes as one character each, at least.
+        self._max_token_chars = max([_MIN_TOKEN_CHARS, *map(len, inner.get_vocab())])
+
+    @property
+    def max_token_chars(self) -> int:
+        return self._max_token_chars
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         try:
@@ -205,7 +219,25 @@ class HfTokenizer:
             raise BadInput(
                 "the prompt is not valid Unicode (lone surrogates)", fix="send text that is UTF-8"
             ) from None
-        return list(self.inner.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            # Unlike `encode`, this releases the GIL.
+            encoding = self.inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[
+                0
+            ]
+        except BaseException as error:
+            if isinstance(error, Exception) or type(error).__name__ != "PanicException":
+                raise
+            raise BadInput(
+                "the model's tokenizer failed on this text", value=str(error)[:200], fix="change it"
+            ) from None
+        if len(encoding) > MAX_TEXT_TOKENS:
+            raise BadInput(
+                "the text has too many tokens",
+                value=len(encoding),
+                limit=MAX_TEXT_TOKENS,
+                fix="send a shorter text",
+            )
+        return list(encoding.ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self.inner.decode(list(tokens), skip_special_tokens=skip_special_tokens))
@@ -280,6 +312,10 @@ class NoTokenizer:
 
     def __init__(self, model: str, reason: str) -> None:
         self.model, self.reason = model, reason
+
+    @property
+    def max_token_chars(self) -> int:
+        return 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise BadInput(

@@ -12,11 +12,11 @@ from ridgeline.serve.anthropic.schemas import (
     to_chat,
 )
 from ridgeline.serve.anthropic.stream import MessageStream
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.generation.respond import json_response, respond
 from ridgeline.serve.openai.chat import chat_output_format, submit_chat
 from ridgeline.serve.openai.sampling_params import chat_prompt
 from ridgeline.serve.openapi import error_responses, json_or_events
-from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import ServiceDep
 
 router = APIRouter(tags=["Anthropic"], route_class=JsonRoute)
@@ -48,10 +48,10 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
     response_model=TokenCount,
     responses=error_responses(body=True, anthropic=True),
 )
-async def count_tokens(body: CountTokensRequest, service: ServiceDep) -> Response:
+async def count_tokens(body: CountTokensRequest, request: Request, service: ServiceDep) -> Response:
     service.check_model(body.model)
     chat = to_chat(body)
     chat_output_format(chat, service.options)  # refuses what `create_message` would refuse
-    prompt = await chat_prompt(chat, service.engine.tokenizer)
+    prompt = await chat_prompt(chat, service.prompt_reader(request))
     count: TokenCount = {"input_tokens": len(prompt.tokens)}
     return json_response(count)

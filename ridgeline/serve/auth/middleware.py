@@ -4,6 +4,7 @@
     Origin   pages of other sites may not call us; CORS is empty unless origins were allowed
     headers  limited in number and size
     drain    a server that is stopping starts nothing new
+    budget   every POST and DELETE is charged to its key before its body is read
     key      required for every path but `OPEN_PATHS`, whether a route exists or not
 
 Paths are compared as the router compares them: decoded, whole, not normalised. A path that is not
@@ -34,14 +35,21 @@ CALLER = "ridgeline.caller"
 
 _MAX_HEADER_BYTES = 32 << 10
 _MAX_HEADERS = 100
-_REFUSAL_REASONS = {401: "key", 403: "forbidden", 431: "headers", 503: "draining"}
+_REFUSAL_REASONS = {
+    401: "key",
+    403: "forbidden",
+    429: "rate_limit",
+    431: "headers",
+    503: "draining",
+}
 _SAFE_HEADERS = [(b"x-content-type-options", b"nosniff")]
 
 
 class AccessPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Who may send requests. `hosts` empty: IP addresses and localhost, or any name with a key.
 
-    `count_refused` is called with the reason of every refusal.
+    `charge` is called with the caller of every POST and DELETE that needs a key, and raises ApiError
+    429 if its budget is used up. `count_refused` is called with the reason of every refusal.
     """
 
     keys: KeyRing
@@ -49,6 +57,7 @@ class AccessPolicy(msgspec.Struct, frozen=True, kw_only=True):
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     admin_only: bool = False
+    charge: Callable[[Caller], None] | None = None
     count_refused: Callable[[str], None] = lambda _reason: None
 
 
@@ -99,7 +108,7 @@ class AccessMiddleware:
         _check_header_size(scope)
         host = headers.get(b"host", b"").decode("latin-1")
         self._check_host(host)
-        if origin and origin not in self._policy.origins and urlsplit(origin).netloc != host:
+        if origin and origin not in self._policy.origins and _authority(origin) != host:
             raise ApiError(403, "pages of this Origin may not call this server")
         if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             return True
@@ -107,6 +116,8 @@ class AccessMiddleware:
             scope[CALLER] = self._authenticate(scope, headers)
             if self._policy.drain.is_draining and scope["method"] not in ("GET", "HEAD"):
                 raise self._policy.drain.refusal()
+            if self._policy.charge is not None and scope["method"] in ("POST", "DELETE"):
+                self._policy.charge(scope[CALLER])
         return False
 
     def _authenticate(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
@@ -143,6 +154,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _authority(origin: str) -> str | None:
+    """Host and port of an Origin; None if it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # e.g. an unclosed bracket
+        return None
+
+
 def _sent_key(headers: dict[bytes, bytes]) -> bytes:
     """`Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -151,6 +170,8 @@ def _sent_key(headers: dict[bytes, bytes]) -> bytes:
 
 def _check_header_size(scope: Scope) -> None:
     headers = scope["headers"]
+    if sum(name == b"host" for name, _ in headers) > 1:  # RFC 9112, 3.2
+        raise ApiError(400, "the request has several Host headers")
     size = sum(map(len, chain.from_iterable(headers))) + len(scope["query_string"])
     if len(headers) > _MAX_HEADERS or size + len(scope["path"]) > _MAX_HEADER_BYTES:
         limit = f"{_MAX_HEADERS} headers, {_MAX_HEADER_BYTES} bytes"
@@ -160,7 +181,8 @@ def _check_header_size(scope: Scope) -> None:
 def _host_name(host: str) -> str:
     """The host without its port."""
     if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
+        name, _, port = host[1:].partition("]")
+        return name.lower() if not port or port[0] == ":" else ""
     return host.partition(":")[0].lower()
 
 

@@ -1,7 +1,8 @@
 """Requests and tokens per minute and key, as token buckets with the usual headers.
 
-A bucket holds the budget of one minute and refills evenly. A request is charged for itself and its
-prompt before any work; its output tokens are charged as they are generated and may overdraw the
+A bucket holds the budget of one minute and refills evenly. A request is charged before its body is
+read, so that a refused one costs as much as any other, and its prompt before the engine gets it. Its
+output tokens are charged as they are generated and may overdraw the
 bucket, so that no request has to be priced by what it might produce. A request is refused while its
 bucket holds too little. There is no clock in here: instants are arguments, in seconds.
 
@@ -48,24 +49,29 @@ class KeyBudget:
         """Whether output tokens have to be charged."""
         return "tokens" in self._buckets
 
-    def charge(self, num_tokens: int, now_s: float) -> dict[str, str]:
-        """Charge one request with a prompt of `num_tokens`; the headers of its response.
+    def charge_request(self, now_s: float) -> None:
+        """Charge one request; ApiError 429 if none is left."""
+        self._check("requests", 1, now_s)
+        if "requests" in self._buckets:
+            self._buckets["requests"].take(1, now_s)
 
-        ApiError 429 with a Retry-After if a bucket holds too little; then nothing is charged.
+    def charge_prompt(self, num_tokens: int, now_s: float) -> dict[str, str]:
+        """Charge the tokens of a prompt; the headers of the response.
+
+        ApiError 429 with a Retry-After if the bucket holds too little; then nothing is charged.
         """
-        if not self._buckets:
-            return {}
-        costs = {"requests": 1, "tokens": num_tokens}
-        waits = {kind: bucket.wait_s(costs[kind], now_s) for kind, bucket in self._buckets.items()}
-        kind, wait_s = max(waits.items(), key=lambda item: item[1])
-        if wait_s > 0:
-            headers = {**self.headers(now_s), "retry-after": str(math.ceil(wait_s))}
-            limit = self._buckets[kind].per_minute
-            message = f"the API key's limit of {limit} {kind} per minute is reached"
-            raise ApiError(429, message, headers=headers)
-        for kind, bucket in self._buckets.items():
-            bucket.take(costs[kind], now_s)
+        self._check("tokens", num_tokens, now_s)
+        if "tokens" in self._buckets:
+            self._buckets["tokens"].take(num_tokens, now_s)
         return self.headers(now_s)
+
+    def _check(self, kind: str, amount: int, now_s: float) -> None:
+        bucket = self._buckets.get(kind)
+        wait_s = 0.0 if bucket is None else bucket.wait_s(amount, now_s)
+        if bucket is not None and wait_s > 0:
+            headers = {**self.headers(now_s), "retry-after": str(math.ceil(wait_s))}
+            message = f"the API key's limit of {bucket.per_minute} {kind} per minute is reached"
+            raise ApiError(429, message, headers=headers)
 
     def charge_output(self, num_tokens: int, now_s: float) -> None:
         """Charge output tokens that were generated."""

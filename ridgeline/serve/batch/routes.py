@@ -27,10 +27,10 @@ from ridgeline.serve.batch.schemas import (
 from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.uploads import check_room, receive_file
 from ridgeline.serve.batch.worker import BatchWorker
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.generation.respond import ignored_fields_header, json_response
 from ridgeline.serve.openapi import error_responses
-from ridgeline.serve.bodies.routing import JsonRoute
 
 router = APIRouter(tags=["Batch"], route_class=JsonRoute)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +17,14 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.types import Message
 
+from ridgeline.serve.auth.middleware import caller_of
+from ridgeline.serve.bodies.json_bounds import (
+    BYTES_PER_VALUE,
+    MAX_FIELDS,
+    SMALL_BODY_BYTES,
+    check_json_bounds,
+)
+from ridgeline.serve.bodies.memory import BodyMemory, BodyReservation
 from ridgeline.serve.errors import ApiError, ClientDisconnected
 
 
@@ -28,9 +38,12 @@ class BodyLimits(msgspec.Struct, frozen=True):
 class JsonRequest(Request):
     """A request whose body is JSON.
 
-    `body` raises ApiError 413 before more than `max_bytes` are in memory, and 408 if the body takes
-    longer than `timeout_s` to arrive.
+    `body` raises ApiError 413 before more than `max_bytes` are in memory, 503 if all bodies that are
+    held leave no room for it, and 408 if it takes longer than `timeout_s` to arrive. `json` raises
+    400 for a body with too many values before it is parsed. Close the reservation with the request.
     """
+
+    reservation: BodyReservation
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
@@ -48,8 +61,12 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
+            body = await self.body()
+            limits: BodyLimits = self.app.state.body_limits
+            parse = partial(_parse, body, limits.max_bytes // BYTES_PER_VALUE)
             try:
-                self._json = from_json(await self.body())
+                is_small = len(body) <= SMALL_BODY_BYTES
+                self._json = parse() if is_small else await asyncio.to_thread(parse)
             except ValueError as error:
                 message = f"the request body is not a JSON object: {error}"
                 raise ApiError(400, message) from None
@@ -65,6 +82,7 @@ class JsonRequest(Request):
             size += len(chunk)
             if size > limits.max_bytes:
                 raise _too_large(limits)
+            self.reservation.add(len(chunk))
             chunks.append(chunk)
         return b"".join(chunks)
 
@@ -81,9 +99,22 @@ class JsonRoute(APIRoute):
             # clients leave the content type out, or send curl's default: FastAPI would refuse both
             headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
             headers.append((b"content-type", b"application/json"))
-            return await handle(JsonRequest({**request.scope, "headers": headers}, request.receive))
+            json_request = JsonRequest({**request.scope, "headers": headers}, request.receive)
+            memory: BodyMemory = request.app.state.body_memory
+            with closing(memory.reserve(caller_of(request.scope).name)) as reservation:
+                json_request.reservation = reservation
+                return await handle(json_request)
 
         return handle_json
+
+
+def _parse(body: bytes, max_values: int) -> Any:
+    check_json_bounds(body, max_values)
+    fields = from_json(body)
+    if isinstance(fields, dict) and len(fields) > MAX_FIELDS:
+        message = f"the JSON of the request body has too many fields: {len(fields)}"
+        raise ApiError(400, f"{message}; limit: {MAX_FIELDS}; fix: leave unknown fields out")
+    return fields
 
 
 def _too_large(limits: BodyLimits) -> ApiError:

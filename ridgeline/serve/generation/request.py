@@ -10,10 +10,14 @@ from ridgeline.records import Sampling, Slo
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):
-    """One prompt: its token ids, and the text they were tokenised from, if any."""
+    """One prompt: its token ids, and the text they were tokenised from, if any.
+
+    `num_charged`: tokens that were charged to the key before the text was tokenised.
+    """
 
     tokens: tuple[int, ...]
     text: str | None = None
+    num_charged: int = 0
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):

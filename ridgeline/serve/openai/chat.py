@@ -42,7 +42,7 @@ async def submit_chat(
     tokenizer = service.engine.tokenizer
     output_format = chat_output_format(body, service.options)
     sampling = chat_sampling(body, output_format, tokenizer)
-    prompt = await chat_prompt(body, tokenizer)
+    prompt = await chat_prompt(body, service.prompt_reader(request))
     if output_format.reads_reasoning and sampling.structured is None:
         default = service.options.reasoning_parser == "think_open"
         begins = starts_in_reasoning(body, prompt, tokenizer, default=default)

@@ -11,6 +11,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 
 from ridgeline.serve.auth.middleware import caller_of
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError, check_limit
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
@@ -21,7 +22,6 @@ from ridgeline.serve.openai.objects import EmbeddingResponse
 from ridgeline.serve.openai.sampling_params import prompt_entries, to_prompt
 from ridgeline.serve.openai.schemas import Count, OpenBody, Priority, Prompts
 from ridgeline.serve.openapi import GENERATION_HEADERS, error_responses
-from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import Service, ServiceDep
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
@@ -55,10 +55,11 @@ async def create_embeddings(
     body: EmbeddingRequest, request: Request, service: ServiceDep
 ) -> Response:
     service.check_model(body.model)
-    prompts = await _prompts(body, service)
+    prompts = await _prompts(body, service, request)
     num_tokens = sum(len(prompt.tokens) for prompt in prompts)
+    num_charged = sum(prompt.num_charged for prompt in prompts)
     budget = service.budgets.of(caller_of(request.scope), service.now())
-    rate_headers = service.charge(budget, num_tokens)
+    rate_headers = service.charge(budget, max(0, num_tokens - num_charged))
     async with cancel_on_disconnect(request.receive):
         vectors = await _embed(prompts, body, service)
     for prompt in prompts:
@@ -77,11 +78,11 @@ async def create_embeddings(
     return json_response(embeddings, headers)
 
 
-async def _prompts(body: EmbeddingRequest, service: Service) -> list[TokenPrompt]:
+async def _prompts(body: EmbeddingRequest, service: Service, request: Request) -> list[TokenPrompt]:
     entries = prompt_entries(body.input) or [""]
     check_limit("input", len(entries), LIMITS.max_inputs, "inputs")
-    tokenizer, max_tokens = service.engine.tokenizer, service.engine.info.max_model_len
-    prompts = [await to_prompt(entry, tokenizer, True, field="input") for entry in entries]
+    reader, max_tokens = service.prompt_reader(request), service.engine.info.max_model_len
+    prompts = [await to_prompt(entry, reader, True, field="input") for entry in entries]
     for prompt in prompts:
         check_limit("input", len(prompt.tokens), max_tokens, "tokens in one input")
     return prompts

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.generation.respond import respond
 from ridgeline.serve.openai.chat import submit_chat
 from ridgeline.serve.openai.objects import ResponseObject
 from ridgeline.serve.openai.responses_schemas import ResponsesRequest, to_chat
 from ridgeline.serve.openai.responses_stream import ResponsesStream
 from ridgeline.serve.openapi import error_responses, json_or_events
-from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import ServiceDep
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)

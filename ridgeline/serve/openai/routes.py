@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.generation.respond import json_response, respond
 from ridgeline.serve.openai.chat import submit_chat
 from ridgeline.serve.openai.chat_stream import ChatCompletionStream
@@ -26,7 +27,6 @@ from ridgeline.serve.openai.schemas import (
     check_supported,
 )
 from ridgeline.serve.openapi import error_responses, json_or_events
-from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.service import Service, ServiceDep
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
@@ -46,7 +46,7 @@ async def create_completion(
     service.check_model(body.model)
     tokenizer, streamed = service.engine.tokenizer, bool(body.stream)
     sampling = completion_sampling(body)
-    prompts = await completion_prompts(body, tokenizer)
+    prompts = await completion_prompts(body, service.prompt_reader(request))
     stream = service.submit(
         request,
         "cmpl",

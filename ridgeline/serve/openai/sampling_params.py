@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.records import Sampling
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
 from ridgeline.serve.errors import ApiError, check_limit
+from ridgeline.serve.generation.prompt_reader import PromptReader
 from ridgeline.serve.generation.request import RequestOptions, TokenPrompt
 from ridgeline.serve.openai.schemas import (
     ChatCompletionRequest,
@@ -25,8 +25,6 @@ from ridgeline.serve.output_parsers.composed import answer_or_calls
 from ridgeline.serve.output_parsers.reasoning import begins_in_reasoning, is_reasoning_open
 from ridgeline.serve.output_parsers.select import OutputFormat, check_grammar_size
 from ridgeline.serve.output_parsers.tool_schemas import OfferedTool
-
-_LONG_TEXT_CHARS = 20_000  # from here on, tokenising would delay other requests noticeably
 
 _TAIL_TOKENS = 64  # the end of a prompt that shows whether the template opened the reasoning
 
@@ -104,20 +102,21 @@ def request_options(
     )
 
 
-async def completion_prompts(
-    body: CompletionRequest, tokenizer: ServedTokenizer
-) -> list[TokenPrompt]:
+async def completion_prompts(body: CompletionRequest, reader: PromptReader) -> list[TokenPrompt]:
     """Every prompt of a completion."""
     add_special_tokens = body.add_special_tokens is not False
     entries = prompt_entries(body.prompt) or [""]
     check_limit("prompt", len(entries), LIMITS.max_prompts, "prompts")
     num_choices = len(entries) * (body.n or 1)
     check_limit("prompt", num_choices, LIMITS.max_choices, "choices (prompts x n)")
-    prompts = [await to_prompt(entry, tokenizer, add_special_tokens) for entry in entries]
+    is_cut = body.truncate_prompt_tokens is not None
+    prompts = [
+        await to_prompt(entry, reader, add_special_tokens, is_cut=is_cut) for entry in entries
+    ]
     return [_truncate(prompt, body.truncate_prompt_tokens) for prompt in prompts]
 
 
-async def chat_prompt(body: ChatCompletionRequest, tokenizer: ServedTokenizer) -> TokenPrompt:
+async def chat_prompt(body: ChatCompletionRequest, reader: PromptReader) -> TokenPrompt:
     """The conversation, rendered by the model's chat template."""
     check_limit("messages", len(body.messages), LIMITS.max_messages, "messages")
     if body.continue_final_message and body.add_generation_prompt:
@@ -129,17 +128,16 @@ async def chat_prompt(body: ChatCompletionRequest, tokenizer: ServedTokenizer) -
     if body.tools and body.tool_choice != "none":
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
     variables = _template_variables(body)
-    tokens = await _run_without_blocking(
+    prompt = await reader.render(
         sum(map(_num_chars, body.messages)),
-        lambda: tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=body.add_generation_prompt is not False and not continues,
-            tools=tools,
-            variables=variables,
-            continue_final_message=continues,
-        ),
+        is_cut=body.truncate_prompt_tokens is not None,
+        messages=messages,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        tools=tools,
+        variables=variables,
+        continue_final_message=continues,
     )
-    return _truncate(TokenPrompt(tuple(tokens)), body.truncate_prompt_tokens)
+    return _truncate(prompt, body.truncate_prompt_tokens)
 
 
 def starts_in_reasoning(
@@ -188,30 +186,23 @@ def prompt_entries(prompt: str | Sequence[Any]) -> list[str | list[int]]:
 
 async def to_prompt(
     entry: str | list[int],
-    tokenizer: ServedTokenizer,
+    reader: PromptReader,
     add_special_tokens: bool,
     *,
     field: str = "prompt",
+    is_cut: bool = False,
 ) -> TokenPrompt:
     """One text or token list as a prompt; ApiError 400 if it is empty."""
     if not entry:
         raise ApiError(400, f"{field} is empty; fix: send at least one token of text", param=field)
     if not isinstance(entry, str):
         return TokenPrompt(tuple(entry))
-    prompt = await tokenize_text(entry, tokenizer, add_special_tokens)
+    prompt = await reader.read(
+        entry, add_special_tokens=add_special_tokens, field=field, is_cut=is_cut
+    )
     if not prompt.tokens:
         raise ApiError(400, f"{field} has no tokens", param=field)
     return prompt
-
-
-async def tokenize_text(
-    text: str, tokenizer: ServedTokenizer, add_special_tokens: bool
-) -> TokenPrompt:
-    """A text as a prompt, which may be empty."""
-    tokens = await _run_without_blocking(
-        len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    )
-    return TokenPrompt(tuple(tokens), text)
 
 
 def _shared_params(body: CompletionRequestBase) -> dict[str, Any]:
@@ -248,12 +239,7 @@ def _truncate(prompt: TokenPrompt, num_tokens: int | None) -> TokenPrompt:
     """Only the last `num_tokens` of a prompt."""
     if num_tokens is None or len(prompt.tokens) <= num_tokens:
         return prompt
-    return TokenPrompt(prompt.tokens[-num_tokens:])
-
-
-async def _run_without_blocking(num_chars: int, tokenize: Callable[[], list[int]]) -> list[int]:
-    """Tokenise short texts at once, and long ones in a thread."""
-    return tokenize() if num_chars < _LONG_TEXT_CHARS else await asyncio.to_thread(tokenize)
+    return TokenPrompt(prompt.tokens[-num_tokens:], num_charged=prompt.num_charged)
 
 
 def _num_chars(message: ChatMessage) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -19,8 +20,12 @@ from pydantic import (
     model_validator,
 )
 
+from ridgeline.serve.bodies.fail_fast import RequestModel
+from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError, from_validation
 
+MAX_ENTRIES = 4096
+"""Of a list of prompts; routes have lower limits."""
 UINT31 = range(2**31)
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=UINT31.stop)]
@@ -38,9 +43,21 @@ def are_counts(values: Any) -> bool:
 
 
 def _validate_prompts(values: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    return values if are_counts(values) else validate(values)
+    if are_counts(values):
+        return values
+    if isinstance(values, list) and len(values) > MAX_ENTRIES:
+        raise ValueError(f"{len(values)} entries; limit: {MAX_ENTRIES}")
+    return validate(values)
 
 
+def _check_logit_bias(values: Any) -> Any:
+    """An error for each of a million entries would take seconds."""
+    if isinstance(values, dict) and len(values) > LIMITS.max_logit_bias:
+        raise ValueError(f"too many entries: {len(values)}; limit: {LIMITS.max_logit_bias}")
+    return values
+
+
+LogitBias = Annotated[dict[Count, float], BeforeValidator(_check_logit_bias)]
 Prompts = Annotated[
     str | list[str] | list[Count] | list[list[Count]], WrapValidator(_validate_prompts)
 ]
@@ -65,7 +82,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 """Field → the values that change nothing and are accepted."""
 
 
-class OpenBody(BaseModel):
+class OpenBody(RequestModel):
     """A body, or a part of one, that may have further fields."""
 
     model_config = ConfigDict(extra="allow")
@@ -115,7 +132,7 @@ class CompletionRequestBase(OpenBody):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[Count, float] | None = None
+    logit_bias: LogitBias | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Count] | None = None

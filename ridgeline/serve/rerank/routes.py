@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from ridgeline.records import Sampling
+from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError, check_limit
 from ridgeline.serve.generation.collect import CollectedChoice, collect
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
+from ridgeline.serve.generation.prompt_reader import PromptReader
 from ridgeline.serve.generation.request import RequestOptions, TokenPrompt
 from ridgeline.serve.generation.respond import json_response
 from ridgeline.serve.generation.stream import ResponseStream
-from ridgeline.serve.openai.sampling_params import tokenize_text
 from ridgeline.serve.openapi import GENERATION_HEADERS, error_responses
 from ridgeline.serve.rerank.schemas import (
     RerankRequest,
@@ -31,7 +32,6 @@ from ridgeline.serve.rerank.schemas import (
     ScoreResponse,
 )
 from ridgeline.serve.rerank.template import RerankTokens, pair_text, rerank_tokens
-from ridgeline.serve.routing import JsonRoute
 from ridgeline.serve.service import Service, ServiceDep
 
 router = APIRouter(tags=["Reranking"], route_class=JsonRoute)
@@ -51,7 +51,8 @@ async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> 
     check_limit("documents", len(texts), LIMITS.max_inputs, "documents")
     tokens = rerank_tokens(service.engine.tokenizer)
     limit = body.max_tokens_per_doc
-    documents = [await _truncated(text, limit, service) for text in texts]
+    reader = service.prompt_reader(request)
+    documents = [await _truncated(text, limit, service, reader) for text in texts]
     pairs = [pair_text(body.query, document, body.instruction) for document in documents]
     stream = await _submit(body, request, service, tokens, pairs)
     scores = await _scores(stream, request)
@@ -116,15 +117,17 @@ def _pairs(body: ScoreRequest) -> tuple[list[str], list[str]]:
     return first, second
 
 
-async def _truncated(document: str, num_tokens: int | None, service: Service) -> str:
+async def _truncated(
+    document: str, num_tokens: int | None, service: Service, reader: PromptReader
+) -> str:
     """The text of the document's first `num_tokens`."""
     if num_tokens is None:
         return document
-    tokenizer = service.engine.tokenizer
-    tokens = (await tokenize_text(document, tokenizer, False)).tokens
+    prompt = await reader.read(document, add_special_tokens=False, field="documents", is_cut=True)
+    tokens = prompt.tokens
     if len(tokens) <= num_tokens:
         return document
-    return tokenizer.decode(tokens[:num_tokens], skip_special_tokens=False)
+    return service.engine.tokenizer.decode(tokens[:num_tokens], skip_special_tokens=False)
 
 
 async def _submit(
@@ -134,14 +137,17 @@ async def _submit(
     tokens: RerankTokens,
     pairs: Sequence[str],
 ) -> ResponseStream:
-    tokenizer = service.engine.tokenizer
+    reader = service.prompt_reader(request)
+    is_cut = isinstance(body, ScoreRequest) and body.truncate_prompt_tokens is not None
     prompts = []
     for text in pairs:
-        pair = (await tokenize_text(text, tokenizer, False)).tokens
+        read = await reader.read(text, add_special_tokens=False, is_cut=is_cut)
+        pair = read.tokens
         if isinstance(body, ScoreRequest) and body.truncate_prompt_tokens is not None:
             kept = body.truncate_prompt_tokens - len(tokens.prefix) - len(tokens.suffix)
             pair = pair[: max(0, kept)]
-        prompts.append(TokenPrompt((*tokens.prefix, *pair, *tokens.suffix)))
+        full = (*tokens.prefix, *pair, *tokens.suffix)
+        prompts.append(TokenPrompt(full, num_charged=read.num_charged))
     sampling = Sampling(
         temperature=0.0,
         max_tokens=1,

@@ -1,0 +1,89 @@
+"""From text to token ids, without holding up other requests.
+
+Every long text is bounded and charged before it is tokenised: a text of n characters has at least
+n / `max_token_chars` tokens. The tokenizer releases the GIL, so long texts run in a thread; the
+longest take turns, so that the memory of tokenising is that of one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ridgeline.serve.engine_protocol import ServedTokenizer
+from ridgeline.serve.errors import ApiError
+from ridgeline.serve.generation.request import TokenPrompt
+
+_INLINE = 4_000  # characters of one request; tokenised within a millisecond or two
+_LONG_CHARS = 256 << 10
+_LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-tokenizer")
+
+
+T = TypeVar("T")
+
+
+class PromptReader:
+    """Tokenises the texts of one request.
+
+    `charge` is called with the least number of tokens that a text can have, before it is tokenised;
+    it may raise ApiError. `max_model_len`: tokens that a text may have at most.
+    """
+
+    def __init__(
+        self, tokenizer: ServedTokenizer, max_model_len: int, charge: Callable[[int], object]
+    ) -> None:
+        self._tokenizer, self._max_model_len, self._charge = tokenizer, max_model_len, charge
+        self._num_chars = 0
+
+    async def read(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        field: str = "prompt",
+        is_cut: bool = False,
+    ) -> TokenPrompt:
+        """A text as a prompt, which may be empty. `is_cut`: it may be longer than the context.
+
+        ApiError 400 if the text is too long, 429 if its key is over budget.
+        """
+        num_charged = self._admit(len(text), field, is_cut)
+        tokens = await self._run(
+            len(text),
+            lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens),
+        )
+        return TokenPrompt(tuple(tokens), text, num_charged)
+
+    async def render(self, num_chars: int, *, is_cut: bool = False, **chat: Any) -> TokenPrompt:
+        """A conversation of `num_chars` as a prompt; `chat`: arguments of `apply_chat_template`."""
+        num_charged = self._admit(num_chars, "messages", is_cut)
+        tokens = await self._run(num_chars, lambda: self._tokenizer.apply_chat_template(**chat))
+        return TokenPrompt(tuple(tokens), None, num_charged)
+
+    def _admit(self, num_chars: int, field: str, is_cut: bool) -> int:
+        """Tokens that were charged for a text of `num_chars`."""
+        max_token_chars = self._tokenizer.max_token_chars
+        max_chars = self._max_model_len * max_token_chars
+        if num_chars > max_chars and not is_cut:
+            limit = f"limit: {self._max_model_len} tokens of at most {max_token_chars} characters"
+            raise ApiError(
+                400, f"{field} is too long: {num_chars} characters; {limit}", param=field
+            )
+        if self._num_chars + num_chars < _INLINE:
+            return 0  # cheap, and a refusal can then tell how long to wait for the exact number
+        num_tokens = num_chars // max_token_chars
+        self._charge(num_tokens)
+        return num_tokens
+
+    async def _run(self, num_chars: int, tokenize: Callable[[], list[int]]) -> list[int]:
+        self._num_chars += num_chars
+        if num_chars < _LONG_CHARS:
+            return await in_thread_if_long(self._num_chars, tokenize)
+        return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, tokenize)
+
+
+async def in_thread_if_long(size: int, work: Callable[[], T]) -> T:
+    """The result of `work`, which runs in a thread if `size` characters or tokens take long."""
+    return work() if size < _INLINE else await asyncio.to_thread(work)
