@@ -48,8 +48,9 @@ _SAFE_HEADERS = [(b"x-content-type-options", b"nosniff")]
 class AccessPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Who may send requests. `hosts` empty: IP addresses and localhost, or any name with a key.
 
-    `charge` is called with the caller of every POST and DELETE that needs a key, and raises ApiError
-    429 if its budget is used up. `count_refused` is called with the reason of every refusal.
+    `charge` is called with the caller of every POST and DELETE that needs a key, and raises
+    ApiError 429 if its budget is used up. `count_refused` is called with the reason of every
+    refusal.
     """
 
     keys: KeyRing

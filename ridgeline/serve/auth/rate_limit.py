@@ -1,10 +1,11 @@
 """Requests and tokens per minute and key, as token buckets with the usual headers.
 
 A bucket holds the budget of one minute and refills evenly. A request is charged before its body is
-read, so that a refused one costs as much as any other, and its prompt before the engine gets it. Its
-output tokens are charged as they are generated and may overdraw the
-bucket, so that no request has to be priced by what it might produce. A request is refused while its
-bucket holds too little. There is no clock in here: instants are arguments, in seconds.
+read, so that a refused one costs as much as any other, and its prompt before the engine gets it.
+Its output tokens are charged as they are generated and may overdraw the bucket, so that no request
+has to be priced by what it might produce. A request is refused while its bucket holds too little.
+
+There is no clock in here: instants are arguments, in seconds.
 
 The `limits` package counts events in windows; it has no bucket that can be overdrawn.
 """

@@ -38,9 +38,9 @@ class BodyLimits(msgspec.Struct, frozen=True):
 class JsonRequest(Request):
     """A request whose body is JSON.
 
-    `body` raises ApiError 413 before more than `max_bytes` are in memory, 503 if all bodies that are
-    held leave no room for it, and 408 if it takes longer than `timeout_s` to arrive. `json` raises
-    400 for a body with too many values before it is parsed. Close the reservation with the request.
+    `body` raises ApiError 413 before more than `max_bytes` are in memory, 503 if all bodies that
+    are held leave no room for it, and 408 if it takes longer than `timeout_s` to arrive. `json`
+    raises 400 for a body with too many values before it is parsed.
     """
 
     reservation: BodyReservation

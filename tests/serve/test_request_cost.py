@@ -1,0 +1,111 @@
+"""What a request may cost: values are counted before parsing, and refused requests are charged."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import httpx
+import pytest
+
+from ridgeline.config.server import ServerOptions
+from ridgeline.engine.tokenization.tokenizer import load_tokenizer
+from ridgeline.errors import BadInput
+from ridgeline.serve.app import create_app
+from ridgeline.serve.bodies.json_bounds import MAX_CONTAINERS, check_json_bounds
+from ridgeline.serve.bodies.memory import BodyMemory
+from ridgeline.serve.errors import ApiError
+from tests.serve.fake_engine import FakeEngine
+
+COMPLETIONS = "/v1/completions"
+
+
+def client(**options: object) -> httpx.AsyncClient:
+    app = create_app(FakeEngine(), ServerOptions(**options))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/detokenize", "/v1/embeddings"])
+async def test_refused_requests_are_charged(path: str) -> None:
+    async with client(requests_per_minute=3) as http:
+        replies = [await http.post(path, content=b'{"temperature":-1}') for _ in range(5)]
+    assert [reply.status_code for reply in replies] == [400, 400, 400, 429, 429]
+
+
+async def test_reading_is_not_charged() -> None:
+    async with client(requests_per_minute=1) as http:
+        statuses = [(await http.get("/v1/models")).status_code for _ in range(3)]
+    assert statuses == [200, 200, 200]
+
+
+async def test_long_text_is_charged_before_it_is_tokenised() -> None:
+    async with client(tokens_per_minute=100) as http:
+        body = {"prompt": "x" * 8000}
+        statuses = [(await http.post("/tokenize", json=body)).status_code for _ in range(3)]
+    assert statuses == [200, 429, 429]
+
+
+async def test_too_long_prompt_is_refused_before_it_is_tokenised() -> None:
+    engine = FakeEngine()
+    engine.tokenizer.encode = None  # type: ignore[assignment, method-assign]
+    transport = httpx.ASGITransport(app=create_app(engine))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        reply = await http.post(COMPLETIONS, json={"prompt": " " * 4_000_000})
+    assert reply.status_code == 400 and "256 tokens" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"a":[]}', '"a",[]'])
+def test_too_many_values_are_counted_without_parsing(text: str) -> None:
+    body = ("[" + ",".join([text] * (MAX_CONTAINERS + 1)) + "]").encode()
+    with pytest.raises(ApiError, match="too many"):
+        check_json_bounds(body, max_values=10**9)
+
+
+def test_separators_inside_of_texts_are_not_counted() -> None:
+    hostile = '[{,:"\\' * 100_000 + "\\\\"
+    check_json_bounds(json.dumps({"prompt": hostile, "stop": ["\\", '"']}).encode(), max_values=10)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
+    tokenizer = load_tokenizer("demo")
+    thread = threading.Thread(target=tokenizer.encode, args=(" " * 1_000_000,))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+    assert turns > 1000  # with the GIL held, this thread would get a turn or two
+
+
+def test_text_with_too_many_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.engine.tokenization.tokenizer.MAX_TEXT_TOKENS", 4)
+    with pytest.raises(BadInput, match="too many tokens"):
+        load_tokenizer("demo").encode("def add(a, b):\n    return a + b\n")
+
+
+def test_bodies_that_are_held_are_bounded_in_all_and_for_each_key() -> None:
+    memory = BodyMemory(max_bytes=100, max_bytes_per_key=60)
+    first, second = memory.reserve("alice"), memory.reserve("bob")
+    first.add(60)
+    for key, num_bytes in (("alice", 1), ("bob", 41)):
+        with pytest.raises(ApiError) as refusal:
+            memory.reserve(key).add(num_bytes)
+        assert refusal.value.status_code == 503
+    second.add(40)
+    first.close()
+    assert memory.num_bytes == 40
+    memory.reserve("alice").add(60)
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null"])
+async def test_malformed_origin_is_refused(origin: str) -> None:
+    async with client() as http:
+        assert (await http.get("/health", headers={"origin": origin})).status_code == 403
+
+
+async def test_text_behind_an_address_in_the_host_is_refused() -> None:
+    async with client() as http:
+        assert (await http.get("/health", headers={"host": "[::1].evil.com"})).status_code == 403
+        assert (await http.get("/health", headers={"host": "[::1]:80"})).status_code == 200
+        twice = [("host", "localhost"), ("host", "localhost")]
+        assert (await http.get("/health", headers=twice)).status_code == 400
