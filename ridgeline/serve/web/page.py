@@ -93,12 +93,15 @@ async def config(service: ServiceDep) -> Response:
 @cache
 def build_page() -> tuple[bytes, str]:
     """The document, and the Content-Security-Policy under which a browser may run it."""
-    style, script = (_read(name) for name in ("style.css", "app.js"))
-    document = _read("index.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
+    style, vendor = _read("style.css"), _read("vendor/marked.umd.js")
+    script = "\n".join(_read(name) for name in ("markdown.js", "chat.js", "app.js"))
+    script = f'"use strict";\n{script}'
+    document = _read("index.html").replace("/*STYLE*/", style).replace("/*VENDOR*/", vendor)
+    document = document.replace("/*SCRIPT*/", script)
     policy = "; ".join(
         (
             "default-src 'none'",
-            f"script-src '{_hash(script)}'",
+            f"script-src '{_hash(vendor)}' '{_hash(script)}'",
             f"style-src '{_hash(style)}'",
             "connect-src 'self'",
             "base-uri 'none'",
