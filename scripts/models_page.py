@@ -23,8 +23,9 @@ fields that differ.
 with transformers on small random models: log-probabilities within 1e-4 and the same greedy tokens
 but for ties, in whole prompts, in chunks and in mixed batches; native layers are compared with
 torch layers in every weight format of the engine. Batching, preemption, prefix caching and
-speculation are checked token by token on Llama, gpt-oss, GLM-4.5, DeepSeek-V3 and the demo
-model. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one compressed row per token and
+speculation are checked token by token on Llama, gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2 and
+the demo model, on Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2,
+GLM-4.7-Flash) caches one compressed row per token and
 layer, absorbs the projections in decode steps and expands them in long runs of a prompt; layers
 that predict further tokens (MTP) are left unread. GPTQ, AWQ,
 compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family whose modules have
@@ -55,7 +56,7 @@ NOT_YET = """
 
 Refused by `model_type`:
 
-- gated delta nets (Qwen3-Next, Qwen3.5)
+- gated delta nets with experts (Qwen3-Next, Qwen3.5 MoE); dense ones run
 - KV sharing and per-layer inputs (Gemma 3n, Gemma 4)
 - chunked attention (Llama 4)
 - Mamba and other state-space layers (Granite 4, Nemotron 3, Jamba, Falcon-H1)

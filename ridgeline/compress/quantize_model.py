@@ -25,6 +25,7 @@ from ridgeline.engine.quant.outliers import OutlierSplit
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
+from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.format import BF16, INT8, Format, int4
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_formats, linears, with_dtype
@@ -109,6 +110,12 @@ def quantize_model(
     if is_dummy(model):
         raise CannotRun("a dummy model has no weights to quantise", value=model)
     dense = with_dtype(load_spec(model), "float32")
+    if has_states(dense):
+        raise CannotRun(
+            "the walk through layers does not know gated delta nets",
+            value=dense.family,
+            fix="quantise while loading: --quantization int8 or int4",
+        )
     text = read_text(calibration) if recipe.calibrated or mixed is not None else ""
     with open_source(model, dense, recipe) as (spec, source):
         tables = _tables(spec, bits or TableBits(), recipe)

@@ -33,6 +33,7 @@ from ridgeline.engine.tokenization import (
     check_tokenizer,
     load_tokenizer,
 )
+from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -89,6 +90,7 @@ def _target(resolved: ResolvedSettings) -> TargetModel:
         dtype,
         device,
         kv_format(resolved.kv_cache_dtype),
+        resolved.max_num_seqs,
     )
     return TargetModel(decoder, kv, resolved.attention_backend, resolved.layer_backend)
 
@@ -108,6 +110,7 @@ def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = No
         max_model_len=resolved.max_model_len,
         chunked_prefill=resolved.enable_chunked_prefill,
         background_tokens=resolved.background_tokens,
+        shares_prefixes=not has_states(resolved.spec),
     )
     return Scheduler(
         limits,
@@ -121,6 +124,6 @@ def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = No
 
 
 def _prefix_cache(resolved: ResolvedSettings, pool: BlockPool) -> BlockCache:
-    if not resolved.enable_prefix_caching:
+    if not resolved.enable_prefix_caching or has_states(resolved.spec):
         return NoPrefixCache()
     return PrefixCache(pool, resolved.prefix_cache_ttl_s)

@@ -27,6 +27,7 @@ from ridgeline.engine.scheduler.kv.kv_budget import (
     KvBudgetInputs,
     fitting_model_len,
     kv_budget,
+    size,
 )
 from ridgeline.engine.speculate.config import ResolvedSpeculation, resolve_speculation
 from ridgeline.errors import BadInput, CannotRun
@@ -37,6 +38,7 @@ from ridgeline.modelspec.cost import (
     kv_bytes_per_token,
     num_params,
     resident_weight_bytes,
+    state_bytes,
 )
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import (
@@ -51,6 +53,7 @@ from ridgeline.modelspec.rewrite import (
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
+STATE_VERSIONS = 2  # of every sequence's states: before and after its latest run
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
 
@@ -91,18 +94,20 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
 
 
 class Models(msgspec.Struct, frozen=True):
-    """Memory of the model and its draft model together."""
+    """Memory of the model and its draft model together; states count with the weights."""
 
     weight_bytes: int
     kv_bytes_per_token: int
 
     @staticmethod
-    def of(spec: ModelSpec, speculation: ResolvedSpeculation | None) -> Models:
+    def of(spec: ModelSpec, speculation: ResolvedSpeculation | None, max_num_seqs: int) -> Models:
+        states = STATE_VERSIONS * state_bytes(spec) * max_num_seqs
         extra = (
             (speculation.weight_bytes, speculation.kv_bytes_per_token) if speculation else (0, 0)
         )
         return Models(
-            int(resident_weight_bytes(spec)) + extra[0], kv_bytes_per_token(spec) + extra[1]
+            int(resident_weight_bytes(spec)) + states + extra[0],
+            kv_bytes_per_token(spec) + extra[1],
         )
 
 
@@ -111,11 +116,12 @@ def resolve(settings: Settings) -> ResolvedSettings:
     why: dict[str, str] = {}
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
-    max_num_seqs = _asked_or(settings, "max_num_seqs", MAX_NUM_SEQS, why)
+    max_num_seqs = _max_num_seqs(settings, spec, device, why)
     block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
-    inputs = _kv_inputs(settings, Models.of(spec, speculation), device, max_num_seqs, block_size)
+    models = Models.of(spec, speculation, max_num_seqs)
+    inputs = _kv_inputs(settings, models, device, max_num_seqs, block_size)
     inputs = msgspec.structs.replace(inputs, max_model_len=max_model_len)
     if settings.max_model_len is None and settings.kv_cache_memory_bytes is None:
         max_model_len = fitting_model_len(inputs)
@@ -182,6 +188,22 @@ def _asked_or(settings: Settings, name: str, default: int, why: dict[str, str]) 
     asked = getattr(settings, name)
     why[name] = "default" if asked is None else "as requested"
     return int(default if asked is None else asked)
+
+
+def _max_num_seqs(
+    settings: Settings, spec: ModelSpec, device: torch.device, why: dict[str, str]
+) -> int:
+    """The number of slots; states of recurrent layers take at most a quarter of the memory."""
+    each = STATE_VERSIONS * state_bytes(spec)
+    if not each:
+        return _asked_or(settings, "max_num_seqs", MAX_NUM_SEQS, why)
+    why["enable_prefix_caching"] = "no prefix hits: recurrent layers keep one state per sequence"
+    left = max(0, _memory(device)[1] - int(resident_weight_bytes(spec)))
+    num = max(1, min(MAX_NUM_SEQS, left // 4 // each))
+    num = _asked_or(settings, "max_num_seqs", num, why)
+    source = "as requested" if settings.max_num_seqs is not None else "derived"
+    why["max_num_seqs"] = f"{source}: each sequence keeps {size(each)} of states"
+    return num
 
 
 def _device(asked: str, why: dict[str, str]) -> torch.device:

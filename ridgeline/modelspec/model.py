@@ -88,6 +88,36 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
     norm_eps: float = 1e-6
 
 
+class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A gated delta net in place of attention (arXiv:2412.06464; Qwen3-Next, Qwen3.5).
+
+    A sequence keeps a matrix [key_dim, value_dim] per value head and the last `conv_size` - 1
+    inputs of a convolution over q, k and v, whatever its length. `z` gates the output, `b` gives
+    the write strength and `a` the decay of each value head.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_size: int
+    z: LinearSpec
+    b: LinearSpec
+    a: LinearSpec
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: those of q, k and v."""
+        keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
+        return 2 * keys + values
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that a sequence keeps."""
+        matrices = self.num_value_heads * self.key_dim * self.value_dim
+        return matrices + self.conv_width * (self.conv_size - 1)
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention of one layer. `window` W: a query at position p sees keys p-W+1..p (None: all).
 
@@ -98,7 +128,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     `shares_kv` the layer has no k and v projections and reads the KV cache of an earlier layer,
     whose projections `k` and `v` then describe. With `latent`, q, k and v are the up-projections,
     `head_dim` is the size of a query head, and `num_kv_heads` is 1: the latent vector serves every
-    head.
+    head. With `gated`, `q` also computes a gate for the output, head by head. With `delta` the
+    layer is no attention: it has no KV cache, `num_kv_heads` is 0, its heads are the value heads.
     """
 
     num_heads: int
@@ -118,6 +149,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     sinks: bool = False
     shares_kv: bool = False
     latent: LatentSpec | None = None
+    gated: bool = False
+    delta: DeltaSpec | None = None
 
 
 class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -261,8 +261,19 @@ def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> 
             q=on_linear(f"{path}.q", attention.q),
             o=on_linear(f"{path}.o", attention.o),
         )
+    delta = attention.delta
+    if delta is not None:  # b and a are small and decide like a router: no pattern rounds them
+        parent = path.removesuffix(".attention")
+        delta = replace(
+            delta,
+            z=on_linear(f"{path}.z", delta.z),
+            b=on_linear(f"{parent}.delta_b", delta.b),
+            a=on_linear(f"{parent}.delta_a", delta.a),
+        )
     return replace(
         attention,
+        latent=latent,
+        delta=delta,
         q=on_linear(f"{path}.q", attention.q),
         k=on_linear(f"{path}.k", attention.k),
         v=on_linear(f"{path}.v", attention.v),

@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from ridgeline.modelspec.cost import has_states
 from tests.conformance.tiny_models import (
     FAMILIES,
     VOCAB,
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.slow
 
 ABS_TOL = 1e-4  # of log-probabilities; typically 1e-6 is reached
 TIE_GAP = 1e-4  # greedy tokens may differ only where the two best are nearer than this
+# transformers' own two forms of a delta net, chunked and token by token, differ by up to 5e-4 here
+RECURRENT_TOL = 2e-3
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -71,7 +74,12 @@ def cut(rng: random.Random, total: int) -> list[int]:
     return sizes
 
 
-def check_greedy(name: str, reference: Tensor, story: Story) -> None:
+def tolerance(ours: Loaded) -> float:
+    """Of log-probabilities, and of ties."""
+    return RECURRENT_TOL if has_states(ours.runner.decoder.spec) else ABS_TOL
+
+
+def check_greedy(name: str, reference: Tensor, story: Story, tie_gap: float = TIE_GAP) -> None:
     """Every sampled token is the reference's best; a flip must be a near tie, and is printed."""
     best = torch.topk(reference, 2, dim=-1)
     for position in range(story.num_prompt, len(story.tokens)):
@@ -80,7 +88,7 @@ def check_greedy(name: str, reference: Tensor, story: Story) -> None:
             continue
         gap = float(values[0] - values[1])
         print(f"{name}: token {position} is {story.tokens[position]}, best {tokens}, gap {gap:.2e}")
-        assert story.tokens[position] == tokens[1] and gap < TIE_GAP
+        assert story.tokens[position] == tokens[1] and gap < tie_gap
 
 
 def test_logits_equal_transformers(pair: tuple[Any, Loaded, Path]) -> None:
@@ -91,7 +99,7 @@ def test_logits_equal_transformers(pair: tuple[Any, Loaded, Path]) -> None:
     assert float(reference.std()) > 0.5, "the model says nothing; the test would pass on anything"
     for chunks in ([61], [60, 1], cut(rng, 61), [1] * 61):
         got = ours.paged_logits(tokens, chunks, scattered(rng, 13, ours.num_blocks))
-        assert float((log_softmax(got) - reference).abs().max()) < ABS_TOL, chunks
+        assert float((log_softmax(got) - reference).abs().max()) < tolerance(ours), chunks
     whole = log_softmax(ours.runner.logits(tokens))
     assert float((whole - reference).abs().max()) < ABS_TOL
 
@@ -116,12 +124,12 @@ def test_greedy_tokens_in_mixed_plans(pair: tuple[Any, Loaded, Path]) -> None:
         step += 1
     for story in stories:
         reference = log_softmax(reference_logits(model, story.tokens))
-        check_greedy(directory.name, reference, story)
+        check_greedy(directory.name, reference, story, tolerance(ours))
         assert story.logprobs is not None
         for offset, got in enumerate(story.logprobs):
             row = reference[story.num_prompt + offset - 1]
             assert got.token == story.tokens[story.num_prompt + offset]
-            assert abs(got.logprob - float(row[got.token])) < ABS_TOL
+            assert abs(got.logprob - float(row[got.token])) < tolerance(ours)
 
 
 @pytest.mark.parametrize("context", [32, 96])

@@ -57,6 +57,15 @@ _LATENT = {
     "moe_intermediate_size": 20,
     "n_shared_experts": 2,
 }
+QWEN35 = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied-mha": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -235,6 +244,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"logit_scale": 1.5, "attention_bias": True, "tie_word_embeddings": True},
     ),
     "cohere2": ("cohere2", {"logit_scale": 0.6, "sliding_window": 7, "num_hidden_layers": 4}),
+    "qwen3.5": ("qwen3_5_text", QWEN35),
+    "qwen3.5-wrapped": ("qwen3_5", {**QWEN35, "tie_word_embeddings": True}),
     "apertus": ("apertus", {"hidden_act": "xielu"}),
     "gpt-oss": (
         "gpt_oss",
@@ -282,6 +293,14 @@ VISION: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [0],
         "num_position_embeddings": 16,
     },
+    "qwen3_5": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 24,
+        "num_position_embeddings": 16,
+    },
     "mistral3": {
         "num_hidden_layers": 1,
         "hidden_size": 16,
@@ -304,6 +323,8 @@ TORCH_ONLY: dict[str, str] = {
     "cohere-tied": "parallel",
     "cohere2": "parallel",
     "apertus": "xIELU",
+    "qwen3.5": "delta net",
+    "qwen3.5-wrapped": "delta net",
 }
 """Families without native layers: name -> a word of the reason."""
 
@@ -390,7 +411,7 @@ def load_ours(
         compute_dtype=torch.float32,
         max_model_len=max_model_len,
     )
-    cache = KvCache.allocate(spec, num_blocks, block_size, torch.float32, "cpu")
+    cache = KvCache.allocate(spec, num_blocks, block_size, torch.float32, "cpu", num_states=4)
     runner = TorchRunner(decoder, cache, build_attention(attention, spec, cache))
     return Loaded(runner, num_blocks, block_size)
 
@@ -415,7 +436,8 @@ class Story:
         last = self.computed + len(piece) == len(self.tokens)
         index = len(self.tokens) - self.num_prompt
         at = SamplePoint(GREEDY, 0, index, self.num_prompt) if last else None
-        return Run(self.seq_id, self.computed, piece, self.blocks, at)
+        slot = self.seq_id
+        return Run(self.seq_id, self.computed, piece, self.blocks, at, state_slot=slot)
 
 
 def advance(loaded: Loaded, stories: Sequence[Story], limits: Sequence[int]) -> None:

@@ -54,6 +54,7 @@ from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
 from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.speculate.token_tree import FixedTree, TokenTree, parse_tree
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 from ridgeline.records import Event, Failed, Request, Token
@@ -61,8 +62,9 @@ from ridgeline.records import Event, Failed, Request, Token
 TREE = parse_tree("[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0), (2,)]")
 SLACK = 1e-4
 # Where activations are rounded to 8-bit codes, a difference in the last bit occasionally yields the
-# neighbouring code: up to 6e-4 in a logit on the demo model. With INT8's single scale per row it is
-# 0.1 to 0.25, so nothing that rounds differently is compared there (test_metamorphic.py).
+# neighbouring code: up to 6e-4 in a logit on the demo model. The two forms of a delta net differ by
+# as much. With INT8's single scale per row it is 0.1 to 0.25, so nothing that rounds differently is
+# compared there (test_metamorphic.py).
 CODE_SLACK = 2e-3
 CONTEXT = 96
 LOOKUPS: dict[str, Callable[[], Lookup]] = {
@@ -103,7 +105,7 @@ class Model:
     def slack(self) -> float:
         """The distance from being chosen that rounding explains, in logits or in probability."""
         layer = self.spec.layers[0]
-        codes = layer.mlp.gate.format.kind in ("int8", "int4")
+        codes = layer.mlp.gate.format.kind in ("int8", "int4") or has_states(self.spec)
         return CODE_SLACK if codes else SLACK
 
     def served_logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -275,8 +277,10 @@ def _build(
         max_num_batched_tokens=schedule.max_num_batched_tokens,
         max_model_len=CONTEXT,
         chunked_prefill=schedule.chunked,
+        shares_prefixes=not has_states(model.spec),
     )
-    cache = PrefixCache(pool) if schedule.prefix else NoPrefixCache()
+    cached = schedule.prefix and limits.shares_prefixes
+    cache = PrefixCache(pool) if cached else NoPrefixCache()
     policy = make_policy(schedule.policy, wait_s=2.0)
     kv = KvCache.allocate(
         model.spec,
@@ -285,6 +289,7 @@ def _build(
         torch.float32,
         "cpu",
         kv_format(model.spec.kv_dtype),
+        num_states=schedule.max_num_seqs,
     )
     states = HiddenStates(window=64)
     attention = build_attention(model.attention, model.spec, kv)

@@ -40,6 +40,7 @@ CONFIG_CLASSES = {
     "helium": "HeliumConfig",
     "gpt_oss": "GptOssConfig",
     "cohere": "CohereConfig",
+    "qwen3_5_text": "Qwen3_5TextConfig",
     "cohere2": "Cohere2Config",
     "apertus": "ApertusConfig",
     "deepseek_v2": "DeepseekV2Config",
@@ -114,6 +115,13 @@ TINY_OF: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 8},
     "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "cohere": {"use_qk_norm": True},
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
     "cohere2": {"attention_bias": True},
     "apertus": {"attention_bias": True},
     "deepseek_v2": LATENT,
@@ -178,8 +186,8 @@ def test_default_values_are_those_of_the_config_class(family: str) -> None:
             continue
         if key == "sliding_window" and hasattr(config, "use_sliding_window"):
             continue  # the class replaces it by None while use_sliding_window is False
-        if key == "sliding_window_pattern" and family == "cohere2":
-            continue  # the class reads it and keeps layer_types
+        if key in ("sliding_window_pattern", "full_attention_interval", "partial_rotary_factor"):
+            continue  # read by the class, which keeps layer_types or rope_parameters
         name = key if hasattr(config, key) else names[key]
         assert getattr(config, name) == value, key
 
@@ -201,6 +209,9 @@ def test_facts_that_transformers_models_hold_as_attributes(family: str, tmp_path
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     for layer, theirs in zip(spec.layers, model.model.layers, strict=True):
+        assert (layer.attention.delta is not None) == hasattr(theirs, "linear_attn")
+        if layer.attention.delta is not None:
+            continue
         assert layer.attention.scale == pytest.approx(theirs.self_attn.scaling)
         own = "head_dim" if layer.attention.latent is None else "qk_head_dim"
         assert layer.attention.head_dim == getattr(theirs.self_attn, own)

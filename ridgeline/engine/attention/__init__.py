@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.cost.kv_cache import has_states
 
 if TYPE_CHECKING:
     from ridgeline.engine.attention.base import Attention, AttentionBackend, AttentionSite
@@ -62,5 +63,11 @@ def choose(requested: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
 
 
 def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:
-    """Build the backend `name` on `cache`."""
-    return attention_backend_of(name)(spec, cache)
+    """Build the backend `name` on `cache`, with states for the recurrent layers of `spec`."""
+    attention = attention_backend_of(name)(spec, cache)
+    if not has_states(spec):
+        return attention
+    from ridgeline.engine.attention.states import StateCache, StatefulAttention
+
+    device = cache.layers[0].device
+    return StatefulAttention(attention, StateCache(spec, cache.num_states, device))

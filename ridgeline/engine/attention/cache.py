@@ -32,11 +32,15 @@ from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 class KvCache:
     """Keys and values of every layer.
 
-    `layers[i]` is kv_N2KBW of layer i, stored in `format`; attention computes in `dtype`.
+    `layers[i]` is kv_N2KBW of layer i, stored in `format`; attention computes in `dtype`. Layers
+    without keys have K = 0. `num_states` sequences can keep states in recurrent layers.
     """
 
-    def __init__(self, layers: Sequence[Tensor], format: KvFormat, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layers: Sequence[Tensor], format: KvFormat, dtype: torch.dtype, num_states: int = 1
+    ) -> None:
         self.layers, self.format, self.dtype = tuple(layers), format, dtype
+        self.num_states = num_states
         self.num_blocks, _, _, self.block_size, _ = self.layers[0].shape
 
     @staticmethod
@@ -47,6 +51,7 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device | str,
         format: KvFormat | None = None,
+        num_states: int = 1,
     ) -> KvCache:
         """A zeroed cache of `num_blocks` blocks for every layer of `spec`.
 
@@ -64,6 +69,7 @@ class KvCache:
             ],
             format,
             dtype,
+            num_states,
         )
 
     @property
@@ -98,7 +104,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     block to block, and the walk to a page that is not in the TLB costs as much as the block
     (docs/concepts/kernels.md).
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     nbytes = math.prod(shape) * dtype.itemsize
     return own_pages(nbytes).view(dtype).view(shape)

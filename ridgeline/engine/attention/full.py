@@ -15,7 +15,9 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_prefill, causal_mask, needs_scores
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.latent import LatentUp
+from ridgeline.engine.attention.states import StateCache
 from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -29,6 +31,9 @@ class FullAttention:
     def __init__(self, spec: ModelSpec, num_tokens: int, like: Tensor) -> None:
         self.format = kv_format(spec.kv_dtype)
         self.attentions = tuple(layer.attention for layer in spec.layers)
+        if has_states(spec):
+            run = Run(0, 0, (0,) * num_tokens, (), None)
+            self.states = StateCache(spec, 1, like.device).begin([run])
         kinds = {(a.window, needs_scores(a)) for a in self.attentions}
         self.masks = {
             kind: _mask(num_tokens, window=kind[0], explicit_scores=kind[1], like=like)
@@ -81,7 +86,7 @@ def self_attention(
     as the steps do, so that scores include the kernel's rounding. Without them it uses torch, with
     the dtype and device of `like`.
     """
-    if cache is None or attention is None:
+    if cache is None or attention is None or has_states(spec):
         return lambda tokens: FullAttention(spec, len(tokens), like)
     backend, size = cast(AttentionBackend, type(attention)), cache.block_size
     dtype, format = cache.dtype, cache.format

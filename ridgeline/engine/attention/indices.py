@@ -75,6 +75,10 @@ class StepIndices:
     whole: DecodeGroup | None
 
 
+NO_INDICES = StepIndices(torch.empty(0, dtype=torch.int64), (), (), None)
+"""Those of a layer without keys."""
+
+
 class IndexBuilder:
     """Builds the indices for one kind of layer, with the device and dtype of `like`."""
 

@@ -45,6 +45,8 @@ class NativeAttention:
         self.cache = cache
         self.paged_kv = tuple(
             _paged_kv(kv_N2KBW, cache.format.name, attention.head_dim)
+            if attention.delta is None
+            else None
             for kv_N2KBW, attention in zip(cache.layers, self.attentions, strict=True)
         )
         self.isa = os.environ.get(ISA_VARIABLE, "auto")
@@ -63,6 +65,12 @@ class NativeAttention:
         if max(site.head_dims) > MAX_HEAD_DIM:
             reasons.append(f"head_dim {max(site.head_dims)} > {MAX_HEAD_DIM}")
         return tuple(reasons)
+
+    def place(self, layer: int) -> _native.PagedKv:
+        """Keys and values of a layer that has them."""
+        place = self.paged_kv[layer]
+        assert place is not None, "a layer without keys"
+        return place
 
     def prepare(self, runs: Sequence[Run]) -> NativeStep:
         return NativeStep(self, self.plan(runs))
@@ -89,7 +97,7 @@ class NativeStep:
         owner, plan, attention = self.owner, self.plan, self.owner.attentions[layer]
         _check(q_THD, plan.num_rows, attention.num_heads, attention.head_dim)
         _check(kv_T2KD, plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
-        place, (row, kind, head, _) = owner.paged_kv[layer], kv_T2KD.stride()
+        place, (row, kind, head, _) = owner.place(layer), kv_T2KD.stride()
         _native.write_kv(plan, place, kv_T2KD.data_ptr(), row, kind, head, owner.isa)
         out_THD = torch.empty(q_THD.shape, dtype=torch.float32)
         _native.attend(

@@ -32,7 +32,13 @@ from torch import Tensor
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_decode, attend_prefill, needs_scores
-from ridgeline.engine.attention.indices import DecodeGroup, IndexBuilder, PrefillRun, StepIndices
+from ridgeline.engine.attention.indices import (
+    NO_INDICES,
+    DecodeGroup,
+    IndexBuilder,
+    PrefillRun,
+    StepIndices,
+)
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
@@ -73,6 +79,7 @@ class PagedAttention:
                 kind.num_sides,
             )
             for kind in self.kinds
+            if kind.num_kv_heads
         }
 
     @staticmethod
@@ -81,7 +88,7 @@ class PagedAttention:
 
     def prepare(self, runs: Sequence[Run]) -> PagedStep:
         indices = {kind: builder.build(runs) for kind, builder in self.builders.items()}
-        return PagedStep(self, tuple(indices[kind] for kind in self.kinds))
+        return PagedStep(self, tuple(indices.get(kind, NO_INDICES) for kind in self.kinds))
 
 
 class PagedStep:

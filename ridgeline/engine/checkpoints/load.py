@@ -23,12 +23,14 @@ from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.kernels.native_linear import Packed, pack_lines
 from ridgeline.engine.model.base import DecoderBody, LayerBackend
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.delta_net import DeltaWeights, GatedAttentionLayer, GatedDeltaNet
 from ridgeline.engine.model.layers import (
     AttentionLayer,
     Block,
     ConcatLinear,
     GatedMlp,
     LatentAttention,
+    Mixer,
     Norm,
     NormedLinear,
     ParallelBlock,
@@ -211,7 +213,7 @@ class DecoderBuilder:
             factor = layer.residual_scale
             after = ScaledBranch(after[0], factor), ScaledBranch(after[1], factor)
         return (ParallelBlock if layer.parallel else Block)(
-            self._attention(layer, index),
+            self._mixer(layer.attention, index),
             self._mlp(layer.mlp, index),
             before,
             after,
@@ -241,10 +243,37 @@ class DecoderBuilder:
         self.nbytes += norm.gain_C.nbytes
         return norm
 
-    def _attention(self, layer: LayerSpec, index: int) -> AttentionLayer | LatentAttention:
-        spec = layer.attention
+    def _mixer(self, spec: AttentionSpec, index: int) -> Mixer:
         if spec.latent is not None:
             return self._latent_attention(spec, index)
+        return self._attention(spec, index) if spec.delta is None else self._delta(spec, index)
+
+    def _delta(self, spec: AttentionSpec, index: int) -> GatedDeltaNet:
+        delta = spec.delta
+        assert delta is not None
+        keys = ["delta_q", "delta_k", "delta_v", "delta_z"]
+        heads = (delta.num_value_heads,)
+        weights = DeltaWeights(
+            conv_WT=self._floats("delta_conv", (delta.conv_width, 1, delta.conv_size), index)[:, 0],
+            a_log_H=self._floats("delta_a_log", heads, index),
+            dt_bias_H=self._floats("delta_dt_bias", heads, index),
+            gain_V=self._floats("delta_gain", (delta.value_dim,), index),
+        )
+        self.nbytes += weights.nbytes
+        return GatedDeltaNet(
+            spec,
+            self._linear(keys, [spec.q, spec.k, spec.v, delta.z], index),
+            self._linear(["delta_b", "delta_a"], [delta.b, delta.a], index),
+            self._linear(["delta_o"], [spec.o], index),
+            weights,
+            self.spec.norm_eps,
+        )
+
+    def _floats(self, key: str, shape: tuple[int, ...], index: int) -> Tensor:
+        return self._tensor(key, shape, index).float()
+
+    def _attention(self, spec: AttentionSpec, index: int) -> AttentionLayer:
+        kind = GatedAttentionLayer if spec.gated else AttentionLayer
         qkv = self._linear(["q", "k", "v"], [spec.q, spec.k, spec.v], index)
         o = self._linear(["o"], [spec.o], index)
         sinks_H = None
@@ -252,8 +281,8 @@ class DecoderBuilder:
             sinks_H = self._tensor("sinks", (spec.num_heads,), index).to(self.dtype)
             self.nbytes += sinks_H.nbytes
         if not spec.qk_norm:
-            return AttentionLayer(spec, qkv, o, no_qk_norm, sinks_H)
-        return AttentionLayer(spec, qkv, o, self._qk_norm(spec, index), sinks_H)
+            return kind(spec, qkv, o, no_qk_norm, sinks_H)
+        return kind(spec, qkv, o, self._qk_norm(spec, index), sinks_H)
 
     def _qk_norm(self, spec: AttentionSpec, index: int) -> Callable[[Tensor], None]:
         shapes, eps = qk_norm_shapes(spec), self.spec.norm_eps

@@ -16,6 +16,7 @@ from torch import Tensor
 from ridgeline.modelspec.cost.parameters import qk_norm_shapes
 from ridgeline.modelspec.model import (
     AttentionSpec,
+    DeltaSpec,
     LatentSpec,
     LayerSpec,
     LinearSpec,
@@ -81,6 +82,8 @@ def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part
     yield from (Part(name, (spec.hidden_size,), index) for name in names)
     if attention.latent is not None:
         yield from _latent_parts(attention, attention.latent, index)
+    elif attention.delta is not None:
+        yield from _delta_parts(attention, attention.delta, index)
     else:
         for name in ("q", "k", "v", "o"):
             yield from _linear_parts(name, getattr(attention, name), index)
@@ -117,6 +120,17 @@ def _latent_parts(attention: AttentionSpec, latent: LatentSpec, index: int) -> I
     # rows of keys and values alternate by head, so they are one part
     yield Part("kv_up", (attention.k.num_out + attention.v.num_out, latent.rank), index)
     yield from _linear_parts("o", attention.o, index)
+
+
+def _delta_parts(attention: AttentionSpec, delta: DeltaSpec, index: int) -> Iterator[Part]:
+    for name in ("q", "k", "v", "o"):
+        yield from _linear_parts(f"delta_{name}", getattr(attention, name), index)
+    for name in ("z", "b", "a"):
+        yield from _linear_parts(f"delta_{name}", getattr(delta, name), index)
+    yield Part("delta_conv", (delta.conv_width, 1, delta.conv_size), index)
+    yield Part("delta_a_log", (delta.num_value_heads,), index)
+    yield Part("delta_dt_bias", (delta.num_value_heads,), index)
+    yield Part("delta_gain", (delta.value_dim,), index)
 
 
 def _linear_parts(
@@ -190,6 +204,22 @@ def _glm4() -> dict[str, TensorLocation]:
         "after_mlp_norm": TensorLocation(f"{layer}post_mlp_layernorm.weight"),
         "gate": gate_up,
         "up": gate_up,
+    }
+
+
+def _delta_net() -> dict[str, TensorLocation]:
+    """Qwen3.5: q, k and v of a delta net in one tensor, its other inputs in one each."""
+    at = "model.layers.{layer}.linear_attn."
+    qkv = TensorLocation(f"{at}in_proj_qkv.weight", ("delta_q", "delta_k", "delta_v"))
+    names = {"delta_z": "in_proj_z", "delta_b": "in_proj_b", "delta_a": "in_proj_a"}
+    return {
+        **_llama(),
+        **dict.fromkeys(qkv.fused, qkv),
+        **_singles(at, **names, delta_o="out_proj"),
+        "delta_conv": TensorLocation(f"{at}conv1d.weight"),
+        "delta_a_log": TensorLocation(f"{at}A_log"),
+        "delta_dt_bias": TensorLocation(f"{at}dt_bias"),
+        "delta_gain": TensorLocation(f"{at}norm.weight"),
     }
 
 
@@ -295,6 +325,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     **dict.fromkeys(("exaone4", "olmo2", "olmo3"), (_normed_after(),)),
     "apertus": (_apertus(),),
     "cohere": (_llama(),),
+    "qwen3_5_text": (_delta_net(),),
     "cohere2": (_llama(),),
     "gemma": (_llama(),),
     "gemma2": (_sandwiched(),),
@@ -337,6 +368,7 @@ HARMLESS_TENSORS: Mapping[str, str] = {
     ".prob_scale": "scales attention weights for an FP8 KV cache",
     "proj.output_scale": "scales an FP8 KV cache; Ridgeline computes its own scales",
     "visual.": "encodes images and video; only text is read",
+    "mtp.": "predicts several tokens at once; only the model itself is read",
 }
 """Parts of the names of tensors that may be left unread, each with the reason."""
 
@@ -421,6 +453,7 @@ def row_sizes(layer: LayerSpec) -> dict[str, int]:
     """Rows of every linear of a layer by key, and its number of experts."""
     attention, mlp = layer.attention, layer.mlp
     sizes = {name: getattr(attention, name).num_out for name in ("q", "k", "v", "o")}
+    sizes |= {f"delta_{name}": sizes[name] for name in ("q", "k", "v")}
     for name in ("gate", "up", "down"):
         sizes[name] = sizes[f"expert_{name}"] = getattr(mlp, name).num_out
     return {**sizes, "num_experts": mlp.num_experts}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -260,6 +260,20 @@ class NormedLinear:
         return self.norm(self.linear(x_TC))
 
 
+class Mixer(Protocol):
+    """The first half of a block: attention, or what stands in its place."""
+
+    def __call__(
+        self, x_TC: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, layer: int
+    ) -> Tensor: ...
+
+
+def attention_of(mixer: Mixer) -> AttentionLayer:
+    """The mixer of a block whose model has nothing but attention."""
+    assert isinstance(mixer, AttentionLayer)
+    return mixer
+
+
 class GatedMlp:
     """down(act(gate(x)) · up(x)), gate and up in one product."""
 
@@ -315,7 +329,7 @@ class Block:
 
     def __init__(
         self,
-        attention: AttentionLayer | LatentAttention,
+        attention: Mixer,
         mlp: Callable[[Tensor], Tensor],
         norms: tuple[Norm, Norm],
         branch_norms: tuple[Norm, Norm],

@@ -30,6 +30,7 @@ from ridgeline.engine.model.layers import Block, GatedMlp, LatentAttention, Unga
 from ridgeline.engine.sampling.argmax_head import NativeArgmax
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
+from ridgeline.modelspec.cost import has_states
 from ridgeline.records import OperatorTime
 
 Clock = Callable[[], float]
@@ -96,6 +97,10 @@ def _check_can_time(runner: TorchRunner) -> None:
             "operators can be timed on the CPU only: on other devices calls just enqueue work",
             value=str(decoder.device),
             fix="record an Nsight Systems trace and run: ridgeline diagnose --nsight FILE",
+        )
+    if has_states(decoder.spec):
+        raise CannotRun(
+            "the operators of gated delta nets cannot be timed", value=decoder.spec.family
         )
     if not isinstance(decoder.forward, NativeForward | TorchForward):
         raise CannotRun(

@@ -52,7 +52,8 @@ class Run(msgspec.Struct, frozen=True):
 
     The last `num_drafts` of `tokens` are drafts: the run yields the longest accepted prefix of them
     and one token more. `branches` are alternatives to those drafts. Together they form a tree whose
-    root is the one known token that such a run feeds.
+    root is the one known token that such a run feeds. `state_slot` is where recurrent layers keep
+    the sequence's state.
     """
 
     seq_id: int
@@ -64,6 +65,7 @@ class Run(msgspec.Struct, frozen=True):
     next_prompt_token: int | None = None
     num_drafts: int = 0
     branches: tuple[DraftBranch, ...] = ()
+    state_slot: int = 0
 
     @property
     def drafts(self) -> tuple[int, ...]:

@@ -437,9 +437,13 @@ class Scheduler:
             self._fork(leader, index, leader.num_prompt)
 
     def _fork(self, source: Sequence, index: int, num_known: int) -> None:
-        """Add a choice that shares the blocks of `source`; without a free slot it waits for one."""
+        """Add a choice that shares the blocks of `source`.
+
+        Without a free slot it waits for one; where prefixes are not shared, it computes its own.
+        """
         seq = self._registry.fork(source, index, num_known)
-        if not self._admitter.ensure_slot(self._registry.lane_of(seq.request), self._step):
+        lane = self._registry.lane_of(seq.request)
+        if not self.limits.shares_prefixes or not self._admitter.ensure_slot(lane, self._step):
             self._registry.enqueue_resuming(seq)
             return
         blocks = source.blocks[: self.pool.num_blocks_for(num_known)]

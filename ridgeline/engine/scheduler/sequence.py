@@ -26,6 +26,7 @@ class Sequence:
     `key` orders sequences, lowest first, lane by lane. `blocks` is the block table: position p
     lives in blocks[p // block_size]. `digests` is the hash chain over full blocks, as far as it has
     been needed; the first `num_published` blocks have been offered to the prefix cache.
+    `state_slot` is unique among the running sequences.
     `num_prompt_logprobs` is the number of alternatives to report per prompt position; None if none
     are due (any more).
     """
@@ -42,6 +43,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     num_published: int = 0
+    state_slot: int = 0
     num_prompt_logprobs: int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # Copies of what every token needs, to save the lookups.

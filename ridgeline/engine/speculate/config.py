@@ -14,7 +14,12 @@ from ridgeline.engine.speculate.drafters.checkpoint import (
 from ridgeline.engine.speculate.token_tree import TokenTree, parse_tree
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.cost import kv_bytes_per_token, num_params, resident_weight_bytes
+from ridgeline.modelspec.cost import (
+    has_states,
+    kv_bytes_per_token,
+    num_params,
+    resident_weight_bytes,
+)
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 
@@ -83,6 +88,13 @@ def resolve_speculation(
     if asked is None:
         why["speculative_config"] = "default: one token per sequence and step"
         return None
+    if has_states(target):
+        raise CannotRun(
+            "speculation needs to take back rejected drafts, and the states of recurrent layers "
+            "cannot go back",
+            value=target.family,
+            fix="leave out --speculative-config",
+        )
     _check_own(asked)
     _check_model_named(asked)
     depth = _depth(asked, max_model_len)

@@ -1,6 +1,12 @@
 """Parameters, bytes and FLOPs of a model, computed from its spec."""
 
-from ridgeline.modelspec.cost.kv_cache import kv_bytes, kv_bytes_per_token, layer_kv_bytes
+from ridgeline.modelspec.cost.kv_cache import (
+    has_states,
+    kv_bytes,
+    kv_bytes_per_token,
+    layer_kv_bytes,
+    state_bytes,
+)
 from ridgeline.modelspec.cost.parameters import (
     LARGE_PARAMS,
     layer_params,
@@ -39,6 +45,7 @@ __all__ = [
     "WindowGroup",
     "cost_model",
     "decode_work",
+    "has_states",
     "kv_bytes",
     "kv_bytes_per_token",
     "layer_kv_bytes",
@@ -49,6 +56,7 @@ __all__ = [
     "prefill_work",
     "resident_weight_bytes",
     "shares_table",
+    "state_bytes",
     "step_work",
     "table_bytes",
     "table_dtype",

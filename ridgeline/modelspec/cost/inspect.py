@@ -78,6 +78,9 @@ def _group(spec: ModelSpec, layer: LayerSpec, numbers: list[int]) -> LayerGroup:
 
 def _attention_words(layer: LayerSpec) -> str:
     a = layer.attention
+    if a.delta is not None:
+        sizes = f"{a.delta.key_dim}x{a.delta.value_dim}"
+        return f"gated delta net, {a.delta.num_value_heads} states of {sizes}"
     parts = [f"{a.num_heads} heads of {a.head_dim}, {a.num_kv_heads} KV"]
     parts += ["parallel to the MLP"] if layer.parallel else []
     parts += [f"window {a.window}"] if a.window else []

@@ -35,3 +35,14 @@ def kv_bytes(spec: ModelSpec, context: int) -> int:
             kept = min(context, attention.window or context)
             total += kept * layer_kv_bytes(attention, spec.kv_dtype)
     return total
+
+
+def state_bytes(spec: ModelSpec) -> int:
+    """Bytes of the states that one sequence keeps in recurrent layers, whatever its length."""
+    deltas = [layer.attention.delta for layer in spec.layers]
+    return 4 * sum(delta.state_size for delta in deltas if delta is not None)
+
+
+def has_states(spec: ModelSpec) -> bool:
+    """Whether sequences keep states that are not in the KV cache."""
+    return any(layer.attention.delta is not None for layer in spec.layers)

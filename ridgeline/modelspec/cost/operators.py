@@ -27,7 +27,7 @@ from ridgeline.modelspec.cost.parameters import (
 )
 from ridgeline.modelspec.cost.step import flops_per_pair
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
-from ridgeline.modelspec.model import AttentionSpec, LinearSpec, MlpSpec, ModelSpec
+from ridgeline.modelspec.model import AttentionSpec, DeltaSpec, LinearSpec, MlpSpec, ModelSpec
 
 PARTS = MappingProxyType(
     {
@@ -39,6 +39,7 @@ PARTS = MappingProxyType(
         "rope": "RoPE",
         "kv_write": "KV write",
         "attention": "attention",
+        "delta": "delta rule",
         "o": "output linear",
         "gate_up": "gate and up linears",
         "activation": "activation",
@@ -175,6 +176,8 @@ def rate_of(linear: LinearSpec) -> str:
 def _attention(
     rows: _Rows, attention: AttentionSpec, shapes: Sequence[Shape]
 ) -> dict[str, OperatorWork]:
+    if attention.delta is not None:
+        return _delta(rows, attention, attention.delta, len(shapes))
     _, span = visible(shapes, attention.window)
     decodes = [shape for shape in shapes if shape[0] == 1]
     prompts = [shape for shape in shapes if shape[0] != 1]
@@ -193,6 +196,23 @@ def _attention(
             rate=_attention_rate(rows.spec),
         ),
         "quantise": rows.through(attention.o.num_in, 1),
+        "o": rows.linears(attention.o),
+    }
+
+
+def _delta(
+    rows: _Rows, attention: AttentionSpec, delta: DeltaSpec, num_runs: int
+) -> dict[str, OperatorWork]:
+    """A gated delta net: each run reads and writes its state once."""
+    matrices = delta.num_value_heads * delta.key_dim * delta.value_dim
+    per_token = 8.0 * matrices + 2.0 * delta.conv_width * delta.conv_size
+    return {
+        "qkv": rows.linears(attention.q, attention.k, attention.v, delta.z, delta.b, delta.a),
+        "delta": OperatorWork(
+            flops=per_token * rows.num_tokens,
+            memory_bytes=2.0 * 4 * delta.state_size * num_runs,
+            rate="float32",
+        ),
         "o": rows.linears(attention.o),
     }
 

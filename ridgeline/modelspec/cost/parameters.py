@@ -28,11 +28,13 @@ def count_layers(spec: ModelSpec) -> Counter[LayerSpec]:
 def attention_linears(attention: AttentionSpec) -> tuple[LinearSpec, ...]:
     """The projections that the layer holds."""
     latent = attention.latent
-    down = () if latent is None else (latent.kv_down,)
+    down: tuple[LinearSpec, ...] = () if latent is None else (latent.kv_down,)
     if latent is not None and latent.q_down is not None:
         down = (latent.q_down, *down)
     if attention.shares_kv:
         return (*down, attention.q, attention.o)
+    if attention.delta is not None:
+        down = (attention.delta.z, attention.delta.b, attention.delta.a)
     return (*down, attention.q, attention.k, attention.v, attention.o)
 
 
@@ -100,6 +102,8 @@ def layer_params(layer: LayerSpec, *, active: bool = False) -> int:
     total += experts * sum(linear.num_params for linear in mlp_linears(mlp))
     total += 2 if mlp.activation == "xielu" else 0
     total += mlp.num_experts if mlp.routing.correction else 0
+    if (delta := layer.attention.delta) is not None:
+        total += delta.conv_width * delta.conv_size + 2 * delta.num_value_heads + delta.value_dim
     return total + (layer.attention.num_heads if layer.attention.sinks else 0)
 
 
@@ -127,7 +131,11 @@ def table_params(spec: ModelSpec) -> int:
 
 def num_kv_heads(spec: ModelSpec) -> int:
     """Number of devices over which the KV cache can be split without storing anything twice."""
-    return min(layer.attention.num_kv_heads for layer in count_layers(spec))
+    return min(
+        layer.attention.num_kv_heads
+        for layer in count_layers(spec)
+        if layer.attention.delta is None
+    )
 
 
 def largest_mlp(spec: ModelSpec) -> int:

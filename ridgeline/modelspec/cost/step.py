@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.modelspec.cost.kv_cache import layer_kv_bytes
+from ridgeline.modelspec.cost.kv_cache import layer_kv_bytes, state_bytes
 from ridgeline.modelspec.cost.parameters import (
     attention_linears,
     count_layers,
@@ -142,6 +142,7 @@ class ExpertGroup(msgspec.Struct, frozen=True, kw_only=True):
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """The constants of a spec that price any step; built once by `cost_model`.
 
+    `state_bytes` is what a sequence keeps in recurrent layers: a step reads and writes it once.
     `linear_params` and `linear_outputs` count weights and activations written by the linears that
     every token uses, except the LM head; `fixed_weight_bytes` are their bytes and those of norms.
     """
@@ -154,6 +155,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     linear_outputs: int
     linear_flops_per_token: int
     head_flops: int
+    state_bytes: int = 0
 
     def step(self, shapes: Sequence[Shape], num_sampled: int) -> StepWork:
         """Price one step of runs `shapes`; `num_sampled` positions go through the LM head."""
@@ -189,6 +191,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
                 pairs, keys = visible(prompts, group.window)
                 prompt_flops += group.flops_per_pair * pairs
                 prompt_read += group.read_bytes_per_token * keys
+        decode_read += self.state_bytes * len(decodes)
+        prompt_read += self.state_bytes * len(prompts)
+        written += self.state_bytes * len(shapes)
         return AttentionWork(
             decode_flops=decode_flops,
             decode_read_bytes=decode_read,
@@ -211,6 +216,10 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
                 else:
                     prompt_flops += count * group.flops_per_pair * pairs
                     prompt_read += count * group.read_bytes_per_token * keys
+        for count, new, _ in groups if self.state_bytes else ():
+            written += count * self.state_bytes
+            decode_read += count * self.state_bytes if new == 1 else 0
+            prompt_read += count * self.state_bytes if new != 1 else 0
         return AttentionWork(
             decode_flops=decode_flops,
             decode_read_bytes=decode_read,
@@ -228,8 +237,10 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         keys = computed + batch  # each new token attends to itself too
         return AttentionWork(
             decode_flops=sum([group.decode_flops_per_pair * keys for group in self.windows]),
-            decode_read_bytes=sum([group.read_bytes_per_token * keys for group in self.windows]),
-            written_bytes=sum([group.kv_bytes_per_token * batch for group in self.windows]),
+            decode_read_bytes=self.state_bytes * batch
+            + sum([group.read_bytes_per_token * keys for group in self.windows]),
+            written_bytes=self.state_bytes * batch
+            + sum([group.kv_bytes_per_token * batch for group in self.windows]),
         )
 
     @property
@@ -238,8 +249,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return sum([group.kv_bytes_per_token for group in self.windows])
 
     def kv_bytes(self, context: int) -> int:
-        """Bytes of KV cache of one sequence of `context` tokens."""
-        return sum(
+        """Bytes of KV cache and of states of one sequence of `context` tokens."""
+        return self.state_bytes + sum(
             [
                 group.kv_bytes_per_token * min(context, group.window or context)
                 for group in self.windows
@@ -276,6 +287,7 @@ def cost_model(spec: ModelSpec) -> CostModel:
         linear_outputs=sum(n * linear.num_out for linear, n in dense),
         linear_flops_per_token=sum(n * _layer_flops(layer) for layer, n in layers.items()),
         head_flops=2 * _products(spec.lm_head),
+        state_bytes=state_bytes(spec),
     )
 
 
@@ -306,6 +318,8 @@ def _window_groups(spec: ModelSpec, layers: Counter[LayerSpec]) -> tuple[WindowG
 
 def flops_per_pair(attention: AttentionSpec) -> tuple[int, int]:
     """FLOPs per query-key pair of one layer: in a prompt, and in a decode step."""
+    if attention.delta is not None:
+        return 0, 0
     heads, latent = attention.num_heads, attention.latent
     if latent is None:
         per_pair = 4 * heads * attention.head_dim
@@ -354,6 +368,10 @@ def _layer_flops(layer: LayerSpec) -> int:
     products += times * sum(map(_products, mlp_linears(mlp)))
     products += sum(map(_products, shared_linears(mlp)))
     products += mlp.router.num_weights if mlp.router else 0
+    if (delta := layer.attention.delta) is not None:
+        # a token decays, reads, corrects and queries each matrix, and convolves its inputs
+        products += 4 * delta.num_value_heads * delta.key_dim * delta.value_dim
+        products += delta.conv_width * delta.conv_size
     return 2 * products
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from ridgeline.modelspec.families import layer_kinds
@@ -13,6 +13,7 @@ from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
     Activation,
     AttentionSpec,
+    DeltaSpec,
     LayerSpec,
     LinearSpec,
     MlpSpec,
@@ -35,6 +36,7 @@ ACTIVATIONS = {
     "xielu": "xielu",
 }
 MAX_EXPERTS = 4096  # per layer; bounds the number of tensors (DeepSeek-V3 has 256 experts)
+MAX_CONV = 64  # taps of a convolution, which every sequence keeps
 DTYPES = {name: name for name in ("float32", "bfloat16", "float16")} | {
     f"torch.{name}": name for name in ("float32", "bfloat16", "float16")
 }
@@ -59,7 +61,7 @@ def build(values: ConfigFields, row: Family, *, name: str, family: str) -> Model
         stored_dtype=dtype,
         dtype=dtype,
         kv_dtype=dtype,
-        norm_plus_one=row.gemma_norms,
+        norm_plus_one=row.gemma_norms or row.zero_centred_norms,
         norm_centred=row.layer_norm,
         embed_scale=_multiplier(values, "embedding_multiplier")
         * (hidden_size**0.5 if row.gemma_norms else 1.0),
@@ -90,18 +92,65 @@ def _layers(values: ConfigFields, row: Family, fmt: Format) -> tuple[LayerSpec, 
     rope_dim = values.count("qk_rope_head_dim") if row.latent else _heads(values)[2]
     ropes = rope_by_layer_kind(values, row.rope, rope_dim)
     for key in dict.fromkeys(zip(kinds, routed, rotated, strict=True)):
-        kind, is_routed, is_rotated = key
-        rope = ropes[kind] if is_rotated else RopeSpec(dim=0, theta=ropes[kind].theta)
+        is_routed = key[1]
         made[key] = LayerSpec(
-            attention=latent_attention(values, fmt, rope)
-            if row.latent
-            else _attention(values, row, fmt, rope, layer_kinds.window_of(values, kind)),
+            attention=_mixer(values, row, fmt, ropes, key),
             mlp=_experts(values, row, fmt) if is_routed else _mlp(values, row, fmt),
             norms=row.norms,
             residual_scale=_multiplier(values, "residual_multiplier"),
             parallel=row.parallel,
         )
     return tuple(made[key] for key in zip(kinds, routed, rotated, strict=True))
+
+
+def _mixer(
+    values: ConfigFields,
+    row: Family,
+    fmt: Format,
+    ropes: Mapping[str, RopeSpec],
+    key: tuple[str, bool, bool],
+) -> AttentionSpec:
+    """Attention of a layer, or what stands in its place."""
+    kind, _, is_rotated = key
+    if kind == layer_kinds.LINEAR:
+        return _delta_net(values, fmt)
+    rope = ropes[kind] if is_rotated else RopeSpec(dim=0, theta=ropes[kind].theta)
+    if row.latent:
+        return latent_attention(values, fmt, rope)
+    return _attention(values, row, fmt, rope, layer_kinds.window_of(values, kind))
+
+
+def _delta_net(values: ConfigFields, fmt: Format) -> AttentionSpec:
+    hidden_size = values.count("hidden_size")
+    key_heads, value_heads = (values.count(f"linear_num_{of}_heads") for of in ("key", "value"))
+    key_dim, value_dim = (values.count(f"linear_{of}_head_dim") for of in ("key", "value"))
+    if value_heads % key_heads:
+        raise values.bad("linear_num_value_heads", f"a multiple of {key_heads} key heads")
+
+    def linear(num_out: int, num_in: int = hidden_size) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
+
+    return AttentionSpec(
+        num_heads=value_heads,
+        num_kv_heads=0,
+        head_dim=value_dim,
+        scale=key_dim**-0.5,
+        rope=RopeSpec(dim=0, theta=1.0),
+        q=linear(key_heads * key_dim),
+        k=linear(key_heads * key_dim),
+        v=linear(value_heads * value_dim),
+        o=linear(hidden_size, value_heads * value_dim),
+        delta=DeltaSpec(
+            num_key_heads=key_heads,
+            num_value_heads=value_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            conv_size=values.count("linear_conv_kernel_dim", at_most=MAX_CONV),
+            z=linear(value_heads * value_dim),
+            b=linear(value_heads),
+            a=linear(value_heads),
+        ),
+    )
 
 
 def _multiplier(values: ConfigFields, key: str) -> float:
@@ -150,7 +199,7 @@ def _attention(
         scale=values.opt_number("attention_multiplier")
         or (values.opt_number("query_pre_attn_scalar") or head_dim) ** -0.5,
         rope=rope,
-        q=linear(num_heads * head_dim, hidden_size, qkv_bias),
+        q=linear((1 + row.gated_attention) * num_heads * head_dim, hidden_size, qkv_bias),
         k=linear(num_kv_heads * head_dim, hidden_size, qkv_bias),
         v=linear(num_kv_heads * head_dim, hidden_size, qkv_bias),
         o=linear(hidden_size, num_heads * head_dim, o_bias),
@@ -160,6 +209,7 @@ def _attention(
         qk_norm_heads=norm_heads,
         qk_norm_rows=row.qk_norm_rows,
         sinks=row.sinks,
+        gated=row.gated_attention,
     )
 
 

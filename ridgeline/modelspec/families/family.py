@@ -50,6 +50,8 @@ class Family:
     and k, given the kinds of all layers (None: all). `activation`: the one that the field
     `activation_key` does not name. `qk_norm_key`: the field that says whether each head is
     normalised with its own gain. `parallel`: blocks are parallel; `layer_norm`: norms are centred.
+    `zero_centred_norms`: gains are stored as their difference from 1. `gated_attention`: q computes
+    a gate of the output, too.
     `fixed`: fields that must have one of the
     listed values. `aliases`: other names of a field.
     """
@@ -74,6 +76,8 @@ class Family:
     parallel: bool = False
     layer_norm: bool = False
     gemma_norms: bool = False
+    zero_centred_norms: bool = False
+    gated_attention: bool = False
     norms: NormPlaces = "before"
     gelu_is_tanh: bool = False
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

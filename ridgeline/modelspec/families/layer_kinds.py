@@ -9,6 +9,7 @@ from ridgeline.errors import BadModel
 from ridgeline.modelspec.families.config_fields import ConfigFields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+LINEAR = "linear_attention"
 _LEGACY_KINDS = {"attention": FULL}
 # Bounds memory: a corrupt file must not make the loader create millions of layers.
 # The deepest published models have 1,000 (DeepNet).
@@ -112,7 +113,15 @@ def sliding_where_not_rotated(values: ConfigFields) -> list[str]:
     return [FULL if rotated else SLIDING for rotated in rotated_layers(values)]
 
 
-def explicit(values: ConfigFields) -> list[str]:
+def every_nth_not_linear(values: ConfigFields) -> list[str]:
+    """Qwen3-Next: `layer_types`, else attention in every `full_attention_interval`-th layer."""
+    if values.raw("layer_types") is not None:
+        return explicit(values, (FULL, LINEAR))
+    interval = values.count("full_attention_interval")
+    return [LINEAR if (i + 1) % interval else FULL for i in range(num_layers(values))]
+
+
+def explicit(values: ConfigFields, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str]:
     """`layer_types`, one name per layer."""
     names: Any = values.raw("layer_types")
     num = num_layers(values)
@@ -120,18 +129,18 @@ def explicit(values: ConfigFields) -> list[str]:
         raise values.bad("layer_types", f"a list of {num} names, one per layer")
     kinds = [_LEGACY_KINDS.get(str(name), str(name)) for name in names]
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
+        if kind not in known:
             raise BadModel(
                 f"{values.where}: layer_types has an unknown kind of layer",
                 value=kind,
-                limit=f"{FULL}, {SLIDING}",
+                limit=", ".join(known),
             )
     return kinds
 
 
 def window_of(values: ConfigFields, kind: str) -> int | None:
     """The window W of a layer kind: a query sees W keys, including its own. None: no window."""
-    if kind == FULL:
+    if kind in (FULL, LINEAR):
         return None
     if values.raw("sliding_window") is None:
         raise values.bad("sliding_window", "a positive integer, because some layers need a window")

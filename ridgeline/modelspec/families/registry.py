@@ -18,6 +18,7 @@ from ridgeline.modelspec.families.config_fields import (
     without_official_code,
 )
 from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
+from ridgeline.modelspec.families.hybrids import HYBRIDS
 from ridgeline.modelspec.families.latent import LATENT_FAMILIES
 from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
 from ridgeline.modelspec.families.mixtures import MIXTURES
@@ -244,6 +245,7 @@ FAMILIES: Mapping[str, Family] = {
     **LLAMA_VARIANTS,
     **MIXTURES,
     **LATENT_FAMILIES,
+    **HYBRIDS,
 }
 
 

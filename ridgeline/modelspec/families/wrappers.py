@@ -88,6 +88,11 @@ WRAPPERS: Mapping[str, Wrapper] = {
         flat=True,
         defaults=_QWEN2_VL_TEXT,
     ),
+    "qwen3_5": Wrapper(
+        architecture="Qwen3_5ForConditionalGeneration",
+        text_types={"qwen3_5_text": "qwen3_5_text"},
+        fields=frozenset(_QWEN_FIELDS.split()),
+    ),
     "qwen3_vl": Wrapper(
         architecture="Qwen3VLForConditionalGeneration",
         text_types={"qwen3_vl_text": "qwen3"},

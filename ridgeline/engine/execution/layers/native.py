@@ -35,6 +35,8 @@ from ridgeline.engine.attention.native import NativeAttention, NativeStep
 from ridgeline.engine.execution.layers.native_segments import Op, heads_of, segment_of, stages
 from ridgeline.engine.kernels.native_linear import isa
 from ridgeline.engine.model.base import DecoderBody
+from ridgeline.engine.model.layers import attention_of
+from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.modelspec.format import FP32, Format
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
@@ -52,7 +54,8 @@ class NativeForward:
         self.body = body
         self.num_threads: int | None = None  # None: torch's count at the start of each step
         self.frame = _native.FusedFrame(isa())
-        self.heads = tuple(heads_of(block.attention) for block in body.blocks)
+        layers = [attention_of(block.attention) for block in body.blocks]
+        self.heads, self.sinks = tuple(map(heads_of, layers)), [layer.sinks for layer in layers]
         self.stages = stages(body)
         self.segments = tuple(segment_of(*ops) for ops in self.stages)
         self.whole: _WholeStep | None = None
@@ -114,7 +117,7 @@ class NativeForward:
         for layer, shape in enumerate(self.heads):
             view = views[shape]
             self._run(self.segments[layer], attended_THD, view.heads_TXD.data_ptr())
-            sinks = self.body.blocks[layer].attention.sinks
+            sinks = self.sinks[layer]
             attended_THD = attend(view.q_THD, view.kv_T2KD, layer, *sinks).contiguous()
             assert attended_THD.shape == view.q_THD.shape and attended_THD.dtype == torch.float32
         self._run(self.segments[-1], attended_THD, 0)
@@ -196,6 +199,8 @@ def _unsupported_layers(spec: ModelSpec) -> list[str]:
             layer.mlp.routing.num_groups > 1 for layer in spec.layers
         ),
         "attention is latent": any(layer.attention.latent for layer in spec.layers),
+        "layers are gated delta nets": has_states(spec),
+        "attention has a gated output": any(layer.attention.gated for layer in spec.layers),
         "the activation is xIELU": any(layer.mlp.activation == "xielu" for layer in spec.layers),
     }
     return [reason for reason, holds in checks.items() if holds]

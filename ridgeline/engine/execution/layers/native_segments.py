@@ -32,6 +32,7 @@ from ridgeline.engine.model.layers import (
     RmsNorm,
     ScaledBranch,
     UngatedMlp,
+    attention_of,
     no_norm,
     no_qk_norm,
 )
@@ -104,8 +105,7 @@ class _Writer:
 
     def before_attention(self, layer_index: int, block: Block, branch: Norm | None) -> Iterator[Op]:
         """Up to the block's attention. `branch` is the norm of the previous block's MLP branch."""
-        layer = block.attention
-        assert isinstance(layer, AttentionLayer)
+        layer = attention_of(block.attention)
         qkv = _packed(layer.qkv)
         num_heads, num_keys, head_dim = heads_of(layer)
         assert qkv.native.packed.num_out == (num_heads + 2 * num_keys) * head_dim
@@ -118,7 +118,7 @@ class _Writer:
         if self.attention is None:
             yield Op("rope", lambda s: s.rope(*rope_args, None, "auto", **kinds))
             return
-        owner, place = self.attention, self.attention.paged_kv[layer_index]
+        owner, place = self.attention, self.attention.place(layer_index)
         yield Op("rope+kv_write", lambda s: s.rope(*rope_args, place, owner.isa, **kinds))
         site = owner.attentions[layer_index]
         assert heads_of(layer) == (site.num_heads, site.num_kv_heads, site.head_dim)
@@ -131,7 +131,7 @@ class _Writer:
 
     def after_attention(self, block: Block) -> Iterator[Op]:
         """After the block's attention: output projection, residual, feed-forward."""
-        o, mlp = _packed(block.attention.o), block.mlp
+        o, mlp = _packed(attention_of(block.attention).o), block.mlp
         assert o.native.packed.num_out == self.size
         yield self.attention_output(o)
         yield _linear("o", o, "branch")

@@ -112,6 +112,8 @@ class Admitter:
 
     def _find_prefix(self, seq: Sequence, now_s: float) -> ComputedPrefix:
         """What need not be computed again: a sibling's prompt, or else a prefix hit."""
+        if not self._limits.shares_prefixes:
+            return ComputedPrefix([], 0)
         source = seq.group.find_computed_prompt(seq)
         if source is not None:
             blocks = source.blocks[: self._pool.num_blocks_for(seq.num_prompt)]

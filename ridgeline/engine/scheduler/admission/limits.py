@@ -19,7 +19,9 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     `max_num_seqs` is the number of slots, `max_num_batched_tokens` the token budget of a step, and
     `max_model_len` the longest sequence, output included. `aging_s` is the waiting time in seconds
     worth one priority level. `background_tokens` is the most tokens of background requests in a
-    step that also serves interactive ones; None derives it from measured step times.
+    step that also serves interactive ones; None derives it from measured step times. Without
+    `shares_prefixes` no sequence starts from what another one computed: models with recurrent
+    layers keep states that only their own sequence can continue.
     """
 
     max_num_seqs: int
@@ -28,6 +30,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     chunked_prefill: bool = True
     aging_s: float = 30.0
     background_tokens: int | None = None
+    shares_prefixes: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):

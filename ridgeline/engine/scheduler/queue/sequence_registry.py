@@ -41,6 +41,8 @@ class SequenceRegistry:
         self.num_unfinished = 0  # choices of all requests
         self._by_id: dict[int, Sequence] = {}
         self._num_added = self._num_sequences = 0
+        self._free_slots: list[int] = []  # of those handed out so far
+        self._num_slots = 0
 
     @property
     def num_waiting(self) -> int:
@@ -110,6 +112,10 @@ class SequenceRegistry:
     def activate(self, seq: Sequence) -> None:
         """Give the sequence a slot."""
         seq.state = State.RUNNING
+        if self._free_slots:
+            seq.state_slot = self._free_slots.pop()
+        else:
+            seq.state_slot, self._num_slots = self._num_slots, self._num_slots + 1
         self._by_id[seq.id] = seq
         self.lane_of(seq.request).num_running += 1
         insort(self.running, seq, key=_KEY)
@@ -161,6 +167,7 @@ class SequenceRegistry:
         place = bisect_left(self.running, seq.key, key=_KEY)
         assert self.running[place] is seq
         del self.running[place]
+        self._free_slots.append(seq.state_slot)
         self.lane_of(seq.request).num_running -= 1
         del self._by_id[seq.id]
 
