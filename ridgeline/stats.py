@@ -205,6 +205,35 @@ def _log_ratio(mid: float, error: float, test: Callable[[], Any]) -> LogRatio:
     return LogRatio(mid, error, float(interval.low), float(interval.high), float(result.pvalue))
 
 
+def add_error(ratio: LogRatio, standard_error: float) -> LogRatio:
+    """The ratio with an independent normal error added to its own."""
+    error = math.hypot(ratio.error, standard_error)
+    more = normal_z(LEVEL) * standard_error
+    distribution = statistics.NormalDist()
+    return LogRatio(
+        mid=ratio.mid,
+        error=error,
+        low=ratio.mid - math.hypot(ratio.mid - ratio.low, more),
+        high=ratio.mid + math.hypot(ratio.high - ratio.mid, more),
+        p_value=min(1.0, max(ratio.p_value, 2 * distribution.cdf(-abs(ratio.mid) / error))),
+    )
+
+
+def hochberg(p_values: Sequence[float | None]) -> list[float | None]:
+    """p-values of several tests, corrected for their number (Hochberg 1988); None: no test.
+
+    The largest stays, the next is multiplied by two, and so on down to the smallest; none exceeds a
+    larger one. Valid for tests that depend on each other positively, as metrics of one run do.
+    """
+    order = sorted(((p, i) for i, p in enumerate(p_values) if p is not None), reverse=True)
+    corrected: list[float | None] = [None] * len(p_values)
+    smallest = 1.0
+    for rank, (p, i) in enumerate(order, 1):
+        smallest = min(smallest, rank * p)
+        corrected[i] = smallest
+    return corrected
+
+
 def compare_series(
     a: Sequence[float], b: Sequence[float], statistic: Statistic, *, paired: bool
 ) -> LogRatio:

@@ -82,7 +82,10 @@ class Exactness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One rung that was tried, with its outcome."""
+    """One rung that was tried, with its outcome.
+
+    `busy_share`: the share of the CPU that other work took, if that made a verdict impossible.
+    """
 
     rung: str
     label: str
@@ -101,6 +104,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     exactness: Exactness | None = None
     points: tuple[RooflinePoint, ...] = ()
     spent_s: float = 0.0
+    busy_share: float | None = None
 
 
 class NotTried(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +159,8 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     `total` is the closing comparison: baseline against what the search ended with, in alternation.
     `slo_holds`: whether `final` met the SLO in any run of it. `reverted`: why the rungs that were
     kept are not in `final`, which then is the baseline; `rejected` is the configuration with them.
-    `trial_cost_s`: what a trial was estimated to take at the end.
+    `busy_share`: mean share of the CPU that other work took, if that voided a trial or the closing
+    comparison. `trial_cost_s`: what a trial was estimated to take at the end.
     """
 
     provenance: Provenance
@@ -171,6 +176,7 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     reverted: str = ""
     rejected: ConfigurationSummary | None = None
     trial_cost_s: float = 0.0
+    busy_share: float | None = None
     next_steps: tuple[str, ...] = ()
 
     @property

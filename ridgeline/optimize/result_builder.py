@@ -91,10 +91,10 @@ def build_trial(
         verdict=decided,
         reason=reason,
         predicted=predicted,
-        before=pool_runs(runs_within_slo(comparison.before), job.slo, job.objective)
+        before=pool_runs(comparison.before, job.slo, job.objective)
         if comparison and comparison.before
         else None,
-        after=pool_runs(runs_within_slo(comparison.after), job.slo, job.objective)
+        after=pool_runs(comparison.after, job.slo, job.objective)
         if comparison and comparison.after
         else None,
         ratio=comparison.ratio if comparison else None,
@@ -107,6 +107,7 @@ def build_trial(
         if comparison
         else (),
         spent_s=now_s - evidence.begun_s,
+        busy_share=comparison.busy_share if comparison else None,
     )
 
 
@@ -123,6 +124,8 @@ def judge_trial(evidence: TrialEvidence) -> tuple[Verdict, str]:
             "quality failed",
             f"it fails the quality gate, so its speed was not measured: {failed}",
         )
+    if comparison is not None and comparison.busy_share is not None:
+        return "inconclusive", busy_text(comparison.busy_share)
     if comparison is not None and comparison.beaten_at is not None:
         share = comparison.beaten_at / comparison.before_rate
         return "regressed", (
@@ -135,6 +138,11 @@ def judge_trial(evidence: TrialEvidence) -> tuple[Verdict, str]:
     if comparison.outcome == "improved":
         return _judge_quality(comparison.ratio, evidence)
     return _judge_no_gain(comparison)
+
+
+def busy_text(share: float) -> str:
+    """What is said of measurements that other work disturbed."""
+    return f"the machine was busy ({share:.0%} of the CPU taken)"
 
 
 def why_reverted(closing: PairedComparison | None, final: ConfigurationSummary) -> str:
@@ -187,6 +195,8 @@ def _judge_no_gain(comparison: PairedComparison) -> tuple[Verdict, str]:
         limit = f"{100 * WORTHWHILE:.0f}%"
         return "unchanged", f"between {low} and {high}: a gain of more than {limit} is excluded"
     rounds = len(comparison.log_ratios)
+    if not any(judged.holds for judged in comparison.after):
+        return "inconclusive", f"it met the SLO in none of {rounds} rounds, so nothing is kept"
     if outcome_of(comparison.ratio) != "inconclusive":
         range_text = f"between {low} and {high} after {rounds} rounds"
         return (
@@ -280,7 +290,7 @@ def summarise_configuration(
 ) -> ConfigurationSummary:
     """Figures, roofline points and diagnosis of one configuration."""
     settings = configuration.settings
-    figures = pool_runs(runs_within_slo(runs), job.slo, job.objective)
+    figures = pool_runs(runs, job.slo, job.objective)
     facts = collect_facts(configuration.deployment.info, runs, settings, environment, job.slo)
     return ConfigurationSummary(
         label=label,
@@ -324,6 +334,7 @@ class SearchTotals(msgspec.Struct, frozen=True, kw_only=True):
     total: Interval | None
     slo_holds: bool
     trial_cost_s: float
+    busy_share: float | None
     reverted: str = ""
     rejected: ConfigurationSummary | None = None
 
@@ -348,6 +359,7 @@ def build_result(
         total=account.total,
         slo_holds=account.slo_holds,
         trial_cost_s=account.trial_cost_s,
+        busy_share=account.busy_share,
         reverted=account.reverted,
         rejected=account.rejected,
     )

@@ -376,6 +376,7 @@ class LadderSearch:
             spent_s=self._budget.spent_s,
             window_s=self._budget.window_s,
             trial_cost_s=self._budget.trial_cost_s,
+            busy_share=self._busy_share(closing),
             trials=revert_kept(self._trials, reverted) if reverted else tuple(self._trials),
             not_tried=self._ranking.left_out,
             total=closing.ratio if closing else None,
@@ -385,6 +386,13 @@ class LadderSearch:
         )
         final = msgspec.structs.replace(first, label="final") if reverted else last
         return build_result(job, environment, account, first, final)
+
+    def _busy_share(self, closing: PairedComparison | None) -> float | None:
+        """The mean share of the CPU taken during the comparisons that it voided; None without."""
+        shares = [trial.busy_share for trial in self._trials]
+        shares.append(None if closing is None else closing.busy_share)
+        busy = [share for share in shares if share is not None]
+        return sum(busy) / len(busy) if busy else None
 
     # -- helpers
 

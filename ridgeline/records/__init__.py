@@ -15,9 +15,18 @@ from ridgeline.records.events import (
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
 from ridgeline.records.request import OutputGrammar, Request, Sampling
 from ridgeline.records.slo import Slo
-from ridgeline.records.trace import CountedBy, EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.records.trace import (
+    BUSY_SHARE,
+    CountedBy,
+    EngineInfo,
+    MachineLoad,
+    RequestTrace,
+    RunTrace,
+    StepStat,
+)
 
 __all__ = [
+    "BUSY_SHARE",
     "CountedBy",
     "EngineInfo",
     "Event",
@@ -25,6 +34,7 @@ __all__ = [
     "FailureCause",
     "FinishReason",
     "Finished",
+    "MachineLoad",
     "OperatorTime",
     "OutputGrammar",
     "PhaseProfile",

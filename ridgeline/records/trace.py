@@ -88,6 +88,36 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     normalize: bool = True
 
 
+BUSY_SHARE = 0.10  # of the CPU taken by others; beyond it, figures are not comparable
+
+
+class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What other work took of the CPUs while a run was measured, as shares of their time.
+
+    `others_share`: other processes. `stolen_share`: the host of a virtual machine. `waited_share`:
+    of the CPU time that the measured processes demanded, what their threads waited for.
+    `io_wait_share`: idle while a disk was awaited. `clock_share`: the clock at the end over its
+    maximum. None: unknown.
+    """
+
+    others_share: float
+    stolen_share: float = 0.0
+    waited_share: float | None = None
+    io_wait_share: float = 0.0
+    clock_share: float | None = None
+
+    @property
+    def taken_share(self) -> float:
+        """The share that was taken and missed: others may use cores that were not needed."""
+        missed = self.others_share if self.waited_share is None else self.waited_share
+        return min(1.0, self.stolen_share + min(self.others_share, missed))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether figures measured under this load say little about the measured program."""
+        return self.taken_share > BUSY_SHARE
+
+
 class RunTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run: the target, the load, and the traces of requests and steps."""
 
@@ -102,3 +132,4 @@ class RunTrace(msgspec.Struct, frozen=True, kw_only=True):
     info: EngineInfo | None = None
     client_cpu_share: float | None = None
     send_lag_p99_s: float | None = None
+    machine_load: MachineLoad | None = None

@@ -52,7 +52,7 @@ def compare_runs(a: Path, b: Path, *, threshold: float = 0.02) -> ResultComparis
 
     Raises BadInput for a file that cannot be read.
     """
-    sides = read_results(a), read_results(b)
+    sides = _quiet_runs(read_results(a)), _quiet_runs(read_results(b))
     refused = load_differences(*sides)
     judgements = () if refused else tuple(compare_results(*sides, threshold=threshold))
     changes = settings_changes(*sides)
@@ -60,6 +60,12 @@ def compare_runs(a: Path, b: Path, *, threshold: float = 0.02) -> ResultComparis
     return ResultComparison(
         refused=refused, judgements=judgements, changes=tuple(changes), effect=effect
     )
+
+
+def _quiet_runs(runs: list[LoadedResult]) -> list[LoadedResult]:
+    """Repeated runs without those that other work disturbed, if at least two are left."""
+    quiet = [run for run in runs if not run.is_busy]
+    return quiet if len(quiet) >= 2 else runs
 
 
 def read_results(path: Path) -> list[LoadedResult]:

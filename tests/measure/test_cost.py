@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.metrics.run_cost import cost_of
+from ridgeline.measure.metrics.run_cost import cost_line, cost_of
 
 
 def test_by_hand():
@@ -45,3 +45,14 @@ def test_nothing_came_out_and_nothing_is_known():
                 goodput_req_s=None,
                 prefill_share=None,
             )
+
+
+def test_costs_on_the_line_add_up_to_the_bill():
+    """The split is printed as a pair: whole output next to split input would exceed the bill."""
+    cost = cost_of(
+        3.6, input_tok_s=400, output_tok_s=100, request_rate=2.0, goodput_req_s=None,
+        prefill_share=0.25,
+    )  # fmt: skip
+    line = cost_line(cost)
+    assert "$10 for 1M output tokens, or" in line
+    assert "$0.625 for 1M input and $7.5 for 1M output tokens" in line

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +25,7 @@ from ridgeline.optimize.environment import (
     arrival_times_s,
     top_two_margin,
 )
-from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.records import EngineInfo, MachineLoad, RequestTrace, RunTrace, StepStat
 from ridgeline.roofline import Peaks, Work
 
 VOCAB = 16
@@ -86,6 +86,7 @@ class Fake:
     most_open: int = 0
     interrupt_at_s: float = math.inf
     open_s: float = 0.5
+    busy: Callable[[float], float] = lambda now_s: 0.0  # share of the CPU taken at a time
 
     def quirks_of(self, settings: Settings) -> Quirks:
         for (name, value), quirks in self.quirks.items():
@@ -149,7 +150,9 @@ class SimulatedDeployment:
         # draws.
         rng = random.Random(f"{load.seed}/{changed(self._settings)}")
         speed = self._quirks.speed * math.exp(rng.gauss(0, self._quirks.noise))
-        run = simulate(self._fake.physics, self._settings, load, speed)
+        taken = self._fake.busy(self._fake.clock.now_s)
+        run = simulate(self._fake.physics, self._settings, load, speed * (1 - taken))
+        run = msgspec.structs.replace(run, machine_load=MachineLoad(others_share=taken))
         self._fake.clock.now_s += run.duration_s
         if self._fake.clock.now_s > self._fake.interrupt_at_s:
             raise KeyboardInterrupt

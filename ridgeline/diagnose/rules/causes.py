@@ -39,7 +39,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     It is a finding if `loss` is at least `least` of the latency, all conditions of `when` hold, and
     not all of `unless` do. `explains`: losses that are consequences of it. `flag`: what to change,
-    by server.
+    by server. `first`: it ranks before all others, because they cannot be judged while it holds.
     """
 
     id: str
@@ -54,6 +54,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     not_help: str
     flag: dict[str, str]
     unless: tuple[str, ...] = ()
+    first: bool = False
 
     def __post_init__(self) -> None:
         for loss in (self.loss, *self.explains):
@@ -98,9 +99,9 @@ def findings(
     """All causes that hold, the one with the largest loss (with consequences) first."""
     known = {**facts, **{f"loss_{name}_share": s.mid for name, s in losses.shares.items()}}
     holding = [cause for cause in shipped_causes() if _holds(cause, losses.shares, known)]
-    ranked = [_ranked(cause, losses.shares, known, server) for cause in holding]
-    ranked.sort(key=lambda finding: -finding.with_consequences)
-    return tuple(ranked)
+    ranked = [(cause, _ranked(cause, losses.shares, known, server)) for cause in holding]
+    ranked.sort(key=lambda pair: (not pair[0].first, -pair[1].with_consequences))
+    return tuple(finding for _, finding in ranked)
 
 
 def _holds(cause: Cause, shares: Mapping[str, Interval], facts: Facts) -> bool:

@@ -82,12 +82,18 @@ def prefill_share(run: RunTrace) -> float | None:
 
 
 def cost_line(cost: RunCost) -> str:
-    """One line for the console."""
+    """One line for the console: ways to charge the whole bill, each of which adds up to it."""
     parts = [
         (cost.per_million_output, "1M output tokens"),
-        (cost.per_million_input_split, "1M input (by time in prefill)"),
         (cost.per_request, "a request"),
         (cost.per_good_request, "a request within the SLO"),
     ]
     costs = [f"${value:.4g} for {what}" for value, what in parts if value is not None]
-    return f"cost at ${cost.dollars_per_hour:g}/h: {', '.join(costs) or 'nothing was produced'}"
+    split_in, split_out = cost.per_million_input_split, cost.per_million_output_split
+    if split_in is not None and split_out is not None:
+        costs.append(
+            f"${split_in:.4g} for 1M input and ${split_out:.4g} for 1M output tokens (by time in "
+            "prefill and decode)"
+        )
+    charged = ", or ".join(costs) or "nothing was produced"
+    return f"cost at ${cost.dollars_per_hour:g}/h: {charged}"

@@ -66,6 +66,11 @@ class MachineMonitor:
         self._readings: list[tuple[GpuReading, ...]] = []
         self._polling = Polling(self._read, period_s)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The root of the observed processes, if it is known."""
+        return () if self._pid is None else (self._pid,)
+
     async def __aenter__(self) -> MachineMonitor:
         await self._polling.__aenter__()
         return self

@@ -6,13 +6,17 @@ number of runs, else Welch's.
 
 One run per side: a block bootstrap. Consecutive requests met the same queue, so that blocks of √n
 requests are drawn; if both runs have the same request ids, the same blocks of both. One run cannot
-show how runs differ from each other. If the halves of a run differ as much as A from B, the run
-drifted and the comparison is inconclusive.
+show how runs differ from each other: a change must also exceed what two runs of one configuration
+differ by on a quiet machine (`RUN_TO_RUN`). If the halves of a run differ as much as A from B, the
+run drifted and the comparison is inconclusive.
+
+Every metric is a chance to be wrong: a metric has changed only if its p-value survives Hochberg's
+correction over all metrics compared (Hochberg 1988), which allows for metrics that move together.
 
 The minimum detectable effect is found by 80 % of such comparisons: 2.8 standard errors.
 
-Inconclusive, with the reason: different load, invalid runs, drift, and noise (an effect below the
-detectable one, with an interval wider than the threshold).
+Inconclusive, with the reason: different load, invalid runs, a busy machine, drift, and noise (an
+effect below the detectable one, with an interval wider than the threshold).
 """
 
 from __future__ import annotations
@@ -25,13 +29,16 @@ from typing import Any
 import msgspec
 
 from ridgeline.measure.results.result_file import LATENCIES, RATES, LoadedResult
+from ridgeline.records import BUSY_SHARE
 from ridgeline.stats import (
     LogRatio,
     Outcome,
+    add_error,
     compare_paired,
     compare_series,
     compare_unpaired,
     halves_differ,
+    hochberg,
     percentile,
     row_statistic,
 )
@@ -39,10 +46,21 @@ from ridgeline.stats import (
 POWER = 1.959963984540054 + 0.8416212335729143
 LOAD_TOLERANCE = 0.02
 MIN_SAMPLES = 20
+ALPHA = 0.05
+QUEUE_EXCESS = 0.8
+"""What blocks miss of the dependence in a queue, in standard errors of the bootstrap: generated
+runs with a correlation of 0.7 from request to request differ 1.3 times as much as it says."""
+RUN_TO_RUN = 0.015
+"""Standard deviation of a metric's logarithm from run to run of one configuration on a quiet
+machine, beyond what its requests explain."""
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric. `ratio` is B/A with its 95 % interval; `reason` if inconclusive."""
+    """One metric.
+
+    `ratio` is B/A with its 95 % interval; `p_value` is corrected for the number of metrics;
+    `reason` if inconclusive.
+    """
 
     metric: str
     a: float
@@ -59,7 +77,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
         shown = f"{self.metric}: {_value(self.metric, self.a)} → {_value(self.metric, self.b)}"
         if self.p_value is None or self.detectable is None:
             return f"{shown}, {_percent(self.ratio)}: inconclusive: {self.reason}"
-        sign = "<" if self.p_value < 0.05 else ">"
+        sign = "<" if self.p_value < ALPHA else ">"
         change = (
             f"{shown}, change [{_percent(self.low)} {_percent(self.ratio)} {_percent(self.high)}] "
             f"(p = {self.p_value:.3f} {sign} 0.05), detectable from {100 * self.detectable:.1f}%: "
@@ -80,12 +98,21 @@ def _value(metric: str, value: float) -> str:
 def load_differences(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tuple[str, ...]:
     """Why the two sides cannot be compared; () if they can."""
     reasons = [f"{r.source}: {reason}" for r in (*a, *b) for reason in r.invalid]
+    reasons += [busy_reason(r) for r in (*a, *b) if r.is_busy]
     first = a[0].load
     for other in (*a[1:], *b):
         for name in sorted(first.keys() & other.load.keys()):
             if not _is_close(first[name], other.load[name]):
                 reasons.append(f"different load: {name} {first[name]} and {other.load[name]}")
     return tuple(dict.fromkeys(reasons))
+
+
+def busy_reason(result: LoadedResult) -> str:
+    """Why the figures of a run under the load of other processes cannot be compared."""
+    return (
+        f"{result.source}: the machine was busy ({result.busy_share:.0%} of the CPU taken by other "
+        f"work; at most {BUSY_SHARE:.0%} is comparable); measure again on a quiet machine"
+    )
 
 
 def _is_close(x: str | float, y: str | float) -> bool:
@@ -99,14 +126,17 @@ def compare_results(
 ) -> tuple[MetricComparison, ...]:
     """Compare every statistic that both sides have. `threshold`: the change that matters."""
     names = [f"{metric}_{stat}" for metric in LATENCIES for stat in ("mean", "p50", "p99")]
-    comparisons = []
+    tested: list[_Tested] = []
     for name in (*names, *RATES):
         left, right = ([_figure(r, name) for r in side] for side in (a, b))
         values = [v for v in (*left, *right) if v is not None and v > 0]
         if len(values) == len(a) + len(b):
             pair = _MetricValues(name, [v for v in left if v], [v for v in right if v])
-            comparisons.append(_compare(pair, a, b, threshold))
-    return tuple(comparisons)
+            tested.append(_test(pair, a, b))
+    p_values = hochberg([None if t.change is None else t.change.p_value for t in tested])
+    return tuple(
+        _conclude(test, p_value, threshold) for test, p_value in zip(tested, p_values, strict=True)
+    )
 
 
 def _figure(result: LoadedResult, name: str) -> float | None:
@@ -127,37 +157,57 @@ class _MetricValues(msgspec.Struct, frozen=True):
     b: list[float]
 
 
-def _compare(
-    pair: _MetricValues, a: Sequence[LoadedResult], b: Sequence[LoadedResult], threshold: float
-) -> MetricComparison:
-    ratio = _geometric(pair.b) / _geometric(pair.a)
+class _Tested(msgspec.Struct, frozen=True):
+    """The test of one metric.
+
+    `spread` without what runs of one configuration differ by, `change` with it; None without a
+    test, for the reason `why_not`. `drift`: by how much a run drifted.
+    """
+
+    pair: _MetricValues
+    spread: LogRatio | None
+    change: LogRatio | None
+    drift: float
+    why_not: str = ""
+
+
+def _test(pair: _MetricValues, a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> _Tested:
+    if len(pair.a) > 1 and len(pair.b) > 1:
+        spread = _of_runs(pair)
+        return _Tested(pair, spread, spread, 0.0)
+    tested = _of_requests(pair, a, b)
+    if isinstance(tested, str):
+        return _Tested(pair, None, None, 0.0, tested)
+    spread, drift = tested
+    queues = QUEUE_EXCESS * spread.error
+    return _Tested(
+        pair, spread, add_error(spread, math.hypot(queues, math.sqrt(2) * RUN_TO_RUN)), drift
+    )
+
+
+def _conclude(test: _Tested, p_value: float | None, threshold: float) -> MetricComparison:
+    pair = test.pair
     base: dict[str, Any] = {
         "metric": pair.name,
         "a": _geometric(pair.a),
         "b": _geometric(pair.b),
-        "ratio": ratio,
+        "ratio": _geometric(pair.b) / _geometric(pair.a),
     }
-    if len(pair.a) > 1 and len(pair.b) > 1:
-        tested: tuple[LogRatio, float] | None = (_of_runs(pair), 0.0)
-    else:
-        tested = _of_requests(pair, a, b)
-    if tested is None:
+    if test.spread is None or test.change is None or p_value is None:
         unknown: dict[str, Any] = {
             "low": 0.0,
             "high": math.inf,
             "p_value": None,
             "detectable": None,
         }
-        reason = "noise is unknown for a single run without samples per request"
-        return MetricComparison(**base, **unknown, outcome="inconclusive", reason=reason)
-    spread, drift = tested
-    outcome, reason = _outcome(pair.name, spread, drift, threshold)
+        return MetricComparison(**base, **unknown, outcome="inconclusive", reason=test.why_not)
+    outcome, reason = _outcome(test, test.spread, test.change, p_value, threshold)
     return MetricComparison(
         **base,
-        low=math.exp(spread.low),
-        high=math.exp(spread.high),
-        p_value=spread.p_value,
-        detectable=math.exp(POWER * spread.error) - 1,
+        low=math.exp(test.spread.low),
+        high=math.exp(test.spread.high),
+        p_value=p_value,
+        detectable=math.exp(POWER * test.spread.error) - 1,
         outcome=outcome,
         reason=reason,
     )
@@ -167,19 +217,30 @@ def _geometric(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def _outcome(name: str, spread: LogRatio, drift: float, threshold: float) -> tuple[Outcome, str]:
+def _outcome(
+    test: _Tested, spread: LogRatio, change: LogRatio, p_value: float, threshold: float
+) -> tuple[Outcome, str]:
     limit = math.log1p(threshold)
-    if drift > max(abs(spread.mid), limit):
+    if test.drift > max(abs(spread.mid), limit):
         return "inconclusive", "a run drifted by as much as the sides differ"
-    if (spread.low > 0 and spread.high > limit) or (spread.high < 0 and spread.low < -limit):
+    if _is_beyond(spread, limit):
+        if not _is_beyond(change, limit):
+            return "inconclusive", "two runs of one configuration differ as much; repeat the runs"
+        if p_value >= ALPHA:
+            return "inconclusive", "not significant among the metrics compared"
         grew = spread.mid > 0
-        better = grew == (name in RATES)
+        better = grew == (test.pair.name in RATES)
         return ("improved" if better else "regressed"), ""
     if spread.low > -limit and spread.high < limit:
         return "unchanged", ""
     if POWER * spread.error > limit:
         return "inconclusive", f"too noisy to detect a change of {100 * threshold:g}%"
     return "unchanged", ""
+
+
+def _is_beyond(ratio: LogRatio, limit: float) -> bool:
+    """Whether the interval excludes no change, and reaches beyond the change that matters."""
+    return (ratio.low > 0 and ratio.high > limit) or (ratio.high < 0 and ratio.low < -limit)
 
 
 def _of_runs(pair: _MetricValues) -> LogRatio:
@@ -189,14 +250,17 @@ def _of_runs(pair: _MetricValues) -> LogRatio:
 
 def _of_requests(
     pair: _MetricValues, a: Sequence[LoadedResult], b: Sequence[LoadedResult]
-) -> tuple[LogRatio, float] | None:
-    """The test over the requests of one run a side, and by how much a run drifted."""
+) -> tuple[LogRatio, float] | str:
+    """The test over the requests of one run a side, and by how much a run drifted; or why not."""
     metric, _, stat = pair.name.rpartition("_")
     if len(a) > 1 or len(b) > 1:
-        return None
+        return "one side has a single run: repeat it as often as the other"
     left, right = a[0].samples.get(metric, ()), b[0].samples.get(metric, ())
-    if min(len(left), len(right)) < MIN_SAMPLES:
-        return None
+    fewest = min(len(left), len(right))
+    if not fewest:
+        return "noise is unknown for a single run without samples per request"
+    if fewest < MIN_SAMPLES:
+        return f"{fewest} requests are too few to know the noise; a run needs {MIN_SAMPLES}"
     paired = bool(a[0].ids) and a[0].ids == b[0].ids and len(left) == len(right)
     ratio = compare_series(left, right, row_statistic(stat), paired=paired)
     return ratio, max(_drift(left, stat), _drift(right, stat))

@@ -16,7 +16,7 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.results import event_log_parquet
-from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.records import EngineInfo, MachineLoad, RequestTrace, RunTrace, StepStat
 from ridgeline.report.files import write_file
 
 VERSION = 2
@@ -48,6 +48,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     client_cpu_share: float | None
     send_lag_p99_s: float | None
     context: RunContext | None = None
+    machine_load: MachineLoad | None = None
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True, tag="request"):

@@ -91,6 +91,7 @@ def _event_log(path: Path) -> LoadedResult:
         config=_config(run.info.settings if run.info else {}),
         invalid=validity_of(run).reasons,
         run=run_key(start_date(run), run.seed),
+        busy_share=None if run.machine_load is None else run.machine_load.taken_share,
     )
 
 
@@ -133,6 +134,7 @@ def _vllm(source: str, data: Json) -> LoadedResult:
         config=_config(ours.get("settings") or {}),
         invalid=tuple(ours.get("invalid") or ()),
         run=run_key(str(data.get("date")), ours["seed"]) if "seed" in ours else "",
+        busy_share=ours.get("cpu_taken_share"),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.records import BUSY_SHARE
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 MS = 1e-3
@@ -20,6 +21,7 @@ class LoadedResult(msgspec.Struct, frozen=True, kw_only=True):
     `samples`: one value per request, in the order of sends, by metric; `ids`: their request ids, if
     known. `figures`: summary values, by `metric_statistic`. `load`: facts that must be equal for
     two results to be comparable; facts that a tool does not record are absent and not compared.
+    `busy_share`: share of the CPU that other work took during the run; None: unknown.
     `config`: the configuration of the server. `run`: identifies a run of Ridgeline, whose log and
     result file are the same run ("": unknown).
     """
@@ -33,6 +35,12 @@ class LoadedResult(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, str] = {}
     invalid: tuple[str, ...] = ()
     run: str = ""
+    busy_share: float | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other work took so much of the machine that the figures are not comparable."""
+        return self.busy_share is not None and self.busy_share > BUSY_SHARE
 
 
 def run_key(date: str, seed: object) -> str:

@@ -145,4 +145,5 @@ def _ours(run: RunTrace, summary: Summary) -> dict[str, object]:
         "steady_output_throughput": summary.steady_output_tok_s,
         "output_ratio": summary.output_ratio,
         "invalid": list(summary.validity.reasons),
+        "cpu_taken_share": None if run.machine_load is None else run.machine_load.taken_share,
     }

@@ -50,6 +50,17 @@ class RoundVariance:
         return Prior(sum(squares for squares, _ in self._recent) / freedom, min(freedom, self.MOST))
 
 
+BUSY_REPEATS = 2  # of a measurement that other work disturbed
+
+
+class MachineBusyError(Exception):
+    """Other work took the CPU during a measurement and all of its repeats."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(share)
+        self.share = share
+
+
 class OutOfTimeError(Exception):
     """The budget ended during a measurement; earlier measurements remain valid."""
 
@@ -117,16 +128,42 @@ class LoadRunner:
         self.budget.note_run(self.budget.spent_s - begun_s)
         return judge_run(run, load, self.slo, self.objective)
 
+    async def run_quiet(
+        self, deployment: Deployment, rate: float, doing: str, *, closing: bool = False
+    ) -> JudgedRun:
+        """One run under a fresh seed, repeated while other work takes the CPU.
+
+        Raises MachineBusyError if it does not stop.
+        """
+        judged = await self._run_repeatedly(deployment, rate, doing, closing)
+        if judged.is_busy:
+            raise MachineBusyError(judged.busy_share)
+        return judged
+
+    async def _run_repeatedly(
+        self, deployment: Deployment, rate: float, doing: str, closing: bool
+    ) -> JudgedRun:
+        for repeat in range(1 + BUSY_REPEATS):
+            seed = self.fresh_seed()
+            judged = await self.run(deployment, rate, seed, doing, closing=closing)
+            if not judged.is_busy or repeat == BUSY_REPEATS:
+                break
+            self.report_busy(judged.busy_share)
+        return judged
+
+    def report_busy(self, share: float) -> None:
+        self.report(f"other work took {share:.0%} of the CPU: measuring again")
+
     async def search(
         self, deployment: Deployment, low: float, max_probes: int, doing: str
     ) -> tuple[GoodputResult, list[JudgedRun]]:
         """Find roughly the largest load that meets the SLO, from `low` upwards; returns every
-        probe.
+        probe. On a machine that stays busy the result is what could be measured.
         """
         runs: list[JudgedRun] = []
 
         async def run_at(rate: float) -> RunTrace:
-            judged = await self.run(deployment, rate, self.fresh_seed(), doing)
+            judged = await self._run_repeatedly(deployment, rate, doing, False)
             runs.append(judged)
             return judged.trace
 

@@ -8,8 +8,9 @@ Goodput at an offered rate is the rate times the share that met the SLO, counted
 window, so the random number of arrivals cancels. A queue left over from a short run would look like
 capacity, so a run that took longer to drain than one response takes is stretched by the excess.
 Above the knee goodput collapses within a few percent of load; how far says little about where the
-knee is, so a score loses at most `MAX_LOSS` of the rate. The figures shown to the user
-(`pool_runs`) are not limited in this way.
+knee is. So a run that missed the SLO is credited with what the same configuration delivered at the
+largest lower load that it was seen to hold (`credit_held_loads`). A configuration that held no load
+has no credit. The figures shown to the user (`pool_runs`) are the credited scores.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ from ridgeline.stats import percentile
 
 Objective = Literal["goodput", "latency", "cost"]
 MIN_MET = 0.5  # keeps the logarithm finite if no request met the SLO
-MAX_LOSS = 0.18  # share of the score of a run above the knee: about one step down
+MAX_LOSS = 0.18  # share of requests: a run that missed more is far above the knee, and ends
 
 
 class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run and its score. `resolution`: the smallest relative difference that it can show."""
+    """One run and its score.
+
+    `resolution`: the smallest relative difference that it can show.
+    """
 
     rate: float
     holds: bool
@@ -49,6 +53,16 @@ class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
     resolution: float
     num_met: int
     trace: RunTrace
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other work took so much of the CPU that the run says nothing."""
+        return self.trace.machine_load is not None and self.trace.machine_load.is_busy
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the CPU that other work took; 0 if unknown."""
+        return 0.0 if self.trace.machine_load is None else self.trace.machine_load.taken_share
 
 
 def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> JudgedRun:
@@ -65,10 +79,28 @@ def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Judg
     )
 
 
-class StopWhenLost:
-    """Ends a run once its score is certain to be the minimum because `MAX_LOSS` of it is lost.
+def credit_held_loads(
+    runs: Sequence[JudgedRun], others: Sequence[JudgedRun] = ()
+) -> tuple[JudgedRun, ...]:
+    """The runs of one configuration; those that missed the SLO scored by the best load held below.
 
-    This does not change the score and shortens the longest runs: those far above the knee.
+    `others`: further runs of the same configuration whose loads count.
+    """
+    held = [judged for judged in (*runs, *others) if judged.holds]
+    return tuple(
+        judged
+        if judged.holds
+        else msgspec.structs.replace(
+            judged, score=max([judged.score, *(h.score for h in held if h.rate < judged.rate)])
+        )
+        for judged in runs
+    )
+
+
+class StopWhenLost:
+    """Ends a run once `MAX_LOSS` of its requests missed the SLO.
+
+    It shortens the longest runs, those far above the knee, whose own score hardly counts.
     """
 
     def __init__(self, load: Load, slo: Slo) -> None:
@@ -92,18 +124,7 @@ def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> float:
     if objective == "cost":
         delivered = float(sum(request.output_tokens for request in good))
     per_request = max(delivered, MIN_MET) / max(1, len(run.requests))
-    return max(
-        load.rate * per_request / _stretch(run, load.window_s),
-        load.rate * _most(run, objective) * (1 - MAX_LOSS),
-    )
-
-
-def _most(run: RunTrace, objective: Objective) -> float:
-    """A request's delivered if every request had met the SLO."""
-    if objective != "cost":
-        return 1.0
-    lengths = [float(r.requested_tokens or r.output_tokens) for r in run.requests]
-    return math.fsum(lengths) / max(1, len(lengths))
+    return load.rate * per_request / _stretch(run, load.window_s)
 
 
 def _stretch(run: RunTrace, window_s: float) -> float:
@@ -134,25 +155,34 @@ def runs_within_slo(runs: Sequence[JudgedRun]) -> Sequence[JudgedRun]:
 
 
 def pool_runs(runs: Sequence[JudgedRun], slo: Slo, objective: Objective) -> ConfigurationFigures:
-    """Runs of one configuration as one record: mean rates, percentiles over all requests."""
+    """Runs of one configuration as one record.
+
+    The objective is the mean of the runs' scores, the other rates are in proportion to it, and
+    latencies are percentiles over the requests of the runs that met the SLO.
+    """
+    scores = [judged.score for judged in runs]
+    runs = runs_within_slo(runs)
     requests = [request for judged in runs for request in judged.trace.requests]
     done = [request for request in requests if request.error is None and request.token_s]
     good = [request for request in requests if meets(request, slo)]
     num_requests = max(1, len(requests))
     rate = _geometric([judged.rate for judged in runs])
     window_s = num_requests / rate
-    scores = [judged.score for judged in runs]
+    score = _geometric(scores)
     delivered = {
         "goodput": rate * len(good) / num_requests,
         "cost": sum(request.output_tokens for request in good) / window_s,
-        "latency": _geometric(scores),
+        "latency": score,
     }
+    scale = score / delivered[objective] if delivered[objective] else 1.0
+    if objective == "latency":
+        scale = 1.0
     return ConfigurationFigures(
         load=f"{rate:.3g} req/s",
-        score=delivered[objective],
-        goodput_req_s=delivered["goodput"],
-        good_output_tok_s=delivered["cost"],
-        good_input_tok_s=sum(request.prompt_tokens for request in good) / window_s,
+        score=score,
+        goodput_req_s=scale * delivered["goodput"],
+        good_output_tok_s=scale * delivered["cost"],
+        good_input_tok_s=scale * sum(request.prompt_tokens for request in good) / window_s,
         output_tok_s=sum(request.output_tokens for request in done) / window_s,
         attainment_share=len(good) / num_requests,
         failed_share=sum(1 for request in requests if request.error is not None) / num_requests,

@@ -10,8 +10,15 @@ SLO raises that side's load, one that missed it lowers the load twice as far, in
 settles where two runs in three succeed (weighted up-down method, Kaernbach 1991). Below the knee
 two unequal configurations look alike, so nothing is decided before both sides have been above and
 below theirs. Above it goodput collapses within a few percent of load, so a run that missed counts
-as at most the step down that it causes. With the objective `latency` both sides stay at one common
-load.
+as the best load that its side was seen to hold below. With the objective `latency` both sides stay
+at one common load.
+
+Limits of a verdict. A candidate that met the SLO in no round is not faster. A side that met it
+in every round may have its knee higher: it is not called slower, unless the other side is better by
+more than the next step up.
+
+A busy machine. A round during which other work took the CPU is void and repeated; if the machine
+stays busy, the comparison ends without a verdict.
 
 The interval. Rounds of a staircase are not independent: in simulations of equal and unequal servers
 Student's interval was a quarter too narrow, which `WIDEN` corrects. And a staircase locks onto
@@ -31,9 +38,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.optimize.comparison.load_runner import LoadRunner, OutOfTimeError
+from ridgeline.optimize.comparison.load_runner import (
+    BUSY_REPEATS,
+    LoadRunner,
+    MachineBusyError,
+    OutOfTimeError,
+)
 from ridgeline.optimize.comparison.machine_noise import machine_noise
-from ridgeline.optimize.comparison.objective import JudgedRun
+from ridgeline.optimize.comparison.objective import JudgedRun, credit_held_loads
 from ridgeline.optimize.comparison.outcome import INTERIM_LEVEL, WORTHWHILE, outcome_of
 from ridgeline.optimize.environment import Deployment
 from ridgeline.optimize.time_budget import MIN_ROUNDS
@@ -62,8 +74,9 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The result of the rounds. `ratio` is after/before, more is better; None with fewer than three
     rounds.
 
-    `beaten_at`: the load at which the second side missed the SLO twice and the first met it in
-    between.
+    `busy_share`: the share of the CPU that other work took, if that ended the comparison without a
+    verdict. `beaten_at`: the load at which the second side missed the SLO twice and the first met
+    it in between.
     """
 
     before: tuple[JudgedRun, ...]
@@ -74,17 +87,29 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     before_rate: float
     after_rate: float
     beaten_at: float | None = None
+    busy_share: float | None = None
 
 
 class LoadStaircase:
-    """A side's load: up after a run that met the SLO, twice as far down after one that did not."""
+    """A side's load: up after a run that met the SLO, twice as far down after one that did not.
+
+    Steps shrink from the first run that missed it on.
+    """
 
     def __init__(self, rate: float, step: float = FIRST_STEP) -> None:
         self.rate, self._step = rate, step
+        self._crossed = False
+
+    @property
+    def next_factor(self) -> float:
+        """The load after a run that meets the SLO, relative to the load of that run."""
+        return math.exp(self._step)
 
     def learn(self, held: bool) -> None:
         self.rate *= math.exp(self._step if held else -DOWN * self._step)
-        self._step = max(self._step * SHRINK, MIN_STEP) if self._step else 0.0
+        self._crossed |= not held
+        if self._step and self._crossed:
+            self._step = max(self._step * SHRINK, MIN_STEP)
 
 
 class ComparisonSide:
@@ -107,6 +132,11 @@ class ComparisonSide:
         self.runs: list[JudgedRun] = []
         self.approach_runs: list[JudgedRun] = []
         self.fixed = fixed
+
+    @property
+    def scored_runs(self) -> tuple[JudgedRun, ...]:
+        """Its rounds as they count: those that missed the SLO by the best load held below."""
+        return credit_held_loads(self.runs, self.approach_runs)
 
     @property
     def crossed(self) -> bool:
@@ -142,8 +172,7 @@ class ComparisonSide:
         rate, factor = self.stairs.rate, APPROACH
         for _ in range(MAX_APPROACH):
             doing = f"finding the load of the {self.name}"
-            seed = runner.fresh_seed()
-            judged = await runner.run(self.deployment, rate, seed, doing, closing=closing)
+            judged = await runner.run_quiet(self.deployment, rate, doing, closing=closing)
             self.approach_runs.append(judged)
             if rival is not None and not judged.holds and rate <= BEATEN * rival.stairs.rate:
                 if await self._is_beaten(runner, rate, rival):
@@ -159,11 +188,11 @@ class ComparisonSide:
 
     async def _is_beaten(self, runner: LoadRunner, rate: float, rival: ComparisonSide) -> bool:
         """Whether the rival meets the SLO at a load at which this side misses it twice."""
-        seed, doing = runner.fresh_seed(), "a load far below the incumbent's"
-        rival_run = await runner.run(rival.deployment, rate, seed, f"{doing}, {rival.name}")
+        doing = "a load far below the incumbent's"
+        rival_run = await runner.run_quiet(rival.deployment, rate, f"{doing}, {rival.name}")
         if not rival_run.holds:
             return False
-        again = await runner.run(self.deployment, rate, seed, f"{doing}, {self.name}")
+        again = await runner.run_quiet(self.deployment, rate, f"{doing}, {self.name}")
         self.approach_runs.append(again)
         return not again.holds
 
@@ -177,6 +206,7 @@ async def compare_in_rounds(
     closing: bool = False,
 ) -> PairedComparison:
     """Alternate two sides. Stops early only when certain (never in the closing), or out of time."""
+    busy_share = None
     try:
         await before.approach(runner, closing=closing)
         rival = before if before.settled and not closing else None
@@ -194,31 +224,45 @@ async def compare_in_rounds(
                     break
     except OutOfTimeError:
         pass  # complete rounds remain valid
+    except MachineBusyError as error:
+        busy_share = error.share
     result = _conclude(before, after, runner.spread.prior)
     runner.spread.note(result.log_ratios)
+    if busy_share is not None and result.outcome == "inconclusive":
+        return msgspec.structs.replace(result, busy_share=busy_share)
     return result
 
 
 async def _round(
     runner: LoadRunner, order: tuple[ComparisonSide, ComparisonSide], doing: str, closing: bool
 ) -> None:
-    """Run both sides once under one seed. A round that is interrupted leaves no trace."""
-    if not runner.budget.affords_runs(2, closing=closing):
-        raise OutOfTimeError
-    seed = runner.fresh_seed()
-    runs = [
-        await runner.run(
-            side.deployment, side.stairs.rate, seed, f"{doing}, {side.name}", closing=closing
-        )
-        for side in order
-    ]
+    """Run both sides once under one seed. A round that is interrupted leaves no trace.
+
+    A round that other work disturbed is repeated under another seed: the prompts of this one are in
+    the prefix cache. Raises MachineBusyError, OutOfTimeError.
+    """
+    for repeat in range(1 + BUSY_REPEATS):
+        if not runner.budget.affords_runs(2, closing=closing):
+            raise OutOfTimeError
+        seed, runs = runner.fresh_seed(), []
+        for side in order:
+            what = f"{doing}, {side.name}"
+            rate = side.stairs.rate
+            runs.append(await runner.run(side.deployment, rate, seed, what, closing=closing))
+            if runs[-1].is_busy:
+                break
+        if not runs[-1].is_busy:
+            break
+        runner.report_busy(runs[-1].busy_share)
+        if repeat == BUSY_REPEATS:
+            raise MachineBusyError(runs[-1].busy_share)
     for side, judged in zip(order, runs, strict=True):
         side.runs.append(judged)
         side.stairs.learn(judged.holds)
 
 
 def _log_ratios(a: ComparisonSide, b: ComparisonSide) -> tuple[float, ...]:
-    pairs = zip(a.runs, b.runs, strict=True)
+    pairs = zip(a.scored_runs, b.scored_runs, strict=True)
     return tuple(math.log(after.score / before.score) for before, after in pairs)
 
 
@@ -256,10 +300,16 @@ def _is_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> bool:
 
 
 def _outcome(a: ComparisonSide, b: ComparisonSide, ratio: Interval) -> Outcome:
-    """The outcome of the interval; inconclusive if the loser's load is still rising."""
+    """The outcome of the interval, unless the rounds do not support it."""
     outcome = outcome_of(ratio)
-    loser = {"improved": a, "regressed": b}.get(outcome)
-    return "inconclusive" if loser is not None and loser.rising else outcome
+    if outcome == "improved":
+        if not any(judged.holds for judged in b.runs):
+            return "inconclusive"
+        if a.rising and ratio.low <= a.stairs.next_factor:
+            return "inconclusive"
+    if outcome == "regressed" and b.rising:
+        return "inconclusive"
+    return outcome
 
 
 def _cannot_be_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_rounds: int) -> bool:
@@ -290,8 +340,8 @@ def _conclude(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> PairedCompa
     logs = _log_ratios(a, b)
     ratio = _interval(a, b, LEVEL, prior) if len(logs) >= MIN_ROUNDS else None
     return PairedComparison(
-        before=tuple(a.runs),
-        after=tuple(b.runs),
+        before=a.scored_runs,
+        after=b.scored_runs,
         log_ratios=logs,
         ratio=ratio,
         outcome=_outcome(a, b, ratio) if ratio else "inconclusive",

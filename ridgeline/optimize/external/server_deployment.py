@@ -24,6 +24,7 @@ from ridgeline.errors import CannotRun
 from ridgeline.measure.client.http_connection import OK, HttpConnectionError
 from ridgeline.measure.client.http_target import HttpTarget, connection_pool
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish, run_load
+from ridgeline.measure.monitors.machine_load import LoadMeter
 from ridgeline.measure.workload import Workload
 from ridgeline.measure.workload.arrivals import Closed
 from ridgeline.optimize.environment import Load
@@ -67,10 +68,12 @@ class ServerDeployment:
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         arrivals, options = load.poisson()
         target = HttpTarget(await self._url(), self._model, endpoint="completions")
+        meter = LoadMeter()  # the server is a child of this process
         try:
-            return await run_load(target, self._workload, arrivals, options, on_finish=on_finish)
+            run = await run_load(target, self._workload, arrivals, options, on_finish=on_finish)
         finally:
             await target.close()
+        return msgspec.structs.replace(run, machine_load=meter.read())
 
     async def _url(self) -> str:
         """The address of the server, up and warmed up."""

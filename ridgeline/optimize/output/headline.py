@@ -18,6 +18,9 @@ def headline(result: LadderResult) -> str:
         return f"No rung was tried: {_why_none(result)}"
     if result.reverted:
         return f"Nothing beat the baseline: {result.reverted}"
+    if result.busy_share is not None and (not result.kept or result.total is None):
+        doubt = f"the machine was busy ({result.busy_share:.0%} of the CPU taken)"
+        return f"Inconclusive: {doubt}; {len(result.kept)} rung(s) kept"
     if not result.kept:
         return f"Nothing beat the baseline on this machine ({result.ended})"
     if result.total is None:

@@ -11,6 +11,7 @@ from ridgeline.config.load import BenchOptions, BenchReport
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose import facts_of, time_shares, verdict
 from ridgeline.measure.bench_options import check_options
+from ridgeline.measure.metrics.goodput import goodput
 from ridgeline.measure.metrics.latency import outcome
 from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation
 from ridgeline.measure.metrics.run_cost import RunCost, cost_of_run
@@ -179,8 +180,16 @@ def bench_diagnosis(
     """One sentence: what bounds the run; for a server without step records, its main loss."""
     if not any(outcome(request) == "ok" for request in run.requests):
         return "No request succeeded: there is nothing to diagnose but the errors above."
+    if run.machine_load is not None and run.machine_load.is_busy:
+        return (
+            f"Machine-bound: other work took {run.machine_load.taken_share:.0%} of the CPU during "
+            "the run, and these figures describe that more than the server. Measure again on a "
+            "quiet machine."
+        )
     if not run.steps:
-        return first_finding(diagnose_run(run, context, options.slo).findings)
+        diagnosis = diagnose_run(run, context, options.slo)
+        missed = 0.0 if options.slo is None else 1 - goodput(run, options.slo).attainment
+        return first_finding(diagnosis.findings, diagnosis.losses, missed)
     shares = None
     if device is not None:
         shares = time_shares(run.steps, run.duration_s, device.price, device.peaks)

@@ -76,6 +76,8 @@ def diagnose_run(
     if not run.steps:
         facts.update(batch_facts(infer_steps_from_tokens(run)))
     facts["missed_prefix_share"] = missed
+    if run.machine_load is not None:
+        facts["machine_taken_share"] = run.machine_load.taken_share
     facts.setdefault("cpu_taken_share", 0.0)  # not observed: no reason to suspect other processes
     ranked = findings(losses, facts, server) if losses is not None else ()
     return Diagnosis(

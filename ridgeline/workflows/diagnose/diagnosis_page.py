@@ -11,7 +11,7 @@ from ridgeline.diagnose.roofline.operators import PhaseTable, Profile
 from ridgeline.report.html import HtmlTable, render_page
 from ridgeline.report.roofline_chart import PHASE_LEGEND, Mark, roofline_figure
 from ridgeline.roofline import Peaks, RooflinePoint
-from ridgeline.workflows.diagnose.finding_text import NO_FINDING, finding_lines, shares_line
+from ridgeline.workflows.diagnose.finding_text import finding_lines, no_finding, shares_line
 from ridgeline.workflows.diagnose.profile_cells import COLUMNS, operator_cells, total_cells
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         marks = [Mark(PHASE_MARK[point.phase], CSS[point.phase], point) for point in roof.points]
         figure = roofline_figure(marks, roof.peaks, "The roofline")
         intro = _roofline_intro(roof.peaks, roof.note)
+    nothing = no_finding(diagnosis.losses)
     return render_page(
         "workflows/diagnose/diagnosis.html",
         title=f"Ridgeline: {diagnosis.target}",
@@ -46,7 +47,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
             }
             for finding in diagnosis.findings
         ],
-        no_finding=f"{NO_FINDING[0].upper()}{NO_FINDING[1:]}.",
+        no_finding=f"{nothing[0].upper()}{nothing[1:]}.",
         roofline=figure,
         roofline_intro=intro,
         roofline_key=KEY,

@@ -32,9 +32,24 @@ def shares_line(losses: LatencyLosses) -> str:
     return ", ".join(f"{name} {share.mid:.0%}" for name, share in rows if share.mid >= MIN_SHARE)
 
 
-def first_finding(findings: tuple[RankedFinding, ...]) -> str:
-    """The most worthwhile finding as a sentence."""
+def no_finding(losses: LatencyLosses | None, missed_share: float = 0.0) -> str:
+    """What is known without a finding: how many requests missed the SLO, and the largest loss."""
+    missed = f"{missed_share:.0%} of the requests missed the SLO, and " if missed_share else ""
+    text = missed + NO_FINDING
+    if losses is not None:
+        name, share = max(losses.shares.items(), key=lambda item: item[1].mid)
+        text += f"; the largest part is {name.replace('_', ' ')} ({share.mid:.0%})"
+    return text
+
+
+def first_finding(
+    findings: tuple[RankedFinding, ...],
+    losses: LatencyLosses | None = None,
+    missed_share: float = 0.0,
+) -> str:
+    """The most worthwhile finding as a sentence. `missed_share`: requests that missed the SLO."""
     if not findings:
-        return f"{NO_FINDING[0].upper()}{NO_FINDING[1:]} (`ridgeline diagnose`)."
+        text = no_finding(losses, missed_share)
+        return f"{text[0].upper()}{text[1:]} (`ridgeline diagnose`)."
     first = findings[0]
     return f"{first.verdict.capitalize()}: {first.sentence} {first.fix} Here: {first.flag}."

@@ -13,6 +13,7 @@ import msgspec
 from ridgeline.measure.client.http_target import base_url, connection_pool
 from ridgeline.measure.client.load_client import OnStart
 from ridgeline.measure.monitors.gpu import NoGpus, open_gpus
+from ridgeline.measure.monitors.machine_load import LoadMeter
 from ridgeline.measure.monitors.machine_monitor import MachineMonitor, MachineReport
 from ridgeline.measure.monitors.process_usage import is_local, listening_process
 from ridgeline.measure.monitors.server_metrics import ServerMonitor, ServerReport
@@ -40,11 +41,19 @@ async def observe_run(
             *(monitor.begin() for monitor in (scraper, watch) if monitor is not None)
         )
 
+    meters: list[LoadMeter] = []
+
+    async def begin_all() -> None:
+        await begin()
+        meters.append(LoadMeter(watch.pids))
+
     async with AsyncExitStack() as stack:
         if scraper is not None:
             await stack.enter_async_context(scraper)
         await stack.enter_async_context(watch)
-        trace = await run(begin)
+        trace = await run(begin_all)
+        load = meters[-1].read() if meters else None
+    trace = msgspec.structs.replace(trace, machine_load=load)
     return trace, Observed(server=scraper.report() if scraper else None, machine=watch.report())
 
 

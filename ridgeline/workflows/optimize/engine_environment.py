@@ -10,12 +10,15 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
+
 from ridgeline.config.settings import Settings
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.engine_target import EngineTarget
 from ridgeline.measure.client.load_client import OnFinish, run_load
+from ridgeline.measure.monitors.machine_load import LoadMeter
 from ridgeline.measure.workload import Workload
 from ridgeline.optimize import quality
 from ridgeline.optimize.environment import Deployment, Environment, Load, top_two_margin
@@ -91,7 +94,9 @@ class EngineDeployment:
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         """Measure one run under Poisson arrivals."""
         arrivals, options = load.poisson()
-        return await run_load(self._target, self._workload, arrivals, options, on_finish=on_finish)
+        meter = LoadMeter()
+        run = await run_load(self._target, self._workload, arrivals, options, on_finish=on_finish)
+        return msgspec.structs.replace(run, machine_load=meter.read())
 
     async def greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int

@@ -12,7 +12,7 @@ from ridgeline.diagnose.nsight import GpuProfile, Kernel
 from ridgeline.diagnose.roofline.operators import PhaseTable, Profile
 from ridgeline.diagnose.roofline.text_chart import roofline_text
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis
-from ridgeline.workflows.diagnose.finding_text import NO_FINDING, finding_lines, shares_line
+from ridgeline.workflows.diagnose.finding_text import finding_lines, no_finding, shares_line
 from ridgeline.workflows.diagnose.nsight_export import NsightResult
 from ridgeline.workflows.diagnose.operator_profile import ProfileResult
 from ridgeline.workflows.diagnose.profile_cells import COLUMNS, operator_cells, total_cells
@@ -27,7 +27,7 @@ def print_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
         out.print(f"{diagnosis.target}: {losses.num_requests} requests", style="bold", markup=False)
         _print_labelled(out, "where latency went: ", shares_line(losses), style="dim")
     if not diagnosis.findings:
-        out.print(f"No finding: {NO_FINDING}.")
+        out.print(f"No finding: {no_finding(diagnosis.losses)}.")
     for number, finding in enumerate(diagnosis.findings, 1):
         out.print()
         _print_labelled(out, f"{number}. ", f"{finding.verdict}: {finding.sentence}")

@@ -1,0 +1,38 @@
+"""A busy machine is the first finding; a missed SLO never goes without a word."""
+
+from __future__ import annotations
+
+from ridgeline.diagnose.losses.latency_losses import LOSSES, LatencyLosses
+from ridgeline.diagnose.rules.causes import findings
+from ridgeline.stats import Interval
+from ridgeline.workflows.diagnose.finding_text import first_finding
+
+
+def losses(**shares: float) -> LatencyLosses:
+    return LatencyLosses(
+        shares={
+            name: Interval(low=share, mid=share, high=share)
+            for name in LOSSES
+            for share in [shares.get(name, 0.0)]
+        },
+        num_requests=40,
+        total_s=10.0,
+    )
+
+
+def test_busy_machine_is_found_first() -> None:
+    facts = {"machine_taken_share": 0.84, "gap_p50_s": 0.01, "plan_p50_s": 0.0, "step_p50_s": 0.02}
+    ranked = findings(losses(host=0.6), facts)
+    assert ranked[0].cause == "machine-busy"
+    assert "84" in ranked[0].sentence
+    assert len(ranked) > 1
+
+
+def test_quiet_machine_is_no_finding() -> None:
+    assert not findings(losses(decode=0.75), {"machine_taken_share": 0.04})
+
+
+def test_missed_slo_without_a_cause_is_reported_with_its_largest_part() -> None:
+    text = first_finding((), losses(decode=0.75), 0.28)
+    assert text.startswith("28% of the requests missed the SLO")
+    assert "the largest part is decode (75%)" in text
