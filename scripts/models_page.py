@@ -25,13 +25,13 @@ but for ties, in whole prompts, in chunks and in mixed batches; native layers ar
 torch layers in every weight format of the engine. Batching, preemption, prefix caching and
 speculation are checked token by token on Llama, gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2 and
 the demo model, on Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2,
-GLM-4.7-Flash) caches one compressed row per token and
-layer, absorbs the projections in decode steps and expands them in long runs of a prompt; layers
-that predict further tokens (MTP) are left unread. GPTQ, AWQ,
-compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family whose modules have
-Llama's names (all but gpt-oss, whose experts are read in MXFP4); they are tested on the families
-from `llama` to `phi3`. The names of published shapes work in `inspect`, `plan` and `predict` and,
-but for the largest, as `dummy:NAME` with random weights. Shapes of the families from `smollm3` on
+GLM-4.7-Flash) caches one compressed row per token and layer, absorbs the projections in decode
+steps and expands them in long runs of a prompt; layers that predict further tokens (MTP) are left
+unread. GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family
+whose modules have Llama's names (all but gpt-oss, whose experts are read in MXFP4); they are tested
+on the families from `llama` to `phi3`, and FP8 blocks on DeepSeek-V3 and MiniMax M2 too. The names
+of published shapes work in `inspect`, `plan` and `predict` and, but for the largest, as
+`dummy:NAME` with random weights. Shapes of the families from `smollm3` on
 and of the image models are checked by their parameter counts only: compare them with the model's
 own config.json before relying on a rope theta or token id.
 """

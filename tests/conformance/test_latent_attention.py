@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,35 @@ def test_layers_that_predict_further_tokens_are_left_unread(name: str, tmp_path:
     extra = {f"model.layers.3.{own}": torch.ones(2, 2) for own in ("eh_proj.weight", "x.weight")}
     save_file({**tensors, **extra}, file, metadata={"format": "pt"})
     load_ours(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "minimax-m2"])
+def test_fp8_blocks_are_read_as_they_are_published(name: str, tmp_path: Path) -> None:
+    """E4M3 weights with a float32 scale per block: the model that their values stand for."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    packed, dense = tmp_path / "packed", tmp_path / "dense"
+    make_model(name, packed).save_pretrained(dense)
+    tensors, size = load_file(packed / "model.safetensors"), 16
+    values = dict(tensors)
+    for key in [k for k in tensors if "_proj" in k or ".experts." in k]:
+        weight = tensors[key]
+        rows, columns = ((extent + size - 1) // size for extent in weight.shape)
+        scale = torch.rand(rows, columns) / 100 + 0.01
+        wide = scale.repeat_interleave(size, 0).repeat_interleave(size, 1)
+        wide = wide[: weight.shape[0], : weight.shape[1]]
+        tensors[key] = (weight / wide).to(torch.float8_e4m3fn)
+        tensors[f"{key.removesuffix('.weight')}.weight_scale_inv"] = scale
+        values[key] = tensors[key].float() * wide
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    save_file(values, dense / "model.safetensors", {"format": "pt"})
+    config = json.loads((packed / "config.json").read_text())
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [size, size]}
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": fp8}))
+    tokens = list(range(20))
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(dense, attn_implementation="eager")
+        theirs = model(torch.tensor([tokens])).logits[0]
+    ours = load_ours(packed).paged_logits(tokens, [13, 7], [5, 9, 2, 11])
+    assert torch.allclose(ours.log_softmax(-1), theirs.log_softmax(-1), atol=1e-4)

@@ -81,7 +81,10 @@ def _attention_words(layer: LayerSpec) -> str:
     if a.delta is not None:
         sizes = f"{a.delta.key_dim}x{a.delta.value_dim}"
         return f"gated delta net, {a.delta.num_value_heads} states of {sizes}"
-    parts = [f"{a.num_heads} heads of {a.head_dim}, {a.num_kv_heads} KV"]
+    shared = f"{a.num_kv_heads} KV"
+    if a.latent is not None:
+        shared = f"one latent of {a.latent.rank} + {a.latent.rope_dim}"
+    parts = [f"{a.num_heads} heads of {a.head_dim}, {shared}"]
     parts += ["parallel to the MLP"] if layer.parallel else []
     parts += [f"window {a.window}"] if a.window else []
     parts += [f"qk-norm{' over all heads' if a.qk_norm_rows else ''}"] if a.qk_norm else []
