@@ -351,6 +351,7 @@ def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> Engi
         derivations={**resolved.derivations, **derivations},
         pooling=embeddings.pooling,
         normalize=embeddings.normalize,
+        vocab_size=resolved.spec.vocab_size,
         max_model_len=resolved.max_model_len,
         num_blocks=resolved.num_blocks,
         block_size=resolved.block_size,

@@ -86,6 +86,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str
     pooling: Literal["mean", "last"] = "mean"
     normalize: bool = True
+    vocab_size: int | None = None
 
 
 BUSY_SHARE = 0.10  # of the CPU taken by others; beyond it, figures are not comparable

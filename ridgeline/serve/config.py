@@ -22,7 +22,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_tools: int = 128
     max_grammar_bytes: int = 64 << 10
     max_prompt_tokens: int = 4 << 20
-    max_inputs: int = 256
+    max_inputs: int = 2048
 
 
 LIMITS = RequestLimits()

@@ -8,11 +8,16 @@
 
 `LimitedProtocol` is an `asyncio.Protocol` in front of uvicorn's: it forwards every call, and
 follows the framing of requests with a second `httptools` parser. Nothing inside uvicorn is touched.
+
+A request that offers another protocol (`Upgrade: h2c`, as curl --http2 and Java's HttpClient send)
+is served as HTTP/1.1, which RFC 9110, 7.8 allows: the offer is removed before uvicorn's parser,
+which would lose the request's body, sees it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from enum import Enum
 from http import HTTPStatus
 from typing import Any, cast
@@ -56,8 +61,7 @@ class LimitedProtocol(asyncio.Protocol):
         self, inner: asyncio.Protocol, limits: ConnectionLimits, connections: OpenConnections
     ) -> None:
         self._inner, self._limits, self._connections = inner, limits, connections
-        self._parser: Any = httptools.HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._parser: Any = _new_parser(self)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._phase = self._timed_phase = _Phase.IDLE
@@ -65,6 +69,9 @@ class LimitedProtocol(asyncio.Protocol):
         self._send_timer: asyncio.TimerHandle | None = None
         self._num_bytes = 0  # of the headers, or of the body since the timer was started
         self._is_finished = False  # data that follows is dropped
+        self._held = b""  # of a head that is not complete
+        self._has_head = False  # since the last data
+        self._is_whole = True  # `_held` begins with the head's first byte
 
     # asyncio.Protocol
 
@@ -91,14 +98,15 @@ class LimitedProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_finished:
             return
+        # Only a head that is held whole can be changed, not one behind another request's body.
+        is_whole = self._phase is _Phase.IDLE or (self._phase is _Phase.HEADERS and self._is_whole)
+        begins_in_body = self._phase is _Phase.BODY
         if self._phase is _Phase.IDLE:
             self._phase = _Phase.HEADERS
         self._num_bytes += len(data)
+        self._held += data
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # uvicorn answers as if no upgrade had been requested; its parser stops here, too
-            self._is_finished, self._phase = True, _Phase.IDLE
+            self._parse(data, can_change=is_whole)
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "the request is not valid HTTP"))
             return
@@ -107,7 +115,25 @@ class LimitedProtocol(asyncio.Protocol):
             self._refuse(ApiError(431, f"the request's headers are too large; {limit}"))
             return
         self._update_read_timer()
-        self._inner.data_received(data)
+        if self._phase is _Phase.HEADERS and not self._has_head and not begins_in_body:
+            return  # an offer of another protocol may still follow
+        self._is_whole = self._phase is not _Phase.HEADERS
+        held, self._held = self._held, b""
+        self._inner.data_received(held)
+
+    def _parse(self, data: bytes, *, can_change: bool) -> None:
+        self._has_head = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if can_change:
+                self._held = _without_upgrade(self._held)
+                self._parser = _new_parser(self)
+                self._phase = _Phase.HEADERS
+                with contextlib.suppress(httptools.HttpParserUpgrade):  # CONNECT
+                    self._parser.feed_data(self._held)
+                    return
+            self._is_finished, self._phase = True, _Phase.IDLE  # uvicorn's parser stops here, too
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received()
@@ -126,7 +152,7 @@ class LimitedProtocol(asyncio.Protocol):
         self._phase = _Phase.HEADERS
 
     def on_headers_complete(self) -> None:
-        self._phase, self._num_bytes = _Phase.BODY, 0
+        self._phase, self._num_bytes, self._has_head = _Phase.BODY, 0, True
 
     def on_message_complete(self) -> None:
         self._phase, self._num_bytes = _Phase.IDLE, 0
@@ -206,6 +232,27 @@ def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
         return LimitedProtocol(HttpToolsProtocol(**context), limits, connections)
 
     return cast("type[asyncio.Protocol]", make)
+
+
+def _new_parser(callbacks: LimitedProtocol) -> Any:
+    parser = httptools.HttpRequestParser(callbacks)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+    return parser
+
+
+def _without_upgrade(request: bytes) -> bytes:
+    """The request without the header fields that offer another protocol."""
+    head, end, rest = request.lstrip(b"\r\n").partition(b"\r\n\r\n")
+    kept = []
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.lower() == b"connection":
+            options = [option.strip() for option in value.split(b",")]
+            options = [o for o in options if o.lower() not in (b"upgrade", b"http2-settings")]
+            kept += [b"connection: " + b", ".join(options)] if options else []
+        elif name.lower() not in (b"upgrade", b"http2-settings"):
+            kept.append(line)
+    return b"\r\n".join(kept) + end + rest
 
 
 def _response(error: ApiError) -> bytes:

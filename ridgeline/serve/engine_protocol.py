@@ -43,6 +43,11 @@ class ServedTokenizer(Protocol):
         """The id of the special token that is written `text`; None if there is none."""
         ...
 
+    @property
+    def template_uses_tools(self) -> bool:
+        """Whether the chat template mentions the tools of a request."""
+        ...
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -51,6 +56,7 @@ class ServedTokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """Token ids of the conversation; UserError if the model directory has no template."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field
@@ -15,7 +15,14 @@ from ridgeline.serve.generation.prompt_reader import PromptReader, in_thread_if_
 from ridgeline.serve.generation.respond import json_response
 from ridgeline.serve.openai.objects import NonNegative
 from ridgeline.serve.openai.sampling_params import chat_prompt
-from ridgeline.serve.openai.schemas import ChatCompletionRequest, ChatMessage, ChatTool, Count
+from ridgeline.serve.openai.schemas import (
+    ChatCompletionRequest,
+    ChatMessage,
+    ChatTool,
+    ChatToolChoice,
+    Count,
+    ReasoningEffort,
+)
 from ridgeline.serve.openapi import error_responses
 from ridgeline.serve.service import ServiceDep
 
@@ -32,6 +39,10 @@ class TokenizeRequest(RequestModel):
     tools: list[ChatTool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    tool_choice: ChatToolChoice | None = None
     return_token_strs: bool | None = None
 
 
@@ -92,6 +103,13 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceDep)
 )
 async def detokenize(body: DetokenizeRequest, service: ServiceDep) -> Response:
     service.check_model(body.model)
+    vocab_size = service.engine.info.vocab_size
+    if vocab_size is not None and body.tokens and max(body.tokens) >= vocab_size:
+        place = next(i for i, token in enumerate(body.tokens) if token >= vocab_size)
+        message = (
+            f"tokens.{place}: not a token id; got {body.tokens[place]}; limit: {vocab_size - 1}"
+        )
+        raise ApiError(400, message, param="tokens")
     decode = service.engine.tokenizer.decode
     text = await in_thread_if_long(
         len(body.tokens), lambda: decode(body.tokens, skip_special_tokens=False)
@@ -110,6 +128,11 @@ async def _tokenize(body: TokenizeRequest, reader: PromptReader) -> list[int]:
     chat = ChatCompletionRequest(
         messages=body.messages or [],
         tools=body.tools,
+        tool_choice=body.tool_choice,
         add_generation_prompt=body.add_generation_prompt,
+        add_special_tokens=body.add_special_tokens,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.reasoning_effort,
     )
     return list((await chat_prompt(chat, reader)).tokens)

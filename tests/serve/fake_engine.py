@@ -54,6 +54,8 @@ class CharTokenizer:
     def special_token_id(self, text: str) -> int | None:
         return None
 
+    template_uses_tools = True
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -62,6 +64,7 @@ class CharTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         if not self._has_template:
             raise BadInput("the model has no chat template", fix="use /v1/completions")

@@ -137,7 +137,7 @@ async def test_scores_of_one_to_many_and_of_pairs(
     [
         ("/v1/rerank", {"query": "", "documents": ["x"]}),
         ("/v1/rerank", {"query": "x", "documents": []}),
-        ("/v1/rerank", {"query": "x", "documents": ["x"] * 257}),
+        ("/v1/rerank", {"query": "x", "documents": ["x"] * 2049}),
         ("/v1/rerank", {"query": "x", "documents": ["x"], "top_n": 0}),
         ("/v1/rerank", {"query": "x", "documents": ["x" * 2000]}),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.serve.fake_engine import FakeEngine
@@ -34,7 +36,7 @@ async def test_tokenize_and_detokenize(http: httpx.AsyncClient) -> None:
         ("/detokenize", {"tokens": "x"}),
         ("/v1/embeddings", {"input": ""}),
         ("/v1/embeddings", {"input": []}),
-        ("/v1/embeddings", {"input": ["x"] * 257}),
+        ("/v1/embeddings", {"input": ["x"] * 2049}),
         ("/v1/embeddings", {"input": "x" * 300}),
         ("/v1/embeddings", {"input": "x", "dimensions": 7}),
         ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}),
@@ -44,6 +46,53 @@ async def test_bad_bodies_are_refused(
     http: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
     assert (await http.post(path, json=body)).status_code == 400
+
+
+async def test_embeddings_take_as_many_inputs_as_openais(http: httpx.AsyncClient) -> None:
+    """LangChain's OpenAIEmbeddings sends 1,000 at a time."""
+    reply = await http.post("/v1/embeddings", json={"input": ["x"] * 2048})
+    assert reply.status_code == 200 and len(reply.json()["data"]) == 2048
+
+
+async def test_tokenize_counts_a_chat_as_it_is_served(
+    engine: FakeEngine, http: httpx.AsyncClient
+) -> None:
+    fields = {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b ("}],
+        "continue_final_message": True,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning_effort": "low",
+        "add_special_tokens": False,
+    }
+    tokens = (await http.post("/tokenize", json=fields)).json()["tokens"]
+    assert "".join(map(chr, tokens)) == "<user>a<assistant>b ("
+    expected = {"enable_thinking": False, "reasoning_effort": "low"}
+    assert engine.tokenizer.variables == expected
+    await http.post("/v1/chat/completions", json=fields)
+    ((served, *_),) = engine.requests.values()
+    assert list(served) == tokens
+
+
+async def test_ids_outside_the_vocabulary_are_not_decoded(
+    engine: FakeEngine, http: httpx.AsyncClient
+) -> None:
+    engine.info = msgspec.structs.replace(engine.info, vocab_size=200)
+    reply = await http.post("/detokenize", json={"tokens": [97, 200]})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == "tokens.1: not a token id; got 200; limit: 199"
+    assert (await http.post("/detokenize", json={"tokens": [97, 199]})).status_code == 200
+
+
+async def test_chat_returns_the_prompts_token_ids(
+    engine: FakeEngine, http: httpx.AsyncClient
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "return_token_ids": True}
+    whole = (await http.post("/v1/chat/completions", json=body)).json()
+    text = (await http.post("/v1/chat/completions", json={**body, "stream": True})).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert "".join(map(chr, whole["prompt_token_ids"])) == "<user>a<assistant>"
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
 
 
 async def test_embeddings_are_unit_vectors_in_both_encodings(http: httpx.AsyncClient) -> None:

@@ -265,7 +265,7 @@ async def test_messages_are_translated_to_a_chat(
     [
         {"max_tokens": 0},
         {"messages": []},
-        {"messages": [{"role": "system", "content": "x"}]},
+        {"messages": [{"role": "tool", "content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"temperature": -1},
         {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}] * 5},

@@ -29,7 +29,9 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate(Protocol):
-    """Formats conversations for a model."""
+    """Formats conversations for a model. `uses_tools`: whether it mentions their tools."""
+
+    uses_tools: bool
 
     def render(self, chat: Chat) -> str:
         """The conversation as prompt text. Raises BadInput if the template rejects it."""
@@ -55,6 +57,8 @@ class Chat:
 class NoChatTemplate:
     """For models without a chat template."""
 
+    uses_tools = False
+
     def render(self, chat: Chat) -> str:
         raise BadInput("the model has no chat template", fix="use text completion instead of chat")
 
@@ -68,6 +72,7 @@ class JinjaTemplate:
 
     def __init__(self, sources: Mapping[str, str], names: Mapping[str, str]) -> None:
         self._sources, self._names = dict(sources), dict(names)
+        self.uses_tools = any("tools" in source for source in sources.values())
         self._compiled: dict[str, _Compiled] = {}
 
     def render(self, chat: Chat) -> str:

@@ -45,6 +45,11 @@ class Tokenizer(Protocol):
         """Characters of text that one token stands for at most."""
         ...
 
+    @property
+    def template_uses_tools(self) -> bool:
+        """Whether the chat template mentions the tools of a request."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Long texts are tokenised without holding the GIL.
 
@@ -68,11 +73,13 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """Token ids of a conversation.
 
-        `variables` are additional variables for the template. Raises BadInput if the model has no
-        chat template or the template rejects the conversation.
+        `variables` are additional variables for the template, which writes special tokens itself;
+        `add_special_tokens` adds the tokenizer's. Raises BadInput if the model has no chat template
+        or the template rejects the conversation.
         """
         ...
 
@@ -204,6 +211,7 @@ class HfTokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer, template: ChatTemplate) -> None:
         self.inner, self._template = inner, template
+        self.template_uses_tools = template.uses_tools
         self._table = ByteTable(inner) if _is_byte_level(inner) else None
         # A vocabulary's pieces write blanks and bytes as one character each, at least.
         self._max_token_chars = max([_MIN_TOKEN_CHARS, *map(len, inner.get_vocab())])
@@ -263,13 +271,13 @@ class HfTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         chat = Chat(
             messages, add_generation_prompt, tools, dict(variables or {}), continue_final_message
         )
-        return self.encode(
-            self._template.render(chat), add_special_tokens=False
-        )  # the template has them
+        text = self._template.render(chat)
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def special_token_id(self, text: str) -> int | None:
         return self._special_tokens.get(text)
@@ -317,6 +325,10 @@ class NoTokenizer:
     def max_token_chars(self) -> int:
         return 1
 
+    @property
+    def template_uses_tools(self) -> bool:
+        return False
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise BadInput(
             f"{self.model} has no tokenizer ({self.reason})",
@@ -337,6 +349,7 @@ class NoTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         return self.encode("")
 

@@ -9,6 +9,7 @@ from ridgeline.serve.anthropic.schemas import (
     MessageResponse,
     MessagesRequest,
     TokenCount,
+    ignored_fields,
     to_chat,
 )
 from ridgeline.serve.anthropic.stream import MessageStream
@@ -33,7 +34,12 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
     service.check_model(body.model)
     streamed = bool(body.stream)
     stream, output_format = await submit_chat(
-        service, request, "msg", to_chat(body), streamed=streamed
+        service,
+        request,
+        "msg",
+        to_chat(body),
+        streamed=streamed,
+        ignored_fields=ignored_fields(body),
     )
     serializer = MessageStream(stream, service.name, output_format)
     response = await respond(request, stream, serializer, streamed=streamed)

@@ -17,9 +17,12 @@ from ridgeline.serve.openai.schemas import (
     Name,
     OpenBody,
     Priority,
+    dropped_fields,
+    extension_fields,
     validate_fields,
 )
 
+_BILLING = "x-anthropic-billing-header:"
 MAX_CACHE_BREAKPOINTS = 4
 """Anthropic's limit on `cache_control` marks."""
 
@@ -77,7 +80,7 @@ InputBlock = Annotated[
 class MessageParam(OpenBody):
     """A message of the conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[InputBlock]
 
 
@@ -105,6 +108,20 @@ class ThinkingOptions(OpenBody):
     budget_tokens: Count | None = None
 
 
+class JsonOutputFormat(OpenBody):
+    """Structured output."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+
+
+class OutputConfig(OpenBody):
+    """Structured output, and the effort, which the chat template gets as `reasoning_effort`."""
+
+    format: JsonOutputFormat | None = None
+    effort: Name | None = None
+
+
 class CountTokensRequest(OpenBody):
     """Body of `POST /v1/messages/count_tokens`."""
 
@@ -114,6 +131,8 @@ class CountTokensRequest(OpenBody):
     tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonOutputFormat | None = None
     cache_control: CacheControl | None = None
 
 
@@ -216,26 +235,87 @@ class MessageEvent(TypedDict):
 def to_chat(body: CountTokensRequest) -> ChatCompletionRequest:
     """The same request as a chat; ApiError 400 if a chat cannot express it."""
     _check_breakpoints(body)
-    chat: dict[str, Any] = {"messages": _messages(body)}
+    chat: dict[str, Any] = {**extension_fields(body), "messages": _messages(body)}
+    last = chat["messages"][-1]
+    if last["role"] == "assistant" and "tool_calls" not in last:
+        chat["continue_final_message"] = True  # a prefill, which the response goes on from
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
-        chat |= _tool_choice(body.tool_choice)
+    chat |= _tool_choice(body.tool_choice) | _response_format(body)
+    variables: dict[str, Any] = {}
     if body.thinking is not None:
-        chat["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+        variables["enable_thinking"] = body.thinking.type != "disabled"
+    if body.output_config is not None and body.output_config.effort is not None:
+        variables["reasoning_effort"] = body.output_config.effort
+    if variables:
+        chat["chat_template_kwargs"] = variables | (chat.get("chat_template_kwargs") or {})
     if isinstance(body, MessagesRequest):
         names = ("max_tokens", "temperature", "top_p", "top_k", "priority", "cache_salt")
-        chat |= {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
+        chat |= {name: getattr(body, name) for name in names}
+        if body.stop_sequences is not None:
+            chat["stop"] = body.stop_sequences
     given = {name: value for name, value in chat.items() if value is not None}
     return validate_fields(ChatCompletionRequest, given)
 
 
+def ignored_fields(body: CountTokensRequest) -> list[str]:
+    """Names of the fields that have no effect."""
+    dropped = dropped_fields(body)
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        dropped.add("thinking.budget_tokens")
+    return sorted(dropped)
+
+
 def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
+    """System messages that open the conversation are one: many templates take only the first."""
     messages: list[dict[str, Any]] = []
-    if body.system:
-        messages.append({"role": "system", "content": _text(body.system)})
+    if system := _without_billing(body.system or ""):
+        messages.append({"role": "system", "content": system})
     for message in body.messages:
-        messages += _chat_messages(message)
+        if message.role == "system":
+            _check_text_only(message)
+            text = _without_billing(message.content)  # type: ignore[arg-type]  # text only
+            if text and len(messages) == 1 and messages[0]["role"] == "system":
+                messages[0]["content"] += "\n" + text
+            elif text:
+                messages.append({"role": "system", "content": text})
+        else:
+            messages += _chat_messages(message)
+    if not messages:
+        raise ApiError(400, "messages has no text", param="messages")
     return messages
+
+
+def _without_billing(system: str | list[InputTextBlock]) -> str:
+    """The text without the line that Claude Code puts first.
+
+    It differs in every request, so that no cached prefix would ever be found again.
+    """
+    blocks = [system] if isinstance(system, str) else [block.text for block in system]
+    kept = []
+    for text in blocks:
+        if text.startswith(_BILLING):
+            text = text.partition("\n")[2]
+        kept += [text] if text else []
+    return "\n".join(kept)
+
+
+def _check_text_only(message: MessageParam) -> None:
+    blocks = message.content if isinstance(message.content, list) else []
+    if not all(isinstance(block, InputTextBlock) for block in blocks):
+        raise ApiError(400, "messages: a system message has text only", param="messages")
+
+
+def _response_format(body: CountTokensRequest) -> dict[str, Any]:
+    config = body.output_config.format if body.output_config else None
+    if config is not None and body.output_format is not None:
+        message = "output_format is the older name of output_config.format; fix: send one of them"
+        raise ApiError(400, message, param="output_format")
+    requested = config or body.output_format
+    if requested is None:
+        return {}
+    schema = {"name": "output", "schema": requested.schema_}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 def _chat_messages(message: MessageParam) -> list[dict[str, Any]]:
@@ -283,6 +363,8 @@ def _tool_choice(choice: MessageToolChoice | None) -> dict[str, Any]:
     if choice.disable_parallel_tool_use:
         fields["parallel_tool_calls"] = False
     if choice.type == "tool":
+        if choice.name is None:
+            raise ApiError(400, "tool_choice.name is missing", param="tool_choice.name")
         return fields | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
     return fields | {"tool_choice": "required" if choice.type == "any" else choice.type}
 

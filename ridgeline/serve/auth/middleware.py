@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain
 from urllib.parse import urlsplit
@@ -42,6 +42,8 @@ _REFUSAL_REASONS = {
     431: "headers",
     503: "draining",
 }
+_HIDDEN_HEADERS = {b"date", b"connection", b"content-length", b"content-type", b"cache-control"}
+_DEFAULT_HEADERS = b"authorization, content-type, x-api-key, x-request-id"
 _SAFE_HEADERS = [(b"x-content-type-options", b"nosniff")]
 
 
@@ -82,7 +84,9 @@ class AccessMiddleware:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                message = {**message, "headers": [*message.get("headers", ()), *added]}
+                sent = message.get("headers", ())
+                exposed = _exposed_headers(sent) if origin in policy.origins else ()
+                message = {**message, "headers": [*sent, *added, *exposed]}
             await send(message)
 
         try:
@@ -92,7 +96,7 @@ class AccessMiddleware:
             await error_response(error, scope["path"])(scope, receive, send_with_headers)
             return
         if is_preflight:
-            await _preflight_response()(scope, receive, send_with_headers)
+            await _preflight_response(headers)(scope, receive, send_with_headers)
             return
         with policy.drain:
             try:
@@ -203,12 +207,21 @@ def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
     return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
 
 
-def _preflight_response() -> Response:
-    return Response(
-        status_code=204,
-        headers={
-            "access-control-allow-methods": "GET, POST, DELETE",
-            "access-control-allow-headers": "authorization, content-type, x-api-key, x-request-id",
-            "access-control-max-age": "600",
-        },
-    )
+def _exposed_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The header that lets pages read the response's others, but for those that browsers manage."""
+    names = sorted({name.lower() for name, _ in headers} - _HIDDEN_HEADERS)
+    return [(b"access-control-expose-headers", b", ".join(names))] if names else []
+
+
+def _preflight_response(headers: dict[bytes, bytes]) -> Response:
+    """Whatever headers an allowed origin asks to send: clients add new ones in every version."""
+    requested = headers.get(b"access-control-request-headers", _DEFAULT_HEADERS).decode("latin-1")
+    allowed = {
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": requested,
+        "access-control-max-age": "600",
+        "vary": "access-control-request-headers",
+    }
+    if headers.get(b"access-control-request-private-network") == b"true":
+        allowed["access-control-allow-private-network"] = "true"
+    return Response(status_code=204, headers=allowed)

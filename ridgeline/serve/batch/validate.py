@@ -6,6 +6,7 @@ endpoint can reject (a field out of range, a prompt that is too long) becomes th
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -54,6 +55,8 @@ def validate_file(pieces: Iterable[bytes], endpoint: str) -> ValidatedFile:
     custom_ids: set[str] = set()
     models: dict[str | None, None] = {}  # ordered
     for number, (first_byte, text) in enumerate(_split_lines(pieces), 1):
+        if number == 1 and text.startswith(codecs.BOM_UTF8):  # editors on Windows write it
+            text, first_byte = text[3:], first_byte + 3
         if not text.strip():
             continue
         if len(lines) >= MAX_REQUESTS:

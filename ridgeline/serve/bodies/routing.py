@@ -6,6 +6,7 @@ FastAPI validates a body against the route's model; errors are translated by `ap
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from functools import partial
@@ -61,7 +62,7 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            body = await self.body()
+            body = (await self.body()).removeprefix(codecs.BOM_UTF8)
             limits: BodyLimits = self.app.state.body_limits
             parse = partial(_parse, body, limits.max_bytes // BYTES_PER_VALUE)
             try:

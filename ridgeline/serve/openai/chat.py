@@ -16,7 +16,11 @@ from ridgeline.serve.openai.sampling_params import (
     request_options,
     starts_in_reasoning,
 )
-from ridgeline.serve.openai.schemas import ChatCompletionRequest, NamedToolChoice
+from ridgeline.serve.openai.schemas import (
+    ChatCompletionRequest,
+    NamedToolChoice,
+    check_supported,
+)
 from ridgeline.serve.output_parsers.select import (
     ForcedTool,
     OutputFormat,
@@ -39,6 +43,7 @@ async def submit_chat(
 
     `ignored_fields`: fields of the body that this one was translated from.
     """
+    check_supported(body)
     tokenizer = service.engine.tokenizer
     output_format = chat_output_format(body, service.options)
     sampling = chat_sampling(body, output_format, tokenizer)
@@ -47,8 +52,12 @@ async def submit_chat(
         default = service.options.reasoning_parser == "think_open"
         begins = starts_in_reasoning(body, prompt, tokenizer, default=default)
         output_format = msgspec.structs.replace(output_format, begins_in_reasoning=begins)
-    without_effect = ("stop",) if output_format.grammar and body.stop else ()
-    options = request_options(body, (*ignored_fields, *without_effect))
+    without_effect = [*ignored_fields]
+    if output_format.grammar is not None and body.stop:
+        without_effect.append("stop")
+    if output_format.call_format is not None and not tokenizer.template_uses_tools:
+        without_effect.append("tools")  # the template leaves them out: the model cannot know them
+    options = request_options(body, without_effect)
     stream = service.submit(request, id_prefix, [prompt], sampling, options, streamed=streamed)
     return stream, output_format
 

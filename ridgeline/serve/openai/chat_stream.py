@@ -88,11 +88,21 @@ class ChatCompletionStream(OpenAIStream):
         return [self._response_choice(index, choice) for index, choice in enumerate(choices)]
 
     def extra_fields(self, choices: Sequence[CollectedChoice]) -> Mapping[str, Any]:
-        """`prompt_logprobs`, which a chat response carries next to its choices, if requested."""
+        """What a chat response carries next to its choices, if requested."""
+        fields = self._prompt_token_ids()
         if self._body.prompt_logprobs is None:
-            return {}
+            return fields
         positions = next((c.prompt_logprobs for c in choices if c.prompt_logprobs), ())
-        return {"prompt_logprobs": prompt_logprobs(positions, self._decoder)}
+        return {**fields, "prompt_logprobs": prompt_logprobs(positions, self._decoder)}
+
+    def chunk_fields(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The prompt's token ids come with the chunk that opens a choice."""
+        return self._prompt_token_ids() if "role" in entry["delta"] else {}
+
+    def _prompt_token_ids(self) -> dict[str, Any]:
+        if not self._body.return_token_ids:
+            return {}
+        return {"prompt_token_ids": [*self._stream.request.prompts[0].tokens]}
 
     def _response_choice(self, index: int, choice: CollectedChoice) -> ChatChoice:
         parser = self._parsers[index]

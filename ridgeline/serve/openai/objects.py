@@ -166,6 +166,7 @@ class ChatCompletionResponse(TypedDict):
     usage: CompletionUsage
     metrics: NotRequired[RequestTimings]
     prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[NonNegative]]
 
 
 class ChatDelta(TypedDict, total=False):
@@ -196,6 +197,7 @@ class ChatCompletionChunk(TypedDict):
     created: NonNegative
     model: str
     choices: list[ChatChunkChoice]
+    prompt_token_ids: NotRequired[list[NonNegative]]
     usage: NotRequired[CompletionUsage]
     metrics: NotRequired[RequestTimings]
 

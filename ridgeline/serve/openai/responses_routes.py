@@ -10,6 +10,7 @@ from ridgeline.serve.openai.chat import submit_chat
 from ridgeline.serve.openai.objects import ResponseObject
 from ridgeline.serve.openai.responses_schemas import ResponsesRequest, to_chat
 from ridgeline.serve.openai.responses_stream import ResponsesStream
+from ridgeline.serve.openai.schemas import dropped_fields
 from ridgeline.serve.openapi import error_responses, json_or_events
 from ridgeline.serve.service import ServiceDep
 
@@ -34,7 +35,7 @@ async def create_response(
         "resp",
         to_chat(body),
         streamed=streamed,
-        ignored_fields=sorted(body.model_extra or {}),
+        ignored_fields=sorted(dropped_fields(body)),
     )
     serializer = ResponsesStream(body, stream, service.name, output_format)
     return await respond(request, stream, serializer, streamed=streamed)

@@ -14,6 +14,7 @@ from ridgeline.serve.openai.schemas import (
     OpenBody,
     Priority,
     ReasoningEffort,
+    extension_fields,
     validate_fields,
 )
 
@@ -114,18 +115,36 @@ class ResponsesRequest(OpenBody):
     reasoning: ResponseReasoningOptions | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    previous_response_id: None = None
-    conversation: None = None
-    prompt: None = None
-    background: Literal[False] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    background: bool | None = None
     truncation: Literal["disabled"] | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
 
 
+_STATELESS = {
+    "previous_response_id": "send the whole conversation as input",
+    "conversation": "send the whole conversation as input",
+    "prompt": "send the text as instructions and input",
+    "background": "wait for the response, or stream it",
+}
+"""Fields that need stored responses → what to send instead."""
+
+
+def _check_stateless(body: ResponsesRequest) -> None:
+    for name, fix in _STATELESS.items():
+        if getattr(body, name) not in (None, False):
+            message = f"{name} is not supported: this server stores nothing; fix: {fix}"
+            raise ApiError(400, message, param=name)
+
+
 def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     """The same request as a chat; ApiError 400 if a chat cannot express it."""
+    _check_stateless(body)
     chat: dict[str, Any] = {
+        **extension_fields(body),
         "messages": _messages(body),
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
@@ -133,10 +152,12 @@ def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
         "parallel_tool_calls": body.parallel_tool_calls,
         "priority": body.priority,
         "cache_salt": body.cache_salt,
-        "response_format": _response_format(body.text.format if body.text else None),
         "reasoning_effort": body.reasoning and body.reasoning.effort,
         "tool_choice": body.tool_choice,
     }
+    text_format = _response_format(body.text.format if body.text else None)
+    if text_format is not None:
+        chat["response_format"] = text_format
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
     if isinstance(body.tool_choice, ResponseToolChoice):

@@ -71,7 +71,6 @@ async def create_completion(
 async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, service: ServiceDep
 ) -> Response:
-    check_supported(body)
     service.check_model(body.model)
     streamed = bool(body.stream)
     stream, output_format = await submit_chat(service, request, "chatcmpl", body, streamed=streamed)

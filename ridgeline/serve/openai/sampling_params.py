@@ -136,6 +136,7 @@ async def chat_prompt(body: ChatCompletionRequest, reader: PromptReader) -> Toke
         tools=tools,
         variables=variables,
         continue_final_message=continues,
+        add_special_tokens=bool(body.add_special_tokens),
     )
     return _truncate(prompt, body.truncate_prompt_tokens)
 

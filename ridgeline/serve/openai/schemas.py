@@ -78,6 +78,13 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "web_search_options": (None,),
     "thinking_token_budget": (None,),
+    "grammar": (None,),
+    "regex": (None,),
+    "ebnf": (None,),
+    "json_schema": (None,),
+    "structural_tag": (None,),
+    "guided_whitespace_pattern": (None,),
+    "logits_processors": (None, []),
 }
 """Field → the values that change nothing and are accepted."""
 
@@ -104,16 +111,18 @@ class JsonSchemaFormat(OpenBody):
 
 
 class ResponseFormat(OpenBody):
-    """Structured output in OpenAI's form."""
+    """Structured output in OpenAI's form. `schema`: with `json_object`, as llama.cpp and Together
+    take it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
 
 
 class StructuredOutputs(OpenBody):
     """Structured output in vLLM's form: one of these."""
 
-    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -151,7 +160,7 @@ class CompletionRequestBase(OpenBody):
     best_of: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -237,6 +246,9 @@ class NamedToolChoice(OpenBody):
     function: FunctionName
 
 
+ChatToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+
+
 class ChatCompletionRequest(CompletionRequestBase):
     """Body of `POST /v1/chat/completions`."""
 
@@ -246,7 +258,7 @@ class ChatCompletionRequest(CompletionRequestBase):
     top_logprobs: int | None = None
     echo: Literal[False] | None = None
     tools: list[ChatTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
@@ -272,6 +284,11 @@ def check_supported(body: CompletionRequestBase) -> None:
         if name in REFUSED and value not in REFUSED[name]:
             message = f"{name} is not supported by this server; fix: leave {name} out"
             raise ApiError(400, message, param=name)
+    structured = body.structured_outputs
+    for name, value in ((structured and structured.model_extra) or {}).items():
+        if value not in (None, False):
+            message = f"structured_outputs.{name} is not supported; fix: leave it out"
+            raise ApiError(400, message, param="structured_outputs")
     if body.best_of is not None and body.best_of != (body.n or 1):
         limit = f"got {body.best_of}; limit: n = {body.n or 1}"
         raise ApiError(400, f"best_of other than n is not supported; {limit}", param="best_of")
@@ -280,6 +297,54 @@ def check_supported(body: CompletionRequestBase) -> None:
     if body.stream and body.prompt_logprobs is not None:
         message = "prompt_logprobs is not available with stream = true; fix: do not stream"
         raise ApiError(400, message, param="prompt_logprobs")
+
+
+EXTENSIONS = frozenset((
+    "seed", "min_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+    "min_tokens", "skip_special_tokens", "add_special_tokens", "allowed_token_ids",
+    "truncate_prompt_tokens", "response_format", "structured_outputs", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "chat_template_kwargs",
+    "include_reasoning", "request_id", "slo_class", "timeout_ms", "best_of",
+))  # fmt: skip
+"""Fields of a chat that are honoured by the APIs that translate to one, too."""
+_WITHOUT_PLACE: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "prompt_logprobs": (None,),
+    "return_token_ids": (None, False),
+    "echo": (None, False),
+}
+"""Fields of a chat whose results the other APIs' responses cannot hold → values without effect."""
+
+
+def extension_fields(body: OpenBody) -> dict[str, Any]:
+    """The fields of another API's body that are a chat's; those that a chat refuses are among them.
+
+    ApiError 400 for fields whose results the response could not hold.
+    """
+    extra = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
+    for name, neutral in _WITHOUT_PLACE.items():
+        if extra.get(name) not in neutral:
+            message = f"{name} is not supported here; fix: send it to /v1/chat/completions"
+            raise ApiError(400, message, param=name)
+    return {name: extra[name] for name in extra if name in EXTENSIONS or name in REFUSED}
+
+
+def dropped_fields(body: OpenBody, *, prefix: str = "") -> set[str]:
+    """Names of the fields, at any depth, that a translation to a chat leaves out."""
+    dropped: set[str] = set()
+    for name, value in (body.model_extra or {}).items():
+        is_served = not prefix and (name in EXTENSIONS or name in REFUSED)
+        if value is not None and not is_served:
+            dropped.add(prefix + name)
+    for name in body.model_fields_set:
+        value = getattr(body, name, None)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, OpenBody):
+                dropped |= dropped_fields(part, prefix=f"{prefix}{name.rstrip('_')}.")
+    return dropped
 
 
 _NESTED = {"stream_options", "response_format", "structured_outputs"}

@@ -75,8 +75,12 @@ class OpenAIStream(ABC):
         """Further fields of a response that is not streamed."""
         return {}
 
+    def chunk_fields(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Further fields of the chunk of a choice."""
+        return {}
+
     def _chunk(self, entry: Mapping[str, Any], update: ChoiceUpdate) -> bytes:
-        chunk = self._envelope(self.chunk_object, [entry])
+        chunk = self._envelope(self.chunk_object, [entry]) | dict(self.chunk_fields(entry))
         if self._usage_in_chunks:
             chunk["usage"] = completion_usage(self._stream.usage(update.num_output_tokens))
         return sse(chunk)

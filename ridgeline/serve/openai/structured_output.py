@@ -54,10 +54,16 @@ def _response_format(requested: ResponseFormat | None) -> OutputGrammar | None:
     if requested is None or requested.type == "text":
         return None
     if requested.type == "json_object":
-        return ANY_OBJECT
+        schema = requested.schema_
+        return ANY_OBJECT if schema is None else json_grammar(_as_object(schema))
     if requested.json_schema is None:
         raise ApiError(400, "response_format.json_schema is missing", param="response_format")
     return json_grammar(requested.json_schema.schema_)
+
+
+def _as_object(schema: dict[str, Any] | bool) -> object:
+    """A schema whose values are objects, as `json_object` says."""
+    return {"type": "object", **schema} if isinstance(schema, dict) else schema
 
 
 def _structured_outputs(requested: StructuredOutputs | None) -> OutputGrammar | None:
@@ -77,7 +83,7 @@ def _structured_outputs(requested: StructuredOutputs | None) -> OutputGrammar | 
     return given[0] if given else None
 
 
-def _json(schema: dict[str, Any] | str | None) -> OutputGrammar | None:
+def _json(schema: dict[str, Any] | bool | str | None) -> OutputGrammar | None:
     """A schema as a value, or as JSON text."""
     if schema is None:
         return None

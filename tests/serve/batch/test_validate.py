@@ -27,6 +27,15 @@ def test_lines_are_split_however_the_file_is_cut(size: int) -> None:
     assert found.model == "fake" and not found.errors
 
 
+def test_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    data = b"\xef\xbb\xbf" + jsonl(request("a"), request("b"))
+    found = validate_file([data], CHAT)
+    assert not found.errors and [line.custom_id for line in found.lines] == ["a", "b"]
+    first = found.lines[0]
+    text = data[first.first_byte : first.first_byte + first.num_bytes]
+    assert json.loads(text)["custom_id"] == "a"
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [
