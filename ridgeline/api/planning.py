@@ -124,6 +124,9 @@ def predict(
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     expert_parallel_size: int = 1,
+    moe_tensor_parallel_size: int | None = None,
+    attention_dp_size: int = 1,
+    backend: str | None = None,
     max_num_batched_tokens: int | None = None,
     num_speculative_tokens: int = 0,
     acceptance: float | None = None,
@@ -146,13 +149,19 @@ def predict(
         output_len: Output tokens of a request.
         max_concurrency: Requests in flight, in a closed loop.
         cached_tokens: Prompt tokens found in the prefix cache.
-        quantization: Weight format: float32, bfloat16, float16, fp8, int8, int4 or mxfp4
-            (default: as stored).
+        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4
+            or nvfp4 (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8 or int8 (default:
             as stored).
         tensor_parallel_size: Devices that every layer is split over.
         pipeline_parallel_size: Stages that the layers are divided into.
         expert_parallel_size: Devices that whole experts are spread over.
+        moe_tensor_parallel_size: Devices that each expert's matrices are split over (default:
+            what expert parallelism leaves).
+        attention_dp_size: Attention groups with sequences of their own that share the
+            experts.
+        backend: Engine whose overheads are predicted: vllm, sglang or trtllm (default: the
+            mean of the three).
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
             512).
         num_speculative_tokens: Speculative decoding: draft tokens per sequence and step.
@@ -243,8 +252,8 @@ def simulate(
         router: How requests are routed to replicas.
         tensor_parallel_size: Devices that every layer is split over.
         expert_parallel_size: Devices that whole experts are spread over.
-        quantization: Weight format: float32, bfloat16, float16, fp8, int8, int4 or mxfp4
-            (default: as stored).
+        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4
+            or nvfp4 (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8 or int8 (default:
             as stored).
         max_num_seqs: Maximum sequences running at once on a replica (default: 256; with

@@ -119,7 +119,7 @@ CALIBRATION = About(
     "Calibration written by `ridgeline calibrate`; adds its device, this-machine.", path="input"
 )
 QUANTIZATION = About(
-    "Weight format: float32, bfloat16, float16, fp8, int8, int4 or mxfp4.",
+    "Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4 or nvfp4.",
     metavar="FORMAT",
     unset="as stored",
     aliases=("weight-dtype",),
@@ -140,6 +140,23 @@ PIPELINE_PARALLEL = About(
 )
 EXPERT_PARALLEL = About(
     "Devices that whole experts are spread over.", unit=COUNT, aliases=("ep",), since="0.2"
+)
+ATTENTION_DP = About(
+    "Attention groups with sequences of their own that share the experts.",
+    unit=COUNT,
+    since="0.2",
+)
+MOE_TENSOR_PARALLEL = About(
+    "Devices that each expert's matrices are split over.",
+    unit=COUNT,
+    unset="what expert parallelism leaves",
+    since="0.2",
+)
+BACKEND = About(
+    "Engine whose overheads are predicted: vllm, sglang or trtllm.",
+    metavar="NAME",
+    unset="the mean of the three",
+    since="0.2",
 )
 PRICE_PER_HOUR = About("Price of this machine per hour.", unit=DOLLARS)
 DEVICE_PRICE = About("Price per device and hour.", unit=DOLLARS, unset="from the catalogue")

@@ -90,6 +90,12 @@ FP8 = Format(kind="float8_e4m3", bits=8, scale_bytes=4, activations="float8_e4m3
 """Planning only: the engine decodes FP8 checkpoints to float32."""
 MXFP4 = Format(kind="mxfp4", bits=4, group_size=32, scale_bytes=1, activations="bfloat16")
 """Planning only: OCP microscaling FP4, one shared exponent per 32 weights."""
+FP8_BLOCK = Format(
+    kind="float8_block", bits=8, group_size=16_384, scale_bytes=4, activations="float8_e4m3"
+)
+"""Planning only: FP8 with a scale per block of 128 by 128 weights, as in DeepSeek-V3."""
+NVFP4 = Format(kind="nvfp4", bits=4, group_size=16, scale_bytes=1, activations="float4")
+"""Planning only: FP4 with an FP8 scale per 16 weights."""
 
 
 def int4(group_size: int = 128, *, zeros: bool = False) -> Format:

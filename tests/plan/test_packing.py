@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ridgeline.cli.main import main
 from ridgeline.errors import DoesNotFit
 from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.plan.calibration.published_efficiency import efficiency_of
 from ridgeline.plan.fleet.packing import MAX_BUSY, Tenant, pack, replicas_of, usable_bytes
 
 ROWS = load_catalogue()
@@ -61,7 +62,7 @@ def test_one_token_answers_are_charged_for_their_prompts() -> None:
     flops = 36 * 1024 * 2 * 7e9
     replicas = replicas_of(tenant, ROWS["h100-sxm"])
     assert sum(replica.busy for replica in replicas) > flops / (
-        0.6 * ROWS["h100-sxm"].peak_flops["bfloat16"]
+        efficiency_of(ROWS["h100-sxm"]).compute * ROWS["h100-sxm"].peak_flops["bfloat16"]
     )
 
 

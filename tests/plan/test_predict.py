@@ -14,11 +14,13 @@ from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.parameters import num_kv_heads
-from ridgeline.plan.calibration.published_efficiency import Efficiency, interval
+from ridgeline.modelspec.cost.serving_formats import parse_weight_dtype
+from ridgeline.plan.calibration.published_efficiency import Efficiency, backends, interval
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import (
     OperatingPoint,
+    Pool,
     predict,
     predict_lines,
     predict_on,
@@ -30,6 +32,12 @@ from ridgeline.plan.step_time.speculation import SpeculationModel
 IDEAL = Efficiency(
     bandwidth=1.0,
     compute=1.0,
+    expert_bandwidth=1.0,
+    expert_compute=1.0,
+    kv_bandwidth=1.0,
+    latent_compute=1.0,
+    prompt_compute=1.0,
+    link=1.0,
     step_s=0.0,
     layer_s=0.0,
     run_s=0.0,
@@ -56,8 +64,9 @@ def test_prediction_by_hand_without_losses() -> None:
     assert found.decode_ms == pytest.approx(1000 * decode_s, rel=1e-6)
     assert found.tpot_ms == found.decode_ms and found.mbu == pytest.approx(1.0)
     linears = 8_030_261_248 - 2 * 128_256 * 4096 - 266_240
-    flops = 2 * linears * 1000 + 4 * 32 * 4096 * 1000 * 1001 / 2 + 2 * 128_256 * 4096
-    assert found.ttft_ms == pytest.approx(1000 * flops / 989e12, rel=1e-6)
+    flops = 2 * linears * 1000 + 4 * 32 * 4096 * 1000 * 1001 / 2
+    head_s = 2 * 128_256 * 4096 / 3.35e12  # one sampled position reads the whole LM head
+    assert found.ttft_ms == pytest.approx(1000 * (flops / 989e12 + head_s), rel=1e-6)
     assert found.bound == "bandwidth" and found.prefill_bound == "compute"
     total_s = (found.ttft_ms + 99 * found.tpot_ms) / 1000
     assert found.output_tok_s == pytest.approx(100 / total_s)
@@ -244,3 +253,145 @@ def test_custom_catalogue_with_sparse_rates_is_rejected(
     own.write_text(row + "sparse = true\n")
     assert main(asked) == 2
     assert "sparsity" in capsys.readouterr().err
+
+
+# Measured TPOT in ms, from the silicon data of ai-dynamo/aiconfigurator (Apache-2.0).
+MEASURED = [
+    (
+        {
+            "model": "llama-3.1-8b",
+            "isl": 1024,
+            "osl": 512,
+            "batch": 8,
+            "tp": 4,
+            "backend": "trtllm",
+        },
+        3.29,
+    ),
+    (
+        {
+            "model": "qwen3-32b",
+            "isl": 1024,
+            "osl": 256,
+            "batch": 32,
+            "tp": 4,
+            "backend": "trtllm",
+            "weight_dtype": "fp8",
+        },
+        12.47,
+    ),
+    (
+        {
+            "model": "gpt-oss-120b",
+            "device": "b200",
+            "isl": 1024,
+            "osl": 8192,
+            "batch": 8,
+            "tp": 2,
+            "moe_tp": 2,
+            "backend": "vllm",
+            "weight_dtype": "mxfp4",
+        },
+        3.67,
+    ),
+    (
+        {
+            "model": "llama-3.1-70b",
+            "device": "b200",
+            "isl": 1024,
+            "osl": 8192,
+            "batch": 16,
+            "tp": 2,
+            "backend": "trtllm",
+            "weight_dtype": "nvfp4",
+        },
+        10.04,
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "tpot_ms"), MEASURED)
+def test_published_tpot_lies_in_the_interval(fields: dict[str, object], tpot_ms: float) -> None:
+    low, high = predict(point(**fields)).interval["tpot_ms"]
+    assert low <= tpot_ms <= high
+
+
+def test_backends_differ_in_overhead_and_none_is_their_mean() -> None:
+    by_name = {name: predict(point(backend=name)).tpot_ms for name in backends()}
+    assert len(set(by_name.values())) == 3
+    assert min(by_name.values()) < predict(point()).tpot_ms < max(by_name.values())
+    with pytest.raises(BadInput, match="unknown backend"):
+        predict(point(backend="tgi"))
+
+
+def test_attention_groups_divide_sequences_and_share_experts() -> None:
+    base = {"model": "qwen3-235b-a22b", "batch": 256, "weight_dtype": "fp8"}
+    alone = predict(point(**base, tp=8, ep=8))
+    grouped = predict(point(**base, tp=2, attention_dp=4, ep=8))
+    split = predict(point(**base, tp=2, moe_tp=4, ep=2))
+    assert grouped.kv_tokens_max > 0 and split.kv_tokens_max > 0
+    assert grouped.decode_ms != alone.decode_ms
+    spec, device = load_planning_spec("qwen3-235b-a22b"), find_accelerator("h100-sxm")
+    whole, wide = (
+        build_replica(spec, device, layout)
+        for layout in (Layout(tp=8, ep=8), Layout(tp=2, dp=4, ep=8))
+    )
+    assert whole.expert_bytes == wide.expert_bytes
+    assert wide.shared_bytes == 4 * whole.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"moe_tp": 3, "ep": 2, "tp": 4}, "different numbers of devices"),
+        ({"moe_tp": 2, "ep": 1, "tp": 4, "attention_dp": 2}, "different numbers of devices"),
+        ({"attention_dp": 0}, "must be positive"),
+    ],
+)
+def test_layouts_of_unlike_device_counts_are_refused(fields: dict[str, int], match: str) -> None:
+    with pytest.raises(BadInput, match=match):
+        predict(point(model="qwen3-30b-a3b", **fields))
+
+
+def test_dense_model_has_no_attention_groups() -> None:
+    with pytest.raises(CannotRun, match="no experts to share"):
+        predict(point(attention_dp=2))
+    assert predict(point(tp=4, moe_tp=1)).tpot_ms == predict(point(tp=4)).tpot_ms
+
+
+def test_disaggregated_answers_see_no_prompts() -> None:
+    base = {"isl": 4000, "osl": 500, "batch": 64, "backend": "sglang"}
+    mixed = predict(point(**base, tp=4))
+    pools = predict(point(**base, prefill=Pool(tp=4, workers=2), decode=Pool(tp=4)))
+    assert pools.tpot_ms < mixed.tpot_ms
+    fewer = predict(point(**base, prefill=Pool(tp=4, workers=2), decode=Pool(tp=4, workers=4)))
+    assert fewer.tpot_ms < pools.tpot_ms and fewer.ttft_ms == pools.ttft_ms
+    with pytest.raises(BadInput, match="both pools"):
+        predict(point(**base, decode=Pool(tp=4)))
+
+
+def test_ttft_of_a_closed_loop_grows_with_its_clients() -> None:
+    one, many = predict(point(batch=1)), predict(point(batch=64))
+    assert many.ttft_ms - many.prompt_ms > one.ttft_ms - one.prompt_ms > 0
+
+
+@given(
+    model=st.sampled_from(["llama-3.1-8b", "deepseek-v3", "gpt-oss-120b", "gemma-3-27b"]),
+    weights=st.sampled_from([None, "fp8", "fp8-block", "nvfp4", "mxfp4"]),
+    device=st.sampled_from(["h100-sxm", "b200"]),
+    batch=st.integers(1, 512),
+    backend=st.sampled_from([None, "vllm", "sglang", "trtllm"]),
+)
+def test_no_decode_step_beats_the_roofline(
+    model: str, weights: str | None, device: str, batch: int, backend: str | None
+) -> None:
+    machine = build_replica(
+        load_planning_spec(model),
+        find_accelerator(device),
+        Layout(tp=8),
+        weight_dtype=None if weights is None else parse_weight_dtype(weights),
+        backend=backend,
+    )
+    step = machine.uniform(batch, 1, 2000, sampled=batch)
+    assert step.bytes / step.seconds <= machine.device.bandwidth_bytes_s
+    assert step.flops / step.seconds <= max(machine.device.peak_flops.values())

@@ -25,7 +25,17 @@ from ridgeline.modelspec.cost.parameters import (
     num_params,
 )
 from ridgeline.modelspec.cost.step import CostModel, cost_model
-from ridgeline.modelspec.format import BYTES_OF_DTYPE, FP8, INT4, INT8, MXFP4, Format, dense
+from ridgeline.modelspec.format import (
+    BYTES_OF_DTYPE,
+    FP8,
+    FP8_BLOCK,
+    INT4,
+    INT8,
+    MXFP4,
+    NVFP4,
+    Format,
+    dense,
+)
 from ridgeline.modelspec.model import ModelSpec
 
 WIDE_DTYPES = ("bfloat16", "float16", "float32")
@@ -36,12 +46,14 @@ class ServingFormat(msgspec.Struct, frozen=True, kw_only=True):
     """A weight format and the dtypes of its products, fastest first; the first one for which the
     device has a peak is used.
 
-    `experts_only`: in a routed model only the experts take it.
+    `experts_only`: in a routed model only the experts take it. `blocks`: products rescale their
+    sums for each block of weights.
     """
 
     format: Format
     computed_in: tuple[str, ...]
     experts_only: bool = False
+    blocks: bool = False
 
     def nbytes(self, weights: float, outputs: float) -> float:
         """Bytes of `weights` numbers in matrices with `outputs` rows together, scales included."""
@@ -56,15 +68,20 @@ SERVING_FORMATS: Mapping[str, ServingFormat] = MappingProxyType(
         "bfloat16": ServingFormat(format=dense("bfloat16"), computed_in=WIDE_DTYPES),
         "float16": ServingFormat(format=dense("float16"), computed_in=WIDE_DTYPES),
         "float8_e4m3": ServingFormat(format=FP8, computed_in=("float8_e4m3", *WIDE_DTYPES)),
+        "float8_block": ServingFormat(
+            format=FP8_BLOCK, computed_in=("float8_e4m3", *WIDE_DTYPES), blocks=True
+        ),
         "int8": ServingFormat(format=INT8, computed_in=("int8", *WIDE_DTYPES)),
         "int4": ServingFormat(format=INT4, computed_in=WIDE_DTYPES),
         "mxfp4": ServingFormat(
             format=MXFP4, computed_in=("float4", *WIDE_DTYPES), experts_only=True
         ),
+        "nvfp4": ServingFormat(format=NVFP4, computed_in=("float4", *WIDE_DTYPES)),
     }
 )
 _SHORT_NAMES = MappingProxyType(
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3", "fp4": "mxfp4"}
+    | {"fp8-block": "float8_block", "fp8_block": "float8_block"}
 )
 
 

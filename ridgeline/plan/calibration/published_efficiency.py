@@ -19,45 +19,122 @@ _Z = 1.2816  # a standard normal lies within ±1.2816 with probability 0.8
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shares of the dense peaks that a step reaches, and its overheads in seconds.
+    """How far from the dense peaks the parts of a step are, and what they cost besides.
 
-    `step_s` per step, `layer_s` per layer of it, `run_s` per sequence in it, `collective_s` per
-    collective operation. `tpot_error`, `ttft_error`: median relative error to expect.
+    Shares of the peaks: `bandwidth` and `compute` of linears that every token uses, `expert_*` of
+    routed experts, `kv_bandwidth` and `latent_compute` of decode attention (the latter of latent
+    attention, in its absorbed form), `prompt_compute` of prompts' attention. `fp8` and `fp4` are
+    further factors on the compute share of linears and experts in those formats, and `blocks` on
+    those with a scale per block. `link`: share of the link's rate that collectives reach.
+
+    Seconds: `step_s` per step, `layer_s` per layer, `routed_layer_s` and `latent_layer_s` per layer
+    with experts and with latent attention, `run_s` per sequence, `collective_s` per collective.
+
+    In a closed loop a prompt also takes `first_s` outside its steps, waits `wait_steps` decode
+    steps, and for a share `together` of the other clients' prompts, of which half are before it;
+    `pool_first_s` and `pool_together` are those of a pool that only computes prompts.
+
+    `disaggregated`: factor on the decode steps of a pool that only decodes. `tpot_error`,
+    `ttft_error`: median relative error to expect.
     """
 
     bandwidth: float
     compute: float
+    expert_bandwidth: float
+    expert_compute: float
+    kv_bandwidth: float
+    latent_compute: float
+    prompt_compute: float
+    fp8: float = 1.0
+    fp4: float = 1.0
+    blocks: float = 1.0
+    link: float
     step_s: float
     layer_s: float
+    routed_layer_s: float = 0.0
+    latent_layer_s: float = 0.0
     run_s: float
     collective_s: float
+    first_s: float = 0.0
+    wait_steps: float = 0.0
+    together: float = 0.0
+    pool_first_s: float = 0.0
+    pool_together: float = 0.0
+    disaggregated: float = 1.0
     tpot_error: float
     ttft_error: float
     source: str
     as_of: str
 
     def __post_init__(self) -> None:
-        shares = (self.bandwidth, self.compute)
-        if not all(0 < share <= 1 for share in shares):
-            raise BadInput(
-                "an efficiency must be a share of the dense peak", value=shares, limit="(0, 1]"
-            )
+        shares = {
+            name: getattr(self, name)
+            for name in self.__struct_fields__
+            if name.endswith(("bandwidth", "compute")) or name in ("fp8", "fp4", "blocks", "link")
+        }
+        for name, share in shares.items():
+            if not 0 < share <= 1:
+                raise BadInput(
+                    f"an efficiency must be a share of the dense peak: {name}",
+                    value=share,
+                    limit="(0, 1]",
+                )
         if not (self.source.strip() and self.as_of.strip()):
             raise BadInput("an efficiency row needs a source and a date", value=self.source)
 
+    def ttft_s(self, prompt_s: float, tpot_s: float, clients: float) -> float:
+        """Seconds to the first token in a closed loop of `clients`, whose prompts take `prompt_s`
+        alone."""
+        others = clients - 1
+        waiting = (
+            self.together * prompt_s * others / 2 + self.wait_steps * tpot_s * others / clients
+        )
+        return self.first_s + prompt_s + waiting
 
-def efficiency_of(device: Accelerator) -> Efficiency:
-    """The published efficiency of a device, or the default; `compute` is capped by the share that
-    plain matrix products reach on the device."""
+    def pool_ttft_s(self, prompt_s: float, clients: float) -> float:
+        """`ttft_s` where prompts have replicas of their own."""
+        return self.pool_first_s + prompt_s * (1 + self.pool_together * (clients - 1) / 2)
+
+    def compute_share(self, dtype: str, share: float, *, blocks: bool = False) -> float:
+        """`share` of the peak, for products in `dtype`."""
+        share *= {"float8_e4m3": self.fp8, "float4": self.fp4}.get(dtype, 1.0)
+        return share * (self.blocks if blocks else 1.0)
+
+
+def backends() -> tuple[str, ...]:
+    """Inference engines that have overheads of their own in the efficiency table."""
+    return tuple(row["name"] for row in _document()["backend"])
+
+
+def efficiency_of(device: Accelerator, backend: str | None = None) -> Efficiency:
+    """The published efficiency of a device under an engine.
+
+    `backend` None: the mean of the engines' overheads. `compute` is capped by the share
+    that plain matrix products reach on the device. Raises BadInput for an unknown backend.
+    """
     document = _document()
     row = dict(document["default"])
+    row |= _backend_row(document["backend"], backend)
     for specific in document["device"]:
         if device.name in specific["names"]:
-            row |= {key: value for key, value in specific.items() if key != "names"}
+            host = specific.get("host", 1.0)
+            for name in ("step_s", "layer_s", "routed_layer_s", "latent_layer_s"):
+                row[name] *= host
+            row |= {k: value for k, value in specific.items() if k not in ("names", "host")}
             row["source"] = f"{document['default']['source']}; {specific['source']}"
     if device.achievable is not None:
         row["compute"] = min(row["compute"], device.achievable)
     return msgspec.convert(row, Efficiency)
+
+
+def _backend_row(rows: list[dict[str, Any]], backend: str | None) -> dict[str, float]:
+    if backend is None:
+        names = [name for name in rows[0] if name != "name"]
+        return {name: sum(row[name] for row in rows) / len(rows) for name in names}
+    for row in rows:
+        if row["name"] == backend:
+            return {name: value for name, value in row.items() if name != "name"}
+    raise BadInput("unknown backend", value=backend, limit=", ".join(row["name"] for row in rows))
 
 
 @lru_cache(maxsize=1)

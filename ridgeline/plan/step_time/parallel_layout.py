@@ -1,16 +1,18 @@
 """Parallel layouts of one replica over devices, and the communication that they need.
 
-    tp   tensor parallel: every matrix and the heads split over `tp` devices; two all-reduces per
-         layer
+    tp   tensor parallel: every matrix and the heads split over `tp` devices
+    dp   attention data parallel: `dp` groups of `tp` devices, each with its own sequences, share
+         the experts
     pp   pipeline parallel: the layers in `pp` stages, which pass activations on
-    ep   expert parallel: whole experts on `ep` devices; two all-to-alls per routed layer. ep > tp:
-         the attention is replicated ep / tp times, each with its own sequences ("wide" EP)
-    dp   separate replicas, which the fleet search counts; they exchange nothing
+    ep   expert parallel: whole experts on `ep` of the tp · dp devices; the others split each
+         expert's matrices (tp · dp / ep ways). ep > tp implies dp = ep / tp ("wide" EP)
 
-Times are those of a ring: 2(n-1)/n · bytes / link for an all-reduce, (n-1)/n · bytes / link for an
-all-to-all, and a constant per collective. Nothing is assumed to overlap with computation. Traffic
-between nodes of 8 devices runs at the network's rate: 400 Gbit/s per device, according to the data
-sheets of DGX H100 and HGX systems from 2023 to 2026.
+Separate replicas are counted by the fleet search and exchange nothing.
+
+Times are those of rings: after attention an all-reduce over tp, after the MLP one over tp · dp,
+2(n-1)/n · bytes / (link · share) each, and a constant per collective. Nothing is assumed to overlap
+with computation. Traffic between nodes of 8 devices runs at the network's rate: 400 Gbit/s per
+device, according to the data sheets of DGX H100 and HGX systems from 2023 to 2026.
 """
 
 from __future__ import annotations
@@ -27,19 +29,25 @@ NETWORK_BYTES_S = 50e9
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Degrees of tensor, pipeline and expert parallelism of one replica.
+    """Degrees of tensor, pipeline, expert and attention data parallelism of one replica.
 
-    `ep` 1: experts are split by tp like other matrices. `ep` > `tp`: attention is replicated.
+    `ep` 1: experts are split like other matrices. `ep` > `tp`: attention is replicated.
     """
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    dp: int = 1
 
     @property
     def num_attention(self) -> int:
         """Number of attention replicas, each with different sequences."""
-        return max(1, self.ep // self.tp)
+        return max(self.dp, self.ep // self.tp)
+
+    @property
+    def num_expert_devices(self) -> int:
+        """Devices over which the experts of a layer are spread."""
+        return self.tp * self.num_attention
 
     @property
     def num_devices(self) -> int:
@@ -47,23 +55,59 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         parts = (
-            [f"tp{self.tp}"] + [f"pp{self.pp}"] * (self.pp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
+            [f"tp{self.tp}"]
+            + [f"dp{self.dp}"] * (self.dp > 1)
+            + [f"pp{self.pp}"] * (self.pp > 1)
+            + [f"ep{self.ep}"] * (self.ep > 1)
         )
         return " ".join(parts)
 
 
+def layout_from(
+    spec: ModelSpec, tp: int, pp: int, ep: int, attention_dp: int, moe_tp: int | None
+) -> Layout:
+    """The layout by the numbers that engines take. `moe_tp` None: what `ep` leaves; 1 for a model
+    without experts.
+
+    Where `moe_tp` · `ep` exceeds `tp` · `attention_dp`, attention is data parallel over the rest.
+    Raises BadInput if the two do not describe the same devices.
+    """
+    if min(tp, pp, ep, attention_dp, moe_tp or 1) < 1:
+        raise BadInput(
+            "a degree of parallelism must be positive",
+            value=f"tp {tp}, pp {pp}, ep {ep}, attention_dp {attention_dp}, moe_tp {moe_tp}",
+            limit=">= 1",
+        )
+    if not _routed(spec) and moe_tp in (1, tp):
+        moe_tp = None
+    if moe_tp is None or moe_tp * ep == tp * attention_dp:
+        return Layout(tp=tp, pp=pp, ep=ep, dp=attention_dp)
+    if attention_dp == 1 and moe_tp * ep > tp and moe_tp * ep % tp == 0:
+        return Layout(tp=tp, pp=pp, ep=ep, dp=moe_tp * ep // tp)
+    raise BadInput(
+        "experts and attention are laid out over different numbers of devices",
+        value=f"moe_tp {moe_tp} x ep {ep}",
+        limit=f"tp {tp} x attention_dp {attention_dp}",
+        fix="make the products equal, or leave moe_tp out",
+    )
+
+
 def check_layout(layout: Layout, spec: ModelSpec, device: Accelerator) -> None:
     """Raise BadInput or CannotRun if the model or the device does not allow the layout."""
-    for name in ("tp", "pp", "ep"):
+    for name in ("tp", "pp", "ep", "dp"):
         if getattr(layout, name) < 1:
             raise BadInput(f"{name} must be positive", value=getattr(layout, name), limit=">= 1")
-    if layout.tp > NODE_DEVICES:
-        raise CannotRun("tp beyond one node is not modelled", value=layout.tp, limit=NODE_DEVICES)
     heads = min(layer.attention.num_heads for layer in spec.layers)
     if heads % layout.tp:
         raise CannotRun("tp must divide the attention heads", value=layout.tp, limit=heads)
     if layout.pp > len(spec.layers):
         raise CannotRun("more pipeline stages than layers", value=layout.pp, limit=len(spec.layers))
+    if layout.dp > 1 and not _routed(spec):
+        raise CannotRun(
+            f"{spec.name} has no experts to share between attention groups",
+            value=f"dp {layout.dp}",
+            fix="use separate replicas",
+        )
     if layout.ep > 1:
         _check_experts(layout, spec)
     if layout.num_devices > 1 and device.link_bytes_s is None:
@@ -81,8 +125,12 @@ def _check_experts(layout: Layout, spec: ModelSpec) -> None:
     experts = min(mlp.num_experts for mlp, _ in routed)
     if experts % layout.ep:
         raise CannotRun("ep must divide the experts", value=layout.ep, limit=experts)
-    if layout.ep % layout.tp:
-        raise CannotRun("ep must be a multiple of tp", value=layout.ep, limit=f"tp {layout.tp}")
+    if layout.num_expert_devices % layout.ep or layout.ep > layout.num_expert_devices:
+        raise CannotRun(
+            "ep must divide the devices of the experts",
+            value=layout.ep,
+            limit=f"tp {layout.tp} x {layout.num_attention} attention groups",
+        )
 
 
 def _routed(spec: ModelSpec) -> list[tuple[MlpSpec, int]]:
@@ -101,28 +149,32 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def communication(
-    layout: Layout, spec: ModelSpec, device: Accelerator, collective_s: float, act_bytes: int
+    layout: Layout,
+    spec: ModelSpec,
+    device: Accelerator,
+    collective_s: float,
+    act_bytes: int,
+    link: float = 1.0,
 ) -> Communication:
     """Communication of one attention group's tokens in one pass; zero on one device.
 
-    `collective_s` is the fixed cost of a collective, `act_bytes` the size of an activation.
+    `collective_s` is the fixed cost of a collective, `link` the share of the link's rate that it
+    reaches, `act_bytes` the size of an activation.
     """
-    link_bytes_s = device.link_bytes_s or 1.0  # unused on one device
-    row_s = spec.hidden_size * act_bytes / link_bytes_s if layout.num_devices > 1 else 0.0
-    slower = max(1.0, link_bytes_s / NETWORK_BYTES_S) if layout.num_devices > NODE_DEVICES else 1.0
     fixed_s = per_token_s = 0.0
-    routed = _routed(spec)
-    spread_layers = sum(n for _, n in routed) if layout.ep > 1 else 0
-    if layout.tp > 1:
-        times = 2 * len(spec.layers) - spread_layers
-        fixed_s += times * collective_s
-        per_token_s += times * 2 * (layout.tp - 1) / layout.tp * row_s
-    if spread_layers:
-        fixed_s += 2 * spread_layers * collective_s
-        sent = sum(n * mlp.experts_per_token for mlp, n in routed)
-        far = slower if layout.ep > NODE_DEVICES else 1.0
-        per_token_s += far * 2 * sent * (layout.ep - 1) / layout.ep * row_s / layout.tp
+    if layout.num_devices == 1:
+        return Communication(fixed_s=fixed_s, per_token_s=per_token_s)
+    row_s = spec.hidden_size * act_bytes / ((device.link_bytes_s or 1.0) * link)
+    slower = max(1.0, (device.link_bytes_s or 1.0) / NETWORK_BYTES_S)
+    groups = layout.num_attention
+    for num_devices, tokens in ((layout.tp, 1), (layout.num_expert_devices, groups)):
+        if num_devices > 1:
+            times = len(spec.layers)
+            far = slower if num_devices > NODE_DEVICES else 1.0
+            fixed_s += times * collective_s
+            per_token_s += far * times * tokens * 2 * (num_devices - 1) / num_devices * row_s
     if layout.pp > 1:
+        far = slower if layout.num_devices > NODE_DEVICES else 1.0
         fixed_s += (layout.pp - 1) * collective_s
-        per_token_s += slower * (layout.pp - 1) * row_s / layout.tp
+        per_token_s += far * (layout.pp - 1) * row_s / layout.tp
     return Communication(fixed_s=fixed_s, per_token_s=per_token_s)

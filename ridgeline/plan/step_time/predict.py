@@ -3,8 +3,10 @@
 The operating point is a closed loop: each of `batch` clients sends a prompt of `isl` tokens,
 receives `osl` tokens, and sends the next prompt. The prediction contains:
 
-    ttft_ms         a prompt that does not wait: its steps, including the decodes of the other
+    prompt_ms       a prompt that does not wait: its steps, including the decodes of the other
                     clients in them (batch 1: an idle engine)
+    ttft_ms         prompt_ms and, on a device without a calibration, what its engine adds in a
+                    closed loop: time outside the steps, and waiting for other clients' prompts
     decode_ms       one decode step of the batch in the middle of the answers
     tpot_ms         the mean step of a decoding client: decode_ms plus the other clients' prompts. A
                     request lasts K = osl - 1 + (steps of its prompt) steps, or as many as the token
@@ -37,7 +39,7 @@ from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weigh
 from ridgeline.plan.calibration.published_efficiency import interval
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget, require_fit
 from ridgeline.plan.step_time.mixed_steps import MixedSteps, max_chunks, num_chunks
-from ridgeline.plan.step_time.parallel_layout import Layout
+from ridgeline.plan.step_time.parallel_layout import layout_from
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
 from ridgeline.roofline import bound
@@ -47,12 +49,29 @@ MAX_NUM_SEQS = 256
 ENGINE_TOKENS, ENGINE_NUM_SEQS = 512, 64  # defaults of Ridgeline's engine on a CPU
 
 
+class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The replicas of one role in disaggregated serving: their number, and the layout of each."""
+
+    workers: int = 1
+    tp: int = 1
+    pp: int = 1
+    attention_dp: int = 1
+    moe_tp: int | None = None
+    moe_ep: int = 1
+
+
 class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model on a device with a workload in a closed loop.
 
     Dtypes None: as stored in the checkpoint. `cached`: prompt tokens found in the prefix cache.
     `num_speculative_tokens` tokens are drafted per step, each accepted with probability
     `acceptance`; `draft_model` runs on the same devices (None: prompt lookup, free of cost).
+
+    `attention_dp` groups of `tp` devices hold different sequences and share the experts, which are
+    spread `ep` ways whole and `moe_tp` ways by their matrices (None: over what `ep` leaves).
+    `backend`: the engine whose overheads are predicted (None: the mean of those known). With
+    `prefill` and `decode`, prompts and answers are computed by separate pools, and `tp`, `pp`, `ep`
+    and `attention_dp` are unused.
     """
 
     model: str
@@ -63,6 +82,11 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    attention_dp: int = 1
+    moe_tp: int | None = None
+    backend: str | None = None
+    prefill: Pool | None = None
+    decode: Pool | None = None
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     cached: int = 0
@@ -85,6 +109,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ttft_ms: float
+    prompt_ms: float
     tpot_ms: float
     output_tok_s: float
     kv_tokens_max: int
@@ -122,14 +147,67 @@ def predict(
     """
     validate_point(point)
     rows = _catalogue() if catalogue is None else dict(catalogue)
-    machine = build_replica(
-        _planning_spec(point.model),
-        find_accelerator(point.device, rows),
-        Layout(tp=point.tp, pp=point.pp, ep=point.ep),
+    if point.prefill is None or point.decode is None:
+        return predict_on(_replica_of(point, rows), point)
+    return _predict_pools(point, point.prefill, point.decode, rows)
+
+
+def _replica_of(
+    point: OperatingPoint, rows: Mapping[str, Accelerator], pool: Pool | None = None
+) -> Replica:
+    """The replica of a point, or of one of its pools."""
+    place = pool or Pool(
+        tp=point.tp,
+        pp=point.pp,
+        attention_dp=point.attention_dp,
+        moe_tp=point.moe_tp,
+        moe_ep=point.ep,
+    )
+    spec = _planning_spec(point.model)
+    return build_replica(
+        spec,
+        find_accelerator(point.device, dict(rows)),
+        layout_from(spec, place.tp, place.pp, place.moe_ep, place.attention_dp, place.moe_tp),
         weight_dtype=None if point.weight_dtype is None else parse_weight_dtype(point.weight_dtype),
         kv_dtype=None if point.kv_dtype is None else parse_kv_dtype(point.kv_dtype),
+        backend=point.backend,
     )
-    return predict_on(machine, point)
+
+
+def _predict_pools(
+    point: OperatingPoint, prefill: Pool, decode: Pool, rows: Mapping[str, Accelerator]
+) -> Prediction:
+    """Prompts in one pool, answers in the other: decode steps hold no prompts.
+
+    The transfer of the cache is part of `pool_first_s`, whatever its size.
+    """
+    first = predict_on(
+        _replica_of(point, rows, prefill), msgspec.structs.replace(point, batch=1, osl=1)
+    )
+    machine = _replica_of(point, rows, decode)
+    batch = math.ceil(point.batch / decode.workers)
+    alone = msgspec.structs.replace(point, batch=batch, cached=point.isl - 1)
+    found = predict_on(machine, alone)
+    tpot_ms = found.decode_ms * machine.efficiency.disaggregated
+    eff = machine.efficiency
+    clients = math.ceil(point.batch / prefill.workers)
+    ttft_ms = 1000 * eff.pool_ttft_s(first.prompt_ms / 1000, clients)
+    request_s = (ttft_ms + (point.osl - 1) * tpot_ms) / 1000
+    output_tok_s = point.batch * point.osl / request_s
+    return msgspec.structs.replace(
+        found,
+        ttft_ms=ttft_ms,
+        prompt_ms=first.prompt_ms,
+        tpot_ms=tpot_ms,
+        decode_ms=tpot_ms,
+        output_tok_s=output_tok_s,
+        prefill_bound=first.prefill_bound,
+        interval={
+            "ttft_ms": interval(ttft_ms, eff.ttft_error),
+            "tpot_ms": interval(tpot_ms, eff.tpot_error),
+            "output_tok_s": interval(output_tok_s, eff.tpot_error),
+        },
+    )
 
 
 _catalogue = lru_cache(maxsize=1)(load_catalogue)
@@ -160,8 +238,11 @@ def predict_on(
         decode = drafts.verify(machine, batch, _middle(point))
     first = machine.uniform(1, min(point.isl - point.cached, tokens), point.cached, sampled=1)
     eff, least = machine.efficiency, bound(decode, machine.peaks)
+    clients = max(1.0, point.batch / machine.layout.num_attention)
+    ttft_s = eff.ttft_s(at.ttft_s, at.tpot_s, clients)
     return Prediction(
-        ttft_ms=at.ttft_s * 1000,
+        ttft_ms=ttft_s * 1000,
+        prompt_ms=at.ttft_s * 1000,
         tpot_ms=at.tpot_s * 1000,
         output_tok_s=at.output_tok_s,
         kv_tokens_max=fits.kv_tokens,
@@ -169,7 +250,7 @@ def predict_on(
         mbu=least.mbu(decode.seconds),
         mfu=least.mfu(decode.seconds),
         interval={
-            "ttft_ms": interval(at.ttft_s * 1000, eff.ttft_error),
+            "ttft_ms": interval(ttft_s * 1000, eff.ttft_error),
             "tpot_ms": interval(at.tpot_s * 1000, eff.tpot_error),
             "output_tok_s": interval(at.output_tok_s, eff.tpot_error),
         },
@@ -196,6 +277,15 @@ def resolve_limits(machine: Replica, num_seqs: int | None, tokens: int | None) -
 
 def validate_point(point: OperatingPoint) -> None:
     """Raise BadInput for a number out of range."""
+    if (point.prefill is None) != (point.decode is None):
+        raise BadInput(
+            "disaggregated serving needs both pools",
+            value="prefill" if point.decode is None else "decode",
+            fix="give prefill and decode, or neither",
+        )
+    pools = [pool for pool in (point.prefill, point.decode) if pool is not None]
+    if any(pool.workers < 1 for pool in pools):
+        raise BadInput("a pool needs workers", value=0, limit=">= 1")
     for name in ("isl", "osl", "batch", "max_num_batched_tokens"):
         value = getattr(point, name)
         if value is not None and value < 1:

@@ -1,12 +1,15 @@
 """The cost of a step on one replica: a model in given formats on the devices of a layout.
 
-    t = max(bytes / (bandwidth · share), FLOPs / (peak · share)) + overhead + communication
+    t = Σ over parts max(bytes / (bandwidth · share), FLOPs / (peak · share))
+        + overhead + communication
 
-Bytes and FLOPs are those of ONE device: matrices and heads divided by tp, experts by ep (or tp),
-the KV cache by min(tp, KV heads): with more devices than KV heads, each head is stored several
-times. Only the experts that a step's tokens are expected to choose are read. A pass through all
-pipeline stages takes as long as one stage with all layers would: stages divide the memory, and
-allow several micro-batches in flight.
+The parts are the linears that every token uses, the routed experts, the LM head and attention; each
+has its own shares of the peaks (`published_efficiency`). Bytes and FLOPs are those of ONE device:
+matrices and heads divided by tp, experts by all devices that share them, the KV cache by min(tp, KV
+heads): with more devices than KV heads, each head is stored several times. Only the experts that a
+step's tokens are expected to choose are read. A pass through all pipeline stages takes as long as
+one stage with all layers would: stages divide the memory, and allow several micro-batches in
+flight.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.cost import LARGE_PARAMS, CostModel, Shape, num_params
-from ridgeline.modelspec.cost.parameters import num_kv_heads
+from ridgeline.modelspec.cost.parameters import count_layers, num_kv_heads
 from ridgeline.modelspec.cost.serving_formats import (
+    SERVING_FORMATS,
     WIDE_DTYPES,
     ServingFormat,
     dense_format,
@@ -45,9 +48,22 @@ from ridgeline.plan.step_time.parallel_layout import (
     check_layout,
     communication,
 )
-from ridgeline.roofline import Peaks, Work, bound
+from ridgeline.roofline import Peaks
 
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
+
+
+class PartRates(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes/s and FLOP/s that the parts of a step reach on one device."""
+
+    dense_bytes_s: float
+    dense_flops_s: float
+    expert_bytes_s: float
+    expert_flops_s: float
+    head_flops_s: float
+    kv_bytes_s: float
+    decode_flops_s: float
+    prompt_flops_s: float
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +110,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     compute_dtype: str
     peaks: Peaks
-    effective_peaks: Peaks
+    rates: PartRates | None
     efficiency: Efficiency
     wires: Communication
     num_kv_heads: int
@@ -103,7 +119,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     expert_bytes: tuple[float, ...]
     resident_bytes: float
     linear_flops: float
+    expert_flops: float
     head_flops: float
+    step_overhead_s: float
     head_dtype: str
     calibration: Calibration | None = None
 
@@ -131,11 +149,16 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         self, num_tokens: int, num_sampled: int, num_runs: int, attention: AttentionWork
     ) -> StepCost:
         """`attention` is that of all heads and is divided over the devices here."""
-        layout, eff = self.layout, self.efficiency
-        weight_bytes = self.shared_bytes + (self.head_bytes if num_sampled else 0.0)
+        layout = self.layout
         routed_tokens = num_tokens * layout.num_attention
-        for group, nbytes in zip(self.cost.experts, self.expert_bytes, strict=True):
-            weight_bytes += nbytes * group.expected_experts(routed_tokens)
+        expert_bytes = sum(
+            [
+                nbytes * group.expected_experts(routed_tokens)
+                for group, nbytes in zip(self.cost.experts, self.expert_bytes, strict=True)
+            ]
+        )
+        weight_bytes = self.shared_bytes + expert_bytes
+        weight_bytes += self.head_bytes if num_sampled else 0.0
         kv_bytes = attention.kv_bytes / min(layout.tp, self.num_kv_heads)
         flops = attention.flops / layout.tp
         flops += self.linear_flops * num_tokens + self.head_flops * num_sampled
@@ -143,9 +166,10 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             work = self._calibrated_work(num_tokens, num_sampled, num_runs, attention)
             priced = self.calibration.priced(work)
         else:
-            least = bound(Work(flops, weight_bytes + kv_bytes), self.effective_peaks)
-            overhead_s = eff.step_s + eff.layer_s * len(self.spec.layers) + eff.run_s * num_runs
-            priced = StepSeconds(least.bandwidth_s, least.compute_s, least.seconds, overhead_s)
+            assert self.rates is not None
+            busy = self._busy(self.rates, num_tokens, num_sampled, attention, expert_bytes)
+            overhead_s = self.step_overhead_s + self.efficiency.run_s * num_runs
+            priced = StepSeconds(*busy, overhead_s)
         return StepCost(
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes,
@@ -156,6 +180,44 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             overhead_s=priced.overhead_s,
             communication_s=self.wires.seconds(num_tokens),
         )
+
+    def _busy(
+        self,
+        rates: PartRates,
+        num_tokens: int,
+        num_sampled: int,
+        attention: AttentionWork,
+        expert_bytes: float,
+    ) -> tuple[float, float, float]:
+        """Seconds of memory, of arithmetic, and of both, as each part is bound by one of them."""
+        tp = self.layout.tp
+        expert_flops = self.expert_flops * num_tokens
+        dense_flops = self.linear_flops * num_tokens - expert_flops
+        copies = min(tp, self.num_kv_heads)
+        written = attention.written_bytes
+        prompt_bytes = attention.prompt_read_bytes + written if attention.prompt_flops else 0.0
+        decode_bytes = attention.kv_bytes - prompt_bytes
+        memory_s = compute_s = busy_s = 0.0
+        for part_s, arithmetic_s in (
+            (self.shared_bytes / rates.dense_bytes_s, dense_flops / rates.dense_flops_s),
+            (expert_bytes / rates.expert_bytes_s, expert_flops / rates.expert_flops_s),
+            (
+                (self.head_bytes if num_sampled else 0.0) / rates.dense_bytes_s,
+                self.head_flops * num_sampled / rates.head_flops_s,
+            ),
+            (
+                decode_bytes / copies / rates.kv_bytes_s,
+                attention.decode_flops / tp / rates.decode_flops_s,
+            ),
+            (
+                prompt_bytes / copies / rates.kv_bytes_s,
+                attention.prompt_flops / tp / rates.prompt_flops_s,
+            ),
+        ):
+            memory_s += part_s
+            compute_s += arithmetic_s
+            busy_s += max(part_s, arithmetic_s)
+        return memory_s, compute_s, busy_s
 
     def calibrated_work(self, shapes: Sequence[Shape], num_sampled: int) -> CalibratedWork:
         """The work of a step on one device, by kernel, as calibrations time it."""
@@ -210,11 +272,13 @@ def build_replica(
     weight_dtype: str | None = None,
     kv_dtype: str | None = None,
     efficiency: Efficiency | None = None,
+    backend: str | None = None,
 ) -> Replica:
     """Place a model on devices.
 
-    Formats default to the checkpoint's; on a calibrated device, to the engine's choice. Raises
-    BadInput or CannotRun for a layout or format that the model or the device does not support.
+    Formats default to the checkpoint's; on a calibrated device, to the engine's choice. `backend`:
+    the engine whose overheads are used on a device without a calibration. Raises BadInput or
+    CannotRun for a layout or format that the model or the device does not support.
     """
     layout = Layout() if layout is None else layout
     calibration = device.calibration if isinstance(device, MeasuredDevice) else None
@@ -228,10 +292,17 @@ def build_replica(
     compute_dtype = _computed_in(dense_format(spec, weight_dtype, rest_dtype), device)
     if calibration is not None and weight_dtype in ("int8", "int4"):
         compute_dtype = "int8" if "int8" in device.peak_flops else compute_dtype
+<<<<<<< HEAD
     eff = _errors(calibration) if calibration is not None else efficiency or efficiency_of(device)
     kv_dtype = kv_dtype or _default_kv(spec, rest_dtype, calibration)
+=======
+    if calibration is not None:
+        eff = _errors(calibration)
+    else:
+        eff = efficiency or efficiency_of(device, backend)
+    kv_dtype = kv_dtype or rest_dtype
+>>>>>>> 4933f44f (predict: price a step by parts, fitted to published points)
     cost = serving_cost(spec, weight_dtype, rest_dtype, head_dtype, kv_dtype)
-    spread = layout.ep if layout.ep > 1 else layout.tp
     peaks = Peaks(
         flops_s=device.peak(compute_dtype),
         bytes_s=device.bandwidth_bytes_s,
@@ -247,23 +318,67 @@ def build_replica(
         kv_dtype=kv_dtype,
         compute_dtype=compute_dtype,
         peaks=peaks,
-        effective_peaks=replace(
-            peaks, flops_s=peaks.flops_s * eff.compute, bytes_s=peaks.bytes_s * eff.bandwidth
-        ),
+        rates=None
+        if calibration is not None
+        else _part_rates(spec, device, eff, weight_dtype, rest_dtype),
         efficiency=eff,
         wires=communication(
-            layout, spec, device, eff.collective_s, 4 if rest_dtype == "float32" else 2
+            layout,
+            spec,
+            device,
+            eff.collective_s,
+            4 if rest_dtype == "float32" else 2,
+            eff.link,
         ),
         num_kv_heads=num_kv_heads(spec),
         shared_bytes=cost.fixed_weight_bytes / layout.tp,
         head_bytes=cost.head_weight_bytes / layout.tp,
-        expert_bytes=tuple(group.expert_bytes / spread for group in cost.experts),
+        expert_bytes=tuple(
+            group.expert_bytes / layout.num_expert_devices for group in cost.experts
+        ),
         resident_bytes=_resident_bytes(spec, cost, layout, (rest_dtype, head_dtype), calibration),
         linear_flops=cost.linear_flops_per_token / layout.tp,
+        expert_flops=sum(
+            2 * group.num_layers * group.experts_per_token * group.params for group in cost.experts
+        )
+        / layout.tp,
+        step_overhead_s=_step_overhead_s(spec, eff),
         head_flops=cost.head_flops / layout.tp,
         head_dtype=head_dtype,
         calibration=calibration,
     )
+
+
+def _part_rates(
+    spec: ModelSpec, device: Accelerator, eff: Efficiency, weight_dtype: str, rest_dtype: str
+) -> PartRates:
+    every_token = dense_format(spec, weight_dtype, rest_dtype)
+    expert = SERVING_FORMATS[weight_dtype]
+    dense_in, expert_in = _computed_in(every_token, device), _computed_in(expert, device)
+    wide = _computed_in(SERVING_FORMATS[rest_dtype], device)
+    latent = any(layer.attention.latent is not None for layer in count_layers(spec))
+    decode = eff.latent_compute if latent else 1.0
+    bytes_s = device.bandwidth_bytes_s
+    return PartRates(
+        dense_bytes_s=bytes_s * eff.bandwidth,
+        dense_flops_s=device.peak(dense_in)
+        * eff.compute_share(dense_in, eff.compute, blocks=every_token.blocks),
+        expert_bytes_s=bytes_s * eff.expert_bandwidth,
+        expert_flops_s=device.peak(expert_in)
+        * eff.compute_share(expert_in, eff.expert_compute, blocks=expert.blocks),
+        head_flops_s=device.peak(wide) * eff.compute,
+        kv_bytes_s=bytes_s * eff.kv_bandwidth,
+        decode_flops_s=device.peak(wide) * decode,
+        prompt_flops_s=device.peak(wide) * eff.prompt_compute,
+    )
+
+
+def _step_overhead_s(spec: ModelSpec, eff: Efficiency) -> float:
+    layers = count_layers(spec)
+    routed = sum(n for layer, n in layers.items() if layer.mlp.num_experts)
+    latent = sum(n for layer, n in layers.items() if layer.attention.latent is not None)
+    fixed = eff.step_s + eff.layer_s * len(spec.layers)
+    return fixed + eff.routed_layer_s * routed + eff.latent_layer_s * latent
 
 
 def served_dtype(spec: ModelSpec, device: Accelerator, weight_dtype: str | None = None) -> str:
@@ -312,7 +427,7 @@ def _resident_bytes(
     tables = cost.head_weight_bytes
     tables += 0.0 if shares_table else table_bytes_in(spec, table_dtype)
     routed = sum(group.num_experts * group.expert_bytes for group in cost.experts)
-    spread = layout.ep if layout.ep > 1 else layout.tp
+    spread = layout.num_expert_devices
     return ((cost.fixed_weight_bytes + tables) / layout.tp + routed / spread) / layout.pp
 
 
@@ -321,6 +436,12 @@ def _errors(calibration: Calibration) -> Efficiency:
     return Efficiency(
         bandwidth=1.0,
         compute=1.0,
+        expert_bandwidth=1.0,
+        expert_compute=1.0,
+        kv_bandwidth=1.0,
+        latent_compute=1.0,
+        prompt_compute=1.0,
+        link=1.0,
         step_s=0.0,
         layer_s=0.0,
         run_s=0.0,
