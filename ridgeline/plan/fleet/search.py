@@ -39,6 +39,9 @@ from ridgeline.records.price import dollars_per_million
 
 HOURS_PER_MONTH = 730
 BATCH_STEP = 1.5
+RATE_MARGIN = 0.95
+"""Planned share of the rate at which the quantiles meet the SLO: where a queue is about to form,
+they are up to 5 % of the rate off (tests/plan/test_plan_against_simulation.py)."""
 ABANDON_RATIO = 3.0  # latencies this many times over the SLO end the search for larger batches
 MAX_BATCH = 1024
 Interval = tuple[float, float]
@@ -257,7 +260,8 @@ def _candidate(
     point, spread, kv_tokens = chosen
     at, decode_s = spread.at, decode_step_s(machine, point)
     ttft_s, tpot_s = _latency_quantiles(machine, demand, slo, point, spread)
-    num_replicas = math.ceil(demand.rate / at.rate)
+    rate = RATE_MARGIN * at.rate
+    num_replicas = math.ceil(demand.rate / rate)
     num_devices = num_replicas * machine.layout.num_devices
     eff = machine.efficiency
     ttft, tpot = interval(ttft_s, eff.ttft_error), interval(tpot_s, eff.tpot_error)
@@ -278,11 +282,11 @@ def _candidate(
         tpot_s=tpot_s,
         decode_s=decode_s,
         prefill_s=at.added_s,
-        rate=at.rate,
+        rate=rate,
         num_replicas=num_replicas,
         num_devices=num_devices,
         tok_s_user=1 / at.tpot_s,
-        tok_s_device=at.rate * demand.osl / machine.layout.num_devices,
+        tok_s_device=rate * demand.osl / machine.layout.num_devices,
         holds=meets_slo(slo, ttft_s, tpot_s, demand.osl),
         sure=meets_slo(slo, ttft[1], tpot[1], demand.osl),
         ttft_interval_s=ttft,

@@ -292,16 +292,11 @@ def build_replica(
     compute_dtype = _computed_in(dense_format(spec, weight_dtype, rest_dtype), device)
     if calibration is not None and weight_dtype in ("int8", "int4"):
         compute_dtype = "int8" if "int8" in device.peak_flops else compute_dtype
-<<<<<<< HEAD
-    eff = _errors(calibration) if calibration is not None else efficiency or efficiency_of(device)
-    kv_dtype = kv_dtype or _default_kv(spec, rest_dtype, calibration)
-=======
     if calibration is not None:
         eff = _errors(calibration)
     else:
         eff = efficiency or efficiency_of(device, backend)
-    kv_dtype = kv_dtype or rest_dtype
->>>>>>> 4933f44f (predict: price a step by parts, fitted to published points)
+    kv_dtype = kv_dtype or _default_kv(spec, rest_dtype, calibration)
     cost = serving_cost(spec, weight_dtype, rest_dtype, head_dtype, kv_dtype)
     peaks = Peaks(
         flops_s=device.peak(compute_dtype),
