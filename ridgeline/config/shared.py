@@ -142,7 +142,7 @@ EXPERT_PARALLEL = About(
     "Devices that whole experts are spread over.", unit=COUNT, aliases=("ep",), since="0.2"
 )
 ATTENTION_DP = About(
-    "Attention groups with sequences of their own that share the experts.",
+    "Attention groups with separate sequences, which share the experts.",
     unit=COUNT,
     since="0.2",
 )

@@ -244,6 +244,11 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def expert_flops_per_token(self) -> int:
+        """The part of `linear_flops_per_token` that routed experts do."""
+        return sum([2 * g.num_layers * g.experts_per_token * g.params for g in self.experts])
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache that one more token needs, while windows are not full."""
         return sum([group.kv_bytes_per_token for group in self.windows])

@@ -92,7 +92,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.first_s + prompt_s + waiting
 
     def pool_ttft_s(self, prompt_s: float, clients: float) -> float:
-        """`ttft_s` where prompts have replicas of their own."""
+        """`ttft_s` where prompts have dedicated replicas."""
         return self.pool_first_s + prompt_s * (1 + self.pool_together * (clients - 1) / 2)
 
     def compute_share(self, dtype: str, share: float, *, blocks: bool = False) -> float:
@@ -102,7 +102,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def backends() -> tuple[str, ...]:
-    """Inference engines that have overheads of their own in the efficiency table."""
+    """Inference engines with separate overheads in the efficiency table."""
     return tuple(row["name"] for row in _document()["backend"])
 
 

@@ -23,6 +23,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.cost.parameters import count_layers
 from ridgeline.modelspec.model import MlpSpec, ModelSpec
+from ridgeline.plan.calibration.published_efficiency import Efficiency
 
 NODE_DEVICES = 8
 NETWORK_BYTES_S = 50e9
@@ -152,29 +153,29 @@ def communication(
     layout: Layout,
     spec: ModelSpec,
     device: Accelerator,
-    collective_s: float,
+    eff: Efficiency,
+    *,
     act_bytes: int,
-    link: float = 1.0,
 ) -> Communication:
     """Communication of one attention group's tokens in one pass; zero on one device.
 
-    `collective_s` is the fixed cost of a collective, `link` the share of the link's rate that it
-    reaches, `act_bytes` the size of an activation.
+    `eff` holds the fixed cost of a collective and the share of the link's rate that it reaches;
+    `act_bytes` is the size of an activation.
     """
     fixed_s = per_token_s = 0.0
     if layout.num_devices == 1:
         return Communication(fixed_s=fixed_s, per_token_s=per_token_s)
-    row_s = spec.hidden_size * act_bytes / ((device.link_bytes_s or 1.0) * link)
+    row_s = spec.hidden_size * act_bytes / ((device.link_bytes_s or 1.0) * eff.link)
     slower = max(1.0, (device.link_bytes_s or 1.0) / NETWORK_BYTES_S)
     groups = layout.num_attention
     for num_devices, tokens in ((layout.tp, 1), (layout.num_expert_devices, groups)):
         if num_devices > 1:
             times = len(spec.layers)
             far = slower if num_devices > NODE_DEVICES else 1.0
-            fixed_s += times * collective_s
+            fixed_s += times * eff.collective_s
             per_token_s += far * times * tokens * 2 * (num_devices - 1) / num_devices * row_s
     if layout.pp > 1:
         far = slower if layout.num_devices > NODE_DEVICES else 1.0
-        fixed_s += (layout.pp - 1) * collective_s
+        fixed_s += (layout.pp - 1) * eff.collective_s
         per_token_s += far * (layout.pp - 1) * row_s / layout.tp
     return Communication(fixed_s=fixed_s, per_token_s=per_token_s)

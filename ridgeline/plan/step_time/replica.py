@@ -292,10 +292,7 @@ def build_replica(
     compute_dtype = _computed_in(dense_format(spec, weight_dtype, rest_dtype), device)
     if calibration is not None and weight_dtype in ("int8", "int4"):
         compute_dtype = "int8" if "int8" in device.peak_flops else compute_dtype
-    if calibration is not None:
-        eff = _errors(calibration)
-    else:
-        eff = efficiency or efficiency_of(device, backend)
+    eff = efficiency or _efficiency(device, calibration, backend)
     kv_dtype = kv_dtype or _default_kv(spec, rest_dtype, calibration)
     cost = serving_cost(spec, weight_dtype, rest_dtype, head_dtype, kv_dtype)
     peaks = Peaks(
@@ -313,17 +310,10 @@ def build_replica(
         kv_dtype=kv_dtype,
         compute_dtype=compute_dtype,
         peaks=peaks,
-        rates=None
-        if calibration is not None
-        else _part_rates(spec, device, eff, weight_dtype, rest_dtype),
+        rates=_part_rates(spec, device, eff, weight_dtype, rest_dtype),
         efficiency=eff,
         wires=communication(
-            layout,
-            spec,
-            device,
-            eff.collective_s,
-            4 if rest_dtype == "float32" else 2,
-            eff.link,
+            layout, spec, device, eff, act_bytes=4 if rest_dtype == "float32" else 2
         ),
         num_kv_heads=num_kv_heads(spec),
         shared_bytes=cost.fixed_weight_bytes / layout.tp,
@@ -333,10 +323,7 @@ def build_replica(
         ),
         resident_bytes=_resident_bytes(spec, cost, layout, (rest_dtype, head_dtype), calibration),
         linear_flops=cost.linear_flops_per_token / layout.tp,
-        expert_flops=sum(
-            2 * group.num_layers * group.experts_per_token * group.params for group in cost.experts
-        )
-        / layout.tp,
+        expert_flops=cost.expert_flops_per_token / layout.tp,
         step_overhead_s=_step_overhead_s(spec, eff),
         head_flops=cost.head_flops / layout.tp,
         head_dtype=head_dtype,
@@ -346,7 +333,10 @@ def build_replica(
 
 def _part_rates(
     spec: ModelSpec, device: Accelerator, eff: Efficiency, weight_dtype: str, rest_dtype: str
-) -> PartRates:
+) -> PartRates | None:
+    """The rates of a device without a calibration."""
+    if isinstance(device, MeasuredDevice):
+        return None
     every_token = dense_format(spec, weight_dtype, rest_dtype)
     expert = SERVING_FORMATS[weight_dtype]
     dense_in, expert_in = _computed_in(every_token, device), _computed_in(expert, device)
@@ -426,8 +416,13 @@ def _resident_bytes(
     return ((cost.fixed_weight_bytes + tables) / layout.tp + routed / spread) / layout.pp
 
 
-def _errors(calibration: Calibration) -> Efficiency:
-    """An efficiency record for a calibrated device, of which only errors and source are used."""
+def _efficiency(
+    device: Accelerator, calibration: Calibration | None, backend: str | None
+) -> Efficiency:
+    """The published efficiency; for a calibrated device a record of which only errors and source
+    are used."""
+    if calibration is None:
+        return efficiency_of(device, backend)
     return Efficiency(
         bandwidth=1.0,
         compute=1.0,
