@@ -22,7 +22,7 @@ from ridgeline.config.units import (
 
 OPTIMIZE_SLO = "ttft:500 tpot:50 error:1%"
 Goal = Literal["goodput", "latency", "cost"]
-ServerKind = Literal["vllm", "llama-server", "sglang", "ridgeline"]
+ServerKind = Literal["vllm", "llama-server", "sglang", "trtllm", "tgi", "ridgeline"]
 QuantizeMethod = Literal["rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat"]
 NumberFormat = Literal["int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block"]
 CheckpointFormat = Literal[
@@ -81,6 +81,15 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
         About("Kind of server.", unset="recognised by its command", ambient=False),
     ] = None
     served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
+    gpus: Annotated[
+        int | None,
+        About(
+            "Devices for tensor parallelism and replicas.",
+            unit=COUNT,
+            unset="as the command has it",
+            ambient=False,
+        ),
+    ] = None
     start_timeout: Annotated[
         float, About("Maximum time for a start.", unit=DURATION, unset="10m", ambient=False)
     ] = 600.0

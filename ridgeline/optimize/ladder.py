@@ -17,6 +17,14 @@ import msgspec
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.diagnose.conditions import Condition, Facts, parse
 from ridgeline.errors import BadInput
+from ridgeline.optimize.server_settings import (
+    FLAGS,
+    ServerSettings,
+    flag_text,
+    flags_of,
+    merge_flags,
+    settings_like,
+)
 
 MAKE = "make"  # key of `changes` that names the quantisation method
 Honesty = Literal["exact", "lossy"]
@@ -90,6 +98,8 @@ def defaults_candidate(defaults: Settings, incumbent: Settings) -> RungCandidate
         for name in names
         if getattr(defaults, name) != getattr(incumbent, name)
     }
+    if flags_of(defaults) != flags_of(incumbent):
+        changes[FLAGS] = flags_of(defaults)
     return RungCandidate(rung=DEFAULTS, label=DEFAULTS.title, changes=changes, settings=defaults)
 
 
@@ -112,6 +122,11 @@ def parse_ladder(text: str) -> Ladder:
         raise BadInput("the ladder has no rungs", fix="write at least one [[rung]]")
     given = document.get("weights")
     return Ladder(rungs, load_default_ladder().weights if given is None else _weights(given))
+
+
+def parse_rungs(text: str) -> tuple[Rung, ...]:
+    """Rungs from TOML. Raises BadInput for an unknown key or setting."""
+    return _rungs(tomllib.loads(text))
 
 
 def _shipped_text() -> str:
@@ -147,7 +162,7 @@ def _rung(row: dict[str, Any]) -> Rung:
         raise BadInput(f"rung {row.get('id')!r}: {error}") from None
     known = set(Settings.__struct_fields__)
     for changes in (rung.changes, *rung.variants):
-        if unknown := sorted(set(changes) - known - {MAKE}):
+        if unknown := sorted(set(changes) - known - {MAKE, FLAGS}):
             raise BadInput(f"rung {rung.id!r} changes an unknown setting", value=unknown[0])
         _check_values(rung, changes)
     return msgspec.structs.replace(rung, needs=needs)
@@ -155,7 +170,13 @@ def _rung(row: dict[str, Any]) -> Rung:
 
 def _check_values(rung: Rung, changes: Mapping[str, Any]) -> None:
     """Raise BadInput for a value its setting cannot take, before any trial starts."""
-    plain = {k: v for k, v in changes.items() if k != MAKE and not _is_relative(v)}
+    try:
+        msgspec.convert(changes.get(FLAGS, {}), dict[str, str])
+    except msgspec.ValidationError:
+        fix = '{ "--flag" = "value" }, and "" for a switch'
+        raise BadInput(f"rung {rung.id!r}: {FLAGS} must be a table of texts", fix=fix) from None
+    own = (MAKE, FLAGS)
+    plain = {k: v for k, v in changes.items() if k not in own and not _is_relative(v)}
     settings_from(plain, where=f"rung {rung.id!r}")
 
 
@@ -174,14 +195,19 @@ def candidates_of(
     """
     for variant in rung.variants or ({},):
         combined = {**rung.changes, **variant}
-        make = combined.pop(MAKE, None)
+        make, flags = combined.pop(MAKE, None), combined.pop(FLAGS, {})
+        if flags and not isinstance(incumbent, ServerSettings):
+            continue
         changes = {
             name: _value(change, resolved.get(name, getattr(incumbent, name)))
             for name, change in combined.items()
         }
         changes = {k: v for k, v in changes.items() if v != resolved.get(k, getattr(incumbent, k))}
+        merged = merge_flags(flags_of(incumbent), flags)
+        if flags and merged != flags_of(incumbent):
+            changes[FLAGS] = merged
         if changes:
-            settings = settings_from({**msgspec.to_builtins(incumbent), **changes})
+            settings = settings_like(incumbent, {**msgspec.to_builtins(incumbent), **changes})
             label = _label(rung, variant, {**changes, MAKE: make})
             yield RungCandidate(
                 rung=rung, label=label, changes=changes, settings=settings, make=make
@@ -211,6 +237,9 @@ def _label(rung: Rung, variant: dict[str, Any], changes: dict[str, Any]) -> str:
     shown = [
         str(changes[name]) if name == MAKE else f"{name}={changes[name]}"
         for name in variant
-        if name in changes
+        if name in changes and name != FLAGS
     ]
+    if FLAGS in changes:
+        shown.append(flag_text(variant.get(FLAGS, {}).items()))
+    shown = [text for text in shown if text]
     return f"{rung.title} ({', '.join(shown)})" if shown else rung.title

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import ridgeline
-from ridgeline.config.settings import Settings, changed
+from ridgeline.config.settings import Settings
 from ridgeline.diagnose import (
     Finding,
     TimeShares,
@@ -49,6 +49,7 @@ from ridgeline.optimize.result import (
     Trial,
     Verdict,
 )
+from ridgeline.optimize.server_settings import changed_settings
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
 from ridgeline.roofline import RooflinePoint
 from ridgeline.stats import Interval
@@ -87,7 +88,7 @@ def build_trial(
         technique=candidate.rung.technique,
         honesty=candidate.rung.honesty,
         changes=candidate.changes,
-        settings=changed(candidate.settings),
+        settings=changed_settings(candidate.settings),
         verdict=decided,
         reason=reason,
         predicted=predicted,
@@ -294,7 +295,7 @@ def summarise_configuration(
     facts = collect_facts(configuration.deployment.info, runs, settings, environment, job.slo)
     return ConfigurationSummary(
         label=label,
-        settings=changed(settings),
+        settings=changed_settings(settings),
         measured=figures,
         cost=cost_of(job.price, figures.good_output_tok_s, figures.good_input_tok_s),
         samples=latency_samples(runs_within_slo(runs)),

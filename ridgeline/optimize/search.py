@@ -23,7 +23,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from ridgeline.config.settings import Settings, changed
+from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.measure.goodput_search import GoodputResult
 from ridgeline.optimize.comparison.load_runner import (
@@ -53,6 +53,7 @@ from ridgeline.optimize.result_builder import (
     summarise_configuration,
     why_reverted,
 )
+from ridgeline.optimize.server_settings import changed_settings
 from ridgeline.optimize.time_budget import CLOSING_ROUNDS, MAX_ROUNDS, TimeBudget
 from ridgeline.optimize.trial_checks import CandidateChecks
 from ridgeline.records import StepStat
@@ -205,7 +206,7 @@ class LadderSearch:
     async def _try_defaults(self) -> None:
         """Try the defaults, whatever the simulator predicts for them."""
         defaults, incumbent = self._job.defaults, self._running_incumbent
-        if defaults is None or changed(defaults) == changed(incumbent.settings):
+        if defaults is None or changed_settings(defaults) == changed_settings(incumbent.settings):
             return
         candidate = defaults_candidate(defaults, incumbent.settings)
         forecast = self._predictor.forecast(incumbent.settings, candidate, incumbent.rate)

@@ -97,8 +97,8 @@ def test_server_is_recognised_by_its_program(command: str, name: str) -> None:
 def test_an_unknown_server_names_the_flag_to_give() -> None:
     with pytest.raises(BadInput, match="--server"):
         server_flags_for("my-server {flags}")
-    with pytest.raises(BadInput, match="tgi"):
-        server_flags_for("my-server {flags}", "tgi")
+    with pytest.raises(BadInput, match="ollama"):
+        server_flags_for("my-server {flags}", "ollama")
 
 
 def test_shipped_rungs_apply_to_other_servers() -> None:

@@ -1,9 +1,11 @@
 """One configuration of an external server as a `Deployment`, over HTTP.
 
 Prompts go as token ids to /v1/completions, so both sides and the simulator receive the same ones.
-Steps and full distributions stay unknown: diagnosis uses what clients see, and lossy rungs are left
-out. Greedy continuations are compared by the texts of their tokens, with the margin between the two
-best tokens from the server's own logprobs.
+Steps stay unknown: diagnosis uses what clients see. Distributions are read as `prompt_logprobs`
+where the server has them (vLLM, Ridgeline): the twenty likeliest tokens and the one of the text
+are exact, and the rest of the probability is spread evenly over all others. Greedy continuations
+are compared by the texts of their tokens, with the margin between the two best tokens from the
+server's own logprobs.
 
 A server that has just started is warmed up before anything counts. Its first requests pay for one-
 time work (kernels compiled, buffers allocated, pages touched), and a first probe that missed the
@@ -18,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
@@ -32,6 +35,9 @@ from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace
 
 TokenNumbers = dict[str, int]
+
+TOP_LOGPROBS = 20  # vLLM's default ceiling
+SCORING_TIMEOUT_S = 120.0
 
 WARMUP_BURSTS, WARMUP_REQUESTS, WARMUP_USERS = 4, 8, 4
 WARMUP_DONE_RATIO = 0.8  # a burst taking more than this share of the previous one ends the warm-up
@@ -55,9 +61,10 @@ class ServerDeployment:
         workload: Workload,
         info: EngineInfo,
         names: TokenNumbers,
+        vocab_size: int = 0,
     ) -> None:
         self._up, self._model, self._workload = up, model, workload
-        self._info, self._names = info, names
+        self._info, self._names, self._vocab_size = info, names, vocab_size
         self._warmed: int | None = None  # number of the start that was warmed up
         self._margins: dict[tuple[int, ...], list[float]] = {}
 
@@ -110,7 +117,23 @@ class ServerDeployment:
         return margins[place] if place < len(margins) else 0.0
 
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
-        raise CannotRun("this server does not return full distributions")
+        """[T, V] log-probabilities after each of T tokens, from `prompt_logprobs`.
+
+        Blocks. Raises CannotRun if the server does not return them.
+        """
+        # The last position is scored too if a token follows it, whichever it is.
+        body = {
+            "model": self._model,
+            "prompt": [*tokens, tokens[-1]],
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": TOP_LOGPROBS,
+        }
+        answer = post_blocking(self._up().url, "/v1/completions", body)
+        rows = (answer.get("choices") or [{}])[0].get("prompt_logprobs")
+        if not rows or len(rows) != len(tokens) + 1:
+            raise CannotRun("this server returns no prompt_logprobs", value=self._info.model)
+        return spread_logprobs(rows[1:], self._vocab_size)
 
     async def _complete(self, url: str, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         body = {
@@ -125,6 +148,39 @@ class ServerDeployment:
         texts, margins = read_logprobs(answer)
         self._margins[tuple(prompt)] = margins
         return tuple(self._names.setdefault(text, len(self._names)) for text in texts)
+
+
+def spread_logprobs(rows: Sequence[dict[str, Any]], vocab_size: int) -> Array:
+    """[T, V] from rows of token id → {"logprob": …}; the remaining probability is spread evenly."""
+    logprobs_TV = np.empty((len(rows), vocab_size), dtype=np.float32)
+    for row_V, row in zip(logprobs_TV, rows, strict=True):
+        ids = [int(token) for token in row]
+        known = np.array([entry["logprob"] for entry in row.values()], dtype=np.float64)
+        rest = max(1e-6, 1.0 - float(np.exp(known).sum()))
+        row_V[:] = np.log(rest / max(1, vocab_size - len(ids)))
+        row_V[ids] = known
+    return logprobs_TV
+
+
+def post_blocking(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """One request from a thread that may block. Raises CannotRun with the server's message."""
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(
+        f"{url.rstrip('/').removesuffix('/v1')}{path}",
+        data=msgspec.json.encode(body),
+        headers={"content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=SCORING_TIMEOUT_S) as reply:
+            return msgspec.json.decode(reply.read(), type=dict[str, Any])
+    except urllib.error.HTTPError as error:
+        message = error.read().decode("utf-8", "replace")[:300]
+        value = f"HTTP {error.code}"
+        raise CannotRun(f"the server refused {path}", value=value, fix=message) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CannotRun(f"the server did not answer {path}: {error}", value=url) from None
 
 
 def read_logprobs(answer: dict[str, Any]) -> tuple[list[str], list[float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
@@ -16,6 +17,7 @@ import msgspec
 
 from ridgeline.config.settings import Settings, Speculative
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.optimize.server_settings import flags_of
 
 
 class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,11 +51,26 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         names = [field.name for field in msgspec.structs.fields(Settings)]
         differing = [name for name in names if getattr(settings, name) != getattr(start, name)]
-        return [
+        words = [
             word
             for name in differing
             for word in shlex.split(self._flag(name, getattr(settings, name)))
         ]
+        present = flags_of(start)
+        for flag, value in flags_of(settings):
+            if (flag, value) not in present:
+                words += [flag, value] if value else [flag]
+        return words
+
+    def own_flags(self, command: str, known: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """The `known` flags that a command line has, with their values ("" for a switch)."""
+        words = shlex.split(command)
+        found: dict[str, str] = {}
+        for flag in known:
+            if flag in words or any(word.startswith(f"{flag}=") for word in words):
+                value = _after(words, flag) or ""
+                found[flag] = "" if value.startswith(("-", "{flags}")) else value
+        return tuple(sorted(found.items()))
 
     def _flag(self, name: str, value: object) -> str:
         flag = self.flags.get(name)

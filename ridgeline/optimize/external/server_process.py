@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -61,7 +62,7 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
     def words(self, flags: Sequence[str], port: int | None) -> list[str]:
         """The command line, ready to run."""
         filled: list[str] = []
-        for word in shlex.split(self.command):
+        for word in without_flags(shlex.split(self.command), flags):
             if word == "{flags}":
                 filled += flags
             else:
@@ -70,6 +71,30 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
 
     def at(self, port: int | None) -> str:
         return self.url if port is None else self.url.replace("{port}", str(port))
+
+
+def without_flags(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The words of a command line without those flags that `flags` sets again, and their values."""
+    replaced = {word for word in flags if word.startswith("-") and not _is_number(word)}
+    valued = {
+        flag
+        for flag, value in pairwise([*flags, "-"])
+        if flag in replaced and (not value.startswith("-") or _is_number(value))
+    }
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word.partition("=")[0] in replaced and word != "{flags}":
+            skip = word in valued
+        else:
+            kept.append(word)
+    return kept
+
+
+def _is_number(word: str) -> bool:
+    return word.lstrip("-").replace(".", "", 1).isdigit()
 
 
 class ServerProcess:

@@ -10,14 +10,15 @@ import json
 
 import msgspec
 
-from ridgeline.config.settings import Settings, changed, settings_from
+from ridgeline.config.settings import Settings, changed
 from ridgeline.hub.download import pinned_name
 from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.result import LadderResult
+from ridgeline.optimize.server_settings import recorded_settings
 
 
 def final_settings(result: LadderResult) -> Settings:
-    return settings_from(result.final.settings, where="result")
+    return recorded_settings(result.final.settings)
 
 
 def ridgeline_toml(result: LadderResult) -> str:

@@ -18,6 +18,7 @@ from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.optimize.cost import MachinePrice
 from ridgeline.optimize.environment import Environment
+from ridgeline.optimize.external.server_rungs import with_server_rungs
 from ridgeline.optimize.job import OptimizeJob
 from ridgeline.optimize.ladder import Ladder, load_default_ladder, parse_ladder
 from ridgeline.optimize.output.config_file import final_settings, ladder_json, ridgeline_toml
@@ -99,6 +100,8 @@ def optimize(
         start = recipe.start_settings(settings)
         defaults = recipe.default_settings(settings)
         job = msgspec.structs.replace(job, settings=start, defaults=defaults)
+        if options.ladder is None:
+            ladder = with_server_rungs(ladder, recipe.flags.name, recipe.num_devices)
     calibration = _calibration(options, recipe)
     workload = parse_workload(job.workload)
     if server is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
+from pathlib import PurePath
 
 import msgspec
 
@@ -11,6 +13,8 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.measure.client.http_target import base_url
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
 from ridgeline.optimize.external.server_process import ServerCommand
+from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS, server_rungs
+from ridgeline.optimize.server_settings import FLAGS, ServerSettings
 
 DEFAULT_PORT = 8000  # of the commands that a result ends with
 
@@ -20,7 +24,8 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
 
     `url` and `restart_cmd` both contain `{port}`, so that two configurations can run at once, or
     neither does; `restart_cmd` also contains `{flags}`. `server`: vllm, llama-server, sglang or
-    ridgeline; None means the one that the command names.
+    ridgeline; None means the one that the command names. `num_devices`: what tensor
+    parallelism and replicas may use (None: as the command has it).
     """
 
     url: str
@@ -28,6 +33,7 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     server: str | None = None
     served_model_name: str | None = None
     start_timeout_s: float = 600.0
+    num_devices: int | None = None
 
 
 def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
@@ -40,6 +46,7 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
         server=given.server,
         served_model_name=given.served_model_name,
         start_timeout_s=given.start_timeout,
+        num_devices=given.gpus,
     )
 
 
@@ -49,19 +56,44 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     command: ServerCommand
     flags: ServerFlags
     served_model_name: str | None = None
+    num_devices: int | None = None
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether the command starts a twin of the server."""
+        words = [PurePath(word).name for word in shlex.split(self.command.command)]
+        return ["ridgeline", "twin"] in [list(pair) for pair in pairwise(words)]
 
     @property
     def settings_in_command(self) -> dict[str, object]:
         """The settings that the command line already makes, with the server's defaults."""
         return {**self.flags.defaults, **self.flags.given(self.command.command)}
 
-    def start_settings(self, settings: Settings) -> Settings:
+    def start_settings(self, settings: Settings) -> ServerSettings:
         """The settings of the server as its command line starts it."""
-        return settings_from({**msgspec.to_builtins(settings), **self.settings_in_command})
+        rungs = server_rungs(self.flags.name)
+        tables = (
+            change.get(FLAGS, {}) for rung in rungs for change in (rung.changes, *rung.variants)
+        )
+        known = {flag for table in tables for flag in table}
+        known |= {flag for flag in PARALLEL_FLAGS.get(self.flags.name, ()) if flag is not None}
+        own = self.flags.own_flags(self.command.command, sorted(known))
+        return self._settings(settings, {**self.settings_in_command, FLAGS: own})
 
-    def default_settings(self, settings: Settings) -> Settings:
-        """The settings of the server without the flags of its command line that Ridgeline knows."""
-        return settings_from({**msgspec.to_builtins(settings), **self.flags.defaults})
+    def default_settings(self, settings: Settings) -> ServerSettings:
+        """The settings of the server without the flags of its command line that the ladder
+        changes."""
+        start = self.start_settings(settings)
+        values = {**self.flags.defaults, FLAGS: start.server_flags}
+        return self._settings(settings, values)
+
+    def _settings(self, settings: Settings, values: dict[str, object]) -> ServerSettings:
+        checked = settings_from(
+            {**msgspec.to_builtins(settings), **{k: v for k, v in values.items() if k != FLAGS}}
+        )
+        return msgspec.convert(
+            {**msgspec.to_builtins(checked), FLAGS: values.get(FLAGS, ())}, ServerSettings
+        )
 
     def serve_script(self, settings: Settings, start: Settings) -> str:
         """A shell script that starts the server with these settings."""
@@ -79,4 +111,5 @@ def server_recipe(server: RestartableServer) -> ServerRecipe:
         command=command,
         flags=server_flags_for(server.restart_cmd, server.server),
         served_model_name=server.served_model_name,
+        num_devices=server.num_devices,
     )

@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.config.settings import Settings
-from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.diagnose.conditions import Value
+from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.workload import Workload
 from ridgeline.optimize.environment import Deployment, Environment, Load, NextSteps
@@ -33,9 +34,11 @@ from ridgeline.optimize.external.server_deployment import (
     server_info,
 )
 from ridgeline.optimize.external.server_process import ActiveServer, ServerProcess
+from ridgeline.optimize.quality import load_quality_limits
 from ridgeline.records import RunTrace
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
+from ridgeline.workflows.evaluate.heldout_text import heldout_windows
 from ridgeline.workflows.load.tokenized_workload import (
     TokenizedWorkload,
     check_prompts,
@@ -47,6 +50,8 @@ from ridgeline.workflows.optimize.simulator import SimulatedEngine
 
 # Servers compute in bfloat16 and batch as requests arrive: two tokens closer than this may swap.
 NEAR_TIE_NATS = 0.1
+SCORING_SERVERS = ("vllm", "ridgeline")  # return prompt_logprobs
+STAND_IN = "demo"  # whose tokenizer a twin has if its model is not here
 
 
 def server_environment(
@@ -56,23 +61,25 @@ def server_environment(
 
     `logs`: folder for the output of the server's processes.
     """
-    tokenized = TokenizedWorkload(workload, load_tokenizer(settings.model))
+    tokenizer = _tokenizer(settings.model, recipe)
+    tokenized = TokenizedWorkload(workload, tokenizer)
     costs = ConfigurationCosts(machine)
     start = settings
     sample = sample_requests(tokenized, costs.resolved(start))
     facts = base_facts(machine, costs, start, sample)
-    starter = _ServerStarter(recipe, start, tokenized, logs)
+    vocab_size = costs.resolved(start).spec.vocab_size
+    starter = _ServerStarter(recipe, start, tokenized, logs, vocab_size)
     simulated = SimulatedEngine(costs.bounds, costs.scheduler, tokenized.requests)
     return Environment(
         open=starter.open,
         simulator=_ServerSimulator(simulated, recipe, start),
         price_of=costs.price,
         peaks_of=lambda chosen: _peaks_seen_from_outside(costs.peaks(chosen)),
-        facts={**facts, "server": recipe.flags.name},
-        heldout=(),
+        facts={**facts, **_server_facts(recipe)},
+        heldout=_heldout(tokenizer, recipe),
         check_prompts=check_prompts(sample),
         longest_output=max(request.max_tokens for request in sample),
-        vocab_size=costs.resolved(start).spec.vocab_size,
+        vocab_size=vocab_size,
         start_description="starting the server with its command line unchanged",
         steps_of=partial(infer_steps, shared_share=shared_prompt_share(sample)),
         near_tie=NEAR_TIE_NATS,
@@ -83,6 +90,30 @@ def server_environment(
             "--workload {workload}",
         ),
     )
+
+
+def _tokenizer(model: str, recipe: ServerRecipe) -> Tokenizer:
+    """The model's tokenizer; that of a twin if the model has none here."""
+    tokenizer = load_tokenizer(model)
+    if isinstance(tokenizer, NoTokenizer) and recipe.is_twin:
+        return load_tokenizer(STAND_IN)
+    return tokenizer
+
+
+def _heldout(tokenizer: Tokenizer, recipe: ServerRecipe) -> tuple[tuple[int, ...], ...]:
+    """Held-out text for lossy rungs, where the server scores prompts."""
+    if isinstance(tokenizer, NoTokenizer) or recipe.flags.name not in SCORING_SERVERS:
+        return ()
+    return heldout_windows(tokenizer, load_quality_limits()[1].window_tokens)
+
+
+def _server_facts(recipe: ServerRecipe) -> dict[str, Value]:
+    words = recipe.command.command.split()
+    return {
+        "server": f"twin of {recipe.flags.name}" if recipe.is_twin else recipe.flags.name,
+        "server_eager": "--enforce-eager" in words,
+        "server_sync": "--no-async-scheduling" in words,
+    }
 
 
 def _peaks_seen_from_outside(peaks: Peaks) -> Peaks:
@@ -109,9 +140,15 @@ class _ServerStarter:
     """Starts the server with the flags of a configuration: at most two at a time."""
 
     def __init__(
-        self, recipe: ServerRecipe, start: Settings, workload: TokenizedWorkload, logs: Path
+        self,
+        recipe: ServerRecipe,
+        start: Settings,
+        workload: TokenizedWorkload,
+        logs: Path,
+        vocab_size: int,
     ) -> None:
         self._recipe, self._start, self._workload, self._logs = recipe, start, workload, logs
+        self._vocab_size = vocab_size
         self._active = ActiveServer(recipe.command.side_by_side)
         self._token_numbers: TokenNumbers = {}
         self._numbers = count(1)
@@ -133,7 +170,9 @@ class _ServerStarter:
             reported = read_settings(url, recipe.flags.reads)
             check_settings_applied(settings, self._start, reported)
             info = server_info(settings, reported, model)
-            yield ServerDeployment(activate, model, self._workload, info, self._token_numbers)
+            yield ServerDeployment(
+                activate, model, self._workload, info, self._token_numbers, self._vocab_size
+            )
         finally:
             self._active.retire(process)
 

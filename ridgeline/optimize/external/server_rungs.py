@@ -1,0 +1,69 @@
+"""Rungs that only one kind of server has: rungs/SERVER.toml, and parallelism within the devices."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from ridgeline.optimize.ladder import Ladder, Rung, parse_rungs
+from ridgeline.optimize.server_settings import FLAGS
+
+PARALLEL_FLAGS = {
+    "vllm": ("--tensor-parallel-size", "--data-parallel-size"),
+    "sglang": ("--tp-size", "--dp-size"),
+    "trtllm": ("--tp_size", None),
+    "tgi": ("--num-shard", None),
+}
+"""Server → its flags for tensor and data parallelism (None: one replica per server)."""
+
+
+def server_rungs(server: str) -> tuple[Rung, ...]:
+    """The rungs of a server's table; none for a server without one."""
+    table = files("ridgeline.optimize.external").joinpath("rungs").joinpath(f"{server}.toml")
+    return parse_rungs(table.read_text(encoding="utf-8")) if table.is_file() else ()
+
+
+def with_server_rungs(ladder: Ladder, server: str, num_devices: int | None) -> Ladder:
+    """The ladder, with the rungs of a server and those of parallelism on its devices."""
+    own = (*server_rungs(server), *parallel_rungs(server, num_devices))
+    known = {rung.id for rung in ladder.rungs}
+    return msgspec.structs.replace(
+        ladder, rungs=(*ladder.rungs, *(rung for rung in own if rung.id not in known))
+    )
+
+
+def parallel_rungs(server: str, num_devices: int | None) -> tuple[Rung, ...]:
+    """One rung for all devices as replicas, and one for each larger tensor parallel size.
+
+    Replicas come first: they need no communication. Tensor parallelism is for models that do not
+    fit one device, and for a TPOT that one device cannot reach.
+    """
+    flags = PARALLEL_FLAGS.get(server)
+    if flags is None or num_devices is None or num_devices < 2:
+        return ()
+    variants: list[dict[str, Any]] = []
+    tp = 1
+    while tp <= num_devices:
+        replicas = num_devices // tp
+        if flags[1] is not None:
+            variants.append({FLAGS: {flags[0]: str(tp), flags[1]: str(replicas)}})
+        elif tp > 1:
+            variants.append({FLAGS: {flags[0]: str(tp)}})
+        tp *= 2
+    return (
+        Rung(
+            id=f"{server}-parallel",
+            title="Tensor parallel and replicas",
+            technique="",
+            honesty="exact",
+            term="device time per token: replicas multiply throughput, tensor parallelism shortens "
+            "every step",
+            why="Devices that are there and not used.",
+            hurts_when="Tensor parallelism communicates in every layer; replicas share no cache.",
+            risk=1,
+            complexity=1,
+            variants=tuple(variants),
+        ),
+    )

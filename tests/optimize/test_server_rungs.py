@@ -1,0 +1,197 @@
+"""Rungs of other servers: their tables, raw flags, and the quality gate over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import msgspec
+import numpy as np
+import pytest
+
+from ridgeline.config.settings import Settings
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.measure.workload import parse_workload
+from ridgeline.optimize.external.server_deployment import (
+    ServerAddress,
+    ServerDeployment,
+    server_info,
+    spread_logprobs,
+)
+from ridgeline.optimize.external.server_flags import load_server_flags
+from ridgeline.optimize.external.server_process import ServerCommand
+from ridgeline.optimize.external.server_rungs import (
+    parallel_rungs,
+    server_rungs,
+    with_server_rungs,
+)
+from ridgeline.optimize.ladder import candidates_of, load_default_ladder, parse_ladder
+from ridgeline.optimize.server_settings import (
+    ServerSettings,
+    changed_settings,
+    recorded_settings,
+)
+from ridgeline.workflows.optimize.restartable_server import RestartableServer, server_recipe
+
+SERVERS = ("vllm", "sglang", "trtllm", "tgi", "llama-server")
+
+
+def recipe_of(command: str):  # type: ignore[no-untyped-def]
+    return server_recipe(RestartableServer(url="http://127.0.0.1:{port}", restart_cmd=command))
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_server_has_rungs_that_make_candidates(server: str) -> None:
+    start = ServerSettings(model="demo")
+    rungs = server_rungs(server)
+    assert rungs
+    for rung in rungs:
+        candidates = list(candidates_of(rung, start, {}))
+        assert candidates, rung.id
+        for candidate in candidates:
+            words = load_server_flags()[server].words(candidate.settings, start)
+            assert words and words[0].startswith("--")
+            assert words[0] in candidate.label
+
+
+def test_engine_without_flags_gets_no_candidates_of_a_server() -> None:
+    (rung, *_) = server_rungs("vllm")
+    assert list(candidates_of(rung, Settings(model="demo"), {})) == []
+
+
+def test_flags_that_were_kept_stay_in_later_candidates() -> None:
+    first, *_ = server_rungs("vllm")
+    start = ServerSettings(model="demo", server_flags=(("--async-scheduling", ""),))
+    candidate = next(candidates_of(first, start, {}))
+    assert ("--async-scheduling", "") in candidate.settings.server_flags  # type: ignore[attr-defined]
+    words = load_server_flags()["vllm"].words(candidate.settings, start)
+    assert words == ["--gpu-memory-utilization", "0.92"]
+
+
+def test_flag_of_the_command_with_the_same_value_is_no_candidate() -> None:
+    recipe = recipe_of("vllm serve m --gpu-memory-utilization 0.92 --port {port} {flags}")
+    start = recipe.start_settings(Settings(model="demo"))
+    assert start.server_flags == (("--gpu-memory-utilization", "0.92"),)
+    rung = next(rung for rung in server_rungs("vllm") if rung.id == "vllm-memory-share")
+    assert [c.label for c in candidates_of(rung, start, {})] == [
+        "Memory share (--gpu-memory-utilization 0.95)"
+    ]
+
+
+def test_flag_is_replaced_where_it_stands() -> None:
+    command = ServerCommand(
+        url="http://h:{port}",
+        command="vllm serve m --max-num-seqs 4 --enforce-eager --port {port} {flags}",
+    )
+    words = command.words(["--max-num-seqs", "64", "--seed", "-1"], 80)
+    assert words == [
+        *("vllm", "serve", "m", "--enforce-eager", "--port", "80"),
+        *("--max-num-seqs", "64", "--seed", "-1"),
+    ]
+    assert "--max-num-seqs=4" not in ServerCommand(
+        url="http://h", command="vllm serve m --max-num-seqs=4 {flags}"
+    ).words(["--max-num-seqs", "8"], None)
+
+
+def test_devices_are_used_as_replicas_and_as_tensor_parallel() -> None:
+    (rung,) = parallel_rungs("vllm", 8)
+    flags = [variant["server_flags"] for variant in rung.variants]
+    assert [row["--tensor-parallel-size"] for row in flags] == ["1", "2", "4", "8"]
+    assert [row["--data-parallel-size"] for row in flags] == ["8", "4", "2", "1"]
+    assert parallel_rungs("vllm", None) == parallel_rungs("llama-server", 8) == ()
+
+
+def test_rungs_of_a_server_follow_those_of_the_ladder() -> None:
+    ladder = load_default_ladder()
+    extended = with_server_rungs(ladder, "vllm", 2)
+    assert extended.rungs[: len(ladder.rungs)] == ladder.rungs
+    assert extended.rungs[-1].id == "vllm-parallel"
+
+
+def test_ladder_file_adds_raw_flags() -> None:
+    text = """
+[[rung]]
+id = "own"
+title = "Own"
+technique = ""
+honesty = "exact"
+term = "t"
+why = "w"
+hurts_when = "h"
+risk = 0
+complexity = 0
+variants = [{ server_flags = { "--numa" = "distribute" } }]
+"""
+    (rung,) = parse_ladder(text).rungs
+    (candidate,) = candidates_of(rung, ServerSettings(model="demo"), {})
+    assert candidate.label == "Own (--numa distribute)"
+    with pytest.raises(BadInput, match="table of texts"):
+        parse_ladder(text.replace('"distribute"', "3"))
+
+
+def test_flags_are_recorded_with_the_settings() -> None:
+    settings = ServerSettings(model="demo", max_num_seqs=9, server_flags=(("--a", "1"),))
+    assert recorded_settings(changed_settings(settings)) == settings
+    assert type(recorded_settings(changed_settings(Settings(model="demo")))) is Settings
+
+
+# ---- the gate over HTTP
+
+
+class Scoring(BaseHTTPRequestHandler):
+    """Answers prompt_logprobs of a distribution that is the same everywhere."""
+
+    scores = True
+
+    def do_POST(self) -> None:
+        body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
+        row = {"3": {"logprob": float(np.log(0.75))}, "5": {"logprob": float(np.log(0.125))}}
+        rows = [None, *[row] * (len(body["prompt"]) - 1)] if self.scores else None
+        reply = msgspec.json.encode({"choices": [{"prompt_logprobs": rows}]})
+        self.send_response(200)
+        self.send_header("content-length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def scoring_url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Scoring)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def deployment(url: str) -> ServerDeployment:
+    info = server_info(Settings(model="demo"), {}, "m")
+    workload = parse_workload("synthetic:input=8,output=4")
+    return ServerDeployment(lambda: ServerAddress(url, 1), "m", workload, info, {}, 10)
+
+
+def test_distributions_are_read_as_prompt_logprobs(scoring_url: str) -> None:
+    logprobs_TV = deployment(scoring_url).logprobs_of([1, 2, 3, 4])
+    assert logprobs_TV.shape == (4, 10)
+    assert np.allclose(np.exp(logprobs_TV).sum(1), 1.0, atol=1e-5)
+    assert np.allclose(np.exp(logprobs_TV[:, 3]), 0.75)
+    assert np.allclose(np.exp(logprobs_TV[:, 0]), 0.125 / 8)
+
+
+def test_server_without_prompt_logprobs_is_named(
+    scoring_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scoring, "scores", False)
+    with pytest.raises(CannotRun, match="prompt_logprobs"):
+        deployment(scoring_url).logprobs_of([1, 2])
+
+
+def test_equal_rows_have_no_divergence() -> None:
+    rows = [{"1": {"logprob": -0.5}, "2": {"logprob": -1.5}}]
+    first, second = spread_logprobs(rows, 50), spread_logprobs(rows, 50)
+    assert float((np.exp(first) * (first - second)).sum()) == 0.0
