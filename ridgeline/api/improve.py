@@ -47,6 +47,7 @@ def optimize(
     restart_cmd: str | None = None,
     server: ServerKind | None = None,
     served_model_name: str | None = None,
+    gpus: int | None = None,
     start_timeout: float | str = 600.0,
     observer: Observer = silent,
     **settings: Unpack[EngineSettings],
@@ -77,6 +78,7 @@ def optimize(
         restart_cmd: Command that starts it; {flags} and {port} are filled in.
         server: Kind of server (default: recognised by its command).
         served_model_name: Model to request from the server (default: the first it lists).
+        gpus: Devices for tensor parallelism and replicas (default: as the command has it).
         start_timeout: Maximum time for a start (default: 10m).
         observer: Called with every progress event; `print` shows them as lines.
         settings: Engine settings to start from.
