@@ -56,7 +56,6 @@ NOT_YET = """
 
 Refused by `model_type`:
 
-- gated delta nets with experts (Qwen3-Next, Qwen3.5 MoE); dense ones run
 - KV sharing and per-layer inputs (Gemma 3n, Gemma 4)
 - chunked attention (Llama 4)
 - Mamba and other state-space layers (Granite 4, Nemotron 3, Jamba, Falcon-H1)

@@ -57,6 +57,12 @@ _LATENT = {
     "moe_intermediate_size": 20,
     "n_shared_experts": 2,
 }
+SHARED = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
 QWEN35 = {
     "head_dim": 16,
     "num_hidden_layers": 4,
@@ -246,6 +252,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {"logit_scale": 0.6, "sliding_window": 7, "num_hidden_layers": 4}),
     "qwen3.5": ("qwen3_5_text", QWEN35),
     "qwen3.5-wrapped": ("qwen3_5", {**QWEN35, "tie_word_embeddings": True}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", {**QWEN35, **SHARED}),
+    "qwen3.5-moe-wrapped": ("qwen3_5_moe", {**QWEN35, **SHARED}),
+    "qwen3-next": ("qwen3_next", {**QWEN35, **SHARED, "mlp_only_layers": [1]}),
     "apertus": ("apertus", {"hidden_act": "xielu"}),
     "gpt-oss": (
         "gpt_oss",
@@ -293,6 +302,14 @@ VISION: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [0],
         "num_position_embeddings": 16,
     },
+    "qwen3_5_moe": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 24,
+        "num_position_embeddings": 16,
+    },
     "qwen3_5": {
         "depth": 1,
         "hidden_size": 16,
@@ -325,6 +342,9 @@ TORCH_ONLY: dict[str, str] = {
     "apertus": "xIELU",
     "qwen3.5": "delta net",
     "qwen3.5-wrapped": "delta net",
+    "qwen3.5-moe": "delta net",
+    "qwen3.5-moe-wrapped": "delta net",
+    "qwen3-next": "delta net",
 }
 """Families without native layers: name -> a word of the reason."""
 

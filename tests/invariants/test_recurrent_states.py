@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: Any) -> Path:
-    path: Path = tmp_path_factory.mktemp("qwen3.5")
+    path: Path = tmp_path_factory.mktemp("qwen3.5-dense")
     make_model("qwen3.5", path, max_position_embeddings=CONTEXT)
     return path
 

@@ -41,6 +41,8 @@ CONFIG_CLASSES = {
     "gpt_oss": "GptOssConfig",
     "cohere": "CohereConfig",
     "qwen3_5_text": "Qwen3_5TextConfig",
+    "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
+    "qwen3_next": "Qwen3NextConfig",
     "cohere2": "Cohere2Config",
     "apertus": "ApertusConfig",
     "deepseek_v2": "DeepseekV2Config",
@@ -115,6 +117,29 @@ TINY_OF: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 8},
     "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "cohere": {"use_qk_norm": True},
+    "qwen3_5_moe_text": {
+        "head_dim": 16,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+    },
+    "qwen3_next": {
+        "head_dim": 16,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+        "mlp_only_layers": [0],
+    },
     "qwen3_5_text": {
         "head_dim": 16,
         "linear_key_head_dim": 8,
@@ -179,6 +204,7 @@ def test_default_values_are_those_of_the_config_class(family: str) -> None:
     only_here = {"max_window_layers"} if family in ("qwen3_moe", "smollm3") else set()
     names = {key: alias for alias, key in FAMILIES[family].aliases.items()}
     only_here |= {"first_k_dense_replace"} if family == "glm4_moe_lite" else set()
+    only_here |= {"intermediate_size"} if family == "qwen3_5_moe_text" else set()
     for key, value in FAMILIES[family].defaults.items():
         if value is None and key in derived | only_here | {"mlp_only_layers"}:
             continue

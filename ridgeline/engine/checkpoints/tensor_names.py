@@ -44,7 +44,7 @@ class TensorLocation(NamedTuple):
     in order.
 
     `stacked`: the tensor holds all experts along a leading axis. `transposed`: inputs are its rows.
-    `interleaved`: rows of the fused keys alternate.
+    `interleaved`: rows of the fused keys alternate. `grouped`: they alternate by group of heads.
     """
 
     template: str
@@ -52,6 +52,7 @@ class TensorLocation(NamedTuple):
     stacked: bool = False
     transposed: bool = False
     interleaved: bool = False
+    grouped: bool = False
 
 
 Layout = Mapping[str, TensorLocation]
@@ -207,15 +208,24 @@ def _glm4() -> dict[str, TensorLocation]:
     }
 
 
-def _delta_net() -> dict[str, TensorLocation]:
-    """Qwen3.5: q, k and v of a delta net in one tensor, its other inputs in one each."""
+def _delta_net(is_grouped: bool = False) -> dict[str, TensorLocation]:
+    """Qwen3.5: q, k and v of a delta net in one tensor, its other inputs in one each.
+
+    Qwen3-Next (`is_grouped`): q, k, v and z in one, b and a in another, by group of heads.
+    """
     at = "model.layers.{layer}.linear_attn."
-    qkv = TensorLocation(f"{at}in_proj_qkv.weight", ("delta_q", "delta_k", "delta_v"))
-    names = {"delta_z": "in_proj_z", "delta_b": "in_proj_b", "delta_a": "in_proj_a"}
+    keys: tuple[str, ...] = ("delta_q", "delta_k", "delta_v")
+    inputs = dict.fromkeys(keys, TensorLocation(f"{at}in_proj_qkv.weight", keys))
+    inputs |= _singles(at, delta_z="in_proj_z", delta_b="in_proj_b", delta_a="in_proj_a")
+    if is_grouped:
+        keys, small = (*keys, "delta_z"), ("delta_b", "delta_a")
+        qkvz = TensorLocation(f"{at}in_proj_qkvz.weight", keys, grouped=True)
+        gates = TensorLocation(f"{at}in_proj_ba.weight", small, grouped=True)
+        inputs = dict.fromkeys(keys, qkvz) | dict.fromkeys(small, gates)
     return {
         **_llama(),
-        **dict.fromkeys(qkv.fused, qkv),
-        **_singles(at, **names, delta_o="out_proj"),
+        **inputs,
+        **_singles(at, delta_o="out_proj"),
         "delta_conv": TensorLocation(f"{at}conv1d.weight"),
         "delta_a_log": TensorLocation(f"{at}A_log"),
         "delta_dt_bias": TensorLocation(f"{at}dt_bias"),
@@ -326,6 +336,8 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "apertus": (_apertus(),),
     "cohere": (_llama(),),
     "qwen3_5_text": (_delta_net(),),
+    "qwen3_5_moe_text": tuple({**_delta_net(), **own} for own in _mlp_experts("shared_expert")),
+    "qwen3_next": tuple({**_delta_net(True), **own} for own in _mlp_experts("shared_expert")),
     "cohere2": (_llama(),),
     "gemma": (_llama(),),
     "gemma2": (_sandwiched(),),
@@ -409,7 +421,8 @@ def _under(prefix: tuple[str, str], place: TensorLocation) -> TensorLocation:
 class LocatedTensor(NamedTuple):
     """A part within the checkpoint: `rows` of `expert` in tensor `name` of shape `whole`.
 
-    `transposed`: of the expert's matrix with its axes swapped.
+    `transposed`: of the expert's matrix with its axes swapped. `num_groups`: how many
+    groups the tensor's rows form; `rows` are those within each.
     """
 
     name: str
@@ -417,11 +430,16 @@ class LocatedTensor(NamedTuple):
     rows: slice | None
     expert: int | None
     transposed: bool = False
+    num_groups: int = 1
 
     def read(self, tensors: Any) -> Tensor:
         """The part from an open safetensors file."""
         view = tensors.get_slice(self.name)
         rows = slice(None) if self.rows is None else self.rows
+        if self.num_groups > 1:
+            matrix = cast(Tensor, view[:])
+            groups = matrix.view(self.num_groups, -1, matrix.shape[1])
+            return groups[:, rows].reshape(-1, matrix.shape[1])
         if self.expert is None:
             return cast(Tensor, view[rows]).clone()
         if rows.step in (None, 1) and not self.transposed:
@@ -442,6 +460,10 @@ def locate(part: Part, layout: Layout, sizes: Mapping[str, int]) -> LocatedTenso
         if place.interleaved:
             rows = slice(before, None, len(place.fused))
         whole = (sum(sizes[key] for key in place.fused), *part.shape[1:])
+        if place.grouped:
+            num = sizes["delta_groups"]
+            rows = slice(start // num, (start + part.shape[0]) // num)
+            return LocatedTensor(name, whole, rows, None, num_groups=num)
     if not place.stacked:
         return LocatedTensor(name, whole, rows, None)
     transposed = place.transposed and len(whole) == 2
@@ -454,6 +476,9 @@ def row_sizes(layer: LayerSpec) -> dict[str, int]:
     attention, mlp = layer.attention, layer.mlp
     sizes = {name: getattr(attention, name).num_out for name in ("q", "k", "v", "o")}
     sizes |= {f"delta_{name}": sizes[name] for name in ("q", "k", "v")}
+    if (delta := attention.delta) is not None:
+        sizes |= {f"delta_{name}": getattr(delta, name).num_out for name in ("z", "b", "a")}
+        sizes["delta_groups"] = delta.num_key_heads
     for name in ("gate", "up", "down"):
         sizes[name] = sizes[f"expert_{name}"] = getattr(mlp, name).num_out
     return {**sizes, "num_experts": mlp.num_experts}

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
+from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.format import Format, dense, format_for
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears, map_linears
@@ -131,6 +132,7 @@ def with_quantised_formats(
 
     `tensors`: the dtype of every tensor by name. Raises BadModel if no tensor is quantised.
     """
+    _refuse_states(spec)
     modules = {module for name in tensors if (module := module_of(name)) is not None}
     if not modules:
         raise BadModel(
@@ -153,6 +155,15 @@ def with_quantised_formats(
 
     line = f"{len(chosen)} linears: {describe(foreign, chosen.values())}"
     return replace(map_linears(spec, on_linear), rewrites=(*spec.rewrites, line))
+
+
+def _refuse_states(spec: ModelSpec) -> None:
+    if has_states(spec):
+        raise BadModel(
+            "quantised checkpoints of models with gated delta nets are not read yet",
+            value=spec.family,
+            fix="use the unquantised checkpoint, and --quantization int8 or int4",
+        )
 
 
 def _near(modules: Iterable[str], path: str) -> list[str]:

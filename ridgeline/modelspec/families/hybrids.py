@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.modelspec.families import layer_kinds as kinds
-from ridgeline.modelspec.families.family import COMMON, Family
+from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
 from ridgeline.modelspec.families.rope_config import RopeFields
 
 _DELTA_NET: dict[str, Any] = {
@@ -28,12 +29,68 @@ _FIXED: dict[str, tuple[object, ...]] = {
     "attn_output_gate": (True,),
     "hidden_act": ("silu",),
     "mamba_ssm_dtype": ("float32",),
-    "mlp_only_layers": ([], None),
     "mtp_num_hidden_layers": (0, 1),  # its tensors are left unread
     "mtp_use_dedicated_embeddings": (False,),
 }
 
+_EXPERTS: dict[str, Any] = {
+    **_DELTA_NET,
+    "hidden_size": 2048,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+_MOE = MoeFields(
+    num_experts_key="num_experts",
+    expert_size_key="moe_intermediate_size",
+    shared_size_key="shared_expert_intermediate_size",
+    shared_router=True,
+)
+
 HYBRIDS: Mapping[str, Family] = {
+    "qwen3_next": Family(
+        architecture="Qwen3NextForCausalLM",
+        defaults={
+            **_EXPERTS,
+            "vocab_size": 151_936,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 48,
+            "decoder_sparse_step": 1,
+            "num_experts_per_tok": 10,
+            "num_experts": 512,
+            "norm_topk_prob": True,
+            "mlp_only_layers": None,
+        },
+        layer_kinds=kinds.every_nth_not_linear,
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        zero_centred_norms=True,
+        gated_attention=True,
+        rope=RopeFields(partial=True),
+        moe=replace(_MOE, norm_topk_key="norm_topk_prob", routed_layers=kinds.sparse_layers),
+        fixed=_FIXED,
+    ),
+    "qwen3_5_moe_text": Family(
+        architecture="Qwen3_5MoeForCausalLM",
+        defaults={
+            **_EXPERTS,
+            "vocab_size": 248_320,
+            "num_hidden_layers": 40,
+            "num_experts_per_tok": 8,
+            "num_experts": 256,
+            "intermediate_size": None,  # saved by some versions; every layer has experts
+        },
+        layer_kinds=kinds.every_nth_not_linear,
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        zero_centred_norms=True,
+        gated_attention=True,
+        rope=RopeFields(partial=True, mrope=True),
+        moe=_MOE,
+        fixed={**_FIXED, "mlp_only_layers": ([], None)},
+    ),
     "qwen3_5_text": Family(
         architecture="Qwen3_5ForCausalLM",
         defaults={
@@ -51,6 +108,6 @@ HYBRIDS: Mapping[str, Family] = {
         zero_centred_norms=True,
         gated_attention=True,
         rope=RopeFields(partial=True, mrope=True),
-        fixed=_FIXED,
+        fixed={**_FIXED, "mlp_only_layers": ([], None)},
     ),
 }

@@ -93,6 +93,11 @@ WRAPPERS: Mapping[str, Wrapper] = {
         text_types={"qwen3_5_text": "qwen3_5_text"},
         fields=frozenset(_QWEN_FIELDS.split()),
     ),
+    "qwen3_5_moe": Wrapper(
+        architecture="Qwen3_5MoeForConditionalGeneration",
+        text_types={"qwen3_5_moe_text": "qwen3_5_moe_text"},
+        fields=frozenset(_QWEN_FIELDS.split()),
+    ),
     "qwen3_vl": Wrapper(
         architecture="Qwen3VLForConditionalGeneration",
         text_types={"qwen3_vl_text": "qwen3"},
