@@ -57,7 +57,6 @@ NOT_YET = """
 Refused by `model_type`:
 
 - KV sharing and per-layer inputs (Gemma 3n, Gemma 4)
-- chunked attention (Llama 4)
 - Mamba and other state-space layers (Granite 4, Nemotron 3, Jamba, Falcon-H1)
 - encoders (BERT) and encoder-decoders (T5, Whisper)
 

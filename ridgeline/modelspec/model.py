@@ -25,6 +25,8 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `factor`, `low_freq_factor`, … are the fields of Hugging Face's `rope_scaling` of that kind.
     `attention_factor` multiplies cos and sin (yarn, longrope); None means the kind's default.
+    Where nothing rotates (`dim` 0), `query_floor` F and `query_scale` s multiply the query at
+    position p by 1 + s·log(1 + floor((p + 1) / F)) (Llama 4; arXiv:2501.19399).
     """
 
     dim: int
@@ -43,6 +45,8 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
+    query_floor: int | None = None
+    query_scale: float = 0.0
 
 
 class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,11 +124,13 @@ class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention of one layer. `window` W: a query at position p sees keys p-W+1..p (None: all).
+    `chunk` C: it sees the keys of its own chunk, from p//C*C on (Llama 4).
 
     `scale` multiplies q·k; `softcap` c bounds scores as c·tanh(s/c); `qk_norm` normalises each
     head of q and k (RMS over head_dim) before the rotation, or with `qk_norm_rows` q and k each as
     one row over all heads; with `qk_norm_heads` the norm subtracts the mean and each head has its
-    own gain (Command R+). `sinks` adds one learned logit per head to the softmax. With
+    own gain (Command R+), and with `qk_norm_plain` there is no gain (Llama 4). `sinks` adds one
+    learned logit per head to the softmax. With
     `shares_kv` the layer has no k and v projections and reads the KV cache of an earlier layer,
     whose projections `k` and `v` then describe. With `latent`, q, k and v are the up-projections,
     `head_dim` is the size of a query head, and `num_kv_heads` is 1: the latent vector serves every
@@ -142,10 +148,12 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     v: LinearSpec
     o: LinearSpec
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     qk_norm: bool = False
     qk_norm_rows: bool = False
     qk_norm_heads: bool = False
+    qk_norm_plain: bool = False
     sinks: bool = False
     shares_kv: bool = False
     latent: LatentSpec | None = None
@@ -160,7 +168,8 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     number per expert is added where experts are chosen, but not to their weights (DeepSeek-V3,
     arXiv:2412.19437, section 2.1.2). With `num_groups` > 1 only the experts of the
     `groups_per_token` best groups can be chosen; a group is as good as its best expert, or with
-    sigmoids as the sum of its two best. `scale` multiplies the weights.
+    sigmoids as the sum of its two best. `scale` multiplies the weights. `weighs_inputs`: weights
+    multiply the experts' inputs in place of their outputs (Llama 4).
     """
 
     scoring: Scoring = "softmax"
@@ -168,6 +177,7 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_groups: int = 1
     groups_per_token: int = 1
     scale: float = 1.0
+    weighs_inputs: bool = False
 
 
 class SharedExpertSpec(msgspec.Struct, frozen=True, kw_only=True):

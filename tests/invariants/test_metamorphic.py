@@ -67,6 +67,7 @@ KINDS = [
     "llama-native-kv-bfloat16",
     "gpt-oss-native",
     "cohere2",
+    "llama4",
     "glm4-moe-native",
     "deepseek-v3",
     "demo-kv-int8",

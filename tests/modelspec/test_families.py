@@ -41,6 +41,7 @@ CONFIG_CLASSES = {
     "gpt_oss": "GptOssConfig",
     "cohere": "CohereConfig",
     "qwen3_5_text": "Qwen3_5TextConfig",
+    "llama4_text": "Llama4TextConfig",
     "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
     "qwen3_next": "Qwen3NextConfig",
     "cohere2": "Cohere2Config",
@@ -117,6 +118,12 @@ TINY_OF: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 8},
     "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "cohere": {"use_qk_norm": True},
+    "llama4_text": {
+        "head_dim": 16,
+        "intermediate_size_mlp": 40,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+    },
     "qwen3_5_moe_text": {
         "head_dim": 16,
         "linear_key_head_dim": 8,
@@ -200,7 +207,14 @@ def test_a_bare_config_means_what_transformers_defaults_mean(family: str, tmp_pa
 def test_default_values_are_those_of_the_config_class(family: str) -> None:
     config = config_class(family)()
     derived = {"head_dim", "num_key_value_heads", "layer_types", "sliding_window_pattern"}
-    derived |= {"no_rope_layers", "rotary_dim", "attn_type_list", "mlp_layer_types", "qk_head_dim"}
+    derived |= {
+        "moe_layers",
+        "no_rope_layers",
+        "rotary_dim",
+        "attn_type_list",
+        "mlp_layer_types",
+        "qk_head_dim",
+    }
     only_here = {"max_window_layers"} if family in ("qwen3_moe", "smollm3") else set()
     names = {key: alias for alias, key in FAMILIES[family].aliases.items()}
     only_here |= {"first_k_dense_replace"} if family == "glm4_moe_lite" else set()
@@ -241,13 +255,15 @@ def test_facts_that_transformers_models_hold_as_attributes(family: str, tmp_path
         assert layer.attention.scale == pytest.approx(theirs.self_attn.scaling)
         own = "head_dim" if layer.attention.latent is None else "qk_head_dim"
         assert layer.attention.head_dim == getattr(theirs.self_attn, own)
-        assert layer.attention.qk_norm == hasattr(theirs.self_attn, "q_norm")
+        has_norm = hasattr(theirs.self_attn, "q_norm") or hasattr(theirs.self_attn, "qk_norm")
+        assert layer.attention.qk_norm == has_norm
         both = ("pre_feedforward_layernorm", "post_mlp_layernorm")
         assert (layer.norms == "both") == any(hasattr(theirs, name) for name in both)
         assert (layer.norms == "after") == (
             hasattr(theirs, "post_feedforward_layernorm") and layer.norms != "both"
         )
-        assert (layer.mlp.num_experts > 0) == hasattr(theirs.mlp, "experts")
+        mlp = getattr(theirs, "mlp", None) or theirs.feed_forward
+        assert (layer.mlp.num_experts > 0) == hasattr(mlp, "experts")
         if hasattr(theirs.self_attn, "sliding_window"):
             slides = getattr(theirs.self_attn, "is_sliding", True)
             window = theirs.self_attn.sliding_window if slides else None

@@ -64,6 +64,7 @@ class AttentionSite:
     head_dims: tuple[int, ...]
     has_softcap: bool = False
     has_window: bool = False
+    has_chunk: bool = False
     has_latent: bool = False
     kv_dtype: str = "float32"
 
@@ -80,6 +81,7 @@ class AttentionSite:
             head_dims=tuple(sorted({a.head_dim for a in attentions})),
             has_softcap=any(a.softcap is not None for a in attentions),
             has_window=any(a.window is not None for a in attentions),
+            has_chunk=any(a.chunk is not None for a in attentions),
             has_latent=any(a.latent is not None for a in attentions),
             kv_dtype=spec.kv_dtype,
         )

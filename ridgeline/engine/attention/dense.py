@@ -15,6 +15,8 @@ Shape legend: S sequences, K key heads, G query heads per key head, T queries, L
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -101,22 +103,50 @@ def needs_scores(attention: AttentionSpec) -> bool:
     return attention.softcap is not None or attention.sinks
 
 
+class KeySpan(NamedTuple):
+    """Which keys a query sees: those of a window, those of its chunk, or all up to its own."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    @staticmethod
+    def of(attention: AttentionSpec) -> KeySpan:
+        return KeySpan(attention.window, attention.chunk)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every key up to the query's own is seen."""
+        return self.window is None and self.chunk is None
+
+    def first_seen(self, position: int) -> int:
+        """The first key that the query at `position` sees."""
+        if self.window is not None:
+            return max(0, position - self.window + 1)
+        return 0 if self.chunk is None else position // self.chunk * self.chunk
+
+    def hide(self, hidden: Tensor, queries: Tensor, keys: Tensor) -> None:
+        """Mark the keys before the first that a query sees; arguments are positions."""
+        if self.window is not None:
+            hidden |= keys <= queries - self.window
+        if self.chunk is not None:
+            hidden |= keys < queries // self.chunk * self.chunk
+
+
 def causal_mask(
     first_query: int,
     num_queries: int,
     first_key: int,
     num_keys: int,
-    window: int | None,
+    span: KeySpan,
     like: Tensor,
 ) -> Tensor:
-    """Additive mask_TL in which the query at p sees keys at max(0, p-window+1)..p.
+    """Additive mask_TL in which the query at p sees the keys of `span` up to p.
 
     Has the dtype and device of `like`.
     """
     q_T1 = torch.arange(first_query, first_query + num_queries, device=like.device).unsqueeze(1)
     k_L = torch.arange(first_key, first_key + num_keys, device=like.device)
     hidden_TL = k_L > q_T1
-    if window is not None:
-        hidden_TL |= k_L <= q_T1 - window
+    span.hide(hidden_TL, q_T1, k_L)
     zeros = torch.zeros((num_queries, num_keys), dtype=like.dtype, device=like.device)
     return zeros.masked_fill_(hidden_TL, float("-inf"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend, Attention, AttentionBackend
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.attention.dense import attend_prefill, causal_mask, needs_scores
+from ridgeline.engine.attention.dense import KeySpan, attend_prefill, causal_mask, needs_scores
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.attention.states import StateCache
@@ -34,9 +34,9 @@ class FullAttention:
         if has_states(spec):
             run = Run(0, 0, (0,) * num_tokens, (), None)
             self.states = StateCache(spec, 1, like.device).begin([run])
-        kinds = {(a.window, needs_scores(a)) for a in self.attentions}
+        kinds = {(KeySpan.of(a), needs_scores(a)) for a in self.attentions}
         self.masks = {
-            kind: _mask(num_tokens, window=kind[0], explicit_scores=kind[1], like=like)
+            kind: _mask(num_tokens, span=kind[0], explicit_scores=kind[1], like=like)
             for kind in kinds
         }
 
@@ -48,7 +48,7 @@ class FullAttention:
         k_KTD, v_KTD = self.format.decode(stored_T2KW, kv_T2KD.dtype).permute(1, 2, 0, 3)
         num_groups = attention.num_heads // attention.num_kv_heads
         q_TKGD = q_THD.view(-1, attention.num_kv_heads, num_groups, attention.head_dim)
-        mask_TT = self.masks[attention.window, needs_scores(attention)]
+        mask_TT = self.masks[KeySpan.of(attention), needs_scores(attention)]
         o_KGTD = attend_prefill(
             q_TKGD.permute(1, 2, 0, 3),
             k_KTD,
@@ -65,7 +65,7 @@ class FullAttention:
         attention = self.attentions[layer]
         stored_TW = self.format.decode(self.format.encode(rows_TW), rows_TW.dtype)
         k_HTD, v_HTV = up.expand(stored_TW)
-        mask_TT = self.masks[attention.window, needs_scores(attention)]
+        mask_TT = self.masks[KeySpan.of(attention), needs_scores(attention)]
         o_H1TV = attend_prefill(
             q_THD.transpose(0, 1).unsqueeze(1),
             k_HTD,
@@ -99,9 +99,7 @@ def self_attention(
     return attend
 
 
-def _mask(
-    num_tokens: int, *, window: int | None, explicit_scores: bool, like: Tensor
-) -> Tensor | None:
-    if not explicit_scores and (window is None or num_tokens <= window):
+def _mask(num_tokens: int, *, span: KeySpan, explicit_scores: bool, like: Tensor) -> Tensor | None:
+    if not explicit_scores and span.first_seen(num_tokens - 1) == 0:
         return None
-    return causal_mask(0, num_tokens, 0, num_tokens, window, like)
+    return causal_mask(0, num_tokens, 0, num_tokens, span, like)

@@ -19,7 +19,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ridgeline.engine.attention.dense import causal_mask
+from ridgeline.engine.attention.dense import KeySpan, causal_mask
 from ridgeline.engine.scheduler.plan import Run
 
 QUERIES_PER_SPAN = 256
@@ -86,12 +86,12 @@ class IndexBuilder:
         self,
         block_size: int,
         num_kv_heads: int,
-        window: int | None,
+        span: KeySpan,
         explicit_scores: bool,
         like: Tensor,
         num_sides: int = 2,
     ) -> None:
-        self.block_size, self.window = block_size, window
+        self.block_size, self.span = block_size, span
         self.explicit_scores, self.like = explicit_scores, like
         self.num_tiles = num_sides * num_kv_heads  # of one block
         heads = torch.arange(self.num_tiles, device=like.device)
@@ -128,7 +128,7 @@ class IndexBuilder:
         return (self._tensor(slots).unsqueeze(1) + self.slot_of_head).view(-1)
 
     def _first_seen(self, position: int) -> int:
-        return 0 if self.window is None else max(0, position - self.window + 1)
+        return self.span.first_seen(position)
 
     def _grouped(self, members: list[tuple[int, Run]]) -> list[list[tuple[int, Run]]]:
         least = max(1, SLACK_TOKENS // self.block_size)
@@ -166,8 +166,7 @@ class IndexBuilder:
         position_S1, base_S1 = self._tensor(at).unsqueeze(-1).unbind(1)
         k_SL = base_S1 + torch.arange(length, device=self.like.device)
         hidden_SL = k_SL > position_S1
-        if self.window is not None:
-            hidden_SL |= k_SL <= position_S1 - self.window
+        self.span.hide(hidden_SL, position_S1, k_SL)
         zeros = torch.zeros(hidden_SL.shape, dtype=self.like.dtype, device=self.like.device)
         return zeros.masked_fill_(hidden_SL, float("-inf"))[:, None, None]
 
@@ -196,12 +195,9 @@ class IndexBuilder:
         first_key = self._first_seen(start)
         rows = slice(start + to_row, end + to_row)
         keys = slice(first_key - base, end - base)
-        fits_window = self.window is None or end - first_key <= self.window
-        if first_key == start and fits_window and not self.explicit_scores:
+        if first_key == start and self._first_seen(end - 1) <= start and not self.explicit_scores:
             return QuerySpan(rows, keys, None)
-        mask_TL = causal_mask(
-            start, end - start, first_key, end - first_key, self.window, self.like
-        )
+        mask_TL = causal_mask(start, end - start, first_key, end - first_key, self.span, self.like)
         return QuerySpan(rows, keys, mask_TL)
 
     def _tensor(self, values: Sequence[object]) -> Tensor:

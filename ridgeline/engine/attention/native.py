@@ -60,6 +60,8 @@ class NativeAttention:
             reasons.append(f"computes in float32 only, not in {site.dtype}")
         if site.kv_dtype not in KV_FORMATS:
             reasons.append(f"reads a KV cache of {', '.join(KV_FORMATS)}, not {site.kv_dtype}")
+        if site.has_chunk:
+            reasons.append("has no kernel for attention within chunks")
         if site.has_latent:
             reasons.append("has no kernel for latent attention")
         if max(site.head_dims) > MAX_HEAD_DIM:

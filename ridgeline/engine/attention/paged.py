@@ -31,7 +31,12 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.attention.dense import attend_decode, attend_prefill, needs_scores
+from ridgeline.engine.attention.dense import (
+    KeySpan,
+    attend_decode,
+    attend_prefill,
+    needs_scores,
+)
 from ridgeline.engine.attention.indices import (
     NO_INDICES,
     DecodeGroup,
@@ -48,7 +53,7 @@ from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 class IndexKind:
     """What the indices of a layer depend on. `explicit_scores` need explicit masks."""
 
-    window: int | None
+    span: KeySpan
     num_kv_heads: int
     explicit_scores: bool
     num_sides: int
@@ -57,7 +62,7 @@ class IndexKind:
     def of(attention: AttentionSpec) -> IndexKind:
         num_sides = 2 if attention.latent is None else 1
         return IndexKind(
-            attention.window, attention.num_kv_heads, needs_scores(attention), num_sides
+            KeySpan.of(attention), attention.num_kv_heads, needs_scores(attention), num_sides
         )
 
 
@@ -73,7 +78,7 @@ class PagedAttention:
             kind: IndexBuilder(
                 cache.block_size,
                 kind.num_kv_heads,
-                kind.window,
+                kind.span,
                 kind.explicit_scores,
                 like,
                 kind.num_sides,

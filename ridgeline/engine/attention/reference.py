@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.dense import KeySpan
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
@@ -51,7 +52,7 @@ class _ReferenceStep:
             kv_N2KBW[block] = self.cache.format.to_tiles(rows_2KBW)
         out_THD = torch.empty_like(q_THD)
         for row, (run, position) in enumerate(rows):
-            first = 0 if attention.window is None else max(0, position - attention.window + 1)
+            first = KeySpan.of(attention).first_seen(position)
             places = [self._place(run, seen) for seen in range(first, position + 1)]
             rows_N2KBW = {
                 block: self.cache.format.from_tiles(kv_N2KBW[block]) for block, _ in places

@@ -286,6 +286,9 @@ class DecoderBuilder:
 
     def _qk_norm(self, spec: AttentionSpec, index: int) -> Callable[[Tensor], None]:
         shapes, eps = qk_norm_shapes(spec), self.spec.norm_eps
+        if spec.qk_norm_plain:
+            ones_D = torch.ones(spec.head_dim, dtype=self.dtype, device=self.device)
+            return QkNorm(spec, ones_D, ones_D, eps)
         q_gain, k_gain = (
             self._norm(key, shape, index).gain_C
             for key, shape in zip(("q_norm", "k_norm"), shapes, strict=True)

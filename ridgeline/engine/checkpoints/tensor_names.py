@@ -313,6 +313,24 @@ def _latent() -> tuple[Layout, ...]:
     )
 
 
+def _llama4() -> dict[str, TensorLocation]:
+    """Experts as [experts, inputs, outputs], gate before up, and a shared one."""
+    at = "model.layers.{layer}.feed_forward."
+    names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    gate_up = TensorLocation(
+        f"{at}experts.gate_up_proj", ("expert_gate", "expert_up"), stacked=True, transposed=True
+    )
+    down = TensorLocation(f"{at}experts.down_proj", stacked=True, transposed=True)
+    return {
+        **_llama(),
+        **_singles(at, **names, router="router"),
+        **_singles(f"{at}shared_expert.", **{f"shared_{key}": names[key] for key in names}),
+        "expert_gate": gate_up,
+        "expert_up": gate_up,
+        "expert_down": down,
+    }
+
+
 def _gpt_oss() -> dict[str, TensorLocation]:
     """Experts as [experts, inputs, outputs], gate and up alternating, with biases."""
     at = "model.layers.{layer}.mlp.experts."
@@ -339,6 +357,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "qwen3_5_moe_text": tuple({**_delta_net(), **own} for own in _mlp_experts("shared_expert")),
     "qwen3_next": tuple({**_delta_net(True), **own} for own in _mlp_experts("shared_expert")),
     "cohere2": (_llama(),),
+    "llama4_text": (_llama4(),),
     "gemma": (_llama(),),
     "gemma2": (_sandwiched(),),
     "gemma3_text": (_sandwiched(),),
@@ -371,6 +390,7 @@ _PREFIXES = (
 
 HARMLESS_TENSORS: Mapping[str, str] = {
     "rotary_emb.inv_freq": "old checkpoints store the rotary frequencies, which follow from config",
+    "vision_model.": "encodes images; only text is read",
     "vision_tower.": "encodes images; only text is read",
     "multi_modal_projector.": "projects images into the text; only text is read",
     ".k_scale": "scales keys of an FP8 KV cache; Ridgeline computes its own scales",

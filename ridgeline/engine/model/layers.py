@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.attention.latent import LatentAttend, LatentUp
-from ridgeline.engine.model.rope import rotate_, rotate_interleaved_
+from ridgeline.engine.model.rope import rotate_, rotate_interleaved_, scale_queries_
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
@@ -179,6 +179,13 @@ class ConcatLinear:
         return sum(linear.nbytes for linear in self.linears)
 
 
+def rotation_of(spec: AttentionSpec) -> Callable[..., None]:
+    """What happens to heads of q and k in place, given the tables' cos and sin."""
+    if spec.rope.query_floor is not None:
+        return partial(scale_queries_, spec.num_heads)
+    return rotate_interleaved_ if spec.rope.interleaved else rotate_
+
+
 class AttentionLayer:
     """q, k, v in one product, norm and rotation in place, attention, output projection."""
 
@@ -196,7 +203,7 @@ class AttentionLayer:
         self.qkv, self.o, self.norm_qk = qkv, o, norm_qk
         self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
         self.head_dim = spec.head_dim
-        self.rotate = rotate_interleaved_ if spec.rope.interleaved else rotate_
+        self.rotate: Callable[..., None] = rotation_of(spec)
 
     def __call__(
         self, x_TC: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, layer: int

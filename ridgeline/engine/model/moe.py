@@ -51,6 +51,9 @@ class MoeMlp:
         order_P = torch.argsort(expert_P, stable=True)
         counts_E = torch.bincount(expert_P, minlength=len(self.experts)).tolist()
         x_PC = x_TC.index_select(0, order_P // self.num_chosen)
+        if self.routing.weighs_inputs:
+            x_PC = x_PC * weight_TX.reshape(-1, 1).index_select(0, order_P)
+            weight_TX = torch.ones_like(weight_TX)
         parts = zip(self.experts, torch.split(x_PC, counts_E), strict=True)
         y_PC = torch.cat([expert(part) for expert, part in parts if len(part)])
         unsorted_PC = torch.empty_like(y_PC).index_copy_(0, order_P, y_PC)

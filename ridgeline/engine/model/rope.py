@@ -80,10 +80,25 @@ class RopeTables:
         self.tables = tuple(self._table(rope) for rope in self.ropes)
 
     def _table(self, rope: RopeSpec) -> Tensor:
+        if rope.query_floor is not None:
+            return query_factors(rope, self.num_positions).to(self.device, self.dtype)
         angle_PR = angles(rope, self.num_positions, self.context)
         cos, sin = angle_PR.cos(), angle_PR.sin()
         both = torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)), 1)
         return (both * attention_factor(rope)).to(device=self.device, dtype=self.dtype)
+
+
+def query_factors(rope: RopeSpec, num_positions: int) -> Tensor:
+    """A table of the factor of the query at each position, and zero: float32 [P, 2, 1]."""
+    assert rope.query_floor is not None and not rope.dim
+    steps_P = (torch.arange(num_positions, dtype=torch.float32) + 1.0) // rope.query_floor
+    factor_P = 1.0 + rope.query_scale * torch.log1p(steps_P)
+    return torch.stack((factor_P, torch.zeros_like(factor_P)), 1).unsqueeze(-1)
+
+
+def scale_queries_(num_heads: int, x_THD: Tensor, factor_T11: Tensor, _: Tensor) -> None:
+    """Multiply the first `num_heads` heads in place, in place of a rotation."""
+    x_THD[:, :num_heads].mul_(factor_T11)
 
 
 def rotate_interleaved_(x_THD: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> None:

@@ -87,6 +87,7 @@ def _attention_words(layer: LayerSpec) -> str:
     parts = [f"{a.num_heads} heads of {a.head_dim}, {shared}"]
     parts += ["parallel to the MLP"] if layer.parallel else []
     parts += [f"window {a.window}"] if a.window else []
+    parts += [f"chunks of {a.chunk}"] if a.chunk else []
     parts += [f"qk-norm{' over all heads' if a.qk_norm_rows else ''}"] if a.qk_norm else []
     parts += [f"softcap {a.softcap:g}"] if a.softcap else []
     parts += ["no rope"] if not a.rope.dim else []

@@ -84,7 +84,7 @@ def num_norms(layer: LayerSpec) -> int:
 
 def qk_norm_shapes(attention: AttentionSpec) -> tuple[tuple[int, ...], ...]:
     """Shapes of the gains of the norms of q and of k; empty where they are not normalised."""
-    if not attention.qk_norm:
+    if not attention.qk_norm or attention.qk_norm_plain:
         return ()
     size, heads = attention.head_dim, (attention.num_heads, attention.num_kv_heads)
     if attention.qk_norm_heads:

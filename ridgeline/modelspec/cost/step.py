@@ -5,8 +5,9 @@ activations and softmax are below 1 % of any shape here. Attention over n keys c
 4·n·heads·head_dim (scores and values). A product whose activations are split into several digits
 (`Format.digits`) counts once per digit. Bytes are the minimum traffic: each weight is read once per
 step, each visible key and value once per sequence, and each new one is written once.
-Routed layers read the experts that a step's tokens are expected to reach under even routing,
-E·(1 - (1 - k/E)^B). The LM head runs for sampled positions only.
+Attention within chunks is priced as over the whole context, its upper bound. Routed layers read
+the experts that a step's tokens are expected to reach under even routing, E·(1 - (1 - k/E)^B). The
+LM head runs for sampled positions only.
 
 Latent attention has two forms of the same product (DeepSeek-V2, arXiv:2405.04434, section 2.1): a
 prompt expands the latent vector into keys and values of every head; a decode step absorbs the

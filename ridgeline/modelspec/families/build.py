@@ -117,7 +117,9 @@ def _mixer(
     rope = ropes[kind] if is_rotated else RopeSpec(dim=0, theta=ropes[kind].theta)
     if row.latent:
         return latent_attention(values, fmt, rope)
-    return _attention(values, row, fmt, rope, layer_kinds.window_of(values, kind))
+    attention = _attention(values, row, fmt, rope, layer_kinds.window_of(values, kind))
+    adjust = row.adjust_attention
+    return attention if adjust is None else adjust(values, attention, kind)
 
 
 def _delta_net(values: ConfigFields, fmt: Format) -> AttentionSpec:
@@ -224,7 +226,7 @@ def _activation(values: ConfigFields, row: Family) -> Activation:
 
 def _mlp(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
     bias = values.flag(row.mlp_bias) if row.mlp_bias in values else False
-    hidden_size, inner = values.count("hidden_size"), values.count("intermediate_size")
+    hidden_size, inner = values.count("hidden_size"), values.count(row.mlp_size_key)
     up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=bias)
     down = LinearSpec(num_out=hidden_size, num_in=inner, format=fmt, bias=bias)
     return MlpSpec(activation=_activation(values, row), gate=up, up=up, down=down, gated=row.gated)
@@ -248,7 +250,7 @@ def _experts(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
         experts_per_token=top_k,
         shared=_shared_expert(values, moe, fmt),
         routing=_routing(values, moe, num_experts),
-        norm_topk=values.flag(moe.norm_topk_key) if moe.norm_topk_key else True,
+        norm_topk=values.flag(moe.norm_topk_key) if moe.norm_topk_key else not moe.weighs_inputs,
         router=LinearSpec(num_out=num_experts, num_in=hidden_size, format=fmt, bias=moe.bias),
     )
 
@@ -271,6 +273,7 @@ def _routing(values: ConfigFields, moe: MoeFields, num_experts: int) -> RoutingS
         num_groups=num_groups,
         groups_per_token=groups_kept,
         scale=values.number(moe.scale_key) if moe.scale_key else 1.0,
+        weighs_inputs=moe.weighs_inputs,
     )
 
 

@@ -9,14 +9,15 @@ from typing import Any
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
-from ridgeline.modelspec.model import Activation, NormPlaces, Scoring
+from ridgeline.modelspec.model import Activation, AttentionSpec, NormPlaces, Scoring
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeFields:
     """The config fields that describe a family's experts.
 
-    `norm_topk_key` None: scores of the chosen experts are always renormalised. `routed_layers`:
+    `norm_topk_key` None: scores of the chosen experts are always renormalised, but where they
+    weigh the experts' inputs (`weighs_inputs`). `routed_layers`:
     which layers have experts (None: all). `bias`: router and experts have biases. The shared expert
     has the size `shared_size_key`, or that of `shared_count_key` experts; with `shared_router` a
     sigmoid multiplies it. `scale_key` multiplies the weights; `groups`: fields `n_group` and
@@ -35,6 +36,7 @@ class MoeFields:
     correction: bool = False
     scale_key: str | None = None
     groups: Callable[[ConfigFields], bool] | None = None
+    weighs_inputs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,8 @@ class Family:
     `activation_key` does not name. `qk_norm_key`: the field that says whether each head is
     normalised with its own gain. `parallel`: blocks are parallel; `layer_norm`: norms are centred.
     `zero_centred_norms`: gains are stored as their difference from 1. `gated_attention`: q computes
-    a gate of the output, too.
+    a gate of the output, too. `mlp_size_key`: the size of dense feed-forward layers.
+    `adjust_attention` adds what follows from a layer's kind.
     `fixed`: fields that must have one of the
     listed values. `aliases`: other names of a field.
     """
@@ -78,6 +81,8 @@ class Family:
     gemma_norms: bool = False
     zero_centred_norms: bool = False
     gated_attention: bool = False
+    mlp_size_key: str = "intermediate_size"
+    adjust_attention: Callable[[ConfigFields, AttentionSpec, str], AttentionSpec] | None = None
     norms: NormPlaces = "before"
     gelu_is_tanh: bool = False
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

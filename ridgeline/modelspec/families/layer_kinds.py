@@ -10,6 +10,7 @@ from ridgeline.modelspec.families.config_fields import ConfigFields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LINEAR = "linear_attention"
+CHUNKED = "chunked_attention"
 _LEGACY_KINDS = {"attention": FULL}
 # Bounds memory: a corrupt file must not make the loader create millions of layers.
 # The deepest published models have 1,000 (DeepNet).
@@ -96,7 +97,7 @@ def rotated_layers(values: ConfigFields) -> list[bool]:
     """SmolLM3: `no_rope_layers` (1: rotated), else all but every `no_rope_layer_interval`-th."""
     flags: Any = values.raw("no_rope_layers")
     num = num_layers(values)
-    if flags is None:
+    if flags is None or flags == []:
         interval = values.count("no_rope_layer_interval")
         return [(i + 1) % interval != 0 for i in range(num)]
     if not isinstance(flags, list) or len(flags) != num or any(x not in (0, 1) for x in flags):
@@ -121,6 +122,14 @@ def every_nth_not_linear(values: ConfigFields) -> list[str]:
     return [LINEAR if (i + 1) % interval else FULL for i in range(num_layers(values))]
 
 
+def chunked_where_rotated(values: ConfigFields) -> list[str]:
+    """Llama 4: `layer_types`, else the layers that are rotated attend within chunks."""
+    if values.raw("layer_types") is not None:
+        return explicit(values, (FULL, CHUNKED))
+    has_chunks = values.raw("attention_chunk_size") is not None
+    return [CHUNKED if on and has_chunks else FULL for on in rotated_layers(values)]
+
+
 def explicit(values: ConfigFields, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str]:
     """`layer_types`, one name per layer."""
     names: Any = values.raw("layer_types")
@@ -140,7 +149,7 @@ def explicit(values: ConfigFields, known: tuple[str, ...] = (FULL, SLIDING)) -> 
 
 def window_of(values: ConfigFields, kind: str) -> int | None:
     """The window W of a layer kind: a query sees W keys, including its own. None: no window."""
-    if kind in (FULL, LINEAR):
+    if kind in (FULL, LINEAR, CHUNKED):
         return None
     if values.raw("sliding_window") is None:
         raise values.bad("sliding_window", "a positive integer, because some layers need a window")
@@ -155,6 +164,17 @@ def sparse_layers(values: ConfigFields) -> list[bool]:
         raise values.bad("mlp_only_layers", "a list of layer numbers")
     num = num_layers(values)
     return [i not in dense and (i + 1) % step == 0 for i in range(num)]
+
+
+def sparse_by_list_or_step(values: ConfigFields) -> list[bool]:
+    """Llama 4: `moe_layers`, else every `interleave_moe_layer_step`-th layer is routed."""
+    num, routed = num_layers(values), values.raw("moe_layers")
+    if routed is None:
+        step = values.count("interleave_moe_layer_step")
+        return [(i + 1) % step == 0 for i in range(num)]
+    if not isinstance(routed, list) or not all(isinstance(i, int) for i in routed):
+        raise values.bad("moe_layers", "a list of layer numbers")
+    return [i in routed for i in range(num)]
 
 
 def sparse_after_first(values: ConfigFields) -> list[bool]:

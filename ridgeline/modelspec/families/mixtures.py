@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ridgeline.modelspec.families import layer_kinds as kinds
+from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
 from ridgeline.modelspec.families.rope_config import RopeFields
+from ridgeline.modelspec.model import AttentionSpec
 
 _GLM_MOE = MoeFields(
     num_experts_key="n_routed_experts",
@@ -20,7 +24,66 @@ _GLM_MOE = MoeFields(
     groups=lambda values: values.raw("n_group") is not None,
 )
 
+
+def _llama4_attention(values: ConfigFields, attention: AttentionSpec, kind: str) -> AttentionSpec:
+    """Chunks and plain norms where q and k rotate; elsewhere q grows with its position."""
+    chunk = values.count("attention_chunk_size") if kind == kinds.CHUNKED else None
+    rope, is_rotated = attention.rope, attention.rope.dim > 0
+    if not is_rotated and values.flag("attn_temperature_tuning"):
+        floor, scale = values.count("floor_scale"), values.number("attn_scale")
+        rope = replace(rope, query_floor=floor, query_scale=scale)
+    normed = is_rotated and values.flag("use_qk_norm")
+    return replace(attention, chunk=chunk, rope=rope, qk_norm=normed, qk_norm_plain=normed)
+
+
 MIXTURES: Mapping[str, Family] = {
+    "llama4_text": Family(
+        architecture="Llama4ForCausalLM",
+        defaults={
+            **COMMON,
+            "vocab_size": 202_048,
+            "hidden_size": 5120,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16_384,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 16,
+            "moe_layers": None,
+            "interleave_moe_layer_step": 1,
+            "use_qk_norm": True,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "layer_types": None,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "attention_bias": False,
+        },
+        layer_kinds=kinds.chunked_where_rotated,
+        rotated=lambda values, _: kinds.rotated_layers(values),
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        rope=RopeFields(default_theta=500_000.0, interleaved=True),
+        mlp_size_key="intermediate_size_mlp",
+        adjust_attention=_llama4_attention,
+        moe=MoeFields(
+            num_experts_key="num_local_experts",
+            expert_size_key="intermediate_size",
+            routed_layers=kinds.sparse_by_list_or_step,
+            shared_size_key="intermediate_size",
+            scoring="sigmoid",
+            weighs_inputs=True,
+        ),
+        fixed={"for_llm_compressor": (False,)},
+    ),
     "qwen2_moe": Family(
         architecture="Qwen2MoeForCausalLM",
         defaults={

@@ -27,6 +27,7 @@ TOP_LEVEL = (
 )
 _ALWAYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor"})
 _ALIASES = {"su": "longrope"}  # the first Phi-3 checkpoints
+_LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 _MROPE = frozenset({"mrope_section", "mrope_interleaved"})
 
 
@@ -89,7 +90,7 @@ def rope_by_layer_kind(
         }
     if fields.local_theta is None:
         rope = _rope(values, fields, head_dim, given, _theta(values, fields.default_theta))
-        return {"full_attention": rope, "sliding_attention": rope}
+        return dict.fromkeys(_LAYER_KINDS, rope)
     full, local = _nested(values, given)
     local_theta = values.opt_number("rope_local_base_freq") or fields.local_theta
     full_theta = _theta(values, fields.default_theta)

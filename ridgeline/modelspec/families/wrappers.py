@@ -63,6 +63,13 @@ WRAPPERS: Mapping[str, Wrapper] = {
             ).split()
         ),
     ),
+    "llama4": Wrapper(
+        architecture="Llama4ForConditionalGeneration",
+        text_types={"llama4_text": "llama4_text"},
+        fields=frozenset(
+            (_COMMON_FIELDS + " boi_token_index boi_token_id eoi_token_index eoi_token_id").split()
+        ),
+    ),
     "mistral3": Wrapper(
         architecture="Mistral3ForConditionalGeneration",
         text_types={"mistral": "mistral"},

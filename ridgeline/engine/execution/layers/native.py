@@ -200,6 +200,10 @@ def _unsupported_layers(spec: ModelSpec) -> list[str]:
         ),
         "attention is latent": any(layer.attention.latent for layer in spec.layers),
         "layers are gated delta nets": has_states(spec),
+        "experts weigh their inputs": any(layer.mlp.routing.weighs_inputs for layer in spec.layers),
+        "queries are scaled by position": any(
+            layer.attention.rope.query_floor for layer in spec.layers
+        ),
         "attention has a gated output": any(layer.attention.gated for layer in spec.layers),
         "the activation is xIELU": any(layer.mlp.activation == "xielu" for layer in spec.layers),
     }
