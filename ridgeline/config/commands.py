@@ -48,6 +48,33 @@ from ridgeline.config.tools import (
 Group = Literal["Run", "Measure", "Improve", "Plan", "Tools"]
 
 
+MAX_SHOWN_FLAGS = 30
+"""Flags in `ridgeline COMMAND --help`; a command with more hides its RARE ones."""
+
+RARE = frozenset(
+    (  # of the engine
+        *("lm_head_quantization", "activations", "prefix_cache_ttl_s", "enable_chunked_prefill"),
+        *("batching", "batch_wait_ms", "background_tokens", "max_num_queued_reqs", "slo_throttle"),
+        *("max_num_queued_tokens", "thread_plan", "block_size", "max_num_batched_tokens"),
+        *("attention_backend", "layer_backend", "num_threads_decode"),
+        # of the server
+        *("enable_per_request_metrics", "stream_interval", "max_body_bytes", "admin_port"),
+        *("max_num_connections", "shutdown_timeout_s", "batch_store_max_bytes", "batch_window"),
+        *("default_slo_class", "allowed_origins", "requests_per_minute", "tokens_per_minute"),
+        *("speed", "acceptance"),
+        # of a load
+        *("endpoint", "ignore_eos", "stream", "timeout_s", "burstiness", "replay_speed"),
+        *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "duration_s", "prefix_len"),
+        *("percentile_metrics", "metric_percentiles", "num_warmups", "warmup_s", "cooldown_s"),
+        *("layout", "log", "trace", "price_per_hour"),
+        # of a simulation
+        *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),
+        *("step_by_step", "catalogue"),
+    )
+)
+"""Options that most users never set: shown by `--help-all` where a command has many."""
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """A subcommand.
 
@@ -70,6 +97,12 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
             for name, option in options_of(section).items()
             if option.on_command_line
         }
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Names of the options that only `--help-all` shows."""
+        flags = {name for name, option in self.options.items() if option.has_flag}
+        return RARE & flags if len(flags) > MAX_SHOWN_FLAGS else frozenset()
 
     @property
     def all_sections(self) -> tuple[type[Section], ...]:

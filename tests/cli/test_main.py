@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 
@@ -135,13 +136,28 @@ def test_root_help_has_a_whole_line_per_command(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_help_shows_every_option(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main([command, "-h"]) == 0
+def test_help_all_shows_every_option(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command, "--help-all"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     for option in COMMANDS[command].options.values():
         for flag in option.flags if option.has_flag else (option.flag,):
             assert flag in text.replace("\n", " ").replace("- ", "-") or flag in joined(text), flag
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_at_most_30_flags_and_names_the_rest(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, "-h"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    options = COMMANDS[command].options.values()
+    shown = [o for o in options if o.has_flag and re.search(rf"^  .*{o.flag}\b", text, re.M)]
+    assert len(shown) <= 30
+    hidden = COMMANDS[command].hidden
+    assert ("--help-all" in text) == bool(hidden)
+    assert len(shown) >= sum(o.has_flag for o in options) - len(hidden)
 
 
 def joined(text: str) -> str:

@@ -54,6 +54,22 @@ def debug_option() -> click.Option:
     return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks.")
 
 
+def help_all_option() -> click.Option:
+    """`--help-all`: the help with the options that are rarely set."""
+
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            assert isinstance(ctx.command, OptionCommand)
+            formatter = ctx.make_formatter()
+            command_help(ctx.command.command, formatter, show_all=True)
+            click.echo(formatter.getvalue().rstrip("\n"))
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"], is_flag=True, expose_value=False, is_eager=True, callback=show
+    )
+
+
 class OptionCommand(click.Command):
     """A subcommand: its parameters come from its sections; `run` is called with the invocation."""
 
@@ -63,7 +79,8 @@ class OptionCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if not self.params:
-            self.params = [*map(parameter, self.command.options.values()), debug_option()]
+            options = map(parameter, self.command.options.values())
+            self.params = [*options, debug_option(), help_all_option()]
         return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ import click
 
 from ridgeline.cli.params.click_command import OptionCommand
 
-_NOT_A_TOPIC = ("--help", "--json", "--debug", "--")
+_NOT_A_TOPIC = ("--help", "--help-all", "--json", "--debug", "--")
 
 
 class ExplainCommand(OptionCommand):

@@ -42,8 +42,14 @@ def root_help(formatter: click.HelpFormatter) -> None:
         )
 
 
-def command_help(command: Command, formatter: click.HelpFormatter) -> None:
-    """`ridgeline COMMAND --help`: what it does, examples, and its options by panel."""
+def command_help(
+    command: Command, formatter: click.HelpFormatter, *, show_all: bool = False
+) -> None:
+    """`ridgeline COMMAND --help`: what it does, examples, and its options by panel.
+
+    `show_all`: also the options that are rarely set (`--help-all`).
+    """
+    hidden = frozenset[str]() if show_all else command.hidden
     options = command.options.values()
     arguments = [option for option in options if option.about.positional]
     words = [_argument(option) for option in arguments]
@@ -60,10 +66,14 @@ def command_help(command: Command, formatter: click.HelpFormatter) -> None:
             _rows(formatter, [(option.flag, _text(option)) for option in arguments])
     panels: dict[str, list[tuple[str, str]]] = {}
     for option in options:
-        if option.has_flag:
+        if option.has_flag and option.name not in hidden:
             panels.setdefault(option.panel, []).append((_flags(option), _text(option)))
     panels.setdefault("Other", []).extend(
-        [("--debug", "Show tracebacks."), ("-h, --help", "Show this help.")]
+        [
+            ("--debug", "Show tracebacks."),
+            ("-h, --help", "Show this help."),
+            *([("--help-all", f"Show all options, {len(hidden)} more.")] if hidden else []),
+        ]
     )
     for panel, rows in panels.items():
         with formatter.section(_heading(panel)):
