@@ -40,7 +40,7 @@ def load(given: argparse.Namespace, url: str, rate: float, seed: int) -> Load:
         file = Path(folder) / "run.json"
         words = ["bench", "--url", url, "--workload", given.workload, "--seed", str(seed)]
         words += ["--request-rate", str(rate), "--num-prompts", str(count)]
-        words += ["--goodput", given.slo, "--output-json", str(file)]
+        words += ["--slo", given.slo, "--output-json", str(file)]
         code = "from ridgeline.cli.main import main; main()"
         command = [sys.executable, "-c", code, *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -234,8 +234,8 @@ _COMMANDS = (
         name="top",
         group="Measure",
         summary="Watch the metrics of a running server.",
-        details="Requests, speed, latencies, KV blocks, cache hits and batch requests; Ctrl-C "
-        "quits.",
+        details="Requests, speed, latencies, KV blocks, cache hits and batch requests; q quits, "
+        "? explains the figures.",
         examples=("ridgeline top --url http://127.0.0.1:8000",),
         sections=(TopOptions,),
     ),

@@ -186,7 +186,7 @@ class QuantizeOptions(Section, frozen=True, kw_only=True):
         About(
             "Text to measure activations on.",
             panel="Calibration and training",
-            aliases=("calibration",),
+            old_names=("calibration",),
             path="input",
             unset="built-in text",
             since="0.2",
@@ -263,7 +263,7 @@ class TrainDrafterOptions(Section, frozen=True, kw_only=True):
     ] = None
     steps: Annotated[int, About("Training steps.", unit=COUNT)] = 400
     batch_size: Annotated[
-        int, About("Sequences per step.", unit=COUNT, aliases=("batch",), since="0.2")
+        int, About("Sequences per step.", unit=COUNT, old_names=("batch",), since="0.2")
     ] = 8
     tokens: Annotated[
         int, About("Tokens per sequence.", unit=TOKENS, range=Range(16, MAX_COUNT))

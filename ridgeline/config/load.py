@@ -48,19 +48,19 @@ class BenchOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         int | None,
         shared.INPUT_LEN.but(
             help="Send random prompts of this many tokens instead of a workload.",
-            aliases=("random-input-len", "isl"),
+            old_names=("random-input-len", "isl"),
         ),
     ] = None
     output_len: Annotated[
         int | None,
         shared.OUTPUT_LEN.but(
-            help="Output tokens of random prompts.", aliases=("random-output-len", "osl")
+            help="Output tokens of random prompts.", old_names=("random-output-len", "osl")
         ),
     ] = None
     prefix_len: Annotated[
         int,
         shared.PREFIX_LEN.but(
-            help="Prompt tokens that all random prompts share.", aliases=("random-prefix-len",)
+            help="Prompt tokens that all random prompts share.", old_names=("random-prefix-len",)
         ),
     ] = 0
     ignore_eos: Annotated[
@@ -74,7 +74,7 @@ class BenchOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         float,
         shared.REQUEST_RATE.but(
             range=Range(0, math.inf, exclusive=True),
-            aliases=("rate",),
+            old_names=("rate",),
             unset="inf: all at once",
             panel="Arrivals",
         ),

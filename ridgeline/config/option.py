@@ -36,6 +36,7 @@ class About(msgspec.Struct, frozen=True):
     variable where it is not derived from the name. `ambient`: False where only the command line may
     set it. `negative`: the flag that switches a bool off; "" derives `--no-…` where the default is
     on. `panel`: a heading in help texts that begins with this option and goes on to the next one.
+    `old_names`: flags of other versions and tools, refused with a hint.
     `parse` makes the value of a text, or raises BadInput. `words`: a pattern; further words that
     match it belong to the value, as in `--slo ttft:200 tpot:50`.
     """
@@ -46,7 +47,7 @@ class About(msgspec.Struct, frozen=True):
     unset: str = ""
     flag: str | None = None
     short: str = ""
-    aliases: tuple[str, ...] = ()
+    old_names: tuple[str, ...] = ()
     negative: str = ""
     metavar: str = ""
     panel: str = ""
@@ -97,9 +98,9 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return "--" + (self.about.flag or self.name).replace("_", "-")
 
     @property
-    def flags(self) -> tuple[str, ...]:
-        """Every spelling, the primary one first."""
-        return (self.flag, *(f"--{alias}" for alias in self.about.aliases))
+    def old_flags(self) -> tuple[str, ...]:
+        """Flags that it had before, or that other tools call it: refused with the present one."""
+        return tuple(f"--{name}" for name in self.about.old_names)
 
     @property
     def negative(self) -> str:

@@ -42,7 +42,7 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     input_len: Annotated[int, shared.INPUT_LEN] = 1024
     output_len: Annotated[int, shared.OUTPUT_LEN] = 256
     max_concurrency: Annotated[
-        int, About("Requests in flight, in a closed loop.", unit=COUNT, aliases=("batch",))
+        int, About("Requests in flight, in a closed loop.", unit=COUNT, old_names=("batch",))
     ] = 1
     cached_tokens: Annotated[
         int,
@@ -50,7 +50,7 @@ class PredictOptions(Section, frozen=True, kw_only=True):
             "Prompt tokens found in the prefix cache.",
             unit=TOKENS,
             range=NON_NEGATIVE_COUNT,
-            aliases=("cached",),
+            old_names=("cached",),
             since="0.2",
         ),
     ] = 0
@@ -111,7 +111,7 @@ class PlanOptions(Section, frozen=True, kw_only=True):
         About(
             "Share of prompt tokens found in the prefix cache.",
             unit=SHARE,
-            aliases=("cached",),
+            old_names=("cached",),
             since="0.2",
         ),
     ] = 0.0
@@ -327,13 +327,13 @@ class CostOptions(Section, frozen=True, kw_only=True):
     output_len: Annotated[int, shared.OUTPUT_LEN] = 256
     request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
     slo: Annotated[str, shared.SLO_TEXT] = PLANNING_SLO
-    prefix_len: Annotated[int, shared.PREFIX_LEN.but(aliases=("prefix",))] = 0
+    prefix_len: Annotated[int, shared.PREFIX_LEN.but(old_names=("prefix",))] = 0
     hit_rate: Annotated[float, About("Share of requests whose prefix is cached.", unit=SHARE)] = 0.0
     num_prefixes: Annotated[
-        int, About("Prefixes kept in the cache.", unit=COUNT, aliases=("prefixes",), since="0.2")
+        int, About("Prefixes kept in the cache.", unit=COUNT, old_names=("prefixes",), since="0.2")
     ] = 1
     batch_api: Annotated[
-        bool, About("Compare with the providers' batch prices.", aliases=("batch",), since="0.2")
+        bool, About("Compare with the providers' batch prices.", old_names=("batch",), since="0.2")
     ] = False
     long_lived: Annotated[bool, About("Pay providers to cache prefixes for an hour.")] = False
     price_per_hour: Annotated[float | None, shared.DEVICE_PRICE.but(panel="Prices")] = None

@@ -129,7 +129,7 @@ def _panels(sections: Sequence[type[Section]]) -> Iterator[str]:
 
 
 def _flags(option: Option) -> str:
-    flags = [option.about.short, option.flag, option.negative, *option.flags[1:]]
+    flags = [option.about.short, option.flag, option.negative]
     return " ".join(f"`{flag}`" for flag in flags if flag)
 
 

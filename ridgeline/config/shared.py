@@ -52,26 +52,26 @@ WORKLOAD = About(
 SLO = About(
     "Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.",
     metavar="SLO",
-    aliases=("goodput",),
+    old_names=("goodput",),
     parse=Slo.parse,
     words=SLO_TERM,
 )
 SLO_TEXT = SLO.but(parse=checked_slo)
 REQUEST_RATE = About(
-    "Requests per second, Poisson arrivals.", unit=RATE, aliases=("rate",), since="0.2"
+    "Requests per second, Poisson arrivals.", unit=RATE, old_names=("rate",), since="0.2"
 )
 INPUT_LEN = About(
     "Prompt tokens of a request.",
     unit=TOKENS,
     range=Range(1, MAX_LENGTH),
-    aliases=("isl",),
+    old_names=("isl",),
     since="0.2",
 )
 OUTPUT_LEN = About(
     "Output tokens of a request.",
     unit=TOKENS,
     range=Range(1, MAX_LENGTH),
-    aliases=("osl",),
+    old_names=("osl",),
     since="0.2",
 )
 PREFIX_LEN = About(
@@ -111,7 +111,7 @@ SERVED_MODEL_NAME = About(
 ACCELERATOR = About(
     "Accelerator, by its name in the catalogue (`ridgeline predict --list-models`).",
     metavar="NAME",
-    aliases=("device",),
+    old_names=("device",),
     since="0.2",
 )
 CATALOGUE = About("TOML catalogue of accelerators to use instead of the built-in.", path="input")
@@ -122,24 +122,24 @@ QUANTIZATION = About(
     "Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4 or nvfp4.",
     metavar="FORMAT",
     unset="as stored",
-    aliases=("weight-dtype",),
+    old_names=("weight-dtype",),
     since="0.2",
 )
 KV_CACHE_DTYPE = About(
     "KV cache format: float32, bfloat16, float16, fp8 or int8.",
     metavar="FORMAT",
     unset="as stored",
-    aliases=("kv-dtype",),
+    old_names=("kv-dtype",),
     since="0.2",
 )
 TENSOR_PARALLEL = About(
-    "Devices that every layer is split over.", unit=COUNT, aliases=("tp",), since="0.2"
+    "Devices that every layer is split over.", unit=COUNT, old_names=("tp",), since="0.2"
 )
 PIPELINE_PARALLEL = About(
-    "Stages that the layers are divided into.", unit=COUNT, aliases=("pp",), since="0.2"
+    "Stages that the layers are divided into.", unit=COUNT, old_names=("pp",), since="0.2"
 )
 EXPERT_PARALLEL = About(
-    "Devices that whole experts are spread over.", unit=COUNT, aliases=("ep",), since="0.2"
+    "Devices that whole experts are spread over.", unit=COUNT, old_names=("ep",), since="0.2"
 )
 ATTENTION_DP = About(
     "Attention groups with separate sequences, which share the experts.",

@@ -39,8 +39,8 @@ def test_non_finite_numbers_are_null() -> None:
     "args",
     [
         ["plan", *SHAPE],  # at the edge of the front no first token ever comes
-        ["simulate", *SHAPE, "--num-prompts", "1", "--osl", "1"],
-        ["predict", *SHAPE, "--osl", "1"],
+        ["simulate", *SHAPE, "--num-prompts", "1", "--output-len", "1"],
+        ["predict", *SHAPE, "--output-len", "1"],
         ["cost", *SHAPE],
     ],
     ids=lambda args: args[0],

@@ -5,13 +5,18 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import sys
+import termios
+import threading
 
 import httpx
 import pytest
 from rich.console import Console
 
+from ridgeline.cli.commands.measure.key_presses import key_presses
 from ridgeline.cli.main import main
-from ridgeline.cli.render.measure.top import server_table, sparkline
+from ridgeline.cli.render.measure.top import server_screen, server_table, sparkline
 from ridgeline.errors import BadInput
 from ridgeline.records.progress import Caution
 from ridgeline.workflows.serving import watch_server as watching
@@ -128,3 +133,32 @@ def test_watching_continues_while_the_server_is_down(
     monkeypatch.setattr(watching, "_snapshot", snapshot)
     assert "running" in next(views).figures
     assert [type(event) for event in warnings] == [Caution]
+
+
+def test_screen_names_its_keys_and_explains_the_figures_on_request() -> None:
+    view = ServerView(model="m", figures={"running": 1.0})
+    for show_help in (False, True):
+        console = Console(file=io.StringIO(), width=80)
+        console.print(server_screen(view, show_help=show_help))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "q quits" in text and ("time to first token" in text) == show_help
+
+
+def test_keys_are_read_and_the_terminal_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard, terminal = os.openpty()
+    keys: list[str] = []
+    pressed = threading.Event()
+
+    def on_key(key: str) -> None:
+        keys.append(key)
+        pressed.set()
+
+    with os.fdopen(terminal) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        before = termios.tcgetattr(terminal)
+        with key_presses(on_key):
+            assert termios.tcgetattr(terminal) != before
+            os.write(keyboard, b"q")
+            assert pressed.wait(5.0)
+        assert termios.tcgetattr(terminal) == before and keys == ["q"]
+    os.close(keyboard)

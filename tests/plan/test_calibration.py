@@ -307,7 +307,16 @@ def test_calibration_file_round_trip_and_damage(
     path = tmp_path / "calibration.json"
     path.write_bytes(msgspec.json.encode(found))
     assert load_calibration(path) == found
-    words = ["predict", "demo", "--calibration", str(path), "--isl", "100", "--osl", "50"]
+    words = [
+        "predict",
+        "demo",
+        "--calibration",
+        str(path),
+        "--input-len",
+        "100",
+        "--output-len",
+        "50",
+    ]
     assert main([*words, "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     point = OperatingPoint(model="demo", device="this-machine", isl=100, osl=50)
@@ -340,7 +349,16 @@ def test_single_simulation_uses_the_median_level_and_seeds_vary_it(
     def tpot_s(trace: InterferenceTrace | None, *words: str) -> dict[str, dict[str, float]]:
         path = tmp_path / "calibration.json"
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, interference=trace)))
-        load = ["--rate", "2", "--num-prompts", "30", "--isl", "50", "--osl", "20"]
+        load = [
+            "--request-rate",
+            "2",
+            "--num-prompts",
+            "30",
+            "--input-len",
+            "50",
+            "--output-len",
+            "20",
+        ]
         asked = ["simulate", "demo", "--calibration", str(path), "--json", *load, *words]
         assert main(asked) == 0
         return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]

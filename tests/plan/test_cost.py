@@ -120,8 +120,16 @@ def test_fleet_is_cheaper_beyond_the_break_even_rate() -> None:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["cost", "llama-3.1-8b", "--device", "h100-sxm", "--rate", "2", "--accept-stale"]
-    assert main([*asked, "--isl", "6000", "--prefix", "5000", "--hit-rate", "0.9"]) == 0
+    asked = [
+        "cost",
+        "llama-3.1-8b",
+        "--accelerator",
+        "h100-sxm",
+        "--request-rate",
+        "2",
+        "--accept-stale",
+    ]
+    assert main([*asked, "--input-len", "6000", "--prefix-len", "5000", "--hit-rate", "0.9"]) == 0
     assert "claude-sonnet-4.6" in capsys.readouterr().out
     assert main([*asked, "--json", "--owned-dollars", "30000", "--watts", "1200"]) == 0
     output = json.loads(capsys.readouterr().out)
@@ -150,9 +158,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--isl", "0"),
-        ("--prefix", "-1"),
-        ("--prefixes", "0"),
+        ("--input-len", "0"),
+        ("--prefix-len", "-1"),
+        ("--num-prefixes", "0"),
         ("--hit-rate", "-inf"),
         ("--hit-rate", "nan"),
         ("--price-per-hour", "inf"),
@@ -164,7 +172,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_invalid_cost_inputs_are_rejected(
     flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["cost", "llama-3.1-8b", "--device", "h100-sxm", "--accept-stale", *flags]) == 2
+    assert (
+        main(["cost", "llama-3.1-8b", "--accelerator", "h100-sxm", "--accept-stale", *flags]) == 2
+    )
     assert flags[-1] in capsys.readouterr().err
 
 

@@ -77,15 +77,15 @@ def test_model_without_room_is_named() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "models.toml"
     rows.write_text('[[model]]\nmodel = "llama-3.2-1b"\nrate = 1.0\n')
-    assert main(["pack", str(rows), "--device", "l4=2", "--json"]) == 0
+    assert main(["pack", str(rows), "--accelerator", "l4=2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [replica["model"] for replica in found["devices"][0]["replicas"]] == ["llama-3.2-1b"]
-    assert main(["pack", str(rows), "--device", "l4"]) == 0
+    assert main(["pack", str(rows), "--accelerator", "l4"]) == 0
     assert "llama-3.2-1b (" in capsys.readouterr().out
     for bad in ("l4=0", "l4=x", "nothing", "l4=99999999999"):
-        assert main(["pack", str(rows), "--device", bad]) == 2
+        assert main(["pack", str(rows), "--accelerator", bad]) == 2
     rows.write_text("[[model]]\nrate = 1.0\n")
-    assert main(["pack", str(rows), "--device", "l4"]) == 2
+    assert main(["pack", str(rows), "--accelerator", "l4"]) == 2
     assert "models" in capsys.readouterr().err
 
 
@@ -97,5 +97,5 @@ def test_invalid_loads_are_rejected(
 ) -> None:
     file = tmp_path / "models.toml"
     file.write_text(f'[[model]]\nmodel = "dummy:llama-1b-32k"\n{row}\n')
-    assert main(["pack", str(file), "--device", "h100-sxm=1"]) == 2
+    assert main(["pack", str(file), "--accelerator", "h100-sxm=1"]) == 2
     assert "cannot read the models" in capsys.readouterr().err

@@ -212,7 +212,16 @@ def test_full_attainment_is_rejected() -> None:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["plan", "llama-3.1-8b", "--rate", "5", "--device", "h100-sxm", "--max-devices", "2"]
+    command = [
+        "plan",
+        "llama-3.1-8b",
+        "--request-rate",
+        "5",
+        "--accelerator",
+        "h100-sxm",
+        "--max-devices",
+        "2",
+    ]
     page, folder = tmp_path / "plan.html", tmp_path / "out"
     assert main([*command, "--html", str(page), "--manifests", str(folder)]) == 0
     assert "disaggregate" in capsys.readouterr().out
@@ -237,7 +246,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("given", "named"),
     [
         (["--max-model-len", "1279"], "1,280"),
-        (["--max-model-len", "128", "--isl", "100", "--osl", "29"], "129"),
+        (["--max-model-len", "128", "--input-len", "100", "--output-len", "29"], "129"),
         (["--max-model-len", "131073"], "131,072"),
         (["--price-per-hour", "-1"], "--price-per-hour"),
         (["--price-per-hour", "nan"], "--price-per-hour"),
@@ -247,7 +256,7 @@ def test_context_limits_that_cannot_serve_the_load_are_rejected(
     capsys: pytest.CaptureFixture[str], given: list[str], named: str
 ) -> None:
     """The load is 1,024 tokens in and 256 out; the model's context is 131,072."""
-    assert main(["plan", "llama-3.1-8b", "--device", "h100-sxm", *given]) == 2
+    assert main(["plan", "llama-3.1-8b", "--accelerator", "h100-sxm", *given]) == 2
     captured = capsys.readouterr()
     assert named in captured.err and not captured.out
 
@@ -256,6 +265,6 @@ def test_context_limits_that_cannot_serve_the_load_are_rejected(
 def test_context_limit_may_equal_the_longest_request(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["plan", "llama-3.1-8b", "--device", "h100-sxm", "--max-model-len", "1280"]
+    command = ["plan", "llama-3.1-8b", "--accelerator", "h100-sxm", "--max-model-len", "1280"]
     assert main(command) == 0
     assert capsys.readouterr().out.count("--max-model-len 1280") == 2

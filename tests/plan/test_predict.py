@@ -229,9 +229,9 @@ def test_json_lines_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_command_prints_one_point(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "llama-3.1-8b", "--device", "h100-sxm", "--json"]) == 0
+    assert main(["predict", "llama-3.1-8b", "--accelerator", "h100-sxm", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bound"] == "bandwidth"
-    assert main(["predict", "llama-3.1-8b", "--device", "h100-sxm"]) == 0
+    assert main(["predict", "llama-3.1-8b", "--accelerator", "h100-sxm"]) == 0
     assert "bound by bandwidth" in capsys.readouterr().out
     assert main(["predict", "--list-models"]) == 0
     assert "deepseek-v3" in capsys.readouterr().out
@@ -248,7 +248,7 @@ def test_custom_catalogue_with_sparse_rates_is_rejected(
         'source = "bench"\nas_of = "2026-11"\n'
     )
     own.write_text(row)
-    asked = ["predict", "llama-3.1-8b", "--device", "mine", "--catalogue", str(own), "--json"]
+    asked = ["predict", "llama-3.1-8b", "--accelerator", "mine", "--catalogue", str(own), "--json"]
     assert main(asked) == 0
     own.write_text(row + "sparse = true\n")
     assert main(asked) == 2

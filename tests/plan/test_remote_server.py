@@ -123,11 +123,22 @@ def test_server_calibration_works_with_predict_only(
 
     path = tmp_path / "there.json"
     path.write_bytes(msgspec.json.encode(made_up()))
-    given = ["predict", "--calibration", str(path), "--isl", "300", "--osl", "32", "--batch", "2"]
+    given = [
+        "predict",
+        "--calibration",
+        str(path),
+        "--input-len",
+        "300",
+        "--output-len",
+        "32",
+        "--max-concurrency",
+        "2",
+    ]
     assert main([*given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["decode_ms"] > 8
     assert (
-        main([*given, "--tp", "2"]) == 2 and "predicts only that server" in capsys.readouterr().err
+        main([*given, "--tensor-parallel-size", "2"]) == 2
+        and "predicts only that server" in capsys.readouterr().err
     )
     with pytest.raises(CannotRun, match="a server calibration covers"):
         load_calibration(path)

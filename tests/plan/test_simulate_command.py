@@ -13,8 +13,18 @@ from ridgeline.plan.simulate.records import FleetOutcome, RequestOutcome, Simula
 from ridgeline.plan.simulate.summary import summarise, traces
 from ridgeline.records import Slo
 
-COMMAND = ["simulate", "llama-3.1-8b", "--device", "h100-sxm"]
-SMALL = [*COMMAND, "--rate", "30", "--num-prompts", "200", "--isl", "300", "--osl", "40"]
+COMMAND = ["simulate", "llama-3.1-8b", "--accelerator", "h100-sxm"]
+SMALL = [
+    *COMMAND,
+    "--request-rate",
+    "30",
+    "--num-prompts",
+    "200",
+    "--input-len",
+    "300",
+    "--output-len",
+    "40",
+]
 
 
 def simulated(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, float]:
@@ -91,8 +101,8 @@ def test_invalid_simulations_are_rejected(capsys: pytest.CaptureFixture[str]) ->
     assert main([*COMMAND, "--router", "best", "--num-prompts", "2"]) == 2
     assert "prefix-aware" in capsys.readouterr().err
     assert main([*COMMAND, "--replay-speed", "2"]) == 2
-    assert main([*COMMAND, "--rate", "0"]) == 2
-    assert main(["simulate", "llama-3.1-70b", "--device", "h100-sxm"]) == 2
+    assert main([*COMMAND, "--request-rate", "0"]) == 2
+    assert main(["simulate", "llama-3.1-70b", "--accelerator", "h100-sxm"]) == 2
     assert "does not fit" in capsys.readouterr().err
 
 
@@ -188,8 +198,17 @@ def test_several_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_fleet_of_several_kinds_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     """Each kind by its own step times; least-loaded gives the faster one more."""
-    asked = ["simulate", "llama-3.1-8b", "--rate", "60", "--num-prompts", "300", "--isl", "300"]
-    assert main([*asked, "--device", "h100-sxm=1,l40s=2"]) == 0
+    asked = [
+        "simulate",
+        "llama-3.1-8b",
+        "--request-rate",
+        "60",
+        "--num-prompts",
+        "300",
+        "--input-len",
+        "300",
+    ]
+    assert main([*asked, "--accelerator", "h100-sxm=1,l40s=2"]) == 0
     shown = capsys.readouterr().out
     served = {
         name: int(line.split()[1])
@@ -198,5 +217,5 @@ def test_fleet_of_several_kinds_of_devices(capsys: pytest.CaptureFixture[str]) -
         if line.strip().startswith(name) and "served" in line
     }
     assert sum(served.values()) == 300 and served["h100-sxm"] > served["l40s"] / 2
-    assert main([*asked, "--device", "h100-sxm=2", "--replicas", "2"]) == 2
+    assert main([*asked, "--accelerator", "h100-sxm=2", "--replicas", "2"]) == 2
     assert "--accelerator" in capsys.readouterr().err

@@ -31,7 +31,16 @@ from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.plan.step_time.speculation import SpeculationModel
 from tests.plan.constant_step_times import ConstantStepTimes
 
-WORDS = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--num-prompts", "40", "--rate", "8"]
+WORDS = [
+    "simulate",
+    "llama-3.1-8b",
+    "--accelerator",
+    "h100-sxm",
+    "--num-prompts",
+    "40",
+    "--request-rate",
+    "8",
+]
 
 
 def machine(model: str = "llama-3.1-8b") -> Replica:
@@ -98,8 +107,18 @@ def test_background_requests_have_no_slo_and_do_not_delay_interactive_ones(
 ) -> None:
     """With background requests, interactive latencies are nearly those of a fleet without them; the
     same number of interactive requests misses the SLO."""
-    rate = ["--isl", "500", "--osl", "60", "--max-num-seqs", "16", "--num-prompts", "600", "--rate"]
-    asked = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--slo", "ttft:60", "--json"]
+    rate = [
+        "--input-len",
+        "500",
+        "--output-len",
+        "60",
+        "--max-num-seqs",
+        "16",
+        "--num-prompts",
+        "600",
+        "--request-rate",
+    ]
+    asked = ["simulate", "llama-3.1-8b", "--accelerator", "h100-sxm", "--slo", "ttft:60", "--json"]
 
     def ran(*words: str) -> Any:
         assert main([*asked, *rate, *words]) == 0

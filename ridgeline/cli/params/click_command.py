@@ -20,6 +20,7 @@ from click.shell_completion import CompletionItem
 from ridgeline.cli.render.help import command_help
 from ridgeline.config.commands import Command
 from ridgeline.config.option import Option
+from ridgeline.errors import BadInput
 
 if TYPE_CHECKING:
     from ridgeline.cli.params.invocation import Invocation
@@ -84,6 +85,7 @@ class OptionCommand(click.Command):
         return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        refuse_old_flags(args, list(self.command.options.values()))
         return super().parse_args(
             ctx, list(gather_words(args, list(self.command.options.values())))
         )
@@ -107,7 +109,7 @@ def parameter(option: Option) -> click.Parameter:
     """The row as click knows it. Defaults are not click's affair: only what was typed counts."""
     if option.about.positional:
         return click.Argument([option.name], required=False, type=OptionType(option))
-    flags = [flag for flag in (option.about.short, *option.flags) if flag]
+    flags = [flag for flag in (option.about.short, option.flag) if flag]
     if option.type is bool:
         if option.negative:
             flags = [f"{flags[0]}/{option.negative}", *flags[1:]]
@@ -128,14 +130,21 @@ def place_arguments(typed: Mapping[str, Any], options: Sequence[Option]) -> dict
     return placed
 
 
+def refuse_old_flags(args: Sequence[str], options: Sequence[Option]) -> None:
+    """BadInput for a flag under a name of an older version or another tool."""
+    present = {option.flag for option in options}
+    renamed = {old: option.flag for option in options for old in option.old_flags}
+    for word in args:
+        flag = word.partition("=")[0]
+        if flag in renamed and flag not in present:
+            raise BadInput(f"{flag} is called {renamed[flag]} here", fix=f"use {renamed[flag]}")
+
+
 def gather_words(args: Sequence[str], options: Sequence[Option]) -> Iterator[str]:
     """The arguments, with values in several words made one: `--slo ttft:200 tpot:50`, as vLLM
-    writes its `--goodput`. A word that does not match the option's pattern ends its value."""
+    writes its SLO. A word that does not match the option's pattern ends its value."""
     patterns = {
-        flag: re.compile(option.about.words)
-        for option in options
-        if option.about.words
-        for flag in option.flags
+        option.flag: re.compile(option.about.words) for option in options if option.about.words
     }
     rest = list(args)
     while rest:

@@ -13,12 +13,7 @@ class TwinCommand(OptionCommand):
     """Takes the words after its own options as one argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        valued = {
-            flag
-            for option in self.command.options.values()
-            for flag in option.flags
-            if flag[0] == "-"
-        }
+        valued = {option.flag for option in self.command.options.values() if option.flag[0] == "-"}
         index = 0
         while index < len(args) and args[index].startswith("-"):
             index += 2 if args[index] in valued else 1

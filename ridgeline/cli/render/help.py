@@ -130,9 +130,6 @@ def _sentences(option: Option) -> Iterator[str]:
     yield option.about.help
     if option.choices and _placeholder(option) != option.metavar:
         yield f"One of {', '.join(map(str, option.choices))}."
-    aliases = option.flags[1:]
-    if aliases:
-        yield f"Also {', '.join(aliases)}."
     default = option.default_text
     if default and not (option.type is bool and not option.default):
         yield f"[default: {default}]"

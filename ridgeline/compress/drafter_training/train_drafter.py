@@ -183,7 +183,9 @@ def _steps(
         sharp = state.step / recipe.steps
         loss, _ = student.losses(teacher(rest_NL[picked]), sharp)
         if not math.isfinite(loss.item()):
-            raise CannotRun("training diverged", value=f"loss {loss.item()}", fix="lower --rate")
+            raise CannotRun(
+                "training diverged", value=f"loss {loss.item()}", fix="lower --learning-rate"
+            )
         loss.backward()
         state.update(rate_at(recipe, state.step))
         looks = state.step % look_every == 0

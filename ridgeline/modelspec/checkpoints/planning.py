@@ -84,7 +84,7 @@ def _quantised_format(quantization: Mapping[str, Any]) -> str:
         "planning cannot read this quantization_config",
         value=method,
         limit="fp8, mxfp4, gptq and awq at 4 bits",
-        fix="remove quantization_config from config.json and give --weight-dtype",
+        fix="remove quantization_config from config.json and give --quantization",
     )
 
 

@@ -88,7 +88,7 @@ def resolve_target(device: Accelerator, options: ManifestOptions) -> DeploymentT
             f"no vLLM image and no device plugin are known for {device.name}",
             value=device.name,
             limit="devices of " + ", ".join(row.vendor for row in known.image),
-            fix="leave out --manifests, or choose another --device",
+            fix="leave out --manifests, or choose another --accelerator",
         )
     label, value = _node(device, options, known.cluster)
     return DeploymentTarget(

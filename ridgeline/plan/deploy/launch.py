@@ -81,7 +81,9 @@ def _ridgeline(start: LaunchPlan) -> LaunchCommand:
     if weights not in (*_WIDE, *_BITS):
         raise CannotLaunch(f"Ridgeline has no kernels for {weights} weights")
     if kv == _FP8:
-        raise CannotLaunch("Ridgeline has no fp8 KV cache; int8 is as small: use --kv-dtype int8")
+        raise CannotLaunch(
+            "Ridgeline has no fp8 KV cache; int8 is as small: use --kv-cache-dtype int8"
+        )
     if start.device.vendor != "NVIDIA" and start.device.kind != "cpu":
         raise CannotLaunch(f"Ridgeline runs on CPUs and CUDA devices, not on {start.device.name}")
     words = ["ridgeline", "serve", start.folder]
@@ -104,7 +106,7 @@ def vllm_command(start: LaunchPlan) -> LaunchCommand:
     candidate, layout = start.candidate, start.candidate.layout
     first, model, words = _weights("vLLM", start)
     if candidate.kv_dtype == "int8":
-        raise CannotLaunch("vLLM has no int8 KV cache; fp8 is as small: use --kv-dtype fp8")
+        raise CannotLaunch("vLLM has no int8 KV cache; fp8 is as small: use --kv-cache-dtype fp8")
     words += ["--kv-cache-dtype", "fp8"] if candidate.kv_dtype == _FP8 else []
     words += _split("--tensor-parallel-size", layout.tp)
     words += _split("--pipeline-parallel-size", layout.pp)
@@ -125,7 +127,7 @@ def _sglang(start: LaunchPlan) -> LaunchCommand:
     candidate, layout = start.candidate, start.candidate.layout
     first, model, words = _weights("SGLang", start)
     if candidate.kv_dtype == "int8":
-        raise CannotLaunch("SGLang has no int8 KV cache; fp8 is as small: use --kv-dtype fp8")
+        raise CannotLaunch("SGLang has no int8 KV cache; fp8 is as small: use --kv-cache-dtype fp8")
     words += ["--kv-cache-dtype", "fp8_e4m3"] if candidate.kv_dtype == _FP8 else []
     tp = layout.tp * layout.num_attention  # SGLang counts all devices of a stage as tp
     words += _split("--tp-size", tp) + _split("--pp-size", layout.pp)
@@ -174,7 +176,7 @@ def _trtllm(start: LaunchPlan) -> LaunchCommand:
         raise CannotLaunch("trtllm-serve configures attention data parallelism in its YAML file")
     if candidate.kv_dtype == "int8":
         raise CannotLaunch(
-            "trtllm-serve has no known flag for an int8 KV cache; use --kv-dtype fp8"
+            "trtllm-serve has no known flag for an int8 KV cache; use --kv-cache-dtype fp8"
         )
     first, model = [], start.model
     if weights != start.stored and weights == _FP8:

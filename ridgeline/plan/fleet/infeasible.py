@@ -94,7 +94,7 @@ def _physics(name: str, floor: LatencyFloor, limit_s: float) -> CannotRun:
         f"no device of this plan can meet the SLO: {floor.why}",
         value=f"{name} {limit_s * 1000:g} ms",
         limit=f"at least {floor.seconds * 1000:.3g} ms even on {floor.where}",
-        fix="relax the SLO, or use a smaller model, fewer bits (--weight-dtype) or more devices",
+        fix="relax the SLO, or use a smaller model, fewer bits (--quantization) or more devices",
     )
 
 

@@ -262,7 +262,7 @@ def _check_search(options: BenchOptions) -> None:
     """BadInput if so few requests can neither show that the SLO is met nor that it is not."""
     slo, num_prompts = options.slo, options.max_requests
     if slo is None:
-        raise BadInput("--find-goodput needs an SLO", fix="--goodput 'ttft:200 tpot:50'")
+        raise BadInput("--find-goodput needs an SLO", fix="--slo 'ttft:200 tpot:50'")
     for flag, value in {"--warmup-s": options.warmup_s, "--cooldown-s": options.cooldown_s}.items():
         if value:
             raise BadInput(f"{flag} has no effect with --find-goodput", fix=f"remove {flag}")
@@ -271,7 +271,7 @@ def _check_search(options: BenchOptions) -> None:
         raise BadInput(
             "no number of requests can show that all of them meet the SLO",
             value=f"attainment:{slo.attainment:.0%}",
-            fix="--goodput '… attainment:99%'",
+            fix="--slo '… attainment:99%'",
         )
     if num_prompts is not None and num_prompts < least:
         raise BadInput(

@@ -99,5 +99,5 @@ def _prompt_tokens(request: LoadRequest, tokenizer: Tokenizer) -> int:
             "this workload is text, and the model takes token ids only",
             value=request.kind,
             limit=error.what,
-            fix="--random-input-len 256 --random-output-len 128",
+            fix="--input-len 256 --output-len 128",
         ) from None

@@ -96,12 +96,11 @@ def combinations_of(axes: Sequence[str]) -> list[dict[str, object]]:
 
 
 def _axis(text: str) -> tuple[str, list[object]]:
-    """The option that `replicas=1,2,4` names, by its name or an alias, and its values."""
+    """The option that `replicas=1,2,4` names, and its values."""
     options = {
-        flag[2:].replace("-", "_"): option
+        option.flag[2:].replace("-", "_"): option
         for option in options_of(SimulateOptions).values()
         if option.has_flag and option.name not in NOT_SWEPT
-        for flag in option.flags
     }
     name, _, values = text.partition("=")
     option = options.get(name.strip().replace("-", "_"))

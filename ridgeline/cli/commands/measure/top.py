@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 from rich.console import Console
 from rich.live import Live
 
+from ridgeline.cli.commands.measure.key_presses import key_presses
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import ProgressLines
-from ridgeline.cli.render.measure.top import server_table
+from ridgeline.cli.render.measure.top import server_screen, server_table
 from ridgeline.config.tools import TopOptions
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.serving.watch_server import view_server, watch_server
@@ -27,7 +31,7 @@ def top(call: Invocation) -> None:
 
 
 def _watch(options: TopOptions) -> None:
-    """Update the table until Ctrl-C."""
+    """Update the table until q or Ctrl-C; ? shows and hides the explanation of the figures."""
     console = Console()
     views = watch_server(
         options.url,
@@ -35,10 +39,22 @@ def _watch(options: TopOptions) -> None:
         interval_s=options.interval,
         observer=ProgressLines(console),
     )
-    first = next(views)
+    view, show_help = next(views), False
+
+    def on_key(key: str) -> None:
+        nonlocal show_help
+        if key in "qQ":
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        elif key in "?h":
+            show_help = not show_help
+            live.update(server_screen(view, show_help=show_help), refresh=True)
+
     try:
-        with Live(server_table(first), console=console, auto_refresh=False) as live:
+        with (
+            Live(server_screen(view), console=console, auto_refresh=False) as live,
+            key_presses(on_key),
+        ):
             for view in views:
-                live.update(server_table(view), refresh=True)
+                live.update(server_screen(view, show_help=show_help), refresh=True)
     except KeyboardInterrupt:
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +32,21 @@ def server_table(view: ServerView) -> Table:
             trend = [sparkline(values, name)] if view.trends else []
             table.add_row(label, render(view.figures[name]), *trend, _note(name, view))
     return table
+
+
+KEYS = "q quits · ? explains"
+HELP = (
+    "TTFT: time to first token. ITL: gap between two tokens of an answer.",
+    "Latencies cover the span at their right; speeds the last update.",
+    "SLO met or missed: against the limits of the server's first SLO class.",
+    "ridgeline explain NAME says what a figure means, for example explain ttft.",
+)
+
+
+def server_screen(view: ServerView, *, show_help: bool = False) -> Group:
+    """The table of a live display with its keys, and what the figures mean."""
+    lines = [Text(line, style="dim") for line in (*HELP, KEYS) if show_help or line == KEYS]
+    return Group(server_table(view), *lines)
 
 
 def sparkline(values: Sequence[float | None], name: str = "") -> str:
