@@ -172,4 +172,5 @@ def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None)
     several = [row for row in rows if row.startswith(f"{wanted}-")]
     near = several or difflib.get_close_matches(wanted, rows, n=5, cutoff=0.4) or list(rows)
     what = "several accelerators match this name" if several else "unknown accelerator"
-    raise BadInput(what, value=name, limit=", ".join(near))
+    fix = f"use {near[0]}" if several else None
+    raise BadInput(what, value=name, limit=", ".join(near), fix=fix)

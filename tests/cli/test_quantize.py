@@ -73,3 +73,11 @@ def test_the_head_can_be_quantised_while_loading() -> None:
     assert "as requested" in resolved.derivations["lm_head_quantization"]
     lossless = resolve(Settings(model="demo", quantization="bf16", max_model_len=64))
     assert {linear.format.kind for linear in linears(lossless.spec).values()} == {"bf16"}
+
+
+def test_output_named_as_a_gguf_file_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "demo-q4.gguf"
+    assert main(["quantize", "demo", "-o", str(output)]) == 2
+    assert "a folder, not a file" in capsys.readouterr().err and not output.exists()

@@ -212,12 +212,15 @@ def test_endpoints(in_virtual_time):
         send(in_virtual_time, script, ids, endpoint="chat")
 
 
-@pytest.mark.parametrize(
-    "url", ["host:8000", "ftp://host", "http://", "", "http://[::1", "http:// x"]
-)
+@pytest.mark.parametrize("url", ["host", "ftp://host", "http://", "", "http://[::1", "http:// x"])
 def test_non_http_urls_are_rejected(url):
     with pytest.raises(BadInput):
         base_url(url)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", "host:8000/v1", "[::1]:8000", "a.b-c:80/"])
+def test_host_and_port_mean_http(address):
+    assert base_url(address) == "http://" + address.removesuffix("/").removesuffix("/v1")
 
 
 @pytest.mark.parametrize("key", ["☃", "a\r\nx: y", "\0"])

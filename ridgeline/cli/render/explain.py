@@ -42,14 +42,16 @@ def explanation_json(explanation: Explanation) -> object:
 
 
 def print_model_explanation(explanation: ModelExplanation, out: Console) -> None:
-    """The settings, the decisions and the techniques."""
-    out.print(_settings_table(explanation))
-    load = f"{explanation.workload} under {explanation.slo}"
-    out.print(f"\n[bold]Before anything is run[/bold]: {load}")
+    """A summary, the decisions, the techniques, and the settings."""
+    out.print(f"[bold]{explanation.workload} under {explanation.slo}[/bold]")
+    out.print(_summary_table(explanation))
+    out.print("\n[bold]Before anything is run[/bold]")
     out.print("Bounds by this machine's roofline: a no is final, a yes has to be measured.")
     out.print(_decision_table(explanation.decisions))
-    out.print()
+    out.print("\n[bold]Techniques[/bold]")
     out.print(_technique_table(explanation.techniques))
+    out.print("\n[bold]Settings[/bold]")
+    out.print(_settings_table(explanation))
 
 
 def print_topic_explanation(explanation: TopicExplanation, out: Console) -> None:
@@ -80,6 +82,29 @@ def print_speculation(explanation: SpeculationExplanation, out: Console) -> None
         )
         out.print(_speculation_table(case))
         out.print(f"verdict: {case.verdict}\n")
+
+
+SUMMARY = {
+    "moves the bound": "faster by the bound",
+    "measure it": "worth measuring",
+    "in use": "already in use",
+}
+
+
+def _summary_table(explanation: ModelExplanation) -> Table:
+    """Questions answered by no, techniques that would help, and the command that tries them."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for answer in explanation.decisions:
+        if answer.answer is False:
+            table.add_row("[red]no[/red]", escape(answer.question))
+    for verdict, label in SUMMARY.items():
+        titles = [row.title for row in explanation.techniques if row.verdict == verdict]
+        if titles:
+            table.add_row(label, escape("; ".join(titles)))
+    table.add_row("next", f"ridgeline optimize {escape(str(explanation.settings['model']))}")
+    return table
 
 
 def _settings_table(explanation: ModelExplanation) -> Table:

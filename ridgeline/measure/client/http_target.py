@@ -9,6 +9,7 @@ tokens received so far.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -112,11 +113,15 @@ class HttpTarget:
         return path, body | prompt
 
 
+HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d+(?:/.*)?")
+
+
 def base_url(url: str) -> str:
-    """The server's root, without trailing slash and /v1.
+    """The server's root, without trailing slash and /v1; HOST:PORT means http://HOST:PORT.
 
     Raises BadInput if it is no HTTP address.
     """
+    url = f"http://{url}" if HOST_AND_PORT.fullmatch(url) else url
     try:
         parsed = urlsplit(url)
         _ = parsed.port

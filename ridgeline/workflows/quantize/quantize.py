@@ -62,6 +62,12 @@ def quantize(
     An interrupted run resumes with the same arguments. Raises BadInput, BadModel or CannotRun.
     """
     start_s = perf_counter()
+    if output.suffix == ".gguf":
+        raise BadInput(
+            "a checkpoint is written into a folder, not a file",
+            value=str(output),
+            fix=f"use --format gguf --output {output.stem}, which writes {output.stem}/model.gguf",
+        )
     if options.bits == 16:
         written = _store_16_bits(model, output, options)
     else:
