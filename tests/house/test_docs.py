@@ -93,10 +93,10 @@ def test_make_targets_exist() -> None:
 
 @cache
 def help_of(*words: str) -> str:
-    """What `ridgeline … --help` prints; empty where there is no such command."""
+    """The help of the program, or of a command with all its flags; empty if there is none."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(io.StringIO()):
-        code = main([*words, "--help"])
+        code = main([*words, "--help-all" if words else "--help"])
     return "" if code else text.getvalue()
 
 
