@@ -238,11 +238,13 @@ class Engine:
     ) -> Future[Sequence[float]]:
         """The last layer's states of T tokens, pooled into one vector of hidden_size numbers.
 
-        Runs on the engine thread between two steps, without the KV cache. Raises BadInput for an
-        invalid token id.
+        Runs on the engine thread without the KV cache; between two steps, at most one text is
+        embedded. It counts in the queue limits until then. Raises BadInput for an invalid token id,
+        EngineFull or EngineUnavailable.
         """
         check_tokens(tokens, self.resolved.spec.vocab_size)
-        return self._loop.call(partial(_pooled, self._runner, tuple(tokens), pooling))
+        pool = partial(_pooled, self._runner, tuple(tokens), pooling)
+        return self._loop.call(pool, num_tokens=len(tokens))
 
     # -- monitoring
 
@@ -277,6 +279,7 @@ class Engine:
             | scheduler.draft_scheduler.counters()
             | self._loop.counts.as_dict()
             | self._loop.queue_limiter.as_dict()
+            | self._loop.as_dict()
             | self._loop.steps.totals.as_dict()
         )
 

@@ -4,20 +4,24 @@
     submit, abort, call ─inbox─▶  commands, then plan · run · commit ──▶ Subscriber.deliver
 
 Between two steps it executes every command that has arrived, so a request waits at most one step to
-be seen, and a cancelled one frees its blocks before the next plan. With nothing to do it sleeps
+be seen, and a cancelled one frees its blocks before the next plan. Calls are work like a step: at
+most one runs between two steps, and they count in the queue limits. With nothing to do it sleeps
 until a command arrives or the scheduler's next wake-up is due.
 
 If the runner fails on a step, the step's runs are tried one by one: those that fail again end with
 a Failed event, the others continue. If the scheduler itself fails, its state cannot be trusted any
-more: every request fails and the engine is dead.
+more: every request fails and the engine is dead. A BaseException is a failure like any other here:
+the panics of Rust libraries are none of Exception.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +30,14 @@ from typing import Protocol, TypeVar
 from ridgeline.engine.profiling.step_stats import RequestCounts, StepLog, StepTotals
 from ridgeline.engine.scheduler.admission.limits import check_request
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
-from ridgeline.engine.scheduler.plan import Run, Runner, RunOutput, StepPlan, StepResult
+from ridgeline.engine.scheduler.plan import (
+    NoTokenError,
+    Run,
+    Runner,
+    RunOutput,
+    StepPlan,
+    StepResult,
+)
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.tokenization.event_texts import EventTexts
 from ridgeline.engine.tokenization.tokenizer import Tokenizer
@@ -45,6 +56,13 @@ class Subscriber(Protocol):
     """Receives events. Called on the engine thread, once per step: it must not block."""
 
     def deliver(self, events: Sequence[Event]) -> None: ...
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str
+    run: Callable[[], Sequence[Event]]
+    fail: Callable[[Exception], None]
 
 
 @dataclass(slots=True)
@@ -79,10 +97,12 @@ class EngineLoop:
         self._texts = EventTexts(tokenizer, partial(_finish_at_stop_string, scheduler))
         self._wake = threading.Condition()
         self._inbox: list[Command] = []
+        self._calls: deque[_Call] = deque()
+        self._call_ids = map("call-{}".format, itertools.count())
         self._ids: set[str] = set()  # of requests submitted and not ended
         self._subscriptions: dict[str, _Subscription] = {}
         self._open, self._error = True, "the engine is closed"
-        self._num_failures = 0
+        self._num_failures = self._total_failures = self._num_nan_logits = 0
         self._due_since_s: float | None = None  # work is due and no step has finished since then
         self._thread = threading.Thread(
             target=self._main, args=(on_start,), name="ridgeline-engine", daemon=True
@@ -114,12 +134,33 @@ class EngineLoop:
             if self._open and request_id in self._ids:
                 self._send(lambda: self.scheduler.cancel(request_id, self.clock()))
 
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function on the engine thread between two steps, where it may use the runner."""
+    def call(self, function: Callable[[], T], num_tokens: int = 0) -> Future[T]:
+        """Run a function on the engine thread between two steps, where it may use the runner.
+
+        `num_tokens` that it computes count in the queue limits until it begins. Raises EngineFull
+        or EngineUnavailable.
+        """
         future: Future[T] = Future()
         with self._wake:
-            self._send(partial(_resolve, future, function))
+            self._check_open()
+            call = _Call(
+                next(self._call_ids), partial(_resolve, future, function), future.set_exception
+            )
+            self.queue_limiter.admit(call.id, num_tokens, None, self.clock())
+            future.add_done_callback(lambda _: self._forget(call))
+            self._calls.append(call)
+            self._note_due()
         return future
+
+    def as_dict(self) -> dict[str, float]:
+        """Whether the thread is alive, how long work has waited for it, and what it failed on."""
+        due_s = self._due_since_s
+        return {
+            "engine_alive": float(self._open and self._thread.is_alive()),
+            "engine_stalled_s": 0.0 if due_s is None else max(0.0, self.clock() - due_s),
+            "num_failed_steps": float(self._total_failures),
+            "num_nan_logits": float(self._num_nan_logits),
+        }
 
     def is_healthy(self, stall_s: float) -> bool:
         """True if the thread is alive, steps do not keep failing, and due work makes progress.
@@ -137,9 +178,12 @@ class EngineLoop:
             self._wake.notify()
         self._thread.join()
 
-    def _check_new(self, request_id: str) -> None:
+    def _check_open(self) -> None:
         if not self._open:
             raise EngineUnavailable(self._error)
+
+    def _check_new(self, request_id: str) -> None:
+        self._check_open()
         if request_id in self._ids:
             raise id_in_use(request_id)
 
@@ -149,12 +193,21 @@ class EngineLoop:
         self._ids.add(request.id)
 
     def _send(self, command: Command) -> None:
-        if not self._open:
-            raise EngineUnavailable(self._error)
+        self._check_open()
+        self._inbox.append(command)
+        self._note_due()
+
+    def _note_due(self) -> None:
         if self._due_since_s is None:
             self._due_since_s = self.clock()
-        self._inbox.append(command)
         self._wake.notify()
+
+    def _forget(self, call: _Call) -> None:
+        """A call has ended, or was cancelled before it began."""
+        with self._wake:
+            self.queue_limiter.remove(call.id)
+            with suppress(ValueError):
+                self._calls.remove(call)
 
     # -- on the engine thread
 
@@ -162,11 +215,13 @@ class EngineLoop:
         try:
             on_start()
             while self._execute_commands():
+                self._run_call()
                 self.step()
+            self._fail_calls(self._error)
             for request_id in list(self._subscriptions):
                 self._deliver(self.scheduler.cancel(request_id, self.clock()))
-        except Exception as error:
-            _LOG.exception("the engine stopped")
+        except BaseException as error:
+            _LOG.critical("the engine stopped", exc_info=True)
             self._fail_all(f"the engine stopped: {type(error).__name__}: {error}")
 
     def step(self) -> None:
@@ -185,13 +240,35 @@ class EngineLoop:
     def _execute_commands(self) -> bool:
         """Wait for work and execute the commands sent; False once the engine is closed."""
         with self._wake:
-            while self._open and not self._inbox and (wait_s := self._wait_s()) != 0:
+            while not self._has_work and (wait_s := self._wait_s()) != 0:
                 self._due_since_s = None
                 self._wake.wait(wait_s)
             commands, self._inbox, still_open = self._inbox, [], self._open
         for command in commands:
             self._deliver(command())
         return still_open
+
+    @property
+    def _has_work(self) -> bool:
+        return not self._open or bool(self._inbox or self._calls)
+
+    def _run_call(self) -> None:
+        """Run the call that has waited longest, if there is one."""
+        with self._wake:
+            call = self._calls.popleft() if self._calls else None
+            if call is not None:
+                self.queue_limiter.note_started(call.id, self.clock())
+        if call is not None:
+            call.run()
+            is_due = bool(self._calls) or self.scheduler.has_work
+            self._due_since_s = self.clock() if is_due else None
+
+    def _fail_calls(self, error: str) -> None:
+        with self._wake:
+            calls = list(self._calls)
+        for call in calls:
+            with suppress(InvalidStateError):  # it was cancelled meanwhile
+                call.fail(EngineUnavailable(error))
 
     def _wait_s(self) -> float | None:
         """Seconds until the scheduler has something to plan: 0 for now, None for never."""
@@ -242,17 +319,18 @@ class EngineLoop:
     def _run(self, plan: StepPlan) -> StepResult:
         try:
             result = self.runner.run(plan)
-        except Exception as error:
+        except BaseException as error:
             if _is_request_error(error):
                 _LOG.warning("step %d failed: %s", plan.index, error)
             else:
                 _LOG.exception("step %d failed", plan.index)
                 self._num_failures += 1
+                self._total_failures += 1
             return self._run_one_by_one(plan, error)
         self._num_failures = 0 if plan.runs else self._num_failures
         return result
 
-    def _run_one_by_one(self, plan: StepPlan, error: Exception) -> StepResult:
+    def _run_one_by_one(self, plan: StepPlan, error: BaseException) -> StepResult:
         """Run every run of a failed step separately; those that fail again fail their requests.
 
         Block copies may be repeated, because none of them writes to a source.
@@ -265,12 +343,17 @@ class EngineLoop:
             try:
                 result = self.runner.run(StepPlan(plan.index, (run,), own_copies))
                 outputs.append(result.outputs[0])
-            except Exception as own_error:
+            except BaseException as own_error:
                 outputs.append(self._fail(run, own_error))
         return StepResult(tuple(outputs))
 
-    def _fail(self, run: Run, error: Exception) -> RunOutput:
+    def _fail(self, run: Run, error: BaseException) -> RunOutput:
         """Fail the run's request. The scheduler then ignores the output committed for it."""
+        if isinstance(error, NoTokenError) and not run.restricts_tokens:
+            # Nothing in the request forbids tokens: the model computed NaN. If it does in every
+            # step, its weights are damaged.
+            self._num_nan_logits += 1
+            self._num_failures += 1
         request_id = self.scheduler.request_id_of(run)
         if request_id is not None:
             is_users = isinstance(error, UserError)
@@ -284,8 +367,9 @@ class EngineLoop:
         with self._wake:
             self._open, self._error = False, error
             commands, self._inbox = self._inbox, []
+        self._fail_calls(error)
         for command in commands:
-            with suppress(Exception):
+            with suppress(BaseException):
                 command()
         for request_id, subscription in list(self._subscriptions.items()):
             failed = Failed(request_id=request_id, at_s=self.clock(), error=error)
@@ -294,13 +378,13 @@ class EngineLoop:
                 self._count(failed)
 
 
-def _is_request_error(error: Exception) -> bool:
+def _is_request_error(error: BaseException) -> bool:
     """True for errors that a request causes and that do not make the engine unhealthy.
 
     Those are UserErrors and plain ArithmeticErrors: a row without a token to choose, a grammar that
     exceeds its limits. Subclasses such as ZeroDivisionError are bugs of the engine.
     """
-    return type(error) is ArithmeticError or isinstance(error, UserError)
+    return type(error) in (ArithmeticError, NoTokenError) or isinstance(error, UserError)
 
 
 def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:

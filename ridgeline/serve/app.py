@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import APIRouter, FastAPI, Security
@@ -24,6 +27,8 @@ from ridgeline.serve.bodies.routing import BodyLimits
 from ridgeline.serve.config import split_names
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, error_response, to_api_error, validation_error
+from ridgeline.serve.metrics.loop_lag import watch_loop_lag
+from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.middleware import HttpMiddleware
 from ridgeline.serve.openai import embeddings, responses_routes
 from ridgeline.serve.openai import routes as openai_routes
@@ -86,7 +91,12 @@ def include_protected(app: FastAPI, router: APIRouter) -> None:
 
 def _new_app(title: str, service: Service, *, admin_only: bool = False) -> FastAPI:
     # FastAPI's /docs would load its script from a CDN: it is off, and so is its /openapi.json
-    app = FastAPI(title=title, version=ridgeline.__version__, openapi_url=None)
+    app = FastAPI(
+        title=title,
+        version=ridgeline.__version__,
+        openapi_url=None,
+        lifespan=partial(_lifespan, service.metrics),
+    )
     options = service.options
     app.state.service = service
     app.state.body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
@@ -107,6 +117,16 @@ def _new_app(title: str, service: Service, *, admin_only: bool = False) -> FastA
     app.add_middleware(AccessMiddleware, policy=policy)
     app.add_middleware(HttpMiddleware, max_requests=options.max_num_connections)
     return app
+
+
+@asynccontextmanager
+async def _lifespan(metrics: Metrics, _app: FastAPI) -> AsyncIterator[None]:
+    """While the app is served, the lag of its event loop is measured."""
+    watcher = asyncio.create_task(watch_loop_lag(metrics.observe_loop_lag))
+    try:
+        yield
+    finally:
+        watcher.cancel()
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:

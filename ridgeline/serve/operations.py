@@ -175,6 +175,5 @@ async def abort(id: str, service: ServiceDep) -> Response:
 
 
 def _health(service: Service) -> Response:
-    if service.engine.is_healthy():
-        return Response(status_code=200)
-    return error_response(ApiError(503, "the engine makes no progress"))
+    fault = service.fault()
+    return Response(status_code=200) if fault is None else error_response(ApiError(503, fault))

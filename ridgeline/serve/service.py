@@ -58,6 +58,7 @@ class Service:
         self.budgets = KeyBudgets(self.keys, options.requests_per_minute, options.tokens_per_minute)
         self.created = int(time.time())
         self.has_batches = False
+        self.health_checks: list[Callable[[], str | None]] = [self._engine_fault]
         self._streams: WeakSet[ResponseStream] = WeakSet()
 
     def check_model(self, name: str | None) -> None:
@@ -131,6 +132,14 @@ class Service:
         except ApiError:
             self.metrics.count_refused("rate_limit")
             raise
+
+    def fault(self) -> str | None:
+        """What is broken, by the health checks of the server's parts; None if nothing is."""
+        faults = (check() for check in self.health_checks)
+        return next((fault for fault in faults if fault is not None), None)
+
+    def _engine_fault(self) -> str | None:
+        return None if self.engine.is_healthy() else "the engine makes no progress"
 
     def end_streams(self) -> None:
         """End every open response with a 503: the server stops."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -14,7 +15,7 @@ from ridgeline import Engine, Sampling
 from ridgeline.config.settings import Settings
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
-from ridgeline.engine.scheduler.plan import StepPlan, StepResult
+from ridgeline.engine.scheduler.plan import NoTokenError, StepPlan, StepResult
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.errors import EngineUnavailable
 from ridgeline.records import Event, Failed, Finished
@@ -197,3 +198,97 @@ def test_request_errors_do_not_make_the_engine_unhealthy(
             with pytest.raises(EngineUnavailable, match="no token"):
                 engine.generate([[5, 6, 7]], GREEDY)
         assert engine.is_healthy() is healthy
+
+
+class RustPanic(BaseException):
+    """As pyo3's PanicException: not an Exception."""
+
+
+def test_panic_in_a_step_fails_its_request_only() -> None:
+    def panic(plan: StepPlan) -> None:
+        if any(POISON in run.tokens for run in plan.runs):
+            raise RustPanic("index out of bounds")
+
+    with engine_with(panic) as engine:
+        with pytest.raises(EngineUnavailable, match="index out of bounds"):
+            engine.generate([[5, POISON]], GREEDY)
+        assert engine.generate([[5, 6]], GREEDY)[0].tokens
+        assert engine.is_healthy()
+
+
+def test_panic_of_the_scheduler_ends_what_is_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_with(lambda plan: None) as engine:
+
+        def panic(now_s: float) -> StepPlan:
+            raise RustPanic("index out of bounds")
+
+        monkeypatch.setattr(engine._loop.scheduler, "plan", panic)
+        with pytest.raises(EngineUnavailable, match="the engine stopped"):
+            engine.generate([[5, 6]], GREEDY)
+        with pytest.raises(EngineUnavailable):
+            engine.generate([[5, 6]], GREEDY)
+        with pytest.raises(EngineUnavailable):
+            engine.embed([5, 6], "mean")
+        assert not engine.is_healthy()
+        assert engine.counters()["engine_alive"] == 0
+
+
+def test_at_most_one_call_runs_between_two_steps() -> None:
+    order: list[str] = []
+    gate = threading.Event()
+
+    def note(plan: StepPlan) -> None:
+        gate.wait(5)
+        if plan.runs:
+            order.append("step")
+
+    with engine_with(note) as engine:
+        thread = threading.Thread(target=engine.generate, args=([[5, 6]], GREEDY))
+        thread.start()
+        while not engine._loop._ids:
+            time.sleep(0.001)
+        futures = [engine._loop.call(lambda: order.append("call"), 7) for _ in range(5)]
+        assert engine.counters()["num_queued_tokens"] >= 28
+        gate.set()
+        for future in futures:
+            future.result(10)
+        thread.join()
+        assert engine.counters()["num_queued"] == engine.counters()["num_queued_tokens"] == 0
+    steps = [index for index, what in enumerate(order) if what == "step"]
+    assert len(steps) == GREEDY.max_tokens
+    assert all(b - a <= 2 for a, b in pairwise(steps)), order
+
+
+def test_calls_that_are_waiting_end_when_the_engine_is_closed() -> None:
+    began, gate = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        began.set()
+        return gate.wait(5)
+
+    with engine_with(lambda plan: None) as engine:
+        first = engine._loop.call(work)
+        assert began.wait(5)
+        waiting = engine._loop.call(lambda: None)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        while engine._loop._open:
+            time.sleep(0.001)
+        gate.set()
+        closing.join()
+        assert first.result(5)
+        with pytest.raises(EngineUnavailable):
+            waiting.result(5)
+
+
+def test_nan_logits_are_counted_and_end_health() -> None:
+    def compute_nan(plan: StepPlan) -> None:
+        if plan.runs:
+            raise NoTokenError("row 0: no token can be chosen from these logits")
+
+    with engine_with(compute_nan) as engine:
+        for _ in range(3):
+            with pytest.raises(EngineUnavailable):
+                engine.generate([[5, 6]], GREEDY)
+        assert engine.counters()["num_nan_logits"] == 3
+        assert not engine.is_healthy()

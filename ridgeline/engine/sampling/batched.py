@@ -24,7 +24,7 @@ from ridgeline.engine.sampling.logits_processors import apply_edits, is_plain
 from ridgeline.engine.sampling.logprobs import token_logprobs
 from ridgeline.engine.sampling.topk_topp import restrict
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import SamplePoint
+from ridgeline.engine.scheduler.plan import NoTokenError, SamplePoint
 from ridgeline.records import TokenLogprobs
 
 MIN_TEMPERATURE = 1e-30  # smallest float32 divisor; sampling is greedy long before
@@ -117,9 +117,9 @@ def _check_finite(largest_S: Tensor) -> None:
         raise no_token_error(finite_S.index(False))
 
 
-def no_token_error(row: int) -> ArithmeticError:
+def no_token_error(row: int) -> NoTokenError:
     """The error for a row whose largest logit is not finite."""
-    return ArithmeticError(
+    return NoTokenError(
         f"row {row}: no token can be chosen from these logits: every token is forbidden, or the "
         "model computed NaN (as a damaged checkpoint does)"
     )

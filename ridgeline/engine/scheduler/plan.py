@@ -12,6 +12,10 @@ import msgspec
 from ridgeline.records import Sampling, TokenLogprobs
 
 
+class NoTokenError(ArithmeticError):
+    """No token can be chosen from a row's logits: all are forbidden, or the model computed NaN."""
+
+
 class SamplePoint(msgspec.Struct, frozen=True):
     """Sample one token after the last position of a run.
 
@@ -76,6 +80,14 @@ class Run(msgspec.Struct, frozen=True):
         """True if every fed token is followed by a sampled one, that of the largest logit."""
         point = self.sample
         return point is not None and point.is_argmax and len(self.tokens) == self.num_drafts + 1
+
+    @property
+    def restricts_tokens(self) -> bool:
+        """True if the request forbids some tokens in this step."""
+        point = self.sample
+        return point is not None and (
+            point.sampling.is_masked or bool(point.banned or point.sampling.logit_bias)
+        )
 
     @property
     def max_outputs(self) -> int:

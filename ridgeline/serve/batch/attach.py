@@ -20,6 +20,9 @@ from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.worker import BatchWorker, DailyWindow, WorkerOptions
 from ridgeline.serve.service import Service
 
+MAX_FAILURES = 3
+"""Consecutive rounds of the batch worker that may fail before the server is unhealthy."""
+
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`store`: the SQLite file; `max_concurrency`: batch requests at once; `window`: hours in which
@@ -50,8 +53,15 @@ def attach_batches(app: FastAPI, batch_app: FastAPI, options: BatchOptions) -> B
     app.state.batches = BatchService(store, worker, BATCH_ENDPOINTS)
     include_protected(app, router)
     service.metrics.registry.register(BatchCollector(store, worker))
+    service.health_checks.append(lambda: _fault(worker))
     _run_during_lifespan(app, worker, store)
     return worker
+
+
+def _fault(worker: BatchWorker) -> str | None:
+    if worker.has_died:
+        return "the batch worker has ended"
+    return "the batch worker makes no progress" if worker.num_failures >= MAX_FAILURES else None
 
 
 def _run_during_lifespan(app: FastAPI, worker: BatchWorker, store: BatchStore) -> None:

@@ -102,12 +102,14 @@ class Database:
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
         try:
+            # Prompts and answers of all tenants: SQLite gives -wal and -shm the same permissions.
+            path.touch(mode=0o600)
             self._connection = sqlite3.connect(
                 path, timeout=30, isolation_level=None, check_same_thread=False
             )
             self._connection.row_factory = sqlite3.Row
             self._prepare()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, OSError) as error:
             raise BadInput(
                 f"the batch store cannot be opened: {error}",
                 value=str(path),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sqlite3
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -79,18 +79,31 @@ class BatchWorker:
         options: WorkerOptions,
         *,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: the time of day; `timer`: what intervals are measured with, in seconds."""
         self._store, self._execute, self._options, self._clock = store, execute, options, clock
+        self._timer, self._num_failures = timer, 0
         self._running: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
         self._results: list[BatchResult] = []
         self._wake_event = asyncio.Event()
-        self._is_stopped = False
-        self._paused_until_s = 0.0
+        self._is_stopped = self._has_ended = False
+        self._paused_until_s = -math.inf
 
     @property
     def num_running(self) -> int:
         """Batch requests that are running."""
         return len(self._running)
+
+    @property
+    def num_failures(self) -> int:
+        """Consecutive rounds that failed; 0 while the worker makes progress."""
+        return self._num_failures
+
+    @property
+    def has_died(self) -> bool:
+        """Whether `run` has ended although nobody stopped it."""
+        return self._has_ended and not self._is_stopped
 
     def wake(self) -> None:
         """Look for work without waiting for the next poll."""
@@ -103,20 +116,25 @@ class BatchWorker:
 
     async def run(self) -> None:
         """Work until `stop`."""
-        await asyncio.to_thread(self._store.recover)
-        next_poll_s = 0.0
+        next_poll_s, is_recovered = -math.inf, False
         try:
             while not self._is_stopped:
                 try:
-                    if self._clock() >= next_poll_s:
+                    if not is_recovered:
+                        await asyncio.to_thread(self._store.recover)
+                        is_recovered = True
+                    if self._timer() >= next_poll_s:
                         await self._poll()
-                        next_poll_s = self._clock() + self._options.poll_s
+                        next_poll_s = self._timer() + self._options.poll_s
                     await self._settle()
                     await self._start_requests()
-                except sqlite3.OperationalError:  # e.g. a full disk: nothing is lost
+                    self._num_failures = 0
+                except Exception:  # e.g. a full disk, a damaged file: what is settled is not lost
+                    self._num_failures += 1
                     _LOG.exception("the batch store failed; retrying")
                 await self._wait()
         finally:
+            self._has_ended = True
             await self._release_running()
 
     async def run_until_idle(self) -> None:
@@ -159,7 +177,7 @@ class BatchWorker:
     async def _start_requests(self) -> None:
         num_free = self._options.max_concurrency - len(self._running)
         window = self._options.window
-        if num_free <= 0 or self._clock() < self._paused_until_s:
+        if num_free <= 0 or self._timer() < self._paused_until_s:
             return
         if window is not None and not window.contains(datetime.fromtimestamp(self._clock())):
             return
@@ -174,7 +192,7 @@ class BatchWorker:
         try:
             self._results.append(await self._execute(lease))
         except EngineBusy:
-            self._paused_until_s = self._clock() + self._options.poll_s
+            self._paused_until_s = self._timer() + self._options.poll_s
             await asyncio.to_thread(self._store.release, [lease])
         except Exception as error:
             _LOG.exception("a batch request failed")

@@ -37,6 +37,11 @@ PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 OWN_GAUGES = {
     "num_queued": ("queued_requests", "Requests that have not started."),
     "num_queued_tokens": ("queued_tokens", "Prompt tokens of requests that have not started."),
+    "engine_alive": ("engine_alive", "1 while the engine thread runs, else 0."),
+    "engine_stalled_s": (
+        "engine_stalled_seconds",
+        "Time for which work has waited for the engine thread without a finished step.",
+    ),
 }
 ENGINE_LIMITS = {
     "max_num_seqs": "Slots: sequences that may hold KV blocks at once.",
@@ -64,6 +69,8 @@ OWN_COUNTERS = {
         "Time that drafts took in excess of what they saved, and of deciding against drafts.",
     ),
     "speculation_drafting_s": ("speculation_seconds", "Time of steps with drafts."),
+    "num_failed_steps": ("failed_steps", "Steps that failed and were retried by request."),
+    "num_nan_logits": ("nan_logits", "Requests that failed because the model computed NaN."),
     "request_failed": ("requests_failed", "Requests that failed in the engine."),
 }
 REJECTIONS = {

@@ -31,6 +31,7 @@ from ridgeline.roofline import Peaks
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.metrics.engine_collector import EngineCollector
 from ridgeline.serve.metrics.histogram import HistogramBuckets, HistogramCollector
+from ridgeline.serve.metrics.loop_lag import LAG_BOUNDS
 from ridgeline.serve.metrics.request_timer import RequestTimer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -101,6 +102,7 @@ class Metrics:
         }
         self._itl = self._histograms["inter_token_latency_seconds"]
         self._publish = HistogramBuckets(_PUBLISH)
+        self._loop_lag = HistogramBuckets(LAG_BOUNDS)
         ProcessCollector(registry=self.registry)  # CPU seconds, memory, open files
         self._register_histograms()
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests.")
@@ -145,6 +147,8 @@ class Metrics:
         }
         text = "End of the step that sampled a token to its response stream."
         families["ridgeline_time_to_publish_seconds"] = (text, self._publish)
+        text = "Time by which timers of the event loop were late, ten times a second."
+        families["ridgeline_event_loop_lag_seconds"] = (text, self._loop_lag)
         self.registry.register(HistogramCollector(self.model_name, families))
 
     def _register_cost(self, price_per_hour: float) -> None:
@@ -200,6 +204,9 @@ class Metrics:
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
+
+    def observe_loop_lag(self, lag_s: float) -> None:
+        self._loop_lag.observe(lag_s)
 
     def observe_token(self, publish_s: float, gap_s: float | None) -> None:
         self._publish.observe(publish_s)
