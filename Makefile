@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test test-real check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers
+.PHONY: install demo test test-real check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers sbom
 
 install: $(STAMP)
 
@@ -93,6 +93,10 @@ bench-peers: install
 # takes one that is there.
 check-readback: install
 	scripts/check_readback.sh $(BIN)/python build/readback $(ENVIRONMENTS)
+
+# What is installed with Ridgeline, as CycloneDX in build/sbom.json, and its licences.
+sbom: install
+	$(BIN)/python -m scripts.sbom build/sbom.json
 
 clean:
 	rm -rf $(VENV) build dist ridgeline-out

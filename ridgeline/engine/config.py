@@ -57,6 +57,12 @@ STATE_VERSIONS = 2  # of every sequence's states: before and after its latest ru
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
 
+NOT_BATCH_INVARIANT = (
+    "; not batch-invariant: only float32 runs in the native layers, and torch's sum in an order"
+    " that depends on the batch, so an answer may depend on the requests that run beside it"
+)
+
+
 class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     """The settings in use: plain ones as given, the others with every default derived.
 
@@ -255,6 +261,8 @@ def _spec(
     else:
         spec = with_kv_dtype(spec, settings.kv_cache_dtype)
         why["kv_cache_dtype"] = "as requested"
+    if device.type == "cpu" and dtype != torch.float32:
+        why["dtype"] += NOT_BATCH_INVARIANT
     return spec, dtype
 
 

@@ -23,6 +23,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_grammar_bytes: int = 64 << 10
     max_prompt_tokens: int = 4 << 20
     max_inputs: int = 2048
+    max_prompt_logprobs: int = 1 << 17
 
 
 LIMITS = RequestLimits()

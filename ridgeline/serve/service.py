@@ -88,9 +88,16 @@ class Service:
         scheduling = self._scheduling(
             http_request.headers, options, caller.tenant(options.cache_salt)
         )
+        if scheduling.priority < caller.min_priority:
+            message = f"priority is too low for this API key: {scheduling.priority}"
+            raise ApiError(400, f"{message}; limit: {caller.min_priority}", param="priority")
         own_id = new_id(f"{id_prefix}-")
         sent_id = request_id(http_request.headers, options.request_id, own_id)
         check_limit("prompt", num_tokens, LIMITS.max_prompt_tokens, "prompt tokens in one request")
+        if sampling.prompt_logprobs is not None:
+            num_values = num_tokens * (sampling.prompt_logprobs + 1)
+            what = "log-probabilities (prompt tokens x (prompt_logprobs + 1)) in one request"
+            check_limit("prompt_logprobs", num_values, LIMITS.max_prompt_logprobs, what)
         budget = self.budgets.of(caller, self.now())
         request = GenerationRequest(
             id=own_id,

@@ -65,3 +65,13 @@ def test_half_precision_model_stays_close_to_float32(
     limit = 0.25 if dtype == torch.bfloat16 else 0.05
     assert float((paged - exact).abs().mean()) < limit
     assert float((whole - exact).abs().mean()) < limit
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_a_cpu_says_that_it_is_not_batch_invariant(dtype: str) -> None:
+    from ridgeline.config.settings import settings_from
+    from ridgeline.engine.config import resolve
+
+    derivations = resolve(settings_from({"model": "demo", "dtype": dtype})).derivations
+    assert "not batch-invariant" in derivations["dtype"]
+    assert "batch-invariant" not in resolve(settings_from({"model": "demo"})).derivations["dtype"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from ridgeline.config.server import ServerOptions
 from ridgeline.engine.tokenization.tokenizer import load_tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.serve.app import create_app
+from ridgeline.serve.auth.keys import new_key
 from ridgeline.serve.bodies.json_bounds import MAX_CONTAINERS, check_json_bounds
 from ridgeline.serve.bodies.memory import BodyMemory
 from ridgeline.serve.errors import ApiError
@@ -95,6 +97,31 @@ def test_bodies_that_are_held_are_bounded_in_all_and_for_each_key() -> None:
     first.close()
     assert memory.num_bytes == 40
     memory.reserve("alice").add(60)
+
+
+async def test_log_probabilities_of_prompts_are_bounded() -> None:
+    async with client() as http:
+        body = {"prompt": [[65] * 200] * 32, "prompt_logprobs": 20, "max_tokens": 1}
+        reply = await http.post(COMPLETIONS, json=body)
+        assert reply.status_code == 400 and "prompt_logprobs" in reply.text
+        body["prompt_logprobs"] = 0
+        assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+
+
+async def test_priority_is_bounded_for_each_key(tmp_path: Path) -> None:
+    user, user_entry = new_key("user")
+    admin, admin_entry = new_key("admin")
+    batch, batch_entry = new_key("late")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f"{user_entry}{admin_entry}admin = true\n{batch_entry}min_priority = 5\n")
+    async with client(api_keys_file=str(keys)) as http:
+        for key, priority, status in (
+            (user, -1, 400), (user, 0, 200), (admin, -100, 200), (batch, 4, 400), (batch, 5, 200)
+        ):  # fmt: skip
+            headers = {"authorization": f"Bearer {key}"}
+            body = {"prompt": "x", "max_tokens": 1, "priority": priority}
+            reply = await http.post(COMPLETIONS, json=body, headers=headers)
+            assert reply.status_code == status, (priority, reply.text)
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null"])

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import llguidance
     from torch import Tensor
 
-MAX_COMPILED = 128
+MAX_COMPILED = 32  # a regex of eight characters can take 20 MB
 MAX_MATCHERS = 1024
 MAX_CHOICES = 2048
 PROMPT_SAMPLE = 64  # evenly spread tokens that distinguish prompts of equal length

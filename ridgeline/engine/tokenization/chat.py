@@ -160,7 +160,7 @@ class _Compiled:
             return self._template.render({**chat.variables, **own_variables})
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise _rejected(str(error) or type(error).__name__) from None
-        except (RecursionError, MemoryError, AttributeError) as error:
+        except (RecursionError, MemoryError, AttributeError, AssertionError) as error:
             raise _rejected(type(error).__name__) from None
 
 

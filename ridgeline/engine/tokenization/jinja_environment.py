@@ -46,7 +46,7 @@ def compile_template(source: str) -> jinja2.Template:
     environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
     try:
         return environment.from_string(source)
-    except TemplateSyntaxError as error:
+    except (TemplateSyntaxError, SyntaxError, TypeError, ValueError, RecursionError) as error:
         raise BadModel("the model's chat template is not valid Jinja", fix=str(error)) from None
 
 

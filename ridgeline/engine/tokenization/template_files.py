@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 
 from ridgeline.engine.tokenization.chat import ChatTemplate, JinjaTemplate, NoChatTemplate
+from ridgeline.engine.tokenization.template_process import ProcessTemplate
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.special_tokens import special_token_names, tokenizer_config
 
+_OWN_MODELS = Path(__file__).parents[2]  # the package, which holds the demo model
 _MAX_TEMPLATE_BYTES = 1_000_000
 TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 PROCESSOR_FILE = "chat_template.json"
@@ -29,7 +31,9 @@ def load_chat_template(path: Path) -> ChatTemplate:
     sources = _files(path) or _configured(path, config) or _of_processor(path)
     if not sources:
         return NoChatTemplate()
-    return JinjaTemplate(sources, special_token_names(config))
+    if path.is_relative_to(_OWN_MODELS):  # trusted: it needs no process of its own
+        return JinjaTemplate(sources, special_token_names(config))
+    return ProcessTemplate(sources, special_token_names(config))
 
 
 def _files(path: Path) -> dict[str, str]:

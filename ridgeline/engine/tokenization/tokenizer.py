@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ridgeline.engine.tokenization.chat import (
     Chat,
     ChatTemplate,
-    JinjaTemplate,
     NoChatTemplate,
 )
 from ridgeline.engine.tokenization.detokenize import (
@@ -27,6 +26,7 @@ from ridgeline.engine.tokenization.detokenize import (
     PrefixDetokenizer,
 )
 from ridgeline.engine.tokenization.template_files import load_chat_template
+from ridgeline.engine.tokenization.template_process import ProcessTemplate
 from ridgeline.engine.tokenization.vocabulary_files import UnreadTokenizer, read_vocabulary_files
 from ridgeline.errors import BadInput, BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
@@ -149,7 +149,7 @@ def _from_gguf(model: str) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception, and metadata may be anything
         what = f"{type(error).__name__}: {error}"
         raise BadModel("the tokenizer in the GGUF file cannot be read", value=what) from None
-    return HfTokenizer(inner, JinjaTemplate(templates, names) if templates else NoChatTemplate())
+    return HfTokenizer(inner, ProcessTemplate(templates, names) if templates else NoChatTemplate())
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:

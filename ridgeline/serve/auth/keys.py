@@ -11,6 +11,7 @@ with the same `cache_group` share blocks on purpose.
     requests_per_minute = 60      # optional, as are all below
     tokens_per_minute = 100000
     cache_group = "team"
+    min_priority = 0              # lower goes first; an administrator's key: -100
     admin = false
 """
 
@@ -40,6 +41,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None
     cache_group: str | None = None
+    min_priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     admin: bool = False
 
 
@@ -48,11 +50,13 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sends a request. `salt` goes into the block hashes of its prefix cache."""
+    """Who sends a request. `salt` goes into the block hashes of its prefix cache; `min_priority` is
+    the most urgent priority it may ask for."""
 
     name: str = ""
     salt: str = ""
     admin: bool = True
+    min_priority: int = -100
 
     def tenant(self, cache_salt: str | None) -> str:
         """The tenant of one request; a `cache_salt` only ever divides further."""
@@ -93,7 +97,9 @@ class KeyRing:
     def _caller(self, key: ApiKey) -> Caller:
         kind, name = ("key", key.name) if key.cache_group is None else ("group", key.cache_group)
         salt = hmac.new(self._secret, f"{kind}\0{name}".encode(), sha256).hexdigest()
-        return Caller(name=key.name, salt=salt, admin=key.admin)
+        default = -100 if key.admin else 0
+        min_priority = default if key.min_priority is None else key.min_priority
+        return Caller(name=key.name, salt=salt, admin=key.admin, min_priority=min_priority)
 
 
 def load_keys(api_key: str | None, file: str | None) -> KeyRing:

@@ -59,7 +59,8 @@ class PromptReader:
     async def render(self, num_chars: int, *, is_cut: bool = False, **chat: Any) -> TokenPrompt:
         """A conversation of `num_chars` as a prompt; `chat`: arguments of `apply_chat_template`."""
         num_charged = self._admit(num_chars, "messages", is_cut)
-        tokens = await self._run(num_chars, lambda: self._tokenizer.apply_chat_template(**chat))
+        # Always in a thread: it may wait for the process that renders the template.
+        tokens = await asyncio.to_thread(self._tokenizer.apply_chat_template, **chat)
         return TokenPrompt(tuple(tokens), None, num_charged)
 
     def _admit(self, num_chars: int, field: str, is_cut: bool) -> int:

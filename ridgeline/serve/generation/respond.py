@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -34,7 +35,12 @@ async def respond(
         return EventStreamResponse(stream, serializer, stream.request.headers)
     async with cancel_on_disconnect(request.receive):
         choices = await collect(stream)
-    return json_response(serializer.body(choices), stream.request.headers)
+    sampling = stream.request.sampling
+    if sampling.logprobs is None and sampling.prompt_logprobs is None:
+        return json_response(serializer.body(choices), stream.request.headers)
+    # Thousands of log-probabilities take seconds to write: a thread lets others run in between.
+    body = await asyncio.to_thread(lambda: to_json(serializer.body(choices)))
+    return Response(body, media_type="application/json", headers=stream.request.headers)
 
 
 def json_response(payload: object, headers: Mapping[str, str] | None = None) -> Response:
