@@ -45,6 +45,7 @@ class ProcessTemplate:
         names: Mapping[str, str],
         limits: RenderLimits | None = None,
     ) -> None:
+        self.uses_tools = any("tools" in source for source in sources.values())
         self._limits = limits or RenderLimits()
         self._setup = pack(
             {
