@@ -1,3 +1,5 @@
+"""The bill of materials."""
+
 from __future__ import annotations
 
 from scripts.sbom import bill_of_materials, installed_closure

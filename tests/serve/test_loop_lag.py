@@ -1,3 +1,5 @@
+"""The lag of the event loop."""
+
 from __future__ import annotations
 
 import asyncio
