@@ -59,7 +59,7 @@ MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
 NOT_BATCH_INVARIANT = (
     "; not batch-invariant: only float32 runs in the native layers, and torch's sum in an order"
-    " that depends on the batch, so an answer may depend on the requests that run beside it"
+    " that depends on the batch, so an answer may depend on the requests that run at the same time"
 )
 
 

@@ -102,7 +102,7 @@ class BatchWorker:
 
     @property
     def has_died(self) -> bool:
-        """Whether `run` has ended although nobody stopped it."""
+        """Whether `run` has ended without a call of `stop`."""
         return self._has_ended and not self._is_stopped
 
     def wake(self) -> None:

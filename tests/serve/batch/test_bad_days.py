@@ -18,7 +18,7 @@ from tests.serve.fake_engine import FakeEngine
 
 
 class CountingStore:
-    """A store without batches that counts sweeps, and fails as often as it is told to."""
+    """A store without batches that counts sweeps, and fails `num_errors` times."""
 
     is_full = False
 
