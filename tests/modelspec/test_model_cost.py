@@ -6,11 +6,16 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs
 from ridgeline.modelspec import cost
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.inspect import inspect_table
 from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.format import INT8
 from ridgeline.modelspec.model import ModelSpec
@@ -217,3 +222,28 @@ def test_pricing_a_step_is_cheap_enough_for_the_simulator() -> None:
         model.step(runs, 64)
         best = min(best, time.perf_counter() - start)
     assert best < 200e-6
+
+
+@pytest.mark.parametrize(
+    "model", ["gemma-3-4b", "gpt-oss-20b", "olmo-3-7b", "deepseek-v2-lite", "llama-3.2-1b"]
+)
+def test_inspect_the_kv_budget_and_the_cache_agree_on_bytes(model: str) -> None:
+    """With windows, with latent attention and without: what is printed is what is allocated."""
+    spec, context, size = load_planning_spec(model), 8192, 16
+    cache = KvCache.allocate(spec, context // size, size, torch.bfloat16, "meta")
+    inputs = KvBudgetInputs(
+        weight_bytes=0,
+        kv_bytes_per_token=cost.kv_bytes_per_token(spec),
+        max_model_len=context,
+        max_num_seqs=1,
+        block_size=size,
+        memory_bytes=1 << 40,
+        available_bytes=1 << 40,
+        device="cpu",
+        requested_bytes=None,
+    )
+    printed = {row.name: row.value for row in inspect_table(spec)}["at 8,192 tokens"]
+    assert printed == cost.held_kv_bytes(spec, context) == cache.nbytes
+    assert printed == inputs.blocks_per_sequence * inputs.block_bytes
+    has_windows = any(layer.attention.window for layer in spec.layers)
+    assert (cost.kv_bytes(spec, context) < printed) == has_windows

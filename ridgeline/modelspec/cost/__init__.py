@@ -2,6 +2,7 @@
 
 from ridgeline.modelspec.cost.kv_cache import (
     has_states,
+    held_kv_bytes,
     kv_bytes,
     kv_bytes_per_token,
     layer_kv_bytes,
@@ -46,6 +47,7 @@ __all__ = [
     "cost_model",
     "decode_work",
     "has_states",
+    "held_kv_bytes",
     "kv_bytes",
     "kv_bytes_per_token",
     "layer_kv_bytes",

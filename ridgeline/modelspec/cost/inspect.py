@@ -213,9 +213,9 @@ def _contexts(spec: ModelSpec) -> list[int]:
 def _kv(spec: ModelSpec) -> list[InspectRow]:
     rows = [InspectRow("KV cache", "per token", cost.kv_bytes_per_token(spec), "B", spec.kv_dtype)]
     for n in _contexts(spec):
-        rows.append(
-            InspectRow("KV cache", f"at {n:,} tokens", cost.kv_bytes(spec, n), "B", "one sequence")
-        )
+        held, readable = cost.held_kv_bytes(spec, n), cost.kv_bytes(spec, n)
+        inside = "" if held == readable else f", {readable:,} B of it within windows"
+        rows.append(InspectRow("KV cache", f"at {n:,} tokens", held, "B", f"one sequence{inside}"))
     return rows
 
 

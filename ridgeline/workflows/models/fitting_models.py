@@ -18,7 +18,7 @@ from ridgeline.modelspec.cost import (
     StepWork,
     cost_model,
     decode_work,
-    kv_bytes,
+    held_kv_bytes,
     num_params,
     prefill_work,
     resident_weight_bytes,
@@ -133,7 +133,7 @@ def _bound_speed(machine: Machine, name: str, weight_format: str) -> PredictedSp
     if weight_format != "bfloat16":
         spec = apply_quantization(spec, weight_format)
     context = PROMPT_TOKENS + OUTPUT_TOKENS
-    needed = resident_weight_bytes(spec) + kv_bytes(spec, context)
+    needed = resident_weight_bytes(spec) + held_kv_bytes(spec, context)
     if needed > machine.memory_bytes * UTILIZATION or context > spec.max_positions:
         raise DoesNotFit("the model does not fit", value=needed, limit=machine.memory_bytes)
     # Where bfloat16 has no fast instructions, the engine computes in float32; integers are faster.
