@@ -228,7 +228,7 @@ def test_pricing_a_step_is_cheap_enough_for_the_simulator() -> None:
     "model", ["gemma-3-4b", "gpt-oss-20b", "olmo-3-7b", "deepseek-v2-lite", "llama-3.2-1b"]
 )
 def test_inspect_the_kv_budget_and_the_cache_agree_on_bytes(model: str) -> None:
-    """With windows, with latent attention and without: what is printed is what is allocated."""
+    """The printed size is the allocated one, with windows, with latent attention and without."""
     spec, context, size = load_planning_spec(model), 8192, 16
     cache = KvCache.allocate(spec, context // size, size, torch.bfloat16, "meta")
     inputs = KvBudgetInputs(
