@@ -73,6 +73,14 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         About(MODEL_HELP, flag=""),
     ] = DEFAULT_MODEL
+    generation_config: Annotated[
+        str,
+        About(
+            "Sampling defaults of requests that leave them out: auto takes those of the model's "
+            "generation_config.json, vllm takes none, a path those of another file or folder.",
+            metavar="auto|vllm|PATH",
+        ),
+    ] = "auto"
     quantization: Annotated[
         Literal["int8", "int4", "bf16"] | None,
         About(
@@ -268,6 +276,7 @@ class EngineSettings(TypedDict, total=False):
     Names, meaning and defaults are those of `Settings`; `model` is a separate parameter.
     """
 
+    generation_config: str
     quantization: Literal["int8", "int4", "bf16"] | None
     lm_head_quantization: Literal["int8", "int4", "bf16"] | None
     activations: Literal["int8", "int16", "float32"]

@@ -21,6 +21,7 @@ from ridgeline.engine.dtype import resolve_dtype
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
+from ridgeline.engine.generation_config import describe_defaults, read_sampling_defaults
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.kv_budget import (
@@ -50,6 +51,7 @@ from ridgeline.modelspec.rewrite import (
     with_dtype,
     with_kv_dtype,
 )
+from ridgeline.records import SamplingDefaults
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
@@ -67,7 +69,8 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     """The settings in use: plain ones as given, the others with every default derived.
 
     Names and units are those of `Settings`; `dtype` is the compute dtype. `spec` has every
-    technique applied. `derivations` names the source of each value.
+    technique applied. `derivations` names the source of each value. `default_sampling` is what
+    `generation_config` names.
     """
 
     dtype: str
@@ -86,10 +89,11 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     speculative_config: ResolvedSpeculation | None
     spec: ModelSpec
     derivations: dict[str, str]
+    default_sampling: SamplingDefaults = SamplingDefaults()
 
     def values(self) -> dict[str, Any]:
-        """The values of the settings, without the spec and the derivations."""
-        skipped = ("spec", "derivations")
+        """The values of the settings, without the spec and what is derived from them."""
+        skipped = ("spec", "derivations", "default_sampling")
         names = (field.name for field in msgspec.structs.fields(self))
         values = {name: getattr(self, name) for name in names if name not in skipped}
         if self.background_tokens is None:
@@ -122,6 +126,8 @@ def resolve(settings: Settings) -> ResolvedSettings:
     why: dict[str, str] = {}
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
+    default_sampling = read_sampling_defaults(settings.model, settings.generation_config)
+    why["generation_config"] = f"sampling defaults: {describe_defaults(default_sampling)}"
     max_num_seqs = _max_num_seqs(settings, spec, device, why)
     block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
     max_model_len = _max_model_len(settings, spec, why)
@@ -161,6 +167,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
         speculative_config=speculation,
         spec=spec,
         derivations=why | _as_asked(settings, why),
+        default_sampling=default_sampling,
         **{name: getattr(settings, name) for name in PlainSettings.__struct_fields__},
     )
 

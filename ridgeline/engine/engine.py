@@ -48,6 +48,7 @@ from ridgeline.records import (
     Finished,
     Request,
     Sampling,
+    SamplingDefaults,
     Slo,
     StepStat,
 )
@@ -116,12 +117,12 @@ class Engine:
     ) -> list[Completion]:
         """Complete all prompts in one batch; blocks until they are done.
 
-        `sampling` applies to all prompts, or gives one entry per prompt. Raises before anything
+        `sampling` applies to all prompts, or gives one entry per prompt; without it the model's
+        own defaults apply (`default_sampling`). Raises before anything
         runs if one prompt is invalid, and EngineUnavailable if one fails.
         """
-        samplings = (
-            sampling if isinstance(sampling, Sequence) else [sampling or Sampling()] * len(prompts)
-        )
+        one = self.default_sampling.fill() if sampling is None else sampling
+        samplings = one if isinstance(one, Sequence) else [one] * len(prompts)
         requests = [self._make_request(p, s) for p, s in zip(prompts, samplings, strict=True)]
         builders = {request.id: CompletionBuilder(request) for request in requests}
         inbox, waiting = BlockingInbox(), set(builders)
@@ -249,6 +250,11 @@ class Engine:
     # -- monitoring
 
     @property
+    def default_sampling(self) -> SamplingDefaults:
+        """The sampling that the model's publisher recommends, by `generation_config`."""
+        return self._info.default_sampling
+
+    @property
     def info(self) -> EngineInfo:
         """Settings and derivations of this engine, including those that change while it serves."""
         now = {"background_tokens": self._loop.scheduler.background_budget.policy.describe()}
@@ -362,6 +368,7 @@ def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> Engi
         kv_bytes_per_token=kv_bytes_per_token(resolved.spec),
         device=resolved.device,
         compute_dtype=resolved.dtype,
+        default_sampling=resolved.default_sampling,
     )
 
 

@@ -13,7 +13,7 @@ from ridgeline.records.events import (
     Usage,
 )
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
-from ridgeline.records.request import OutputGrammar, Request, Sampling
+from ridgeline.records.request import OutputGrammar, Request, Sampling, SamplingDefaults
 from ridgeline.records.slo import Slo
 from ridgeline.records.trace import (
     BUSY_SHARE,
@@ -44,6 +44,7 @@ __all__ = [
     "RequestTrace",
     "RunTrace",
     "Sampling",
+    "SamplingDefaults",
     "Slo",
     "Started",
     "StepProfile",

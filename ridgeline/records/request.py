@@ -158,6 +158,29 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters of requests that leave them out; None: that of `Sampling`.
+
+    Raises BadInput for values out of range, as `Sampling` does. `max_tokens` applies where a
+    request may otherwise fill the context.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        self.fill(max_tokens=self.max_tokens)
+
+    def fill(self, **given: Any) -> Sampling:
+        """The sampling of a request that names only `given`; `max_tokens` is not filled in."""
+        named = {**msgspec.structs.asdict(self), "max_tokens": None}
+        return Sampling(**{k: v for k, v in named.items() if v is not None} | given)
+
+
 def _out_of_range(name: str, value: float, limit: str) -> BadInput:
     return BadInput(
         f"{name} is out of range", value=value, limit=limit, fix=f"send a {name} within the limit"

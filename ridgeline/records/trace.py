@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from ridgeline.records.request import SamplingDefaults
+
 CountedBy = Literal["server", "tokenizer", "chunks"]
 
 TIMEOUT, CANCELLED = "timeout", "cancelled"
@@ -72,6 +74,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The served model, every resolved setting, and how each default was derived.
 
     `pooling` and `normalize`: how the model's own files say that its embeddings are made.
+    `default_sampling`: what requests get that leave these parameters out.
     """
 
     model: str
@@ -87,6 +90,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Literal["mean", "last"] = "mean"
     normalize: bool = True
     vocab_size: int | None = None
+    default_sampling: SamplingDefaults = SamplingDefaults()
 
 
 BUSY_SHARE = 0.10  # of the CPU taken by others; beyond it, figures are not comparable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.engine.generation_config import read_sampling_defaults
 from ridgeline.engine.tokenization import (
     HfTokenizer,
     NoTokenizer,
@@ -19,6 +20,7 @@ from ridgeline.modelspec.checkpoints.packed_config import KEY
 from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
+from ridgeline.records import SamplingDefaults
 from ridgeline.report.result import Result
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 class ModelInspection(Result, frozen=True, kw_only=True):
     """Parameters, FLOPs, bytes and intensity in `rows`; `layers` groups those that are alike.
 
+    `default_sampling`: that of requests which leave it out, from generation_config.json.
     `tokenizer`: its size and BOS, or why only token ids are accepted. `self_check`: one entry per
     layer of a quantised checkpoint, empty for other models.
     """
@@ -36,6 +39,7 @@ class ModelInspection(Result, frozen=True, kw_only=True):
     rows: tuple[InspectRow, ...]
     layers: tuple[LayerGroup, ...]
     tokenizer: str
+    default_sampling: SamplingDefaults
     self_check: tuple[LayerCheck, ...]
 
     @property
@@ -57,6 +61,7 @@ def inspect_model(model: str, *, against: str | None = None) -> ModelInspection:
         rows=tuple(inspect_table(spec)),
         layers=tuple(layer_groups(spec)),
         tokenizer=describe_tokenizer(model, spec.vocab_size),
+        default_sampling=read_sampling_defaults(model),
         self_check=_self_check(model, spec, against),
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
+from ridgeline.engine.generation_config import describe_defaults
 from ridgeline.modelspec.cost.inspect import InspectRow
 from ridgeline.workflows.inspect_model import ModelInspection
 
@@ -21,9 +22,9 @@ def inspection_tables(inspection: ModelInspection) -> Group:
     """The model as a whole, then its layers."""
     value, _, note = inspection.tokenizer.partition(": ")
     tokenizer = InspectRow("text", "tokenizer", value, note=note)
-    return Group(
-        _summary(inspection.model, (*inspection.rows, tokenizer)), _layers(inspection.layers)
-    )
+    defaults = describe_defaults(inspection.default_sampling)
+    text = (tokenizer, InspectRow("text", "sampling defaults", defaults))
+    return Group(_summary(inspection.model, (*inspection.rows, *text)), _layers(inspection.layers))
 
 
 def check_lines(inspection: ModelInspection) -> Iterator[str]:

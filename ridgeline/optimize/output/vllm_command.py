@@ -50,6 +50,8 @@ def serve_command(settings: Settings, original: str | None = None) -> VllmComman
     words += [_flag(name if getattr(settings, name) else f"no_{name}") for name in _SWITCHES]
     if settings.speculative_config is not None:
         words += ["--speculative-config", json.dumps(_speculative(settings))]
+    if settings.generation_config != "auto":
+        words += ["--generation-config", settings.generation_config]
     if settings.seed:
         words += ["--seed", str(settings.seed)]
     requested = msgspec.structs.replace(settings, model=model)

@@ -46,7 +46,7 @@ async def submit_chat(
     check_supported(body)
     tokenizer = service.engine.tokenizer
     output_format = chat_output_format(body, service.options)
-    sampling = chat_sampling(body, output_format, tokenizer)
+    sampling = chat_sampling(body, output_format, tokenizer, service.engine.info.default_sampling)
     prompt = await chat_prompt(body, service.prompt_reader(request))
     if output_format.reads_reasoning and sampling.structured is None:
         default = service.options.reasoning_parser == "think_open"

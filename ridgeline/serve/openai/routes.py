@@ -45,7 +45,7 @@ async def create_completion(
     check_supported(body)
     service.check_model(body.model)
     tokenizer, streamed = service.engine.tokenizer, bool(body.stream)
-    sampling = completion_sampling(body)
+    sampling = completion_sampling(body, service.engine.info.default_sampling)
     prompts = await completion_prompts(body, service.prompt_reader(request))
     stream = service.submit(
         request,

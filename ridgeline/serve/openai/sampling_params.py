@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.records import Sampling
+from ridgeline.records import Sampling, SamplingDefaults
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
 from ridgeline.serve.errors import ApiError, check_limit
@@ -26,6 +26,7 @@ from ridgeline.serve.output_parsers.reasoning import begins_in_reasoning, is_rea
 from ridgeline.serve.output_parsers.select import OutputFormat, check_grammar_size
 from ridgeline.serve.output_parsers.tool_schemas import OfferedTool
 
+NO_DEFAULTS = SamplingDefaults()
 _TAIL_TOKENS = 64  # the end of a prompt that shows whether the template opened the reasoning
 
 _SAME_NAME = {
@@ -35,8 +36,12 @@ _SAME_NAME = {
 }  # fmt: skip
 
 
-def completion_sampling(body: CompletionRequest) -> Sampling:
+def completion_sampling(
+    body: CompletionRequest, defaults: SamplingDefaults = NO_DEFAULTS
+) -> Sampling:
     """Sampling parameters of a completion; `max_tokens` is 16 by default.
+
+    `defaults` stand for what the body leaves out.
 
     `echo` with `max_tokens` 0 scores a prompt: one token is sampled, because the logits of the
     prompt come with it, and left out of the response.
@@ -48,7 +53,7 @@ def completion_sampling(body: CompletionRequest) -> Sampling:
     max_tokens = _max_tokens(body)
     if max_tokens is not None:
         params["max_tokens"] = 1 if is_score_only(body) else max_tokens
-    return Sampling(**params)
+    return defaults.fill(**params)
 
 
 def is_score_only(body: CompletionRequest) -> bool:
@@ -57,13 +62,17 @@ def is_score_only(body: CompletionRequest) -> bool:
 
 
 def chat_sampling(
-    body: ChatCompletionRequest, output_format: OutputFormat, tokenizer: ServedTokenizer
+    body: ChatCompletionRequest,
+    output_format: OutputFormat,
+    tokenizer: ServedTokenizer,
+    defaults: SamplingDefaults = NO_DEFAULTS,
 ) -> Sampling:
     """Sampling parameters of a chat; without a limit it may fill the context.
 
-    A grammar of calls that `output_format` requires comes before a response format, which is about
-    text, and it disables stop strings, which would cut the JSON of a call. Where the model may call
-    tools, the response format applies to an answer without calls.
+    `defaults` stand for what the body leaves out. A grammar of calls that `output_format` requires
+    comes before a response format, which is about text, and it disables stop strings, which would
+    cut the JSON of a call. Where the model may call tools, the response format applies to an answer
+    without calls.
     """
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
@@ -84,7 +93,10 @@ def chat_sampling(
         params["structured"] = grammar
     if body.skip_special_tokens is not False:
         params["shown_special_tokens"] = output_format.marks
-    return Sampling(**params, logprobs=logprobs, max_tokens=_max_tokens(body))
+    max_tokens = _max_tokens(body)
+    if max_tokens is None:
+        max_tokens = defaults.max_tokens
+    return defaults.fill(**params, logprobs=logprobs, max_tokens=max_tokens)
 
 
 def request_options(

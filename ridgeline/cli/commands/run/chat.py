@@ -17,10 +17,11 @@ from ridgeline.cli.render.chat import COMMANDS, help_table, reply_figures
 from ridgeline.config.tools import ChatOptions
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hub.registry_models import RegistryModel, registry_models
-from ridgeline.records import Sampling
+from ridgeline.records import Sampling, SamplingDefaults
 from ridgeline.workflows.text.base import ChatPartner
 
 TEMPERATURE = 0.7
+NO_DEFAULTS = SamplingDefaults()
 Start = Callable[[str | None], ChatPartner]
 """Begins a conversation with a system prompt."""
 
@@ -31,7 +32,6 @@ def chat(call: Invocation) -> int:
     if options.url is not None:
         return ChatLoop(_remote(options, _sampling(options)), options.system, console).run()
     settings = call.settings(options.model)
-    sampling = _sampling(options, registry_models().get(settings.model))
     from ridgeline.workflows.open_engine import open_engine
     from ridgeline.workflows.text.conversation import Conversation
 
@@ -40,6 +40,8 @@ def chat(call: Invocation) -> int:
         engine = open_engine(settings, notes.append)
     with closing(engine):
         weights = f"{engine.info.weight_bytes / 1e6:,.0f} MB of weights"
+        recommended = registry_models().get(settings.model, engine.default_sampling)
+        sampling = _sampling(options, recommended)
         console.print(f"{settings.model} · {weights} · loaded in {engine.load_s:.1f} s")
         for note in notes:
             console.print(f"{note}", style="dim", markup=False)
@@ -50,15 +52,17 @@ def chat(call: Invocation) -> int:
         return ChatLoop(start, options.system, console).run()
 
 
-def _sampling(options: ChatOptions, model: RegistryModel | None = None) -> Sampling:
+def _sampling(
+    options: ChatOptions, recommended: RegistryModel | SamplingDefaults = NO_DEFAULTS
+) -> Sampling:
     """As chosen; by default as the publisher of the model recommends."""
-    temperature = TEMPERATURE if model is None else model.temperature
-    top_p = 1.0 if model is None else model.top_p
-    return Sampling(
-        temperature=temperature if options.temperature is None else options.temperature,
-        top_p=top_p if options.top_p is None else options.top_p,
-        max_tokens=options.max_tokens,
-    )
+    if isinstance(recommended, RegistryModel):
+        recommended = SamplingDefaults(temperature=recommended.temperature, top_p=recommended.top_p)
+    chosen = {"temperature": options.temperature, "top_p": options.top_p}
+    if options.temperature is None and recommended.temperature is None:
+        chosen["temperature"] = TEMPERATURE
+    given = {name: value for name, value in chosen.items() if value is not None}
+    return recommended.fill(**given, max_tokens=options.max_tokens)
 
 
 def _remote(options: ChatOptions, sampling: Sampling) -> Start:
