@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
 from ridgeline.hub.names import HubModel, parse_remote
+from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
+from ridgeline.modelspec.checkpoints.gguf_spec import gguf_spec
 from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.checkpoints.locate import BUILT_IN, dummy_shape, is_dummy, model_path
-from ridgeline.modelspec.cost.serving_formats import SERVING_FORMATS
+from ridgeline.modelspec.checkpoints.locate import (
+    BUILT_IN,
+    dummy_shape,
+    is_dummy,
+    local_path,
+    model_path,
+)
+from ridgeline.modelspec.checkpoints.packed_config import KEY, packed_formats
+from ridgeline.modelspec.checkpoints.quantization_config import (
+    quantization_config_of,
+    read_quantization_config,
+)
+from ridgeline.modelspec.cost.serving_formats import serving_format
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.families.shapes import known_shapes, planning_config, planning_row
 from ridgeline.modelspec.families.unsupported import UNSUPPORTED, unsupported_spec
-from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.rewrite import rewrite_linears
+from ridgeline.modelspec.format import INT4, dense
+from ridgeline.modelspec.model import LinearSpec, ModelSpec
+from ridgeline.modelspec.rewrite import map_linears, rewrite_linears
 
 _ON_HUB = re.compile(r"https://huggingface\.co/([^/]+/[^/]+)/")
-_FORMAT_OF_METHOD = {"fp8": "float8_e4m3", "fbgemm_fp8": "float8_e4m3", "mxfp4": "mxfp4"}
+_NV_GROUP = 16  # inputs that share a scale in NVFP4
+_NARROWEST_FLOAT = 16  # bits; narrower GGUF tensors are quantised
+_PER_TENSOR_FP8 = "fbgemm_fp8"  # of which only the size is read
 
 
 def load_planning_spec(model: str) -> ModelSpec:
-    """The spec of a published shape, a config.json, a model directory or a built-in model.
+    """The spec of a published shape, a config.json, a model directory, a GGUF file or a built-in
+    model, in the format of its weights.
 
     Raises BadModel if there is no such model or its config is not understood.
     """
@@ -37,8 +56,11 @@ def load_planning_spec(model: str) -> ModelSpec:
     remote = parse_remote(name)
     if remote is not None:
         shape = repository_shape(remote.repo) if isinstance(remote, HubModel) else None
-        return load_spec(name) if shape is None else load_planning_spec(shape)
-    path = Path(name).expanduser()
+        if shape is not None:
+            return load_planning_spec(shape)
+    if is_gguf(name):
+        return _gguf_planning_spec(name)
+    path = local_path(name)
     if path.suffix == ".json" and path.is_file():
         return planning_spec(read_json(path), str(path.parent.name or path))
     if not path.exists():
@@ -50,9 +72,11 @@ def load_planning_spec(model: str) -> ModelSpec:
             fix="name a directory, a config.json, or one of `ridgeline predict --list-models`",
         )
     config = read_json(model_path(name) / "config.json")
-    if config.get("model_type") in FAMILIES and "quantization_config" not in config:
-        return load_spec(name)
-    return planning_spec(config, path.name)
+    quantization = quantization_config_of(path, config)
+    is_packed = packed_formats(config, name) is not None
+    if config.get("model_type") in FAMILIES and (is_packed or quantization is None):
+        return _in_serving_formats(load_spec(name))
+    return planning_spec({**config, KEY: quantization}, path.name)
 
 
 def planning_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
@@ -68,24 +92,71 @@ def planning_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict):
         return spec
-    chosen = SERVING_FORMATS[_quantised_format(quantization)]
+    chosen = serving_format(_quantised_format(quantization, name))
     experts_only = chosen.experts_only and any(layer.mlp.num_experts for layer in spec.layers)
     pattern = "layers.*.mlp.*" if experts_only else "layers.*"
     return rewrite_linears(spec, pattern, chosen.format, "format of the checkpoint")
 
 
-def _quantised_format(quantization: Mapping[str, Any]) -> str:
-    method = quantization.get("quant_method")
-    if method in _FORMAT_OF_METHOD:
-        return _FORMAT_OF_METHOD[method]
-    if method in ("gptq", "awq") and quantization.get("bits", 4) == 4:
+def _quantised_format(quantization: Mapping[str, Any], name: str) -> str:
+    """The serving format of a `quantization_config`; of several widths, that of "Linear"."""
+    if quantization.get("quant_method") == _PER_TENSOR_FP8:
+        return "float8_e4m3"
+    foreign = read_quantization_config(quantization, name)
+    for targets, scope in foreign.scopes:
+        if "Linear" in targets:
+            foreign = scope
+    if foreign.codec in ("mxfp4", "fp4"):
+        return "nvfp4" if foreign.group_size == _NV_GROUP else "mxfp4"
+    if foreign.codec == "bnb4":
+        return "nf4"
+    if foreign.codec == "scaled" and not foreign.integers:
+        if not quantization.get("weight_block_size"):
+            return "float8_e4m3"
+        return "float8_block" if foreign.block == (128, 128) else f"float8_e4m3-b{foreign.block[1]}"
+    if foreign.codec in ("scaled", "bnb8"):
+        return "int8"
+    return _integers(foreign.bits, foreign.group_size)
+
+
+def _integers(bits: int, group_size: int | None) -> str:
+    """The serving format of weight-only integers."""
+    if (bits, group_size) == (INT4.bits, INT4.group_size):
         return "int4"
-    raise BadModel(
-        "planning cannot read this quantization_config",
-        value=method,
-        limit="fp8, mxfp4, gptq and awq at 4 bits",
-        fix="remove quantization_config from config.json and give --quantization",
-    )
+    return f"int{bits}-row" if group_size is None else f"int{bits}-g{group_size}"
+
+
+def _in_serving_formats(spec: ModelSpec) -> ModelSpec:
+    """A spec in formats of the engine's kernels, in those that planning has names for."""
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        own = linear.format
+        if own.kind in ("blocks", "int4"):
+            own = serving_format(_integers(int(own.bits), own.group_size)).format
+        elif own.kind in ("bf16", "fp32"):
+            own = dense("bfloat16" if own.kind == "bf16" else "float32")
+        return replace(linear, format=own)
+
+    return map_linears(spec, on_linear)
+
+
+def _gguf_planning_spec(name: str) -> ModelSpec:
+    """A GGUF file's spec with the bits that its layers take per weight on average."""
+    spec = replace(gguf_spec(name), stored_dtype="bfloat16")  # of tables and norms
+    file = read_gguf(name)
+    layers = [
+        tensor
+        for key, tensor in file.tensors.items()
+        if key.startswith("blk.") and len(tensor.shape) > 1
+    ]
+    num_weights = sum(math.prod(tensor.shape) for tensor in layers)
+    bits = 8 * sum(tensor.end - tensor.begin for tensor in layers) / num_weights
+    if bits < _NARROWEST_FLOAT:
+        chosen = serving_format(f"gguf-{bits:.2f}").format
+    else:
+        chosen = dense("float32" if bits > _NARROWEST_FLOAT else "bfloat16")
+    plain = map_linears(spec, lambda _, linear: replace(linear, format=dense(spec.stored_dtype)))
+    return rewrite_linears(plain, "layers.*", chosen, "format of the file")
 
 
 def repository_shape(repo: str) -> str | None:

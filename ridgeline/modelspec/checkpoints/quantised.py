@@ -193,7 +193,12 @@ def describe(foreign: QuantisedCheckpoint, formats: Iterable[Format]) -> str:
     width = "4-bit floats" if "fp4" in foreign.codec else f"{foreign.bits} bits"
     grid = f"{width}, a scale per {group}{zeros}" if foreign.integers else width
     kinds = sorted({format.kind for format in formats})
-    how = "decoded to float32" if kinds == ["dense"] else f"run as {', '.join(kinds)}, exactly"
+    how = "decoded to float32"
+    if kinds != ["dense"]:
+        how = (
+            f"run as {', '.join(kinds)}: weights exactly, activations in int8 unless --activations"
+        )
+        how += " says otherwise"
     if foreign.threshold:
         how += f"; inputs of magnitude {foreign.threshold:g} or more multiplied as floats"
     return f"{foreign.name} ({grid}), {how}"

@@ -5,12 +5,17 @@ general do under the name of a dtype. Only the layers' linears and experts take 
 LM head, embeddings and norms stay in 16 (or 32) bits, as in other engines. In a routed model mxfp4
 applies to the experts only: attention, shared experts, router and activations keep their dtype, as
 in gpt-oss. Scales are counted: 4 bytes per output row for fp8 and int8, 2 bytes per group of 128
-weights for int4, 1 byte per 32 for mxfp4. A device without an arithmetic peak for a format unpacks
-the weights and computes in bfloat16.
+weights for int4, 1 byte per 32 for mxfp4.
+A device without an arithmetic peak for a format unpacks the weights and computes in bfloat16.
+
+Checkpoints come in further formats: `intN-gM` and `intN-row` (weight-only, a scale per group or
+row), `float8_e4m3-bN` (blocks), `nvfp4`, `nf4` and `gguf-B` (B bits per weight on average, scales
+included).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -77,17 +82,43 @@ SERVING_FORMATS: Mapping[str, ServingFormat] = MappingProxyType(
             format=MXFP4, computed_in=("float4", *WIDE_DTYPES), experts_only=True
         ),
         "nvfp4": ServingFormat(format=NVFP4, computed_in=("float4", *WIDE_DTYPES)),
+        "nf4": ServingFormat(
+            format=Format(kind="nf4", bits=4, group_size=64, scale_bytes=4),
+            computed_in=WIDE_DTYPES,
+        ),
     }
 )
+_INTEGERS = re.compile(r"int([2-8])-(?:row|g([1-9]\d*))")
+_FP8_BLOCKS = re.compile(r"float8_e4m3-b([1-9]\d*)")
+_GGUF = re.compile(r"gguf-(\d+\.\d\d)")
 _SHORT_NAMES = MappingProxyType(
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3", "fp4": "mxfp4"}
     | {"fp8-block": "float8_block", "fp8_block": "float8_block"}
 )
 
 
+def serving_format(name: str) -> ServingFormat:
+    """The format of this full name, listed or made of its parts. Raises BadInput."""
+    if name in SERVING_FORMATS:
+        return SERVING_FORMATS[name]
+    if match := _INTEGERS.fullmatch(name):
+        group = None if match[2] is None else int(match[2])
+        made = Format(kind=name, bits=int(match[1]), group_size=group, scale_bytes=2)
+    elif match := _FP8_BLOCKS.fullmatch(name):
+        made = Format(kind=name, bits=8, group_size=int(match[1]), scale_bytes=0)
+        return ServingFormat(format=made, computed_in=("float8_e4m3", *WIDE_DTYPES), blocks=True)
+    elif match := _GGUF.fullmatch(name):
+        made = Format(kind=name, bits=float(match[1]))
+    else:
+        raise BadInput("unknown weight dtype", value=name, limit=", ".join(SERVING_FORMATS))
+    return ServingFormat(format=made, computed_in=WIDE_DTYPES)
+
+
 def parse_weight_dtype(name: str) -> str:
     """The full name of a weight format. Raises BadInput that lists them for an unknown one."""
-    return _full_name("weight dtype", name, tuple(SERVING_FORMATS))
+    full = _SHORT_NAMES.get(name.lower(), name.lower())
+    serving_format(full)
+    return full
 
 
 def parse_kv_dtype(name: str) -> str:
@@ -114,9 +145,9 @@ def quantised_as(spec: ModelSpec) -> str | None:
 
 def dense_format(spec: ModelSpec, weight_dtype: str, rest_dtype: str) -> ServingFormat:
     """The format of the linears that every token uses."""
-    chosen = SERVING_FORMATS[weight_dtype]
+    chosen = serving_format(weight_dtype)
     routed = any(layer.mlp.num_experts for layer in count_layers(spec))
-    return SERVING_FORMATS[rest_dtype] if chosen.experts_only and routed else chosen
+    return serving_format(rest_dtype) if chosen.experts_only and routed else chosen
 
 
 def serving_cost(
@@ -129,8 +160,8 @@ def serving_cost(
     model = cost_model(replace(spec, kv_dtype=kv_dtype))
     every_token = dense_format(spec, weight_dtype, rest_dtype)
     fixed = every_token.nbytes(model.linear_params, model.linear_outputs)
-    fixed += _rest_params(spec, model) * SERVING_FORMATS[rest_dtype].format.bits / 8
-    expert = SERVING_FORMATS[weight_dtype]
+    fixed += _rest_params(spec, model) * serving_format(rest_dtype).format.bits / 8
+    expert = serving_format(weight_dtype)
     return replace(
         model,
         fixed_weight_bytes=fixed,
@@ -153,7 +184,7 @@ def _rest_params(spec: ModelSpec, model: CostModel) -> int:
 
 def table_bytes_in(spec: ModelSpec, dtype: str) -> float:
     """Bytes of the embedding table, or of the LM head, in a serving format."""
-    return SERVING_FORMATS[dtype].nbytes(spec.vocab_size * spec.hidden_size, spec.vocab_size)
+    return serving_format(dtype).nbytes(spec.vocab_size * spec.hidden_size, spec.vocab_size)
 
 
 def checkpoint_bytes(spec: ModelSpec) -> float:

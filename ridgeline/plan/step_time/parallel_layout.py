@@ -22,10 +22,13 @@ import msgspec
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.cost.parameters import count_layers
-from ridgeline.modelspec.model import MlpSpec, ModelSpec
+from ridgeline.modelspec.cost.serving_formats import quantised_as
+from ridgeline.modelspec.format import FP8_BLOCK
+from ridgeline.modelspec.model import LinearSpec, MlpSpec, ModelSpec
 from ridgeline.plan.calibration.published_efficiency import Efficiency
 
 NODE_DEVICES = 8
+_BLOCK = 128  # rows and inputs that share a scale in FP8_BLOCK
 NETWORK_BYTES_S = 50e9
 
 
@@ -93,8 +96,13 @@ def layout_from(
     )
 
 
-def check_layout(layout: Layout, spec: ModelSpec, device: Accelerator) -> None:
-    """Raise BadInput or CannotRun if the model or the device does not allow the layout."""
+def check_layout(
+    layout: Layout, spec: ModelSpec, device: Accelerator, weight_dtype: str | None = None
+) -> None:
+    """Raise BadInput or CannotRun if the model or the device does not allow the layout.
+
+    `weight_dtype` None: the checkpoint's own, whose groups and blocks the shards must not cut.
+    """
     for name in ("tp", "pp", "ep", "dp"):
         if getattr(layout, name) < 1:
             raise BadInput(f"{name} must be positive", value=getattr(layout, name), limit=">= 1")
@@ -111,6 +119,8 @@ def check_layout(layout: Layout, spec: ModelSpec, device: Accelerator) -> None:
         )
     if layout.ep > 1:
         _check_experts(layout, spec)
+    if weight_dtype in (None, quantised_as(spec)):
+        _check_shards(layout, spec)
     if layout.num_devices > 1 and device.link_bytes_s is None:
         raise CannotRun(
             f"the link rate between {device.name} devices is unknown",
@@ -132,6 +142,36 @@ def _check_experts(layout: Layout, spec: ModelSpec) -> None:
             value=layout.ep,
             limit=f"tp {layout.tp} x {layout.num_attention} attention groups",
         )
+
+
+def _check_shards(layout: Layout, spec: ModelSpec) -> None:
+    """Engines refuse a checkpoint whose groups, or FP8 blocks, lie on two devices."""
+    for layer in count_layers(spec):
+        a, m = layer.attention, layer.mlp
+        kv_parts = min(layout.tp, a.num_kv_heads)
+        sharded = [("attention output", a.o, a.o.num_in, layout.tp)]
+        sharded += [("query projection", a.q, a.q.num_out, layout.tp)] if _in_blocks(a.q) else []
+        sharded += [("key projection", a.k, a.k.num_out, kv_parts)] if _in_blocks(a.k) else []
+        parts = layout.num_expert_devices // layout.ep if m.num_experts else layout.tp
+        sharded += [("feed-forward layer", m.down, m.down.num_in, parts)]
+        sharded += [("feed-forward layer", m.up, m.up.num_out, parts)] * _in_blocks(m.up)
+        for name, linear, size, parts in sharded:
+            is_cuttable = linear.format.kind in ("dense", "mxfp4")  # engines pad MXFP4's shards
+            group = None if is_cuttable else linear.format.group_size
+            group = _BLOCK if linear.format.kind == FP8_BLOCK.kind else group
+            if group and parts > 1 and size // parts % group:
+                raise CannotRun(
+                    f"tp would cut a quantisation group of the {name}",
+                    value=f"{size} / {parts} = {size // parts}",
+                    limit=f"a multiple of {group}",
+                    fix="lower tp"
+                    + (", or distribute whole experts with ep" if m.num_experts else ""),
+                )
+
+
+def _in_blocks(linear: LinearSpec) -> bool:
+    """Whether rows share scales too, as in FP8 with blocks; elsewhere groups run along inputs."""
+    return linear.format.kind.startswith((FP8_BLOCK.kind, "float8_e4m3-b"))
 
 
 def _routed(spec: ModelSpec) -> list[tuple[MlpSpec, int]]:

@@ -282,7 +282,7 @@ def build_replica(
     """
     layout = Layout() if layout is None else layout
     calibration = device.calibration if isinstance(device, MeasuredDevice) else None
-    check_layout(layout, spec, device)
+    check_layout(layout, spec, device, weight_dtype)
     rest_dtype = served_dtype(spec, device, weight_dtype)
     weight_dtype = weight_dtype or _default_weights(spec, rest_dtype, calibration)
     head_dtype = rest_dtype
