@@ -50,8 +50,21 @@ _ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "granite": "granite",
+    "seed_oss": "seed_oss",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5",
+    "arcee": "arcee",
+    "gpt_oss": "gpt-oss",
 }
 """Our name of a family and llama.cpp's of its architecture."""
+_WINDOWED = {"olmo3": 1, "gpt_oss": 1, "exaone4": 64}
+"""Families whose windows llama.cpp computes layer by layer, and for how many layers it takes them
+at least."""
+
 _TYPES_32 = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0"}
 
 
@@ -64,13 +77,14 @@ class _TensorEntry(NamedTuple):
 
     parts: tuple[Part, ...]
     kind: str
+    row: Architecture
 
     values: Tensor | None = None
     """Of a tensor that is computed from the spec and holds no part."""
 
     @property
     def name(self) -> str:
-        return name_of(self.parts[0]) if self.parts else ROPE_FREQS
+        return name_of(self.parts[0], self.row) if self.parts else ROPE_FREQS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,14 +112,17 @@ def _write_gguf(job: WriteJob) -> int:
 
 def _entries(job: WriteJob) -> list[_TensorEntry]:
     by_name: dict[str, list[Part]] = {}
+    row = _architecture(job.spec)
     for part in parts(job.spec):
-        by_name.setdefault(name_of(part), []).append(part)
-    entries = [_TensorEntry(tuple(inside), _kind(job, inside[0])) for inside in by_name.values()]
-    rope = job.spec.layers[0].attention.rope
+        by_name.setdefault(name_of(part, row), []).append(part)
+    entries = [
+        _TensorEntry(tuple(inside), _kind(job, inside[0]), row) for inside in by_name.values()
+    ]
+    rope = _rope(job.spec)
     if rope.kind == "llama3":  # llama.cpp divides each frequency by a factor
         plain, scaled = inv_freq(replace(rope, kind="default")), inv_freq(rope)
         factors = torch.tensor(plain, dtype=torch.float64) / torch.tensor(scaled)
-        entries.append(_TensorEntry((), "F32", factors.float()))
+        entries.append(_TensorEntry((), "F32", row, factors.float()))
     return entries
 
 
@@ -123,7 +140,8 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
             value=f"{len(routed)} of {len(spec.layers)} layers",
             fix="use --format ridgeline",
         )
-    if any(layer.attention.window for layer in spec.layers):
+    windowed = any(layer.attention.window for layer in spec.layers)
+    if windowed and len(spec.layers) < _WINDOWED.get(spec.family, 1 << 30):
         raise CannotRun(
             "GGUF of a model with sliding windows is not written", fix="use --format ridgeline"
         )
@@ -157,8 +175,8 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
 
 
 def _refuse_rope(spec: ModelSpec) -> None:
-    ropes = {layer.attention.rope for layer in spec.layers}
-    rope = next(iter(ropes))
+    ropes = {layer.attention.rope for layer in spec.layers if layer.attention.rope.dim}
+    rope = _rope(spec)
     by_default = replace(rope, kind="default", theta=1.0, factor=1.0, original_max_positions=None)
     own = by_default != RopeSpec(dim=rope.dim, theta=1.0)
     held = rope.kind in ("default", "linear", "llama3") or (rope.kind == "yarn" and not own)
@@ -169,6 +187,12 @@ def _refuse_rope(spec: ModelSpec) -> None:
             limit="default, linear, llama3, yarn with its default factors",
             fix="use --format ridgeline",
         )
+
+
+def _rope(spec: ModelSpec) -> RopeSpec:
+    """The rotary embedding of the layers that have one."""
+    ropes = (layer.attention.rope for layer in spec.layers)
+    return next((rope for rope in ropes if rope.dim), spec.layers[0].attention.rope)
 
 
 def _kind(job: WriteJob, part: Part) -> str:
@@ -290,6 +314,8 @@ def _value(value: Any) -> bytes:
         return struct.pack("<I", 8) + _string(value)
     if value and isinstance(value[0], float):
         return struct.pack("<IIQ", 9, 6, len(value)) + struct.pack(f"<{len(value)}f", *value)
+    if value and isinstance(value[0], bool):
+        return struct.pack("<IIQ", 9, 7, len(value)) + bytes(value)
     if value and isinstance(value[0], int):
         return struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
     return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
@@ -297,7 +323,7 @@ def _value(value: Any) -> bytes:
 
 def _metadata(job: WriteJob) -> dict[str, Any]:
     spec, name = job.spec, _ARCHITECTURES[job.spec.family]
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    attention, mlp, rope = spec.layers[0].attention, spec.layers[0].mlp, _rope(spec)
     return {
         "general.architecture": name,
         "general.name": Path(spec.name).name,
@@ -311,10 +337,12 @@ def _metadata(job: WriteJob) -> dict[str, Any]:
         f"{name}.attention.key_length": attention.head_dim,
         f"{name}.attention.value_length": attention.head_dim,
         f"{name}.attention.layer_norm_rms_epsilon": float(spec.norm_eps),
-        f"{name}.rope.freq_base": float(attention.rope.theta),
-        f"{name}.rope.dimension_count": attention.rope.dim,
+        f"{name}.rope.freq_base": float(rope.theta),
+        f"{name}.rope.dimension_count": rope.dim,
         f"{name}.vocab_size": spec.vocab_size,
-        **_scaling(name, attention.rope),
+        **_scaling(name, rope),
+        **_granite(spec),
+        **_windows(name, spec),
         **_experts(name, mlp),
         **tokenizer_metadata(job.source, job.spec),
     }
@@ -328,6 +356,30 @@ def _scaling(name: str, rope: RopeSpec) -> dict[str, Any]:
     if rope.original_max_positions is not None:
         found[f"{start}original_context_length"] = rope.original_max_positions
     return found
+
+
+def _granite(spec: ModelSpec) -> dict[str, Any]:
+    """Granite's four multipliers."""
+    if spec.family != "granite":
+        return {}
+    layer = spec.layers[0]
+    return {
+        "granite.attention.scale": float(layer.attention.scale),
+        "granite.embedding_scale": float(spec.embed_scale),
+        "granite.residual_scale": float(layer.residual_scale),
+        "granite.logit_scale": 1.0 / spec.logit_scale,
+    }
+
+
+def _windows(name: str, spec: ModelSpec) -> dict[str, Any]:
+    windows = [layer.attention.window for layer in spec.layers]
+    largest = max((window for window in windows if window), default=None)
+    if largest is None:
+        return {}
+    return {
+        f"{name}.attention.sliding_window": largest,
+        f"{name}.attention.sliding_window_pattern": [window is not None for window in windows],
+    }
 
 
 def _experts(name: str, mlp: MlpSpec) -> dict[str, Any]:

@@ -31,12 +31,15 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     `fields`: keys (after the architecture's name) and our config's field for each, in addition to
     those that all architectures share. `paired_rows`: rows of q and k are in the order of a rotary
     embedding that turns adjacent numbers. `gain_includes_one`: norms are stored as 1 + w.
+    `tensors`: names of tensors (after the layer's) that differ from the common ones, by the key of
+    their part.
     """
 
     family: str
     fields: Mapping[str, str] = {}
     paired_rows: bool = False
     gain_includes_one: bool = False
+    tensors: Mapping[str, str] = {}
 
 
 _EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
@@ -45,6 +48,8 @@ _SOFTCAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 _WINDOW = {"attention.sliding_window": "sliding_window"}
+_NORM_AFTER_ATTENTION = {"mlp_norm": "post_attention_norm"}
+"""The norm before the feed-forward layer under the name of one after the attention."""
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(family="llama", paired_rows=True),
@@ -71,7 +76,34 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         gain_includes_one=True,
     ),
     "phi3": Architecture(family="phi3", fields=_WINDOW),
+    "smollm3": Architecture(family="smollm3", paired_rows=True),
+    "olmo2": Architecture(family="olmo2", fields=_WINDOW),
+    "granite": Architecture(
+        family="granite",
+        fields={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        paired_rows=True,
+    ),
+    "seed_oss": Architecture(family="seed_oss", tensors=_NORM_AFTER_ATTENTION),
+    "exaone4": Architecture(family="exaone4", fields=_WINDOW),
+    "ernie4_5": Architecture(family="ernie4_5"),
+    "arcee": Architecture(family="arcee", paired_rows=True),
+    "gpt-oss": Architecture(
+        family="gpt_oss",
+        fields={
+            **_WINDOW,
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        tensors=_NORM_AFTER_ATTENTION,
+    ),
 }
+_OLMO3 = Architecture(family="olmo3", fields=_WINDOW)
 _MIXTRAL = Architecture(
     family="mixtral",
     fields={**_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
@@ -162,6 +194,8 @@ def architecture_of(file: Gguf) -> Architecture:
         return _MIXTRAL
     if name == "llama" and file.metadata.get("llama.attention.sliding_window"):
         return _WINDOWED_LLAMA
+    if name == "olmo2" and file.metadata.get("olmo2.attention.sliding_window"):
+        return _OLMO3
     return ARCHITECTURES[name]
 
 
@@ -179,7 +213,7 @@ def gguf_config(file: Gguf) -> dict[str, Any]:
     if "head_dim" not in config and isinstance(config.get("num_attention_heads"), int):
         config["head_dim"] = _count(file, keys, "embedding_length") // _heads(file, keys)
     config |= _rope_config(file, keys, config)
-    config |= _special_config(file, keys, row)
+    config |= _special_config(file, keys, row) | _windowed_config(file, keys, row)
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["bos_token_id"] = special_id(file.metadata, "bos")
@@ -348,6 +382,44 @@ def _special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> d
     else:
         out["query_pre_attn_scalar"] = keys.get("attention.key_length")
     return out | _gemma_windows(file, keys, 2 if row.family == "gemma2" else 6)
+
+
+_WINDOW_PERIODS = {"olmo3": 4, "exaone4": 4, "gpt_oss": 2}
+_LAYERS_OF_WINDOWED_EXAONE = 64
+
+
+def _windowed_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """Windows and rotary embeddings as llama.cpp computes them, whatever the original says."""
+    if row.family == "granite" and keys.get("rope.scaling.finetuned") is False:
+        raise BadModel(
+            "GGUF files of Granite without rotary embeddings are not supported",
+            value="granite.rope.scaling.finetuned false",
+            fix=SAFETENSORS,
+        )
+    if row.family not in _WINDOW_PERIODS:
+        return {}
+    num_layers = _count(file, keys, "block_count")
+    if row.family == "exaone4" and num_layers != _LAYERS_OF_WINDOWED_EXAONE:
+        if keys.get("attention.sliding_window"):
+            raise BadModel(
+                "llama.cpp reads windows of EXAONE 4 only in models of "
+                f"{_LAYERS_OF_WINDOWED_EXAONE} layers",
+                value=f"{num_layers} layers, a window of {keys['attention.sliding_window']}",
+                fix=SAFETENSORS,
+            )
+        return {"sliding_window": None}
+    out = _gemma_windows(file, keys, _WINDOW_PERIODS[row.family])
+    if row.family == "exaone4":
+        out.setdefault("sliding_window", keys.get("attention.sliding_window") or 4096)
+    if row.family == "gpt_oss" and not _factors(file) and not _scaling(keys):
+        out["rope_scaling"] = {"rope_type": "default"}  # the family's own default is yarn
+    if row.family == "olmo3" and _scaling(keys):
+        raise BadModel(
+            "GGUF files of OLMo 3 whose rotary embedding is scaled are not supported",
+            value=str(keys.get("rope.scaling.type")),
+            fix=SAFETENSORS,
+        )
+    return out
 
 
 def _gemma_windows(file: Gguf, keys: Mapping[str, Any], default: int) -> dict[str, Any]:

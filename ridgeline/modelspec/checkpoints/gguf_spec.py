@@ -105,7 +105,8 @@ def _computed_together(spec: ModelSpec) -> ModelSpec:
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
         start, _, key = path.rpartition(".")
         keys = next((keys for keys in (("q", "k", "v"), ("gate", "up")) if key in keys), (key,))
-        formats = {by_path[f"{start}.{key}" if start else key].format for key in keys}
+        paths = [f"{start}.{key}" if start else key for key in keys]
+        formats = {by_path[path].format for path in paths if path in by_path}
         if len(formats) == 1 or any(format.kind == "dense" for format in formats):
             return linear
         return replace(linear, format=blocks_of_all(formats))

@@ -10,18 +10,27 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM as Auto
 from transformers import (
+    ArceeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SeedOssConfig,
+    SmolLM3Config,
 )
+from transformers import AutoModelForCausalLM as Auto
 
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
@@ -60,6 +69,21 @@ KEYS = {
 }  # fmt: skip
 
 
+NORMED_AFTER = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+OWN_NAMES = {
+    "gemma2": SANDWICHED, "gemma3": SANDWICHED, "olmo2": NORMED_AFTER, "exaone4": NORMED_AFTER,
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+    "gpt-oss": {
+        "post_attention_layernorm": "post_attention_norm", "self_attn": "attn_sinks",
+        "mlp.router": "ffn_gate_inp",
+    },
+}  # fmt: skip
+PERMUTED = ("llama", "mistral3", "smollm3", "granite", "arcee")
+
+
 def random_model(config: PretrainedConfig) -> Any:
     torch.manual_seed(0)
     model = Auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -72,22 +96,39 @@ def random_model(config: PretrainedConfig) -> Any:
 
 def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
     """The tensors as llama.cpp's converter writes them."""
-    names = NAMES | SANDWICHED if architecture in ("gemma2", "gemma3") else NAMES
+    names = NAMES | OWN_NAMES.get(architecture, {})
     out = {}
     for name, value in model.state_dict().items():
         stem, _, kind = name.rpartition(".")
         data = value.float()
         if architecture.startswith("gemma") and "norm" in stem:
             data = data + 1
-        if architecture in ("llama", "mistral3") and stem.endswith(("q_proj", "k_proj")):
+        if architecture in PERMUTED and stem.endswith(("q_proj", "k_proj")):
             halves = data.view(-1, 2, 8, *data.shape[1:])
             data = halves.transpose(1, 2).reshape(data.shape)
         if ".layers." in stem:
             _, _, layer, module = stem.split(".", 3)
+            if module == "mlp.experts":
+                out |= gpt_oss_experts(f"blk.{layer}.", kind, data)
+                continue
+            kind = "weight" if kind == "sinks" else kind
             out[f"blk.{layer}.{names[module]}.{kind}"] = data.numpy()
         elif stem != "lm_head" or not model.config.tie_word_embeddings:
             out[f"{next(v for k, v in SHARED.items() if k in stem)}.{kind}"] = data.numpy()
     return out
+
+
+def gpt_oss_experts(start: str, kind: str, data: torch.Tensor) -> dict[str, np.ndarray]:
+    """gpt-oss stores experts as [experts, inputs, outputs], gate and up alternating."""
+    is_bias = kind.endswith("_bias")
+    data = data if is_bias else data.transpose(1, 2)
+    end = "bias" if is_bias else "weight"
+    if kind.startswith("down_proj"):
+        return {f"{start}ffn_down_exps.{end}": data.numpy()}
+    return {
+        f"{start}ffn_gate_exps.{end}": data[:, ::2].numpy(),
+        f"{start}ffn_up_exps.{end}": data[:, 1::2].numpy(),
+    }
 
 
 def write(
@@ -137,6 +178,7 @@ def difference(name: str, model: Any) -> float:
     return float((logits(name) - truth_of(model)).abs().max())
 
 
+FULL = ["full_attention"] * 3
 GEMMA = {"attention.sliding_window": 8}
 CASES = {
     "llama": (LlamaConfig(**SIZES), {}),
@@ -176,6 +218,40 @@ CASES = {
         ),
         {**GEMMA, "rope.freq_base": 1e6, "attention.sliding_window_pattern": [True, False, True]},
     ),
+    "smollm3": (
+        SmolLM3Config(**SIZES | {"num_hidden_layers": 4}),
+        {"block_count": 4, "rope.freq_base": 2e6},
+    ),
+    "olmo2": (Olmo2Config(**SIZES), {}),
+    "olmo2-windows": (
+        Olmo3Config(**SIZES | {"num_hidden_layers": 4}, sliding_window=8),
+        {"block_count": 4, "attention.sliding_window": 8, "rope.freq_base": 5e5},
+    ),
+    "granite": (
+        GraniteConfig(
+            **{k: v for k, v in SIZES.items() if k != "head_dim"}, attention_multiplier=0.3,
+            embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=4.0,
+        ),
+        {
+            "attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.5,
+            "logit_scale": 4.0, "rope.scaling.finetuned": True,
+        },
+    ),
+    "seed_oss": (SeedOssConfig(**SIZES), {}),
+    "exaone4": (Exaone4Config(**SIZES, sliding_window=None, layer_types=FULL), {}),
+    "ernie4_5": (Ernie4_5Config(**SIZES), {"rope.freq_base": 5e5}),
+    "arcee": (ArceeConfig(**SIZES), {}),
+    "gpt-oss": (
+        GptOssConfig(
+            **SIZES, sliding_window=8, num_local_experts=4, num_experts_per_tok=2,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        {
+            "attention.sliding_window": 8, "expert_count": 4, "expert_used_count": 2,
+            "expert_feed_forward_length": 96,
+        },
+    ),
     "phi3": (Phi3Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}), {}),
 }  # fmt: skip
 
@@ -184,7 +260,7 @@ CASES = {
 def test_file_gives_the_logits_of_its_source_model(case: str, tmp_path: Path) -> None:
     config, keys = CASES[case]
     model = random_model(config)
-    architecture = case.partition("-")[0]
+    architecture = case if case == "gpt-oss" else case.partition("-")[0]
     name = write(tmp_path / "m.gguf", architecture, tensors_of(model, architecture), keys)
     assert difference(name, model) < 2e-3
 

@@ -23,7 +23,12 @@ from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.blocks import merge_blocks, pack
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.gguf_architectures import EXPERTS, SAFETENSORS, architecture_of
+from ridgeline.modelspec.checkpoints.gguf_architectures import (
+    EXPERTS,
+    SAFETENSORS,
+    Architecture,
+    architecture_of,
+)
 from ridgeline.modelspec.checkpoints.gguf_header import TYPES, Gguf, GgufTensor, read_gguf
 from ridgeline.modelspec.checkpoints.gguf_spec import FUSED, tensor_name
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
@@ -45,6 +50,7 @@ _NAMES = {
     "gate": "blk.{}.ffn_gate",
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
+    "sinks": "blk.{}.attn_sinks",
     "router": "blk.{}.ffn_gate_inp",
     "expert_gate": "blk.{}.ffn_gate" + EXPERTS,
     "expert_up": "blk.{}.ffn_up" + EXPERTS,
@@ -54,15 +60,17 @@ _SIZES = {name: (numbers, nbytes) for name, numbers, nbytes in TYPES.values()}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def name_of(part: Part) -> str:
+def name_of(part: Part, row: Architecture) -> str:
     """The tensor of a part, or of a part of every expert, where no tensor holds several."""
     key, _, bias = part.key.partition(".")
-    return _NAMES[key].format(part.layer) + (".bias" if bias else ".weight")
+    own = row.tensors.get(key)
+    name = _NAMES[key].format(part.layer) if own is None else f"blk.{part.layer}.{own}"
+    return name + (".bias" if bias else ".weight")
 
 
 def stored_name(part: Part, file: Gguf) -> str:
     """The tensor of the file that holds a part."""
-    name = name_of(part)
+    name = name_of(part, architecture_of(file))
     if part.layer is None:
         return name
     return tensor_name(name.removeprefix(f"blk.{part.layer}."), part.layer, file)
@@ -95,7 +103,7 @@ class GgufWeights:
 
     def __init__(self, name: str, spec: ModelSpec) -> None:
         self._file, self._spec = read_gguf(name), spec
-        self._permuted = architecture_of(self._file).paired_rows
+        self._row = architecture_of(self._file)
         self._maps: dict[Path, mmap.mmap] = {}
         for path in {tensor.path for tensor in self._file.tensors.values()}:
             with path.open("rb") as stream:
@@ -132,7 +140,7 @@ class GgufWeights:
         module, kind = stored_name(part, self._file).rsplit(".", 2)[-2:]
         inside = FUSED.get(module, ())
         siblings = self._by_place[part.layer, part.expert]
-        by_name = {name_of(other).split(".", 2)[-1]: other for other in siblings}
+        by_name = {name_of(other, self._row).split(".", 2)[-1]: other for other in siblings}
         names = [f"{name}.{kind}" for name in inside]
         alone = any(f"blk.{part.layer}.{n}" in self._file.tensors for n in names[:1])
         if alone or not names or not all(name in by_name for name in names):
@@ -184,7 +192,7 @@ class GgufWeights:
     def _rows(self, value: Tensor, part: Part) -> Tensor:
         """Rows of q and k in the order of our rotary embedding."""
         key = part.key.partition(".")[0]
-        if not self._permuted or key not in ("q", "k") or part.layer is None:
+        if not self._row.paired_rows or key not in ("q", "k") or part.layer is None:
             return value
         attention = self._spec.layers[part.layer].attention
         pairs = value.view(-1, attention.head_dim // 2, 2, *value.shape[1:])
