@@ -21,7 +21,7 @@ from ridgeline.engine.dtype import resolve_dtype
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
-from ridgeline.engine.generation_config import describe_defaults, read_sampling_defaults
+from ridgeline.engine.generation_config import read_sampling_defaults
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.kv_budget import (
@@ -127,7 +127,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
     default_sampling = read_sampling_defaults(settings.model, settings.generation_config)
-    why["generation_config"] = f"sampling defaults: {describe_defaults(default_sampling)}"
+    why["generation_config"] = f"sampling defaults: {default_sampling}"
     max_num_seqs = _max_num_seqs(settings, spec, device, why)
     block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
     max_model_len = _max_model_len(settings, spec, why)

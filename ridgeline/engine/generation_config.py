@@ -67,12 +67,6 @@ def read_sampling_defaults(model: str, generation_config: str = "auto") -> Sampl
     return _defaults(read_json(file), _NAMES, str(file)) if file.is_file() else SamplingDefaults()
 
 
-def describe_defaults(defaults: SamplingDefaults) -> str:
-    """The defaults as text: "temperature 0.6, top_p 0.95"; "none" without any."""
-    named = msgspec.to_builtins(defaults)
-    return ", ".join(f"{name} {value:g}" for name, value in named.items()) or "none"
-
-
 def _defaults(values: Mapping[str, Any], names: Mapping[str, str], where: str) -> SamplingDefaults:
     named = {own: values[name] for name, own in names.items() if values.get(name) is not None}
     try:

@@ -175,6 +175,11 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     def __post_init__(self) -> None:
         self.fill(max_tokens=self.max_tokens)
 
+    def __str__(self) -> str:
+        """As "temperature 0.6, top_p 0.95"; "none" without any."""
+        named = msgspec.to_builtins(self)
+        return ", ".join(f"{name} {value:g}" for name, value in named.items()) or "none"
+
     def fill(self, **given: Any) -> Sampling:
         """The sampling of a request that names only `given`; `max_tokens` is not filled in."""
         named = {**msgspec.structs.asdict(self), "max_tokens": None}

@@ -13,7 +13,7 @@ from ridgeline.config.server import ServerOptions
 from ridgeline.config.settings import Settings
 from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.generation_config import describe_defaults, read_sampling_defaults
+from ridgeline.engine.generation_config import read_sampling_defaults
 from ridgeline.errors import BadInput, BadModel
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.records import Sampling, SamplingDefaults
@@ -47,8 +47,8 @@ def test_auto_reads_the_model_and_vllm_reads_nothing(model: str) -> None:
     assert read_sampling_defaults(model) == DEFAULTS
     assert read_sampling_defaults(model, "vllm") == SamplingDefaults()
     assert read_sampling_defaults("dummy:llama-3.2-1b") == SamplingDefaults()
-    assert describe_defaults(SamplingDefaults()) == "none"
-    assert "temperature 0.6, top_k 20" in describe_defaults(DEFAULTS)
+    assert str(SamplingDefaults()) == "none"
+    assert "temperature 0.6, top_k 20" in str(DEFAULTS)
 
 
 def test_a_path_names_another_file_or_folder(model: str, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
-from ridgeline.engine.generation_config import describe_defaults
 from ridgeline.modelspec.cost.inspect import InspectRow
 from ridgeline.workflows.inspect_model import ModelInspection
 
@@ -22,7 +21,7 @@ def inspection_tables(inspection: ModelInspection) -> Group:
     """The model as a whole, then its layers."""
     value, _, note = inspection.tokenizer.partition(": ")
     tokenizer = InspectRow("text", "tokenizer", value, note=note)
-    defaults = describe_defaults(inspection.default_sampling)
+    defaults = str(inspection.default_sampling)
     text = (tokenizer, InspectRow("text", "sampling defaults", defaults))
     return Group(_summary(inspection.model, (*inspection.rows, *text)), _layers(inspection.layers))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ridgeline.engine.generation_config import describe_defaults
 from ridgeline.workflows.serving.answer_batch import BatchFileResult
 from ridgeline.workflows.serving.serve import ServedModel
 
@@ -20,7 +19,7 @@ def served_lines(served: ServedModel) -> list[str]:
         f"  chat in a terminal     ridgeline chat --url {served.url}",
         f"  OpenAI clients         export OPENAI_BASE_URL={served.url}/v1",
     ]
-    if (defaults := describe_defaults(info.default_sampling)) != "none":
+    if (defaults := str(info.default_sampling)) != "none":
         lines.insert(2, f"sampling defaults of the model: {defaults}")
     if served.admin_url is not None:
         lines.append(f"  operators              {served.admin_url}/admin/state")
