@@ -19,8 +19,8 @@ from ridgeline.config.units import (
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
 
-ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml"]
-ReasoningFormat = Literal["think", "think_open"]
+ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml", "openai"]
+ReasoningFormat = Literal["think", "think_open", "openai_gptoss"]
 SPEED = About("Modelled seconds per second.", unit=NUMBER, range=Range(0, 1e4, exclusive=True))
 _TIMEOUT = About("", unit=DURATION, range=NON_NEGATIVE_SECONDS, flag="")
 
@@ -76,7 +76,10 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     reasoning_parser: Annotated[
         ReasoningFormat | None,
-        About("How this model marks its reasoning; think_open: opened by the prompt."),
+        About(
+            "How this model marks its reasoning; think_open: opened by the prompt, openai_gptoss: "
+            "in harmony's channels.",
+        ),
     ] = None
     api_key: Annotated[
         str | None,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TOOL_CALL_FORMATS = {
     "hermes": "ridgeline.serve.output_parsers.hermes:HermesFormat",
     "llama3_json": "ridgeline.serve.output_parsers.llama:LlamaJsonFormat",
+    "openai": "ridgeline.serve.output_parsers.harmony:HarmonyFormat",
     "qwen3_xml": "ridgeline.serve.output_parsers.qwen:QwenXmlFormat",
 }
 

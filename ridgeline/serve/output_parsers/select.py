@@ -20,6 +20,8 @@ from ridgeline.serve.output_parsers.base import (
     ToolCallFormat,
 )
 from ridgeline.serve.output_parsers.call_list import CallListParser
+from ridgeline.serve.output_parsers.harmony import MARKS as HARMONY_MARKS
+from ridgeline.serve.output_parsers.harmony import HarmonyParser
 from ridgeline.serve.output_parsers.reasoning import MARKS, ReasoningParser
 from ridgeline.serve.output_parsers.tool_schemas import OfferedTool, call_schema, object_schema
 
@@ -81,6 +83,8 @@ def select_output_format(
         return OutputFormat(
             CallListParser, grammar=_call_list_grammar(tools, max_calls), max_calls=max_calls
         )
+    if options.tool_call_parser == "openai" or options.reasoning_parser == "openai_gptoss":
+        return _harmony(bool(tools) and choice != "none", options, max_calls, include_reasoning)
     reasoning = options.reasoning_parser is not None
     marks = MARKS if reasoning else ()
     if not tools or choice == "none":
@@ -95,6 +99,20 @@ def select_output_format(
         marks=(*marks, *call_format.marks),
         reads_reasoning=reasoning,
         keeps_reasoning=include_reasoning,
+    )
+
+
+def _harmony(
+    has_tools: bool, options: ServerOptions, max_calls: int | None, include_reasoning: bool
+) -> OutputFormat:
+    """Harmony's channels hold reasoning, calls and answer; one parser reads all three."""
+    call_format = _call_format(options) if has_tools else None
+    keeps = include_reasoning and options.reasoning_parser is not None
+    return OutputFormat(
+        lambda: HarmonyParser(reads_calls=has_tools, keeps_reasoning=keeps),
+        call_format=call_format,
+        max_calls=max_calls,
+        marks=HARMONY_MARKS,
     )
 
 

@@ -44,7 +44,12 @@ def llama(name: str, arguments: dict[str, Any]) -> str:
     return json.dumps({"name": name, "parameters": arguments})
 
 
-WRITERS = {"hermes": hermes, "qwen3_xml": qwen, "llama3_json": llama}
+def harmony(name: str, arguments: dict[str, Any]) -> str:
+    start = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    return f"{start}{json.dumps(arguments)}<|call|>"
+
+
+WRITERS = {"hermes": hermes, "qwen3_xml": qwen, "llama3_json": llama, "openai": harmony}
 
 
 def merged(parts: list[OutputPart]) -> list[OutputPart]:
