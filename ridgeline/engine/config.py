@@ -92,7 +92,7 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     default_sampling: SamplingDefaults = SamplingDefaults()
 
     def values(self) -> dict[str, Any]:
-        """The values of the settings, without the spec and what is derived from them."""
+        """The values of the settings, without the spec and derived records."""
         skipped = ("spec", "derivations", "default_sampling")
         names = (field.name for field in msgspec.structs.fields(self))
         values = {name: getattr(self, name) for name in names if name not in skipped}

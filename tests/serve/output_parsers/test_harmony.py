@@ -14,9 +14,9 @@ from ridgeline.serve.output_parsers.select import select_output_format
 from ridgeline.serve.output_parsers.tool_schemas import OfferedTool
 
 CALL = (
-    '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Ulm <|x|>"}'
+    '<|channel|>commentary to=functions.forecast <|constrain|>json<|message|>{"city": "Ulm <|x|>"}'
 )
-PARSED = ParsedToolCall("weather", '{"city": "Ulm <|x|>"}')
+PARSED = ParsedToolCall("forecast", '{"city": "Ulm <|x|>"}')
 THOUGHT = "<|channel|>analysis<|message|>2 < 3 <| so<|end|><|start|>assistant"
 CASES: list[tuple[str, list[OutputPart]]] = [
     ("<|channel|>final<|message|>Hi there<|return|>", [Content("Hi there")]),
@@ -32,7 +32,7 @@ CASES: list[tuple[str, list[OutputPart]]] = [
         [Content("Let me look."), PARSED],
     ),
     (
-        " to=functions.weather<|channel|>commentary json<|message|>" + '{"city": "Ulm <|x|>"}',
+        " to=functions.forecast<|channel|>commentary json<|message|>" + '{"city": "Ulm <|x|>"}',
         [PARSED],
     ),
     (CALL + "<|call|><|start|>assistant" + CALL + "<|call|>", [PARSED, PARSED]),
@@ -72,7 +72,7 @@ def parse(*pieces: str, **options: bool) -> list[OutputPart]:
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES)
-def test_channels_are_told_apart_however_the_text_is_cut(
+def test_channels_are_separated_however_the_text_is_cut(
     text: str, expected: list[OutputPart]
 ) -> None:
     assert parse(text) == expected
@@ -98,7 +98,7 @@ def test_server_options_choose_the_parser() -> None:
     options = ServerOptions(
         tool_call_parser="openai", enable_auto_tool_choice=True, reasoning_parser="openai_gptoss"
     )
-    tools = [OfferedTool("weather", {"type": "object"})]
+    tools = [OfferedTool("forecast", {"type": "object"})]
     chosen = select_output_format(tools, "auto", options)
     assert chosen.marks == MARKS
     parser = chosen.new_parser()
