@@ -180,6 +180,7 @@ def quantize(
     keywords = locals()
     files = options_from(QuantizeFiles, keywords)
     options = options_from(QuantizeOptions, keywords)
+    quantize_workflow.check_options(files.output, options)
     ensure_downloaded(files.model, observer)
     return quantize_workflow.quantize(files.model, files.output, options, observer)
 

@@ -52,13 +52,10 @@ def train_drafter(
 
     An interrupted run resumes with the same arguments. Raises BadInput, BadModel or CannotRun.
     """
-    from ridgeline.compress.calibration import read_text
     from ridgeline.compress.drafter_training.train_drafter import check_enough, load_teacher, train
     from ridgeline.engine.tokenization import bos_tokens, load_tokenizer
 
-    if output.exists() and any(output.iterdir()):
-        raise BadInput("the output folder is not empty", value=str(output), fix="name another")
-    text = read_text(options.text)
+    text = check_options(output, options)
     recipe = _recipe(options)
     teacher, start_s = load_teacher(model), perf_counter()
     tokenizer = load_tokenizer(model)
@@ -78,6 +75,15 @@ def train_drafter(
         acceptance=trained.acceptance,
         seconds=perf_counter() - start_s,
     )
+
+
+def check_options(output: Path, options: TrainDrafterOptions) -> str:
+    """The text to train on. Raises BadInput for options that are wrong whatever the model is."""
+    from ridgeline.compress.calibration import read_text
+
+    if output.exists() and any(output.iterdir()):
+        raise BadInput("the output folder is not empty", value=str(output), fix="name another")
+    return read_text(options.text)
 
 
 def _recipe(options: TrainDrafterOptions) -> DrafterRecipe:

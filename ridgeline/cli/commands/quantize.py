@@ -6,12 +6,14 @@ from ridgeline.cli.params.fetch_model import fetch_model
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.config.improve import QuantizeFiles, QuantizeOptions
+from ridgeline.workflows.quantize.quantize import check_options
 from ridgeline.workflows.quantize.quantize import quantize as quantize_model
 
 
 def quantize(call: Invocation) -> None:
     """`ridgeline quantize`."""
     files, options = call.read(QuantizeFiles), call.read(QuantizeOptions)
+    check_options(files.output, options)  # before a large model is downloaded
     model = fetch_model(files.model)
     with live_progress(steps=True) as observer:
         result = quantize_model(model, files.output, options, observer)

@@ -7,6 +7,7 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.config.improve import TrainDrafterFiles, TrainDrafterOptions
 from ridgeline.config.rules import refuse
+from ridgeline.workflows.train_drafter import check_options
 from ridgeline.workflows.train_drafter import train_drafter as train
 
 
@@ -15,6 +16,7 @@ def train_drafter(call: Invocation) -> None:
     files, options = call.read(TrainDrafterFiles), call.read(TrainDrafterOptions)
     has_heads = options.kind == "medusa" or options.heads is None
     refuse([] if has_heads else ["--heads"], f"with --kind {options.kind}")
+    check_options(files.output, options)  # before a large model is downloaded
     model = fetch_model(files.model)
     with live_progress() as observer:
         result = train(model, files.output, options, observer)

@@ -84,6 +84,17 @@ def quantize(
     )
 
 
+def check_options(output: Path, options: QuantizeOptions) -> None:
+    """Raise BadInput or CannotRun for options that are wrong whatever the model is."""
+    from ridgeline.compress.calibration import read_text
+    from ridgeline.compress.writers.store import refuse_output
+
+    refuse_output(output)
+    if options.bits != 16:
+        recipe_for(options)
+        read_text(options.calibration_text)
+
+
 def _quantize(model: str, output: Path, options: QuantizeOptions, observer: Observer) -> int:
     from ridgeline.compress.quantize_model import TableBits, describe, quantize_model
     from ridgeline.compress.writers.store import refuse_output

@@ -24,6 +24,7 @@ from ridgeline.serve.auth.keys import new_key as make_key
 from ridgeline.serve.config import batch_app_options
 from ridgeline.serve.server import AdminListener, check_exposed, listen, run, url_of
 from ridgeline.workflows.configuration_costs import ConfigurationCosts
+from ridgeline.workflows.models.fetch_models import fetch_models
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -101,6 +102,7 @@ def _open_app(
     from ridgeline.serve.app import create_app
     from ridgeline.workflows.open_engine import open_engine
 
+    fetch_models(settings, observer)  # a twin has no weights to download
     observer(Message(text=f"loading {settings.model} …"))
     engine = open_engine(settings, observer)
     return create_app(engine, options, peaks=_peaks(settings)), engine

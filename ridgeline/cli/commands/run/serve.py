@@ -25,10 +25,8 @@ def serve(call: Invocation) -> None:
             console.print(line, markup=False, soft_wrap=True)
 
     model, twin = call.read(ServeModel).model, call.read(TwinOptions)
-    # A twin has no weights: nothing is downloaded for it.
-    settings = call.engine_settings(model) if twin.twin else call.settings(model)
     serve_model(
-        settings,
+        call.engine_settings(model),
         call.read(ServerOptions),
         twin=twin if twin.twin else None,
         on_ready=show,
