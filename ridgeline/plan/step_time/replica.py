@@ -24,12 +24,12 @@ from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.cost import LARGE_PARAMS, CostModel, Shape, num_params
 from ridgeline.modelspec.cost.parameters import count_layers, num_kv_heads
 from ridgeline.modelspec.cost.serving_formats import (
-    SERVING_FORMATS,
     WIDE_DTYPES,
     ServingFormat,
     dense_format,
     quantised_as,
     serving_cost,
+    serving_format,
     table_bytes_in,
 )
 from ridgeline.modelspec.cost.step import AttentionWork, RunGroup
@@ -338,9 +338,9 @@ def _part_rates(
     if isinstance(device, MeasuredDevice):
         return None
     every_token = dense_format(spec, weight_dtype, rest_dtype)
-    expert = SERVING_FORMATS[weight_dtype]
+    expert = serving_format(weight_dtype)
     dense_in, expert_in = _computed_in(every_token, device), _computed_in(expert, device)
-    wide = _computed_in(SERVING_FORMATS[rest_dtype], device)
+    wide = _computed_in(serving_format(rest_dtype), device)
     latent = any(layer.attention.latent is not None for layer in count_layers(spec))
     decode = eff.latent_compute if latent else 1.0
     bytes_s = device.bandwidth_bytes_s
