@@ -8,7 +8,7 @@ from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.families.shapes import planning_config, planning_table, shape_table
-from ridgeline.modelspec.families.unsupported import UNSUPPORTED
+from ridgeline.modelspec.families.unsupported import REFUSED, UNSUPPORTED
 from ridgeline.modelspec.families.wrappers import WRAPPERS
 from tests.conformance.tiny_models import FAMILIES as TESTED
 
@@ -54,11 +54,9 @@ PLANNED = """
 NOT_YET = """
 ## Not supported
 
-Refused by `model_type`:
+Refused by `model_type`, with the reason:
 
-- KV sharing and per-layer inputs (Gemma 3n, Gemma 4)
-- Mamba and other state-space layers (Granite 4, Nemotron 3, Jamba, Falcon-H1)
-- encoders (BERT) and encoder-decoders (T5, Whisper)
+REASONS
 
 Image, video and audio encoders are not run.
 """
@@ -83,7 +81,16 @@ def models_page() -> str:
         text.append(f"| `{name}` | {families} | {_shapes(name)} |")
     text += PLANNED.splitlines()
     text += [f"| `{name}` | {why} | {_shapes(name)} |" for name, why in UNSUPPORTED.items()]
-    return "\n".join([*lines, *text]) + "\n" + NOT_YET
+    return "\n".join([*lines, *text]) + "\n" + NOT_YET.replace("REASONS", _refused())
+
+
+def _refused() -> str:
+    """One line per reason, with the model types that it refuses."""
+    reasons = dict.fromkeys(REFUSED.values())
+    return "\n".join(
+        f"- {', '.join(f'`{name}`' for name, own in REFUSED.items() if own == why)}: {why}"
+        for why in reasons
+    )
 
 
 def _layers(family: str) -> str:

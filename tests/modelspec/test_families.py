@@ -12,8 +12,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ridgeline.errors import BadModel
 from ridgeline.modelspec import cost
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
+from ridgeline.modelspec.families.unsupported import REFUSED
 from ridgeline.modelspec.model import ModelSpec
 
 pytestmark = pytest.mark.slow
@@ -412,3 +414,10 @@ def hub_llama() -> dict[str, Any]:
 def test_old_noise_is_accepted() -> None:
     spec: ModelSpec = spec_from_config(hub_llama(), name="x")
     assert spec.stored_dtype == spec.kv_dtype == spec.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_known_families_that_do_not_run_are_refused_with_the_reason(model_type: str) -> None:
+    with pytest.raises(BadModel) as refused:
+        spec_from_config({"model_type": model_type}, name="x")
+    assert REFUSED[model_type] in str(refused.value)

@@ -24,7 +24,7 @@ from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
 from ridgeline.modelspec.families.mixtures import MIXTURES
 from ridgeline.modelspec.families.nearest import describe_nearest
 from ridgeline.modelspec.families.rope_config import RopeFields
-from ridgeline.modelspec.families.unsupported import UNSUPPORTED
+from ridgeline.modelspec.families.unsupported import REFUSED, UNSUPPORTED
 from ridgeline.modelspec.families.wrappers import WRAPPERS, text_part
 from ridgeline.modelspec.model import ModelSpec
 
@@ -295,7 +295,7 @@ def _family_name(config: Mapping[str, Any], where: str) -> str:
             f"{where}: the architecture is not supported",
             value=asked,
             limit=f"supported: {', '.join(FAMILIES)}; {describe_nearest(config, FAMILIES)}",
-            fix=None
+            fix=REFUSED.get(str(asked))
             if reason is None
             else f"only `ridgeline plan` and `predict` read it: {reason}",
         )
