@@ -80,3 +80,13 @@ def _cpu_s() -> float:
     """CPU time of this process and of the children that it has waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run in a test is called disturbed, whatever else this machine does."""
+    monkeypatch.setattr("ridgeline.measure.monitors.machine_load.LoadMeter.read", _unknown_load)
+
+
+def _unknown_load(_: object) -> None:
+    return None

@@ -21,7 +21,7 @@ from ridgeline.config.units import (
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
 
-METRICS = ("ttft", "tpot", "itl", "e2e")
+METRICS = ("ttft", "visible", "tpot", "itl", "e2e", "queue", "publish", "user_tok_s", "fluidity")
 DEFAULT_NUM_PROMPTS = 100
 _ALIASES = {"e2el": "e2e"}
 Endpoint = Literal["auto", "completions", "chat"]
@@ -103,7 +103,12 @@ class BenchOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     replay_speed: Annotated[float | None, shared.REPLAY_SPEED] = None
     slo: Annotated[Slo | None, shared.SLO.but(panel="Measurement")] = None
     percentile_metrics: Annotated[
-        str, About("Metrics to report, separated by commas.", metavar="METRICS")
+        str,
+        About(
+            "Metrics to report, separated by commas: ttft, visible (first token that is not "
+            "reasoning), tpot, itl, e2e, queue, publish, user_tok_s (of one user), fluidity.",
+            metavar="METRICS",
+        ),
     ] = "ttft,tpot,itl,e2e"
     metric_percentiles: Annotated[
         str, About("Percentiles to report, separated by commas.", metavar="PERCENTILES")

@@ -25,7 +25,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     when the engine first ran it (None if the server does not report it). `first_computed_s`: when
     the engine had computed the first token. `token_s[i]`: when the i-th chunk with output arrived,
     carrying `token_counts[i]` tokens, as counted by the server, by a tokenizer, or as one per chunk
-    (`counted_by`).
+    (`counted_by`). `reasoned`: the output began with reasoning; `visible_s`: when the answer after
+    it began (None: never).
     """
 
     id: str
@@ -45,6 +46,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     counted_by: CountedBy = "server"
     first_computed_s: float | None = None
+    reasoned: bool = False
+    visible_s: float | None = None
 
 
 class StepStat(msgspec.Struct, frozen=True, kw_only=True):

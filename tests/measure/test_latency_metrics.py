@@ -135,3 +135,16 @@ def test_pooling_is_token_weighted(request_trace):
     pool = latency.pool_values([long, short], latency.itl_s)
     assert pool is not None
     assert pool.mean == pytest.approx((9 * 0.1 + 1.0) / 10)
+
+
+def test_first_visible_token_is_the_first_one_that_is_not_reasoning(request_trace):
+    plain = request_trace(token_s=(0.2, 0.3))
+    assert latency.visible_s(plain) == latency.ttft_s(plain)
+    reasoned = request_trace(scheduled_s=1.0, token_s=(1.2, 3.5), reasoned=True, visible_s=3.5)
+    assert latency.visible_s(reasoned) == pytest.approx(2.5)
+    assert latency.visible_s(request_trace(reasoned=True)) is None
+
+
+def test_tokens_per_second_of_one_user_are_the_inverse_of_tpot(request_trace):
+    assert latency.user_tok_s(request_trace(token_s=(0.0, 0.5, 1.0))) == pytest.approx(2.0)
+    assert latency.user_tok_s(request_trace(token_s=(0.1,))) is None

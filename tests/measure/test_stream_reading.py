@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.measure.client.http_target import _StreamReader
 from ridgeline.measure.client.sse_parser import ServerEvent, SseParser
 from ridgeline.measure.client.stream_chunks import (
     OutputChunk,
@@ -16,6 +17,7 @@ from ridgeline.measure.client.stream_chunks import (
     error_message,
     output_of,
 )
+from ridgeline.measure.client.target import Recorder
 
 
 def events(*received: bytes):
@@ -164,3 +166,28 @@ def test_counts_always_add_up_to_the_servers(cases, total):
         assert sum(count for _, count in found) == total
     assert all(count > 0 for _, count in found)
     assert [at for at, _ in found] == sorted(at for at, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("delta", "reasoning"),
+    [
+        ({"reasoning_content": "hm"}, True),
+        ({"reasoning": "hm"}, True),
+        ({"content": "So"}, False),
+        ({"reasoning": "hm", "content": "So"}, False),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]}, False),
+    ],
+)
+def test_reasoning_is_distinguished_from_the_answer(delta, reasoning):
+    assert output_of(chunk(delta), 0.0).reasoning is reasoning
+
+
+def test_reader_records_when_the_answer_after_reasoning_began():
+    now_s = 0.0
+    record = Recorder(lambda: now_s)
+    reader = _StreamReader(record, None)
+    for now_s, delta in ((1.0, {"reasoning": "hm"}), (2.0, {"content": "So"})):  # noqa: B007
+        body = json.dumps({"choices": [{"index": 0, "delta": delta}]})
+        reader.feed(f"data: {body}\n\n".encode())
+    reader.write_chunks()
+    assert (record._reasoned, record._visible_s) == (True, 2.0)

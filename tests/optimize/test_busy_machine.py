@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.config.settings import Settings
-from ridgeline.measure.monitors.machine_load import LoadMeter, SystemReading, machine_load
+from ridgeline.measure.monitors.machine_load import SystemReading, machine_load, read_system
 from ridgeline.optimize.comparison.objective import credit_held_loads, judge_run
 from ridgeline.optimize.comparison.paired_comparison import ComparisonSide, compare_in_rounds
 from ridgeline.optimize.environment import Load
@@ -108,7 +108,7 @@ def test_cores_that_were_not_missed_were_not_taken() -> None:
 
 
 def test_meter_reads_this_machine() -> None:
-    meter = LoadMeter()
+    before = read_system(())
     sum(i * i for i in range(4_000_000))
-    load = meter.read()
+    load = machine_load(before, read_system(()))
     assert load is None or 0 <= load.taken_share <= 1

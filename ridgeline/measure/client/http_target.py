@@ -293,6 +293,9 @@ class _StreamReader:
         for at_s, count in count_tokens(self._outputs, total):
             self._record.record_chunk("", count, at_s=at_s)
         self._record.append_text(text)
+        if any(output.reasoning for output in self._outputs):
+            answer = (o.at_s for o in self._outputs if o.text and not o.reasoning)
+            self._record.record_reasoning(next(answer, None))
         started_s = self._started_s()
         if started_s is not None and self._outputs:
             self._record.record_start(started_s)

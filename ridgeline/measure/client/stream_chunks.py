@@ -56,6 +56,13 @@ class Delta(msgspec.Struct, frozen=True):
         return "".join(part for part in parts if part)
 
     @property
+    def is_reasoning(self) -> bool:
+        """Whether it carries reasoning and nothing that a user sees as the answer."""
+        return bool(self.reasoning or self.reasoning_content) and not (
+            self.content or self.tool_calls
+        )
+
+    @property
     def is_empty_token(self) -> bool:
         """True for an empty text that is not marked as metadata."""
         texts = (self.content, self.reasoning, self.reasoning_content)
@@ -141,6 +148,7 @@ class OutputChunk(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     count: int | None = None
     doubtful: bool = False
+    reasoning: bool = False
 
 
 def output_of(choice: ChunkChoice, at_s: float) -> OutputChunk | None:
@@ -150,7 +158,11 @@ def output_of(choice: ChunkChoice, at_s: float) -> OutputChunk | None:
     if not (text or known or empty_token):
         return None
     doubtful = not text and not known and choice.finish_reason is not None
-    return OutputChunk(at_s=at_s, text=text, count=known or None, doubtful=doubtful)
+    message = choice.delta or choice.message
+    reasoning = message is not None and message.is_reasoning
+    return OutputChunk(
+        at_s=at_s, text=text, count=known or None, doubtful=doubtful, reasoning=reasoning
+    )
 
 
 def _text_of(choice: ChunkChoice) -> tuple[str, bool]:

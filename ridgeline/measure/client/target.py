@@ -24,9 +24,11 @@ class Recorder:
         "_error",
         "_finished_s",
         "_reason",
+        "_reasoned",
         "_texts",
         "_times_s",
         "_usage",
+        "_visible_s",
         "cached_tokens",
         "counted_by",
         "first_computed_s",
@@ -42,6 +44,8 @@ class Recorder:
         self.cached_tokens = 0
         self.counted_by: CountedBy = "server"
         self.first_computed_s: float | None = None
+        self._reasoned = False
+        self._visible_s: float | None = None
         self._times_s: list[float] = []
         self._counts: list[int] = []
         self._texts: list[str] = []
@@ -58,6 +62,10 @@ class Recorder:
         if self.started_s is None:
             self.started_s = at_s
             self.cached_tokens = cached_tokens or self.cached_tokens
+
+    def record_reasoning(self, visible_s: float | None) -> None:
+        """The output began with reasoning; its answer began at `visible_s`, or never."""
+        self._reasoned, self._visible_s = True, visible_s
 
     def record_chunk(self, text: str, num_tokens: int = 1, *, at_s: float | None = None) -> None:
         """A chunk of `num_tokens` output tokens arrived; its text may be empty."""
@@ -122,6 +130,8 @@ class Recorder:
             text="".join(self._texts),
             counted_by=self.counted_by,
             first_computed_s=self.first_computed_s,
+            reasoned=self._reasoned,
+            visible_s=self._visible_s,
         )
 
 

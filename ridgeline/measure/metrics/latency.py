@@ -109,6 +109,19 @@ def client_queue_s(request: RequestTrace) -> float:
     return request.sent_s - request.scheduled_s
 
 
+def visible_s(request: RequestTrace) -> float | None:
+    """From the scheduled arrival to the first token that is not reasoning."""
+    if not request.reasoned:
+        return ttft_s(request)
+    return None if request.visible_s is None else request.visible_s - request.scheduled_s
+
+
+def user_tok_s(request: RequestTrace) -> float | None:
+    """Output tokens per second that one user sees, without the first token: 1 / TPOT."""
+    per_token_s = tpot_s(request)
+    return 1 / per_token_s if per_token_s else None
+
+
 def fluidity(request: RequestTrace, first_s: float, next_s: float) -> float | None:
     """Share of tokens that met their deadline (etalon's fluidity index, arXiv 2407.07000).
 

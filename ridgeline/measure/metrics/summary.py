@@ -12,6 +12,7 @@ from ridgeline.measure.metrics.latency import (
     client_queue_s,
     distribution,
     e2e_s,
+    fluidity,
     itl_chunk_s,
     itl_s,
     outcome,
@@ -21,6 +22,8 @@ from ridgeline.measure.metrics.latency import (
     successful_requests,
     tpot_s,
     ttft_s,
+    user_tok_s,
+    visible_s,
 )
 from ridgeline.measure.metrics.step_metrics import Occupancy, occupancy
 from ridgeline.measure.metrics.window import MeasurementWindow, trim_to_window, window_totals
@@ -34,7 +37,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     `ttft` and `e2e` count from the scheduled arrival, `*_from_send` from the send. `itl` is over
     all tokens, `itl_chunk` over all gaps between chunks, `tpot` has one value per request.
-    `steady_output_tok_s` excludes ramp and drain.
+    `steady_output_tok_s` excludes ramp and drain. `visible`: until the first token that is not
+    reasoning. `user_tok_s`: output tokens/s of one user. `fluidity`: share of a request's tokens
+    that met their deadline under the SLO.
     """
 
     num_requests: int
@@ -58,6 +63,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     output_ratio: float | None
     ttft: Distribution | None
     ttft_from_send: Distribution | None
+    visible: Distribution | None
+    user_tok_s: Distribution | None
+    fluidity: Distribution | None
     tpot: Distribution | None
     itl: Distribution | None
     itl_chunk: Distribution | None
@@ -114,6 +122,8 @@ def _summary(run: RunTrace, slo: Slo | None) -> Summary:
         tokens_per_chunk=_tokens_per_chunk(done),
         output_ratio=output_ratio(run),
         **_latencies(done),
+        user_tok_s=distribution(map(user_tok_s, done)),
+        fluidity=_fluidity(done, slo),
         goodput=goodput(run, slo) if slo is not None else None,
         occupancy=occupancy(run),
         validity=validity_of(run),
@@ -124,6 +134,7 @@ def _latencies(done: list[RequestTrace]) -> dict[str, Distribution | None]:
     return {
         "ttft": distribution(map(ttft_s, done)),
         "ttft_from_send": distribution(ttft_s(request, "sent") for request in done),
+        "visible": distribution(map(visible_s, done)),
         "tpot": distribution(map(tpot_s, done)),
         "itl": pool_values(done, itl_s),
         "itl_chunk": pool_values(done, itl_chunk_s),
@@ -133,6 +144,14 @@ def _latencies(done: list[RequestTrace]) -> dict[str, Distribution | None]:
         "publish": distribution(map(publish_s, done)),
         "client_queue": distribution(map(client_queue_s, done)),
     }
+
+
+def _fluidity(done: list[RequestTrace], slo: Slo | None) -> Distribution | None:
+    """Share of a request's tokens in time; None without limits on TTFT and TPOT."""
+    if slo is None or slo.ttft_s is None or slo.tpot_s is None:
+        return None
+    first_s, next_s = slo.ttft_s, slo.tpot_s
+    return distribution(fluidity(request, first_s, next_s) for request in done)
 
 
 def _rate(count: float, duration_s: float) -> float:

@@ -43,11 +43,11 @@ class LoadMeter:
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
         self._pids = tuple(pids)
-        self._before = _read(self._pids)
+        self._before = read_system(self._pids)
 
     def read(self) -> MachineLoad | None:
         """The load since construction; None if it is unknown or the time was too short."""
-        return machine_load(self._before, _read(self._pids))
+        return machine_load(self._before, read_system(self._pids))
 
 
 def machine_load(before: SystemReading | None, after: SystemReading | None) -> MachineLoad | None:
@@ -74,7 +74,8 @@ def _share(part_s: float, capacity_s: float) -> float:
     return min(1.0, max(0.0, part_s / capacity_s))
 
 
-def _read(pids: Sequence[int]) -> SystemReading | None:
+def read_system(pids: Sequence[int]) -> SystemReading | None:
+    """What the system reports now; None if it does not."""
     trees = [read_tree(pid, 0.0) for pid in dict.fromkeys((os.getpid(), *pids))]
     measured = [tree for tree in trees if tree is not None]
     waits = [tree.waited_s for tree in measured if tree.waited_s is not None]

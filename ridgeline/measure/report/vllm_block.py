@@ -47,6 +47,8 @@ def _lines(
         if value is not None and value != "inf":
             yield f"{label:<40} {form.format(value)}"
     for name in metrics:
+        if name not in _SECTIONS:
+            continue  # vLLM has no such metric
         title, short = _SECTIONS[name]
         key = "e2el" if name == "e2e" else name
         yield "{s:{c}^{n}}".format(s=title, n=WIDTH, c="-")

@@ -91,7 +91,12 @@ def _column(arrow: Any, kind: Any) -> Any:
         return _column(arrow, next(part for part in parts if part is not NoneType))
     if origin is tuple:
         return arrow.list_(_column(arrow, parts[0]))
-    plain = {str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
+    plain = {
+        str: arrow.string(),
+        int: arrow.int64(),
+        float: arrow.float64(),
+        bool: arrow.bool_(),
+    }
     if origin is Literal:
         return plain[str]
     if kind not in plain:

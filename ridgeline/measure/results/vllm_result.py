@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 
 from ridgeline.measure.metrics.latency import (
     Distribution,
+    by_input_length,
     distribution,
     e2e_s,
     itl_chunk_s,
     outcome,
     pool_values,
+    split,
     successful_requests,
     tpot_s,
     ttft_s,
@@ -125,10 +127,31 @@ def _details(requests: Sequence[RequestTrace]) -> dict[str, object]:
     }
 
 
+def _by_input_length(run: RunTrace) -> dict[str, dict[str, float]]:
+    """Requests and p50 and p99 of TTFT and TPOT, in ms, by bucket of prompt tokens."""
+    buckets: dict[str, dict[str, float]] = {}
+    for name, part in split(run, by_input_length).items():
+        done = [request for request in part.requests if outcome(request) == "ok"]
+        row: dict[str, float] = {"requests": len(part.requests)}
+        for metric, of in (("ttft", ttft_s), ("tpot", tpot_s)):
+            values = distribution(map(of, done))
+            if values is not None:
+                row |= {f"p{q}_{metric}_ms": 1000 * values.p(q) for q in (50, 99)}
+        buckets[name] = row
+    return buckets
+
+
 def _ours(run: RunTrace, summary: Summary) -> dict[str, object]:
     scheduled = {
         f"p{q}_{name}_ms": 1000 * values.p(q)
-        for name, values in (("ttft", summary.ttft), ("e2e", summary.e2e), ("itl", summary.itl))
+        for name, values in (
+            ("ttft", summary.ttft),
+            ("visible", summary.visible),
+            ("e2e", summary.e2e),
+            ("itl", summary.itl),
+            ("queue", summary.queue),
+            ("publish", summary.publish),
+        )
         if values is not None
         for q in (50, 90, 95, 99)
     }
@@ -140,6 +163,10 @@ def _ours(run: RunTrace, summary: Summary) -> dict[str, object]:
         "base": "latencies from the scheduled arrival",
         **scheduled,
         "mean_tpot_ms": 1000 * summary.tpot.mean if summary.tpot is not None else None,
+        "mean_user_tok_s": summary.user_tok_s.mean if summary.user_tok_s is not None else None,
+        "mean_fluidity": summary.fluidity.mean if summary.fluidity is not None else None,
+        "completed_per_min": 60 * summary.request_rate,
+        "by_input_length": _by_input_length(run),
         "attainment": summary.goodput.attainment if summary.goodput else None,
         "offered_rate": summary.offered_rate,
         "steady_output_throughput": summary.steady_output_tok_s,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ridgeline.config.load import BenchOptions, ReportLayout
-from ridgeline.measure.metrics.latency import Distribution, by_kind, split
+from ridgeline.measure.metrics.latency import Distribution, by_input_length, by_kind, split
 from ridgeline.measure.metrics.run_cost import cost_line
 from ridgeline.measure.metrics.step_metrics import LatencyBounds, Occupancy
 from ridgeline.measure.metrics.summary import Summary, summarise
 from ridgeline.measure.report.bench_page import MonitorTable
-from ridgeline.records import RunTrace
+from ridgeline.records import RequestTrace, RunTrace
 from ridgeline.workflows.bench.bench import BenchResult
 
 TITLES = {
@@ -23,6 +23,13 @@ TITLES = {
     "tpot": "per output token",
     "itl": "between tokens",
     "e2e": "end to end",
+    "visible": "to the first token that is not reasoning",
+    "queue": "until it first ran",
+    "publish": "from computed to received",
+}
+SHARES = {
+    "user_tok_s": ("output tok/s of one user", 1.0),
+    "fluidity": ("tokens in time under the SLO (%)", 100.0),
 }
 MAX_ERRORS = 3
 HELD_BACK_S = 0.010  # the client delayed requests by more than this: show latencies from the send
@@ -50,7 +57,9 @@ def bench_tables(result: BenchResult) -> Group:
         _rates(summary, result.bounds),
     ]
     if len({request.kind for request in run.requests}) > 1:
-        parts.append(_kinds(run, result.options))
+        parts.append(_groups(run, result.options, "by kind", by_kind))
+    if len(set(map(by_input_length, run.requests))) > 1:
+        parts.append(_groups(run, result.options, "by input length", by_input_length))
     if summary.occupancy is not None:
         parts.append(_engine(result, summary.occupancy))
     return Group(*parts, *_warnings(run, summary))
@@ -95,14 +104,22 @@ def _latencies(summary: Summary, options: BenchOptions, bounds: LatencyBounds) -
     none = [""] * len(bound)
     table = _table("latency (ms)", "mean", *names, *bound, "n")
     for name in options.metrics:
+        if name in SHARES:
+            continue
         row = _row(getattr(summary, name), options.percentiles)
-        limit = [_ms(limits[name])] * len(bound)
-        table.add_row(f"{name:<5}{TITLES[name]}", *row[:-1], *limit, row[-1])
+        limit = [_ms(limits.get(name))] * len(bound)
+        table.add_row(f"{name:<4} {TITLES[name]}", *row[:-1], *limit, row[-1])
         sent = getattr(summary, f"{name}_from_send", None)
         if sent is not None and sent != getattr(summary, name) and _held_back(summary):
             row = _row(sent, options.percentiles)
             table.add_row("     … from the send", *row[:-1], *none, row[-1], style="dim")
-    if summary.queue is not None:
+    for name in options.metrics:
+        values = getattr(summary, name) if name in SHARES else None
+        if values is not None:
+            title, scale = SHARES[name]
+            shown = [f"{scale * v:.1f}" for v in (values.mean, *map(values.p, options.percentiles))]
+            table.add_row(title, *shown, *none, str(values.count))
+    if summary.queue is not None and "queue" not in options.metrics:
         row = _row(summary.queue, options.percentiles)
         table.add_row("     until it first ran", *row[:-1], *none, row[-1], style="dim")
     return table
@@ -133,6 +150,7 @@ def _rates(summary: Summary, bounds: LatencyBounds) -> Table:
         table.add_row("  … steady", f"{summary.steady_output_tok_s:,.1f}", "", style="dim")
     table.add_row("input tok/s", f"{summary.input_tok_s:,.1f}", "")
     table.add_row("requests/s", f"{summary.request_rate:.3g}", _offered(summary))
+    table.add_row("completed/min", f"{60 * summary.request_rate:.3g}", "")
     if summary.goodput is not None:
         goodput = summary.goodput
         low, high = goodput.attainment_low, goodput.attainment_high
@@ -154,9 +172,12 @@ def _offered(summary: Summary) -> str:
     return f"offered {summary.offered_rate:.3g}" if summary.offered_rate else ""
 
 
-def _kinds(run: RunTrace, options: BenchOptions) -> Table:
-    table = _table("by kind (p50 ms)", "n", "ttft", "tpot", "e2e", "input tok", "output tok", "met")
-    for kind, part in split(run, by_kind).items():
+def _groups(
+    run: RunTrace, options: BenchOptions, title: str, key: Callable[[RequestTrace], str]
+) -> Table:
+    names = ("n", "ttft", "tpot", "e2e", "input tok", "output tok", "met")
+    table = _table(f"{title} (p50 ms)", *names)
+    for kind, part in split(run, key).items():
         summary = summarise(part, options.slo)
         table.add_row(
             kind,
