@@ -51,9 +51,9 @@ test: install lint
 	$(PYTEST)
 
 # Tests on files that the repository cannot hold. RIDGELINE_GGUF_VOCABS: a folder of llama.cpp's
-# models/ggml-vocab-*.gguf.
+# models/ggml-vocab-*.gguf. RIDGELINE_GEMMA_GGUF: Gemma 3 270M in Q4_K_M (Gemma's terms of use).
 test-real: install
-	$(PYTEST) -rs tests/engine/tokenization/test_gguf_tokens.py
+	$(PYTEST) -rs tests/engine/tokenization/test_gguf_tokens.py tests/engine/checkpoints/test_gguf_real.py
 
 # The project's own rules: layers, sizes, language, documentation.
 house: install

@@ -36,6 +36,7 @@ FORMS = (
     "List: 1) {} 2)", "Translate to French: I like {}.",
 )  # fmt: skip
 NEAR_TIE = 0.1
+CLEAR = 0.02  # 500 times the largest difference in float32
 
 
 def questions(count: int) -> list[str]:
@@ -170,7 +171,7 @@ def freeze(path: Path, texts: list[str], theirs: dict[str, Any], prompts: list[l
     clear = [
         (prompt, answer["tokens"])
         for prompt, answer in zip(prompts, theirs["greedy"], strict=True)
-        if min(answer["gaps"]) > 3 * NEAR_TIE
+        if min(answer["gaps"]) > CLEAR
     ][:30]
     document = {
         "texts": texts[6:36], "tokens": theirs["tokens"][6:36], "ends": theirs["ends"],

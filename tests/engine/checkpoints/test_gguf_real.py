@@ -20,16 +20,22 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def case() -> tuple[str, dict[str, Any]]:
-    """The model's file and the frozen answers."""
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RIDGELINE_CACHE", os.environ["RIDGELINE_TEST_USER_CACHE"])
-            model = str(local_path("smollm2"))
-    except BadModel:
-        pytest.skip("smollm2 is not downloaded: run ridgeline pull smollm2")
-    return model, json.loads((HERE / "smollm2_vectors.json").read_text(encoding="utf-8"))
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def case(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """The model's file and the frozen answers. Gemma 3's file is not downloaded."""
+    if request.param == "gemma3":
+        model = os.environ.get("RIDGELINE_GEMMA_GGUF", "")
+        if not model:
+            pytest.skip("RIDGELINE_GEMMA_GGUF names no file of Gemma 3 270M in Q4_K_M")
+    else:
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("RIDGELINE_CACHE", os.environ["RIDGELINE_TEST_USER_CACHE"])
+                model = str(local_path("smollm2"))
+        except BadModel:
+            pytest.skip("smollm2 is not downloaded: run ridgeline pull smollm2")
+    vectors = (HERE / f"{request.param}_vectors.json").read_text(encoding="utf-8")
+    return model, json.loads(vectors)
 
 
 def test_texts_have_the_ids_of_llama_cpp(case: tuple[str, dict[str, Any]]) -> None:
