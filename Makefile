@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 # OpenMP threads that wait must sleep, not spin: tests and servers share the cores (ridgeline/cli/main.py).
 export GOMP_SPINCOUNT ?= 1000
 # The editable install lists the modules it knows and compiles native/: the stamp's name changes with both.
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test test-real check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers sbom
+.PHONY: install demo test test-real test-clients check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers sbom
 
 install: $(STAMP)
 
@@ -54,6 +55,16 @@ test: install lint
 # models/ggml-vocab-*.gguf. RIDGELINE_GEMMA_GGUF: Gemma 3 270M in Q4_K_M (Gemma's terms of use).
 test-real: install
 	$(PYTEST) -rs tests/engine/tokenization/test_gguf_tokens.py tests/engine/checkpoints/test_gguf_real.py
+
+# Stock clients (openai, anthropic, LangChain, LiteLLM, openai-agents, Java) against a live server. They have an
+# environment apart from ours: some pin other versions of what the server needs.
+test-clients: install $(CLIENTS)/.installed
+	$(BIN)/python tests/clients/run.py $(CLIENTS)/bin/python
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	touch $@
 
 # The project's own rules: layers, sizes, language, documentation.
 house: install

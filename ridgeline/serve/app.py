@@ -26,7 +26,13 @@ from ridgeline.serve.bodies.memory import MAX_BODIES, BodyMemory
 from ridgeline.serve.bodies.routing import BodyLimits
 from ridgeline.serve.config import split_names
 from ridgeline.serve.engine_protocol import ServedEngine
-from ridgeline.serve.errors import ApiError, error_response, to_api_error, validation_error
+from ridgeline.serve.errors import (
+    ApiError,
+    error_response,
+    in_words_of,
+    to_api_error,
+    validation_error,
+)
 from ridgeline.serve.metrics.loop_lag import watch_loop_lag
 from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.middleware import HttpMiddleware
@@ -134,15 +140,18 @@ async def _respond_to_error(request: Request, error: Exception) -> Response:
     api_error = to_api_error(error)
     if api_error.status_code == 405:
         api_error = ApiError(405, api_error.message, headers={"allow": _allowed_methods(request)})
-    return error_response(api_error, request.scope.get("path", ""))
+    path = request.scope.get("path", "")
+    return error_response(in_words_of(path, api_error), path)
 
 
 async def _respond_to_invalid_request(request: Request, error: Exception) -> Response:
     """400 for a body or a parameter that does not fit its model."""
     assert isinstance(error, RequestValidationError)
-    first = dict(error.errors()[0])
+    errors = [dict(each) for each in error.errors()]
+    first = errors[0]
     source, *location = first["loc"]
-    api_error = validation_error([first | {"loc": location or ()}], error.body)
+    errors = [each | {"loc": tuple(each["loc"][1:])} for each in errors]
+    api_error = validation_error(errors, error.body)
     if source != "body":
         field = ".".join(map(str, location))
         api_error = ApiError(400, f"{field}: {first['msg']}", param=field)

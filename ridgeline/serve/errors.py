@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 
 from ridgeline.errors import EngineFull, EngineUnavailable, UserError
 from ridgeline.records import Failed, Sampling
+from ridgeline.serve.bodies.explain import MAX_STEPS, explain
 
 ERROR_TYPES = {
     400: "BadRequestError",
@@ -50,6 +51,19 @@ ANTHROPIC_ERROR_TYPES = {
     503: "overloaded_error",
 }
 
+_FIELD_NAMES = {
+    "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/messages": {"prompt": "messages", "stop": "stop_sequences"},
+    "/v1/messages/count_tokens": {"prompt": "messages"},
+    "/v1/responses": {
+        "prompt": "input",
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+    },
+    "/v1/embeddings": {"prompt": "input"},
+}
+"""How each API calls what this server calls otherwise."""
 _REQUEST_FIELDS = {"prompt", "messages", *(f.name for f in msgspec.structs.fields(Sampling))}
 _FILE_PATH = re.compile(r"(?<![\w/.:])(?:~|/)(?:[\w.@+-]+/)+[\w.@+-]*")
 _MEMORY_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -160,20 +174,31 @@ def error_response(error: ApiError, path: str = "") -> JSONResponse:
     return JSONResponse(body, error.status_code, headers | dict(error.headers or {}))
 
 
-def validation_error(errors: list[Any], body: Any) -> ApiError:
-    """400 for pydantic's first complaint, as one sentence that names the field.
+def validation_error(errors: Sequence[Any], body: Any) -> ApiError:
+    """400 for the most telling of pydantic's complaints, as one sentence that names the field.
 
     `errors`: as `ValidationError.errors()` lists them; `body`: what was validated.
     """
-    first = errors[0]
-    location = tuple(first["loc"])
-    if not location:
-        return ApiError(400, f"the request body is not a JSON object: {first['msg']}")
-    is_missing = first["type"] == "missing"
-    path = _path_in_body(location, body, first["input"])
-    field = ".".join(map(str, [*path, *(location[-1:] if is_missing else ())][:4]))
-    given = "" if is_missing else f"; got {_shorten(first['input'])}"
-    return ApiError(400, f"{field}: {first['msg']}{given}", param=field)
+    if not errors[0]["loc"]:
+        return ApiError(400, f"the request body is not a JSON object: {errors[0]['msg']}")
+    found = explain(errors, body)
+    field = ".".join(map(str, found.path[:MAX_STEPS]))
+    given = "" if found.is_missing else f"; got {_shorten(found.value)}"
+    return ApiError(400, f"{field}: {found.message}{given}", param=field)
+
+
+def in_words_of(path: str, error: ApiError) -> ApiError:
+    """The error with the names that the API at `path` gives to fields."""
+    names = _FIELD_NAMES.get(path.rstrip("/"), {})
+    name = names.get(error.param or "")
+    if name is None or error.param is None:
+        return error
+    message = error.message
+    if message.startswith(error.param):
+        message = name + message.removeprefix(error.param)
+    elif name not in message:
+        message = f"{name}: {message}"
+    return ApiError(error.status_code, message, param=name, headers=error.headers)
 
 
 def from_validation(error: ValidationError, body: Any) -> ApiError:
@@ -189,21 +214,6 @@ def check_limit(name: str, number: int, limit: int, what: str) -> None:
         raise ApiError(400, message, param=name)
 
 
-def _path_in_body(location: tuple[int | str, ...], body: Any, value: Any) -> list[int | str]:
-    """Keys and indices that lead to the rejected value. pydantic's location also names the
-    branches of a union that it tried (`stop.str`), which are not part of the body."""
-    path: list[int | str] = []
-    at = body
-    for step in location:
-        if at == value:
-            break
-        is_index = isinstance(at, list) and isinstance(step, int) and step < len(at)
-        if is_index or (isinstance(at, dict) and step in at):
-            at = at[step]
-            path.append(step)
-    return path
-
-
 def _shorten(value: object) -> str:
     if isinstance(value, dict | list):  # the text of a million items would hold the event loop
         items = list(islice(value.items() if isinstance(value, dict) else value, 16))
@@ -214,5 +224,9 @@ def _shorten(value: object) -> str:
 
 def _field_named_by(error: UserError) -> str | None:
     """The field that a message opens with: `temperature is out of range` names temperature."""
+    if error.what.startswith("the prompt"):
+        return "prompt"
+    if error.what.startswith("a stop string"):
+        return "stop"
     word = error.what.split(maxsplit=1)[0].partition("[")[0]
     return word if word in _REQUEST_FIELDS else None

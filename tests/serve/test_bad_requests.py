@@ -94,7 +94,7 @@ async def test_out_of_range_fields_are_refused(
     ("path", "fields", "param"),
     [
         (COMPLETIONS, {"stop": 5}, "stop"),
-        (COMPLETIONS, {"stop": ["a", 5]}, "stop"),
+        (COMPLETIONS, {"stop": ["a", 5]}, "stop.1"),
         (COMPLETIONS, {"prompt": {"text": "x"}}, "prompt"),
         (COMPLETIONS, {"guided_json": 5}, "guided_json"),
         (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias.x"),

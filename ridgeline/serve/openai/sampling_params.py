@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.records import Sampling, SamplingDefaults
+from ridgeline.records.request import MAX_LOGPROBS
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
 from ridgeline.serve.errors import ApiError, check_limit
@@ -76,6 +77,11 @@ def chat_sampling(
     """
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+        message = (
+            f"top_logprobs is out of range; got {body.top_logprobs}; limit: [0, {MAX_LOGPROBS}]"
+        )
+        raise ApiError(400, message, param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = _shared_params(body)
     if output_format.grammar is not None:
@@ -231,6 +237,9 @@ def _shared_params(body: CompletionRequestBase) -> dict[str, Any]:
 
 
 def _check_limits(body: CompletionRequestBase) -> None:
+    if body.n is not None and body.n < 1:
+        message = f"n is out of range; got {body.n}; limit: [1, {LIMITS.max_n}]"
+        raise ApiError(400, message, param="n")
     check_limit("n", body.n or 1, LIMITS.max_n, "choices")
     if stops := [body.stop] if isinstance(body.stop, str) else body.stop:
         check_limit("stop", len(stops), LIMITS.max_stop, "stop strings")
@@ -245,6 +254,9 @@ def _check_limits(body: CompletionRequestBase) -> None:
 
 def _max_tokens(body: CompletionRequestBase) -> int | None:
     newer = body.max_completion_tokens
+    if newer == 0 and isinstance(body, ChatCompletionRequest):
+        message = "max_completion_tokens is out of range; got 0; limit: [1, inf)"
+        raise ApiError(400, message, param="max_completion_tokens")
     return body.max_tokens if newer is None else newer
 
 

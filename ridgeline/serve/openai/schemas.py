@@ -197,7 +197,7 @@ class FunctionName(OpenBody):
 class FunctionCall(FunctionName):
     """A call that the model made; `arguments` is JSON text."""
 
-    arguments: str = "{}"
+    arguments: str | None = "{}"
 
 
 class ChatToolCall(OpenBody):

@@ -1,0 +1,81 @@
+"""Errors name the item, the field and the reason, in the words of the API that was called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+HI = [{"role": "user", "content": "hi"}]
+
+
+def chat(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, *parts]}]}
+
+
+def item(value: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": "hi"}, value]}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"model": "fake", "max_tokens": 5, "messages": HI, **fields}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "reason"),
+    [
+        (CHAT, chat({"type": "image_url", "image_url": {"url": "x"}}),
+         "messages.0.content.1.type", "only text is supported"),
+        (CHAT, chat({"type": "input_audio"}), "messages.0.content.1.type", "only text"),
+        (CHAT, chat({"type": "text", "text": None}), "messages.0.content.1.text", "valid string"),
+        (CHAT, {"messages": HI, "tool_choice": {"type": "allowed_tools"}},
+         "tool_choice.type", "'function'"),
+        (CHAT, {"messages": HI, "tool_choice": "sometimes"}, "tool_choice", "'none', 'auto'"),
+        (CHAT, {"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "got 0"),
+        (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        (CHAT, {"messages": HI, "n": 0}, "n", "64"),
+        (CHAT, {"messages": HI, "stop": [1]}, "stop.0", "valid string"),
+        (CHAT, {"messages": HI, "stop": ""}, "stop", "empty"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "too long"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        (COMPLETIONS, {"prompt": ["a", [1]]}, "prompt.1", "valid string"),
+        (COMPLETIONS, {"prompt": "x" * 300}, "prompt", "too long"),
+        (MESSAGES, message(messages=[{"role": "user", "content": [{"type": "image"}]}]),
+         "messages.0.content.0", "image"),
+        (MESSAGES, message(stop_sequences=[""]), "stop_sequences", "empty"),
+        (RESPONSES, item({"type": "web_search_call", "id": "w"}), "input.1.type", "'message'"),
+        (RESPONSES, item({"type": "message", "role": "bogus", "content": "x"}),
+         "input.1.role", "'user'"),
+        (RESPONSES, item({"type": "function_call", "call_id": "c", "arguments": "{}"}),
+         "input.1.name", "required"),
+        (RESPONSES, item({"type": "function_call_output", "call_id": "c", "output": 3}),
+         "input.1.output", "valid"),
+        (RESPONSES, item({"role": "user", "content": [{"type": "input_image"}]}),
+         "input.1.content.0.type", "only text is supported"),
+        (RESPONSES, {"input": "x" * 300}, "input", "too long"),
+    ],
+)  # fmt: skip
+async def test_error_names_the_field_and_the_reason(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, reason: str
+) -> None:
+    reply = await http.post(path, json=body)
+    error = reply.json()["error"]
+    assert reply.status_code == 400, reply.text
+    assert reason in error["message"], error
+    if path == MESSAGES:  # Anthropic's errors have no param
+        assert param in error["message"]
+    else:
+        assert error["param"] == param, error
+
+
+async def test_null_arguments_of_a_call_are_left_out(http: httpx.AsyncClient) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": None}}
+    messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert (await http.post(CHAT, json={"messages": messages})).status_code == 200
+    wrong = {**call, "function": {"name": "f", "arguments": 3}}
+    messages[-1] = {"role": "assistant", "tool_calls": [wrong]}
+    reply = await http.post(CHAT, json={"messages": messages})
+    assert reply.json()["error"]["param"] == "messages.1.tool_calls.0.function.arguments"
