@@ -54,7 +54,7 @@ from ridgeline.optimize.result_builder import (
     why_reverted,
 )
 from ridgeline.optimize.server_settings import changed_settings
-from ridgeline.optimize.time_budget import CLOSING_ROUNDS, MAX_ROUNDS, TimeBudget
+from ridgeline.optimize.time_budget import CLOSING_ROUNDS, TimeBudget
 from ridgeline.optimize.trial_checks import CandidateChecks
 from ridgeline.records import StepStat
 from ridgeline.records.progress import Observer, TrialFinished, silent
@@ -292,7 +292,7 @@ class LadderSearch:
                 settled=incumbent.settled,
             ),
             ComparisonSide("candidate", deployment, start, fixed=fixed),
-            max_rounds=MAX_ROUNDS,
+            max_rounds=self._budget.max_rounds(len(self._trials)),
         )
         await self._checks.finish_quality(incumbent.deployment, deployment, evidence)
         return RunningConfiguration(

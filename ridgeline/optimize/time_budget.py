@@ -14,10 +14,13 @@ Clock = Callable[[], float]
 MIN_ROUNDS = 3
 MAX_ROUNDS = 5
 CLOSING_ROUNDS = 8  # at most; more rounds narrow the headline interval
+MIN_TRIALS = 3  # that a budget should have room for
+RUNS_IN_SHORT_BUDGET = 60  # runs of a search with that number of trials
 RUNS_IN_BUDGET = 160  # approximate number of runs in a search
 MIN_WINDOW_S = 1.5
 MAX_WINDOW_S = 60.0
-ANSWERS_PER_WINDOW = 4  # a window of fewer responses shows no steady state
+ANSWERS_PER_WINDOW = 4  # a window of fewer responses is not long in the steady state
+MIN_ANSWERS_PER_WINDOW = 1.5  # where the budget has no time for more
 REPORT_S = 2.0
 MIN_REQUESTS = 6  # per run; slow configurations get a longer window
 MAX_STRETCH = 2.5  # longest window, in usual windows
@@ -48,6 +51,8 @@ class TimeBudget:
     def choose_window(self, answer_s: float) -> None:
         """Fix the length of runs once, from the budget and the duration of a single request."""
         wanted = max(self.total_s / RUNS_IN_BUDGET, ANSWERS_PER_WINDOW * answer_s)
+        affordable = max(self.total_s / RUNS_IN_SHORT_BUDGET, MIN_ANSWERS_PER_WINDOW * answer_s)
+        wanted = min(wanted, affordable)
         self.window_s = min(max(wanted, MIN_WINDOW_S), MAX_WINDOW_S)
 
     def window_for(self, rate: float) -> float:
@@ -83,6 +88,14 @@ class TimeBudget:
     def smallest_s(self) -> float:
         """The smallest budget that gives a result: baseline, a trial, the closing comparison."""
         return 4 * self.run_cost_s + self.trial_cost_s + self.closing_cost_s
+
+    def max_rounds(self, num_trials: int) -> int:
+        """Rounds of the next trial, so that `MIN_TRIALS` of them fit; `num_trials` were made."""
+        spare_s = self.left_s - self.closing_cost_s
+        share_s = spare_s / max(1, MIN_TRIALS - num_trials)
+        approach_s = 1.5 * self._open_cost_s + 3 * self.run_cost_s
+        rounds = int((share_s - approach_s) / (2 * self.run_cost_s))
+        return min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)
 
     def affords_trial(self) -> bool:
         return self.left_s >= self.trial_cost_s + self.closing_cost_s
