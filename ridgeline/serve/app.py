@@ -141,7 +141,9 @@ async def _respond_to_error(request: Request, error: Exception) -> Response:
     if api_error.status_code == 405:
         api_error = ApiError(405, api_error.message, headers={"allow": _allowed_methods(request)})
     path = request.scope.get("path", "")
-    return error_response(in_words_of(path, api_error), path)
+    # `/v1/responses` has a field `prompt`; the engine calls every request's text so
+    is_own_field = isinstance(error, ApiError) and error.param == "prompt"
+    return error_response(api_error if is_own_field else in_words_of(path, api_error), path)
 
 
 async def _respond_to_invalid_request(request: Request, error: Exception) -> Response:
