@@ -90,6 +90,7 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
             ambient=False,
         ),
     ] = None
+    api_key: Annotated[str | None, shared.API_KEY] = None
     start_timeout: Annotated[
         float, About("Maximum time for a start.", unit=DURATION, unset="10m", ambient=False)
     ] = 600.0

@@ -90,6 +90,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("restart_cmd", ("url",)),
         Needs("server", ("url",)),
         Needs("served_model_name", ("url",)),
+        Needs("api_key", ("url",)),
         Needs("start_timeout", ("url",)),
     ),
     "chat": (

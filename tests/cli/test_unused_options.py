@@ -106,7 +106,7 @@ def needed_without(command: str, name: str) -> list[str]:
         (["diagnose", "--run", "x", "--max-num-seqs", "4"], "--max-num-seqs"),
         (["diagnose", "--url", "http://127.0.0.1:9", "--baseline", "x"], "--baseline"),
         (["diagnose", "demo", "--profile", "--request-rate", "2"], "--request-rate"),
-        (["optimize", "demo", "--batching", "static"], "--batching"),
+        (["optimize", "demo", "--api-key", "k"], "--api-key"),
     ],
 )
 def test_options_outside_what_a_mode_reads_are_refused(

@@ -24,6 +24,7 @@ from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.optimize.external.inferred_steps import infer_steps
 from ridgeline.optimize.external.server_deployment import (
     WARMUP_REQUESTS,
+    ModelAndKey,
     ServerAddress,
     ServerDeployment,
     check_settings_applied,
@@ -322,7 +323,7 @@ async def test_a_server_is_warmed_once_per_start() -> None:
         info = server_info(Settings(model="demo"), {}, "steady")
         workload = parse_workload("synthetic:input=8,output=2")
         deployment = ServerDeployment(
-            lambda: ServerAddress(url, next(starts)), "steady", workload, info, {}
+            lambda: ServerAddress(url, next(starts)), ModelAndKey("steady"), workload, info, {}
         )
         load = Load(rate=100.0, seed=1, window_s=0.05, grace_s=1.0)
         served = [0]

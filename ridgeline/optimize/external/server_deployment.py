@@ -25,7 +25,7 @@ import numpy as np
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
 from ridgeline.measure.client.http_connection import OK, HttpConnectionError
-from ridgeline.measure.client.http_target import HttpTarget, connection_pool
+from ridgeline.measure.client.http_target import HttpTarget, authorization, connection_pool
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.monitors.machine_load import LoadMeter
 from ridgeline.measure.workload import Workload
@@ -38,6 +38,9 @@ TokenNumbers = dict[str, int]
 
 TOP_LOGPROBS = 20  # vLLM's default ceiling
 SCORING_TIMEOUT_S = 120.0
+HTTP_TOO_MANY, TOO_MANY = 429, "HTTP 429"
+RATE_LIMITED_SHARE = 0.25  # of a run's requests; fewer are a full queue under overload
+RATE_LIMIT_REPEATS, MAX_WAIT_S = 4, 20.0
 
 WARMUP_BURSTS, WARMUP_REQUESTS, WARMUP_USERS = 4, 8, 4
 WARMUP_DONE_RATIO = 0.8  # a burst taking more than this share of the previous one ends the warm-up
@@ -51,13 +54,20 @@ class ServerAddress(NamedTuple):
     start: int
 
 
+class ModelAndKey(NamedTuple):
+    """The name under which a server has the model, and the key to ask for it."""
+
+    name: str
+    api_key: str | None = None
+
+
 class ServerDeployment:
     """A `Deployment` over HTTP. `up` makes sure that the server is up and returns its address."""
 
     def __init__(
         self,
         up: Callable[[], ServerAddress],
-        model: str,
+        model: ModelAndKey,
         workload: Workload,
         info: EngineInfo,
         names: TokenNumbers,
@@ -74,13 +84,18 @@ class ServerDeployment:
 
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         arrivals, options = load.poisson()
-        target = HttpTarget(await self._url(), self._model, endpoint="completions")
+        target = self._target(await self._url())
         meter = LoadMeter()  # the server is a child of this process
         try:
             run = await run_load(target, self._workload, arrivals, options, on_finish=on_finish)
         finally:
             await target.close()
+        check_rate_limit(run, load.rate)
         return msgspec.structs.replace(run, machine_load=meter.read())
+
+    def _target(self, url: str) -> HttpTarget:
+        name, api_key = self._model
+        return HttpTarget(url, name, endpoint="completions", api_key=api_key)
 
     async def _url(self) -> str:
         """The address of the server, up and warmed up."""
@@ -91,7 +106,7 @@ class ServerDeployment:
         return url
 
     async def _warm(self, url: str) -> None:
-        target = HttpTarget(url, self._model, endpoint="completions")
+        target = self._target(url)
         before_s = float("inf")
         try:
             for burst in range(WARMUP_BURSTS):
@@ -137,14 +152,14 @@ class ServerDeployment:
 
     async def _complete(self, url: str, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         body = {
-            "model": self._model,
+            "model": self._model.name,
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "ignore_eos": True,
             "logprobs": 2,
         }
-        answer = await post(url, "/v1/completions", body)
+        answer = await post(url, "/v1/completions", body, self._model.api_key)
         texts, margins = read_logprobs(answer)
         self._margins[tuple(prompt)] = margins
         return tuple(self._names.setdefault(text, len(self._names)) for text in texts)
@@ -206,12 +221,54 @@ def _margin(logprobs: Sequence[float]) -> float:
     return best[0] - best[1] if len(best) == 2 else float("inf")
 
 
-async def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One request that is not streamed. Raises CannotRun with the server's own message."""
-    wire, prefix = connection_pool(url, None)
+def check_rate_limit(run: RunTrace, rate: float) -> None:
+    """Refuse a run that a rate limit decided. Raises CannotRun."""
+    limited = sum(TOO_MANY in (request.error or "") for request in run.requests)
+    if limited > RATE_LIMITED_SHARE * len(run.requests):
+        raise rate_limit_error(f"{limited} of {len(run.requests)} requests at {rate:.3g} req/s")
+
+
+def rate_limit_error(value: str) -> CannotRun:
+    """The error of a measurement that would measure a rate limit."""
+    return CannotRun(
+        "the server limits the rate of requests (HTTP 429), so what it can serve cannot be "
+        "measured",
+        value=value,
+        fix="raise the limit of this key, or measure the server behind the gateway that sets it",
+    )
+
+
+async def post(
+    url: str, path: str, body: dict[str, Any], api_key: str | None = None
+) -> dict[str, Any]:
+    """One request that is not streamed, repeated after the time that a rate limit asks for.
+
+    Raises CannotRun with the server's own message.
+    """
+    for _ in range(RATE_LIMIT_REPEATS):
+        try:
+            return await _post_once(url, path, body, api_key)
+        except _RateLimited as limit:
+            await asyncio.sleep(limit.wait_s)
+    raise rate_limit_error(path)
+
+
+class _RateLimited(Exception):
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(wait_s)
+        self.wait_s = wait_s
+
+
+async def _post_once(
+    url: str, path: str, body: dict[str, Any], api_key: str | None
+) -> dict[str, Any]:
+    wire, prefix = connection_pool(url, api_key)
     parts: list[bytes] = []
     try:
         reply = await wire.post(prefix + path, msgspec.json.encode(body), parts.append)
+        if reply.status == HTTP_TOO_MANY:
+            wait = dict(reply.headers).get("retry-after", "1")
+            raise _RateLimited(min(float(wait) if wait.isdigit() else 1.0, MAX_WAIT_S))
         if reply.status != OK:
             raise CannotRun(
                 f"the server refused {path}",
@@ -225,7 +282,7 @@ async def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         wire.close()
 
 
-def read_settings(url: str, reads: dict[str, str]) -> dict[str, object]:
+def read_settings(url: str, reads: dict[str, str], api_key: str | None = None) -> dict[str, object]:
     """Settings reported by the running server, from rows "path of a JSON document#key"."""
     import urllib.error
     import urllib.request
@@ -234,7 +291,9 @@ def read_settings(url: str, reads: dict[str, str]) -> dict[str, object]:
     for name, source in reads.items():
         path, _, key = source.partition("#")
         try:
-            with urllib.request.urlopen(f"{url.rstrip('/')}{path}", timeout=5) as reply:
+            address = f"{url.rstrip('/')}{path}"
+            request = urllib.request.Request(address, headers=authorization(api_key))
+            with urllib.request.urlopen(request, timeout=5) as reply:
                 value = msgspec.json.decode(reply.read(), type=dict[str, Any]).get(key)
         except (urllib.error.URLError, OSError, msgspec.MsgspecError):
             continue

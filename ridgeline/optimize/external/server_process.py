@@ -18,7 +18,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +27,7 @@ from ridgeline.errors import BadInput, CannotRun
 
 POLL_S = 0.1
 END_S = 20.0
+NEEDS_KEY = (401, 403)
 TAIL_CHARS = 600
 
 
@@ -60,11 +60,12 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
         return "{port}" in self.command
 
     def words(self, flags: Sequence[str], port: int | None) -> list[str]:
-        """The command line, ready to run."""
+        """The command line, ready to run: flags replace those that it already has."""
         filled: list[str] = []
-        for word in without_flags(shlex.split(self.command), flags):
+        words, added = replace_flags(shlex.split(self.command), flags)
+        for word in words:
             if word == "{flags}":
-                filled += flags
+                filled += added
             else:
                 filled.append(word if port is None else word.replace("{port}", str(port)))
         return filled
@@ -73,28 +74,42 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
         return self.url if port is None else self.url.replace("{port}", str(port))
 
 
-def without_flags(words: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The words of a command line without those flags that `flags` sets again, and their values."""
-    replaced = {word for word in flags if word.startswith("-") and not _is_number(word)}
-    valued = {
-        flag
-        for flag, value in pairwise([*flags, "-"])
-        if flag in replaced and (not value.startswith("-") or _is_number(value))
-    }
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word.partition("=")[0] in replaced and word != "{flags}":
-            skip = word in valued
+def replace_flags(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words with the values of `flags` where they stand, and the flags that are not there.
+
+    `--flag value`, `--flag=value`, and `--no-flag` in place of `--flag` are known.
+    """
+    words, added = list(words), []
+    for name, *values in _groups(flags):
+        opposite = "--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:]
+        places = [i for i, word in enumerate(words) if word.partition("=")[0] in (name, opposite)]
+        if not places:
+            added += [name, *values]
+            continue
+        for place in reversed(places[1:]):
+            del words[place : _end(words, place)]
+        equals = "=" in words[places[0]] and len(values) == 1
+        new = [f"{name}={values[0]}"] if equals else [name, *values]
+        words[places[0] : _end(words, places[0])] = new
+    return words, added
+
+
+def _groups(flags: Sequence[str]) -> list[list[str]]:
+    """Every flag with its values."""
+    groups: list[list[str]] = []
+    for word in flags:
+        if word.startswith("-") or not groups:
+            groups.append([word])
         else:
-            kept.append(word)
-    return kept
+            groups[-1].append(word)
+    return groups
 
 
-def _is_number(word: str) -> bool:
-    return word.lstrip("-").replace(".", "", 1).isdigit()
+def _end(words: Sequence[str], place: int) -> int:
+    """Where the flag at a place and its value end. A flag in this file has at most one value."""
+    following = words[place + 1 : place + 2]
+    has_value = "=" not in words[place] and following and not following[0].startswith(("-", "{"))
+    return place + 2 if has_value else place + 1
 
 
 class ServerProcess:
@@ -196,6 +211,8 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(request, timeout=5) as reply:
             return bool(reply.status == 200)
+    except urllib.error.HTTPError as error:
+        return error.code in NEEDS_KEY  # it is up, and wants a key that the measurement has
     except (urllib.error.URLError, OSError, ValueError):
         return False
 

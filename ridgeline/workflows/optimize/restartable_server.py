@@ -32,6 +32,7 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     restart_cmd: str
     server: str | None = None
     served_model_name: str | None = None
+    api_key: str | None = None
     start_timeout_s: float = 600.0
     num_devices: int | None = None
 
@@ -45,6 +46,7 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
         restart_cmd=given.restart_cmd,
         server=given.server,
         served_model_name=given.served_model_name,
+        api_key=given.api_key,
         start_timeout_s=given.start_timeout,
         num_devices=given.gpus,
     )
@@ -57,6 +59,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     flags: ServerFlags
     served_model_name: str | None = None
     num_devices: int | None = None
+    api_key: str | None = None
 
     @property
     def is_twin(self) -> bool:
@@ -112,4 +115,5 @@ def server_recipe(server: RestartableServer) -> ServerRecipe:
         flags=server_flags_for(server.restart_cmd, server.server),
         served_model_name=server.served_model_name,
         num_devices=server.num_devices,
+        api_key=server.api_key,
     )

@@ -22,10 +22,12 @@ from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.hardware.machine import Machine
+from ridgeline.measure.client.http_target import authorization
 from ridgeline.measure.workload import Workload
 from ridgeline.optimize.environment import Deployment, Environment, Load, NextSteps
 from ridgeline.optimize.external.inferred_steps import infer_steps
 from ridgeline.optimize.external.server_deployment import (
+    ModelAndKey,
     ServerAddress,
     ServerDeployment,
     TokenNumbers,
@@ -166,17 +168,23 @@ class _ServerStarter:
 
         try:
             url = activate().url
-            model = recipe.served_model_name or _first_model(url)
-            reported = read_settings(url, recipe.flags.reads)
+            model = recipe.served_model_name or _first_model(url, recipe.api_key)
+            reported = read_settings(url, recipe.flags.reads, recipe.api_key)
             check_settings_applied(settings, self._start, reported)
             info = server_info(settings, reported, model)
             yield ServerDeployment(
-                activate, model, self._workload, info, self._token_numbers, self._vocab_size
+                activate,
+                ModelAndKey(model, recipe.api_key),
+                self._workload,
+                info,
+                self._token_numbers,
+                self._vocab_size,
             )
         finally:
             self._active.retire(process)
 
 
-def _first_model(url: str) -> str:
-    with urllib.request.urlopen(f"{url.rstrip('/')}/v1/models", timeout=10) as reply:
+def _first_model(url: str, api_key: str | None) -> str:
+    request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=authorization(api_key))
+    with urllib.request.urlopen(request, timeout=10) as reply:
         return str(json.load(reply)["data"][0]["id"])
