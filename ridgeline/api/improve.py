@@ -48,6 +48,7 @@ def optimize(
     server: ServerKind | None = None,
     served_model_name: str | None = None,
     gpus: int | None = None,
+    api_key: str | None = None,
     start_timeout: float | str = 600.0,
     observer: Observer = silent,
     **settings: Unpack[EngineSettings],
@@ -79,6 +80,7 @@ def optimize(
         server: Kind of server (default: recognised by its command).
         served_model_name: Model to request from the server (default: the first it lists).
         gpus: Devices for tensor parallelism and replicas (default: as the command has it).
+        api_key: API key of the server.
         start_timeout: Maximum time for a start (default: 10m).
         observer: Called with every progress event; `print` shows them as lines.
         settings: Engine settings to start from.

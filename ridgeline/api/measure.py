@@ -104,7 +104,9 @@ def bench(
         ramp_up_end_rps: Requests per second at the end of the ramp.
         replay_speed: Replay recorded arrival times, sped up by this factor.
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
-        percentile_metrics: Metrics to report, separated by commas.
+        percentile_metrics: Metrics to report, separated by commas: ttft, visible (first token
+            that is not reasoning), tpot, itl, e2e, queue, publish, user_tok_s (of one user),
+            fluidity.
         metric_percentiles: Percentiles to report, separated by commas.
         num_warmups: Requests to send before the measurement.
         warmup_s: Exclude requests that arrive in this time at the start.
@@ -204,7 +206,9 @@ def diagnose(
         ramp_up_end_rps: Requests per second at the end of the ramp.
         replay_speed: Replay recorded arrival times, sped up by this factor.
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
-        percentile_metrics: Metrics to report, separated by commas.
+        percentile_metrics: Metrics to report, separated by commas: ttft, visible (first token
+            that is not reasoning), tpot, itl, e2e, queue, publish, user_tok_s (of one user),
+            fluidity.
         metric_percentiles: Percentiles to report, separated by commas.
         num_warmups: Requests to send before the measurement.
         warmup_s: Exclude requests that arrive in this time at the start.

@@ -74,7 +74,7 @@ def serve(
         enable_auto_tool_choice: Let the model decide to call tools (tool_choice: auto).
         tool_call_parser: Format in which this model writes tool calls.
         reasoning_parser: How this model marks its reasoning; think_open: opened by the
-            prompt.
+            prompt, openai_gptoss: in harmony's channels.
         api_key: Key that clients must send.
         api_keys_file: TOML file of hashed keys with their names and limits.
         insecure: Serve non-local clients without a key, at your own risk.

@@ -86,8 +86,14 @@ def test_flag_is_replaced_where_it_stands() -> None:
     )
     words = command.words(["--max-num-seqs", "64", "--seed", "-1"], 80)
     assert words == [
-        *("vllm", "serve", "m", "--enforce-eager", "--port", "80"),
-        *("--max-num-seqs", "64", "--seed", "-1"),
+        *("vllm", "serve", "m", "--max-num-seqs", "64", "--enforce-eager", "--port", "80"),
+        *("--seed", "-1"),
+    ]
+    negative = ServerCommand(
+        url="http://h", command="vllm serve m --seed 5 --enforce-eager {flags}"
+    )
+    assert negative.words(["--seed", "-1"], None) == [
+        *("vllm", "serve", "m", "--seed", "-1", "--enforce-eager"),
     ]
     assert "--max-num-seqs=4" not in ServerCommand(
         url="http://h", command="vllm serve m --max-num-seqs=4 {flags}"

@@ -37,7 +37,7 @@ def make_runner(clock: Clock, *, speed: float = 1.0, noise: float = 0.0) -> Mode
     return ModelledRunner(
         ConstantSteps(),  # type: ignore[arg-type]  # the part that is used
         SyntheticModel(range(3, 1000), (0,), noise_nats=noise),
-        MaskedChoice(NoGrammars("none"), NoTokenizer("none"), 1000, (0,)),
+        MaskedChoice(NoGrammars("none"), NoTokenizer("none", "a test"), 1000, (0,)),
         speed=speed,
         clock=clock.read,
         sleep=clock.sleep,

@@ -72,7 +72,7 @@ def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Judg
     return JudgedRun(
         rate=load.rate,
         holds=judged.holds and not is_saturated(run),
-        score=_score(run, load, slo, objective),
+        score=_score(run, load, slo, objective, stretched=judged.holds),
         resolution=0.5 / max(1, judged.num_requests),
         num_met=judged.num_met,
         trace=run,
@@ -116,7 +116,12 @@ class StopWhenLost:
         )
 
 
-def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> float:
+def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective, *, stretched: bool) -> float:
+    """The score of a run. `stretched`: count the time that it took to drain.
+
+    Where the SLO was missed the queue shows in the requests already, and the run may have been
+    ended early.
+    """
     if objective == "latency":
         return 1 / _mean_e2e_s(run)
     good = [request for request in run.requests if meets(request, slo)]
@@ -124,7 +129,7 @@ def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> float:
     if objective == "cost":
         delivered = float(sum(request.output_tokens for request in good))
     per_request = max(delivered, MIN_MET) / max(1, len(run.requests))
-    return load.rate * per_request / _stretch(run, load.window_s)
+    return load.rate * per_request / (_stretch(run, load.window_s) if stretched else 1.0)
 
 
 def _stretch(run: RunTrace, window_s: float) -> float:

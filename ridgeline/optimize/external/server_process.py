@@ -98,7 +98,7 @@ def _groups(flags: Sequence[str]) -> list[list[str]]:
     """Every flag with its values."""
     groups: list[list[str]] = []
     for word in flags:
-        if word.startswith("-") or not groups:
+        if _is_flag(word) or not groups:
             groups.append([word])
         else:
             groups[-1].append(word)
@@ -108,8 +108,12 @@ def _groups(flags: Sequence[str]) -> list[list[str]]:
 def _end(words: Sequence[str], place: int) -> int:
     """Where the flag at a place and its value end. A flag in this file has at most one value."""
     following = words[place + 1 : place + 2]
-    has_value = "=" not in words[place] and following and not following[0].startswith(("-", "{"))
-    return place + 2 if has_value else place + 1
+    has_value = following and not _is_flag(following[0]) and not following[0].startswith("{")
+    return place + 2 if has_value and "=" not in words[place] else place + 1
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit()
 
 
 class ServerProcess:
