@@ -35,7 +35,7 @@ def main() -> None:
         for part in parts(spec):
             place = layout[part.key]
             if place.fused or place.stacked:
-                raise SystemExit(f"{spec.family}: {part} is not a tensor of its own")
+                raise SystemExit(f"{spec.family}: {part} is not a separate tensor")
             name = place.template.format(layer=part.layer)
             tensors[name] = weights.get(part).to(torch.bfloat16).contiguous()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -61,7 +61,7 @@ RARE = frozenset(
         *("enable_per_request_metrics", "stream_interval", "max_body_bytes", "admin_port"),
         *("max_num_connections", "shutdown_timeout_s", "batch_store_max_bytes", "batch_window"),
         *("default_slo_class", "allowed_origins", "requests_per_minute", "tokens_per_minute"),
-        *("speed", "acceptance"),
+        *("speed", "acceptance", "generation_config"),
         # of a load
         *("endpoint", "ignore_eos", "stream", "timeout_s", "burstiness", "replay_speed"),
         *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "duration_s", "prefix_len"),

@@ -108,8 +108,8 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation() -> None:
     os.close(slave)
     try:
         read_until(master, "> ")
-        os.write(master, b"def f(x):\n")
-        read_until(master, "f(x):\r\n", then=5)
+        os.write(master, b"class A:\n")
+        read_until(master, "class A:\r\n", then=5)
         process.send_signal(signal.SIGINT)
         seen = read_until(master, "> ")
         assert "stopped" in seen

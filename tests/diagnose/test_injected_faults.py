@@ -58,10 +58,11 @@ def test_every_cause_is_found_with_all_its_texts() -> None:
                 assert each.gain.low <= each.gain.mid <= each.gain.high
                 assert each.flag and each.fix and each.not_help
                 assert all(value is not None for value in each.evidence.values())
-    assert {cause.id for cause in shipped_causes()} - set(heard) == BY_SLO | BY_GPU
+    assert {cause.id for cause in shipped_causes()} - set(heard) == BY_SLO | BY_GPU | BY_MACHINE
 
 
 BY_SLO = {"decode-reads-weights", "prompts-are-computed-slowly"}
+BY_MACHINE = {"machine-busy"}  # test_busy_machine_finding.py
 BY_GPU = {"gpu-waits-for-the-host", "gpu-slowed-down"}  # test_gpu_losses.py
 
 

@@ -79,10 +79,10 @@ Answers = dict[tuple[str, int], list[int]]
 class Model:
     """Weights in float32, loaded once and shared by every schedule."""
 
-    spec: ModelSpec
-    decoder: Decoder
+    spec: ModelSpec = field(repr=False)  # hypothesis prints arguments
+    decoder: Decoder = field(repr=False)
     attention: str
-    references: dict[bytes, list[int]] = field(default_factory=dict)
+    references: dict[bytes, list[int]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def load(

@@ -122,13 +122,14 @@ def test_family_refusals(family: str, change: dict[str, Any], named: str) -> Non
 
 
 def test_unknown_family_names_the_nearest_and_the_fields_that_differ() -> None:
-    config = {"model_type": "glm4_moe", **TINY, "head_dim": 8, "num_experts_per_tok": 2}
+    config = {"model_type": "glm6_moe", **TINY, "head_dim": 8, "num_experts_per_tok": 2}
     config |= {"moe_intermediate_size": 16, "n_routed_experts": 8, "routed_scaling_factor": 2.5}
+    config |= {"norm_topk_prob": True, "odd_factor": 2, "odd_gate": True}
     with pytest.raises(BadModel) as caught:
-        spec_from_config({**config, "norm_topk_prob": True}, name="mymodel")
+        spec_from_config(config, name="mymodel")
     message = str(caught.value)
-    assert "nearest known: qwen3_moe" in message
-    assert "has no n_routed_experts, routed_scaling_factor" in message
+    assert "nearest known: glm4_moe" in message
+    assert "has no odd_factor, odd_gate" in message
 
 
 json_values = st.recursive(
