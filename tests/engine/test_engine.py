@@ -267,7 +267,7 @@ def test_model_without_tokenizer_takes_and_yields_token_ids(tmp_path: Path) -> N
     with Engine.open(str(tmp_path), kv_cache_memory_bytes=32 << 20) as engine:
         with pytest.raises(
             BadInput,
-            match="no tokenizer.*holds no tokenizer.json.*; fix: send the prompt as a list",
+            match=r"no tokenizer.*holds no tokenizer\.json.*; fix: send the prompt as a list",
         ):
             engine.generate(["text"], GREEDY)
         [found] = engine.generate([[5, 6, 7]], GREEDY)
