@@ -29,14 +29,17 @@ $(STAMP):
 	rm -f $(VENV)/.installed-*
 	touch $(STAMP)
 
+# From one request at a time, without reuse: with nothing given, optimize starts from Ridgeline's defaults.
+NAIVE := --batching static --max-num-seqs 1 --no-enable-prefix-caching --no-enable-chunked-prefill
+
 demo: install
 	@if $(BIN)/ridgeline pull smollm2; then set -- smollm2 --workload chat; else \
 	  echo "smollm2 cannot be downloaded: optimising demo, the small model that ships with Ridgeline, instead"; \
 	  set -- demo --workload chat-and-code; fi; \
-	$(BIN)/ridgeline optimize "$$@" --budget 4m30s --output ridgeline-out || { code=$$?; \
+	$(BIN)/ridgeline optimize "$$@" $(NAIVE) --budget 4m30s --output ridgeline-out || { code=$$?; \
 	  if [ $$code != 2 ] || [ $$1 = demo ]; then exit $$code; fi; \
 	  echo "smollm2 was not optimised, for the reason above: optimising demo, a smaller model, instead"; \
-	  $(BIN)/ridgeline optimize demo --workload chat-and-code --budget 4m30s --output ridgeline-out; }
+	  $(BIN)/ridgeline optimize demo --workload chat-and-code $(NAIVE) --budget 4m30s --output ridgeline-out; }
 
 lint: install
 	$(BIN)/ruff check .
