@@ -138,13 +138,13 @@ class ServerDeployment:
         """
         # The last position is scored too if a token follows it, whichever it is.
         body = {
-            "model": self._model,
+            "model": self._model.name,
             "prompt": [*tokens, tokens[-1]],
             "max_tokens": 1,
             "temperature": 0.0,
             "prompt_logprobs": TOP_LOGPROBS,
         }
-        answer = post_blocking(self._up().url, "/v1/completions", body)
+        answer = post_blocking(self._up().url, "/v1/completions", body, self._model.api_key)
         rows = (answer.get("choices") or [{}])[0].get("prompt_logprobs")
         if not rows or len(rows) != len(tokens) + 1:
             raise CannotRun("this server returns no prompt_logprobs", value=self._info.model)
@@ -177,7 +177,9 @@ def spread_logprobs(rows: Sequence[dict[str, Any]], vocab_size: int) -> Array:
     return logprobs_TV
 
 
-def post_blocking(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def post_blocking(
+    url: str, path: str, body: dict[str, Any], api_key: str | None = None
+) -> dict[str, Any]:
     """One request from a thread that may block. Raises CannotRun with the server's message."""
     import urllib.error
     import urllib.request
@@ -185,7 +187,7 @@ def post_blocking(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{url.rstrip('/').removesuffix('/v1')}{path}",
         data=msgspec.json.encode(body),
-        headers={"content-type": "application/json"},
+        headers={"content-type": "application/json", **authorization(api_key)},
     )
     try:
         with urllib.request.urlopen(request, timeout=SCORING_TIMEOUT_S) as reply:
