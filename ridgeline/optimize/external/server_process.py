@@ -108,7 +108,7 @@ def _groups(flags: Sequence[str]) -> list[list[str]]:
 def _end(words: Sequence[str], place: int) -> int:
     """Where the flag at a place and its value end. A flag in this file has at most one value."""
     following = words[place + 1 : place + 2]
-    has_value = following and not _is_flag(following[0]) and not following[0].startswith("{")
+    has_value = following and not _is_flag(following[0]) and following[0] != "{flags}"
     return place + 2 if has_value and "=" not in words[place] else place + 1
 
 
