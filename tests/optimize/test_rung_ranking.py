@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ridgeline.optimize.ranking.predictor import Forecast
+from ridgeline.config.settings import Settings
+from ridgeline.optimize.ladder import candidates_of, load_default_ladder
+from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.ranking.rung_ranking import Ranking
 
 
@@ -16,3 +18,20 @@ def test_a_rung_that_cannot_run_keeps_its_reason_when_the_time_limit_is_reached(
     ranking._last["int8"] = Forecast(candidate=option, predicted=None, problem="no INT8 kernels")
     later = ranking._best(rung, [option], cast("Any", None), 5.0)
     assert later is not None and later.problem == "no INT8 kernels"
+
+
+def test_variant_without_a_predicted_change_is_tried_before_one_that_loses() -> None:
+    """Four slots: two are predicted to lose, and more are predicted to change nothing."""
+    ladder, start = load_default_ladder(), Settings(model="demo", max_num_seqs=4)
+    rung = next(rung for rung in ladder.rungs if rung.id == "batch-limit")
+    options = list(candidates_of(rung, start, {}))
+    nothing = cast("Any", None)
+    predictor = Predictor(nothing, nothing, "goodput", ladder.weights, nothing)
+    predictor._known = {start: 1.0} | {
+        option.settings: 0.83 if option.settings.max_num_seqs == 2 else 1.0 for option in options
+    }
+    budget = SimpleNamespace(spent_s=0.0)
+    ranking = Ranking(*cast("list[Any]", [None, None, ladder, predictor, budget]))
+    best = ranking._best(rung, options, cast("Any", SimpleNamespace(settings=start, rate=1.0)), 5.0)
+    assert best is not None and best.candidate.settings.max_num_seqs == 8
+    assert predictor.is_promising(best)

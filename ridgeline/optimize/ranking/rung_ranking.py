@@ -101,7 +101,11 @@ class Ranking:
             forecasts.append(self._predictor.forecast(incumbent.settings, option, incumbent.rate))
         if not forecasts:
             return self._last_forecast(rung, options)
-        self._last[rung.id] = best = max(forecasts, key=self._predictor.rank_key)
+        predictor = self._predictor
+        # A variant that the simulator does not see is still better than a predicted loss.
+        self._last[rung.id] = best = max(
+            forecasts, key=lambda f: (predictor.is_promising(f), *predictor.rank_key(f))
+        )
         return best
 
     def _last_forecast(self, rung: Rung, options: Sequence[RungCandidate]) -> Forecast:
