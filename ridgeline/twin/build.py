@@ -27,14 +27,11 @@ from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
-from ridgeline.twin.config import TwinConfig
+from ridgeline.twin.config import STAND_IN, TwinConfig
 from ridgeline.twin.masked_choice import MaskedChoice
 from ridgeline.twin.runner import ModelledRunner
 from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.twin.synthetic_model import SyntheticModel, mix, ordinary_tokens
-
-STAND_IN = "demo"
-"""The model whose tokenizer a twin uses if its own has no files here."""
 
 NOISE_NATS = {"float8_e4m3": 0.03, "int8": 0.03, "mxfp4": 0.15, "int4": 0.12}
 """Standard deviation of a format's noise on log-probabilities: assumed, of the usual order."""
@@ -131,12 +128,11 @@ def open_engine(
 ) -> tuple[Engine, ModelledRunner]:
     """One replica, ready to serve. The engine's clock runs in real seconds."""
     tokenizer, spec = _tokenizer_of(config.model, model.replica.spec)
-    resolved = _resolved(config, model, spec)
+    resolved = resolved_settings(config, model, spec)
     masks = make_masks_of(tokenizer, spec)
-    step_times = TwinStepTimes(model.replica, _speculation(config), config.host)
     words = ordinary_tokens(tokenizer, spec.vocab_size)
     runner = ModelledRunner(
-        step_times,
+        step_times_of(config, model.replica),
         SyntheticModel(
             words,
             spec.eos_token_ids,
@@ -179,13 +175,15 @@ def _tokenizer_of(model: str, spec: ModelSpec) -> tuple[Tokenizer, ModelSpec]:
     return load_tokenizer(STAND_IN), replace(spec, eos_token_ids=stand_in.eos_token_ids)
 
 
-def _speculation(config: TwinConfig) -> SpeculationModel | None:
-    if not config.num_speculative_tokens:
-        return None
-    return SpeculationModel(num_tokens=config.num_speculative_tokens, acceptance=config.acceptance)
+def step_times_of(config: TwinConfig, replica: Replica) -> TwinStepTimes:
+    """The step times of one replica, with its host and its speculation."""
+    drafts, speculation = config.num_speculative_tokens, None
+    if drafts:
+        speculation = SpeculationModel(num_tokens=drafts, acceptance=config.acceptance)
+    return TwinStepTimes(replica, speculation, config.host)
 
 
-def _resolved(config: TwinConfig, model: TwinModel, spec: ModelSpec) -> ResolvedSettings:
+def resolved_settings(config: TwinConfig, model: TwinModel, spec: ModelSpec) -> ResolvedSettings:
     """The settings as the engine's scheduler takes them; execution is that of the twin."""
     replica, memory = model.replica, model.memory
     where = f"a twin of {config.description}"

@@ -7,6 +7,8 @@ import msgspec
 from ridgeline.errors import BadInput
 
 MAX_REPLICAS = 64  # each has a thread of its own
+STAND_IN = "demo"
+"""The model whose tokenizer a twin uses if its own has no files here."""
 
 
 class HostTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
 from ridgeline.config.server import ServerOptions, TwinServerOptions
+from ridgeline.engine.build import make_scheduler
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.measure.monitors.server_metrics import identify_server, parse_page
 from ridgeline.optimize.external.server_flags import server_flags_for
-from ridgeline.twin.build import plan_twin
+from ridgeline.plan.simulate.single import Arrival, SimulationTrace, simulate
+from ridgeline.twin.build import plan_twin, resolved_settings, step_times_of
+from ridgeline.twin.config import TwinConfig
 from ridgeline.twin.servers.behaviour import TwinRun, startup_s, twin_of
 from ridgeline.twin.servers.command_line import ServerLine, read_command, server_kinds
-from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.workflows.serving.twin_of_server import open_twin
 
 MODEL = "llama-3.1-8b"
@@ -32,11 +36,28 @@ def line_of(flags: str, server: str = "vllm") -> ServerLine:
     return read_command(f"{COMMANDS[server]} {flags}")[1]
 
 
-def decode_s(flags: str, *, batch: int = 16, context: int = 1000) -> float:
-    """Modelled seconds of a decode step of a vLLM server with these flags."""
-    config = twin_of(line_of(flags), RUN)
-    replica = plan_twin(config).replica
-    return TwinStepTimes(replica, None, config.host).step_s([(1, context)] * batch, batch)
+def decode_s(
+    flags: str, *, server: str = "vllm", run: TwinRun = RUN, batch: int = 16, context: int = 1000
+) -> float:
+    """Modelled seconds of a decode step of a server with these flags."""
+    config = twin_of(line_of(flags, server), run)
+    times = step_times_of(config, plan_twin(config).replica)
+    return times.step_s([(1, context)] * batch, batch)
+
+
+def simulated(flags: str, server: str, prompts: Sequence[tuple[float, int]]) -> SimulationTrace:
+    """Requests on the scheduler and the step times of the twin, on a virtual clock.
+
+    `prompts`: the time and the length of each; all begin with the same tokens.
+    """
+    config = twin_of(line_of(flags, server), RUN)
+    model = plan_twin(config)
+    scheduler = make_scheduler(resolved_settings(config, model, model.replica.spec))
+    arrivals = [
+        Arrival(at_s=at_s, prompt=tuple(range(length)), num_output=8) for at_s, length in prompts
+    ]
+    times = step_times_of(config, model.replica)
+    return simulate(scheduler, arrivals, times.step_s, end_s=1e9)
 
 
 def kv_tokens(flags: str) -> int:
@@ -102,8 +123,114 @@ def test_fp8_kv_cache_holds_twice_the_tokens() -> None:
 
 
 def test_tensor_parallel_shortens_steps_and_replicas_do_not() -> None:
-    assert decode_s("-tp 4") < 0.55 * decode_s("")
+    """A step of many bytes is nearly divided; the communication does not shrink with it."""
+    full = {"batch": 64, "context": 4000}
+    assert full["batch"] * full["context"] < kv_tokens("")
+    assert decode_s("-tp 4", **full) < 0.4 * decode_s("", **full)
+    assert decode_s("-tp 4") < decode_s("-tp 2") < decode_s("")
     assert decode_s("-dp 4") == decode_s("")
+
+
+@pytest.mark.parametrize(
+    ("server", "flags"),
+    [
+        ("vllm", """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'"""),
+        ("sglang", "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4"),
+        ("tgi", "--speculate 4"),
+        ("llama-server", "--draft-max 4"),
+        ("llama-server", "--spec-type ngram-simple --spec-ngram-simple-size-m 4"),
+    ],
+)
+def test_accepted_drafts_shorten_the_step_per_token_and_refused_ones_lengthen_it(
+    server: str, flags: str
+) -> None:
+    good, bad = (
+        decode_s(flags, server=server, run=msgspec.structs.replace(RUN, acceptance=share), batch=1)
+        for share in (0.6, 0.0)
+    )
+    plain = decode_s("", server=server, batch=1)
+    assert good < 0.7 * plain
+    assert bad > plain
+
+
+@pytest.mark.parametrize(
+    ("server", "off"),
+    [
+        ("vllm", "--no-enable-prefix-caching"),
+        ("sglang", "--disable-radix-cache"),
+        ("llama-server", "--no-cache-prompt"),
+    ],
+)
+def test_prefix_cache_saves_the_tokens_of_a_repeated_prompt(server: str, off: str) -> None:
+    twice = [(0.0, 1600), (10.0, 1600)]
+    cached = simulated("", server, twice).requests
+    assert [request.cached_tokens >= 1500 for request in cached] == [False, True]
+    assert [request.cached_tokens for request in simulated(off, server, twice).requests] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("server", "on", "off"),
+    [
+        ("vllm", "--max-model-len 8192", "--max-model-len 8192 --no-enable-chunked-prefill"),
+        ("sglang", "--context-length 8192", "--context-length 8192 --chunked-prefill-size -1"),
+    ],
+)
+def test_chunked_prefill_fills_the_token_budget(server: str, on: str, off: str) -> None:
+    """Two prompts of 6,000 tokens in steps of at most 8,192: the second one is split, or waits."""
+
+    def first_step(flags: str) -> list[int]:
+        steps = simulated(flags, server, [(0.0, 6000), (0.0, 6000)]).steps
+        return [new for new, _ in steps[0].shapes]
+
+    assert first_step(on) == [6000, 2192]
+    assert first_step(off) == [6000]
+
+
+VALUES = {
+    "host": "h",
+    "port": "1",
+    "served_model_name": "x",
+    "api_key": "k",
+    "seed": "5",
+    "tp": "2",
+    "dp": "2",
+    "ep": "2",
+    "max_num_seqs": "7",
+    "max_num_batched_tokens": "4097",
+    "max_model_len": "4096",
+    "memory_share": "0.8",
+    "block_size": "32",
+    "num_drafts": "3",
+    "quantization": "fp8",
+    "kv_cache_dtype": "fp8",
+    "speculation": "ngram",
+}
+"""A value other than the default of each field."""
+
+
+def effect(line: ServerLine) -> tuple[object, ...]:
+    """Everything that a command line decides: the twin, its start, and its address."""
+    config = twin_of(line, RUN)
+    plan = plan_twin(TwinConfig(model=MODEL, device="h100-sxm"))
+    served = (line.host, line.port, line.served_model_name, line.api_key)
+    return (config, startup_s(line, plan), *served)
+
+
+@pytest.mark.parametrize("server", COMMANDS)
+def test_every_listed_flag_has_an_effect(server: str) -> None:
+    """A flag without an effect must not be listed: the twin names those that are not."""
+    kind = server_kinds()[server]
+    for flag, field in kind.flags.items():
+        value = VALUES[field]
+        if flag == "--speculative-config":
+            value = """'{"method":"ngram"}'"""
+        assert effect(line_of(f"{flag} {value}", server)) != effect(line_of("", server)), flag
+    base = line_of("-tp 2" if server == "vllm" else "", server)  # experts need several devices
+    for flag, fields in kind.switches.items():
+        assert fields, flag
+        for field, value in fields.items():
+            on, off = (msgspec.structs.replace(base, **{field: x}) for x in (value, not value))
+            assert effect(on) != effect(off), flag
 
 
 def test_memory_share_decides_the_cache() -> None:

@@ -44,10 +44,8 @@ class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     chunked_prefill: bool = True
     graphs: bool = True
-    compiled: bool = True
+    compiled: bool = False
     overlapped: bool = True
-    attention_backend: str = "auto"
-    compilation: str = ""
     speculation: str = ""
     num_drafts: int = 0
     seed: int = 0
@@ -88,7 +86,7 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         unknown: list[str] = []
         rest = list(words[1:] if words and words[0] in self.skip else words)
         while rest:
-            flag, equals, value = _parts(rest.pop(0))
+            flag, equals, value = rest.pop(0).partition("=")
             if not flag.startswith("-"):
                 if "" not in self.model or "model" in values:
                     raise BadInput(f"{self.name} takes no such word here", value=flag)
@@ -106,12 +104,6 @@ class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if "model" not in values:
             raise BadInput(f"the command line of {self.name} names no model")
         return _line({**values, "server": self.name, "unknown": unknown})
-
-
-def _parts(word: str) -> tuple[str, str, str]:
-    """Flag, "=" if there is one, and value. vLLM also takes underscores in its flags."""
-    flag, equals, value = word.partition("=")
-    return flag, equals, value
 
 
 def _line(values: dict[str, Any]) -> ServerLine:
