@@ -7,8 +7,8 @@ number of runs, else Welch's.
 One run per side: a block bootstrap. Consecutive requests met the same queue, so that blocks of √n
 requests are drawn; if both runs have the same request ids, the same blocks of both. One run cannot
 show how runs differ from each other: a change must also exceed what two runs of one configuration
-differ by on a quiet machine (`RUN_TO_RUN`). If the halves of a run differ as much as A from B, the
-run drifted and the comparison is inconclusive.
+are assumed to differ by on a quiet machine (`RUN_TO_RUN`, `QUEUE_EXCESS`). If the halves of a run
+differ as much as A from B, the run drifted and the comparison is inconclusive.
 
 Every metric is a chance to be wrong: a metric has changed only if its p-value survives Hochberg's
 correction over all metrics compared (Hochberg 1988), which allows for metrics that move together.
@@ -48,11 +48,13 @@ LOAD_TOLERANCE = 0.02
 MIN_SAMPLES = 20
 ALPHA = 0.05
 QUEUE_EXCESS = 0.8
-"""What blocks miss of the dependence in a queue, in standard errors of the bootstrap: generated
-runs with a correlation of 0.7 from request to request differ 1.3 times as much as it says."""
+"""What blocks miss of the dependence in a queue, in standard errors of the bootstrap. Assumed, not
+measured on servers: generated runs with a correlation of 0.7 from request to request differ 1.3
+times as much as the bootstrap says."""
 RUN_TO_RUN = 0.015
 """Standard deviation of a metric's logarithm from run to run of one configuration on a quiet
-machine, beyond what its requests explain."""
+machine, beyond what its requests explain. Assumed: it differs by machine, and repeated runs measure
+it."""
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +227,10 @@ def _outcome(
         return "inconclusive", "a run drifted by as much as the sides differ"
     if _is_beyond(spread, limit):
         if not _is_beyond(change, limit):
-            return "inconclusive", "two runs of one configuration differ as much; repeat the runs"
+            return (
+                "inconclusive",
+                "one configuration may differ as much from run to run; repeat",
+            )
         if p_value >= ALPHA:
             return "inconclusive", "not significant among the metrics compared"
         grew = spread.mid > 0
