@@ -27,6 +27,7 @@ from ridgeline.modelspec.cost import (
 )
 from ridgeline.roofline import Peaks, PriceStep, bound
 from ridgeline.workflows.load.tokenized_workload import workload_facts
+from ridgeline.workflows.targets import catalogue_peaks
 
 
 class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +42,14 @@ class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigurationCosts:
-    """Resolved settings, step costs and peaks of configurations on one machine."""
+    """Resolved settings, step costs and peaks of configurations on one machine.
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    `accelerator`: the device of the catalogue whose peaks replace those of the machine, because
+    steps are only modelled.
+    """
+
+    def __init__(self, machine: Machine, accelerator: str | None = None) -> None:
+        self._machine, self._accelerator = machine, accelerator
         self.resolved = cache(resolve)
         self._model = cache(self._cost_model)
         self.peaks = cache(self._peaks)
@@ -64,8 +69,11 @@ class ConfigurationCosts:
         return StepBounds(model=self._model(settings), peaks=self.peaks(settings))
 
     def _peaks(self, settings: Settings) -> Peaks:
-        """The machine's rates for this configuration's arithmetic and working set."""
+        """The rates for this configuration's arithmetic and working set."""
         resolved, machine = self.resolved(settings), self._machine
+        if self._accelerator is not None:
+            dtype = resolved.spec.layers[-1].mlp.gate.format.activations
+            return catalogue_peaks(self._accelerator, dtype)[1]
         nbytes = self._model(settings).fixed_weight_bytes + self._model(settings).head_weight_bytes
         rates = _flops_s(machine, resolved)
         kind = resolved.spec.layers[-1].mlp.gate.format.kind

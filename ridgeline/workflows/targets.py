@@ -123,11 +123,12 @@ def model_on_device(model: str, accelerator: str, info: EngineInfo | None = None
     if accelerator == THIS_MACHINE:
         name, peaks = f"this machine, {dtype}", _probed_peaks(spec, dtype)
     else:
-        name, peaks = _catalogue_peaks(accelerator, dtype)
+        name, peaks = catalogue_peaks(accelerator, dtype)
     return ModelOnDevice(price=cost_model(spec).step, peaks=peaks, name=name)
 
 
-def _catalogue_peaks(accelerator: str, dtype: str) -> tuple[str, Peaks]:
+def catalogue_peaks(accelerator: str, dtype: str) -> tuple[str, Peaks]:
+    """Description and peaks of a catalogue accelerator, `NAME` or `4xNAME`. Raises BadInput."""
     match = re.fullmatch(r"(?:(\d+)x)?(.+)", accelerator)
     if match is None:
         raise BadInput("--accelerator is empty", fix="name one, as h100-sxm or 4xh100-sxm")

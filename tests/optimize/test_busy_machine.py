@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
-from ridgeline.measure.monitors.machine_load import SystemReading, machine_load, read_system
+from ridgeline.measure.client.load_client import OnStart
+from ridgeline.measure.monitors.machine_load import (
+    LoadMeter,
+    SystemReading,
+    machine_load,
+    read_system,
+)
+from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.comparison.objective import credit_held_loads, judge_run
 from ridgeline.optimize.comparison.paired_comparison import ComparisonSide, compare_in_rounds
 from ridgeline.optimize.environment import Load
+from ridgeline.optimize.external.server_deployment import (
+    ModelAndKey,
+    ServerAddress,
+    ServerDeployment,
+    server_info,
+)
 from ridgeline.optimize.output.headline import headline
-from ridgeline.records import MachineLoad, Slo
+from ridgeline.records import MachineLoad, RunTrace, Slo
+from ridgeline.workflows.load.server_monitor import observe_run
+from tests.diagnose.mock_thread import mock_server
 from tests.optimize.simulated_servers import Fake, Physics, Quirks, SimulatedDeployment, simulate
 from tests.optimize.test_paired_comparison import runner
 from tests.optimize.test_search import only, search_ladder
@@ -112,3 +135,40 @@ def test_meter_reads_this_machine() -> None:
     sum(i * i for i in range(4_000_000))
     load = machine_load(before, read_system(()))
     assert load is None or 0 <= load.taken_share <= 1
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="CPU time of others is read from Linux")
+def test_meter_sees_a_process_that_is_not_measured() -> None:
+    before = read_system(())
+    hog = ["sh", "-c", "timeout 3 sh -c 'while :; do :; done' >/dev/null 2>&1 &"]
+    subprocess.run(hog, check=True)  # its shell has ended: it is no child of this process
+    time.sleep(1.0)
+    load = machine_load(before, read_system(()))
+    assert load is not None
+    assert load.others_share > 0.3 / len(os.sched_getaffinity(0))
+
+
+async def test_runs_over_http_carry_the_load_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = MachineLoad(others_share=0.5)
+    monkeypatch.setattr(LoadMeter, "read", lambda _: taken)
+    with mock_server(ttft_s=0.001, itl_s=0.001) as url:
+        deployment = ServerDeployment(
+            lambda: ServerAddress(url, 1),
+            ModelAndKey("steady"),
+            parse_workload("synthetic:input=8,output=2"),
+            server_info(Settings(model="demo"), {}, "steady"),
+            {},
+        )
+        load = Load(rate=100.0, seed=1, window_s=0.05, grace_s=1.0)
+        run = await deployment.run(load)
+        await asyncio.sleep(0.05)  # the client's connections end
+    assert judge_run(run, load, SLO, "goodput").is_busy
+    observed, _ = await observe_run(partial(started, run), None)
+    assert observed.machine_load == taken
+
+
+async def started(run: RunTrace, begin: OnStart) -> RunTrace:
+    await begin()
+    return msgspec.structs.replace(run, machine_load=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,10 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from ridgeline.config.settings import Settings
+from ridgeline.config.settings import Settings, Speculative
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.external.server_deployment import (
+    ModelAndKey,
     ServerAddress,
     ServerDeployment,
     server_info,
@@ -32,9 +34,17 @@ from ridgeline.optimize.server_settings import (
     changed_settings,
     recorded_settings,
 )
+from ridgeline.twin.servers.command_line import ServerLine, read_command
 from ridgeline.workflows.optimize.restartable_server import RestartableServer, server_recipe
 
-SERVERS = ("vllm", "sglang", "trtllm", "tgi", "llama-server")
+COMMANDS = {
+    "vllm": "vllm serve m",
+    "sglang": "sglang serve --model-path m",
+    "trtllm": "trtllm-serve m",
+    "tgi": "text-generation-launcher --model-id m",
+    "llama-server": "llama-server -m m",
+}
+SERVERS = tuple(COMMANDS)
 
 
 def recipe_of(command: str):  # type: ignore[no-untyped-def]
@@ -95,6 +105,10 @@ def test_flag_is_replaced_where_it_stands() -> None:
     assert negative.words(["--seed", "-1"], None) == [
         *("vllm", "serve", "m", "--seed", "-1", "--enforce-eager"),
     ]
+    json = 'vllm serve m --speculative-config \'{"method": "ngram"}\' {flags}'
+    assert ServerCommand(url="http://h", command=json).words(
+        ["--speculative-config", '{"method": "suffix"}'], None
+    ) == ["vllm", "serve", "m", "--speculative-config", '{"method": "suffix"}']
     assert "--max-num-seqs=4" not in ServerCommand(
         url="http://h", command="vllm serve m --max-num-seqs=4 {flags}"
     ).words(["--max-num-seqs", "8"], None)
@@ -106,6 +120,44 @@ def test_devices_are_used_as_replicas_and_as_tensor_parallel() -> None:
     assert [row["--tensor-parallel-size"] for row in flags] == ["1", "2", "4", "8"]
     assert [row["--data-parallel-size"] for row in flags] == ["8", "4", "2", "1"]
     assert parallel_rungs("vllm", None) == parallel_rungs("llama-server", 8) == ()
+
+
+def test_twin_begins_with_its_own_defaults_and_its_devices_peaks() -> None:
+    command = "ridgeline twin --device l4:2 {0} --port {{port}} {{flags}}"
+    for server, line in COMMANDS.items():
+        recipe = recipe_of(command.format(line))
+        twin = read_command(line)[1]
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if name in recipe.settings_in_command:
+                assert recipe.settings_in_command[name] == getattr(twin, name), server
+        assert recipe.twin_device == "l4"
+    assert recipe_of("ridgeline twin vllm serve m --port {port} {flags}").twin_device == "h100-sxm"
+    assert recipe_of("vllm serve m --device l4 --port {port} {flags}").twin_device is None
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_flags_of_the_search_reach_the_twin_of_the_server(server: str) -> None:
+    """Two tables spell the same flags: what the search sets must change the twin's field."""
+    flags, start = load_server_flags()[server], ServerSettings(model="demo")
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
+        if name in flags.flags:
+            words = flags.words(msgspec.structs.replace(start, **{name: 48}), start)
+            assert getattr(line_of(server, words), name) == 48
+    for name, field in (
+        ("enable_prefix_caching", "prefix_caching"),
+        ("enable_chunked_prefill", "chunked_prefill"),
+    ):
+        if name in flags.flags:
+            off = msgspec.structs.replace(start, **{name: False})
+            assert getattr(line_of(server, []), field)
+            assert not getattr(line_of(server, flags.words(off, start)), field)
+    if "speculative_config" in flags.flags:
+        drafting = msgspec.structs.replace(start, speculative_config=Speculative(method="ngram"))
+        assert line_of(server, flags.words(drafting, start)).num_draft_tokens == 4
+
+
+def line_of(server: str, words: list[str]) -> ServerLine:
+    return read_command(shlex.join([*shlex.split(COMMANDS[server]), *words]))[1]
 
 
 def test_rungs_of_a_server_follow_those_of_the_ladder() -> None:
@@ -146,12 +198,15 @@ def test_flags_are_recorded_with_the_settings() -> None:
 
 
 class Scoring(BaseHTTPRequestHandler):
-    """Answers prompt_logprobs of a distribution that is the same everywhere."""
+    """Answers prompt_logprobs of one distribution everywhere, to those with a key."""
 
     scores = True
 
     def do_POST(self) -> None:
         body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
+        if body["model"] != "m" or self.headers["authorization"] != "Bearer secret":
+            self.send_error(400, f"{body['model']}, {self.headers['authorization']}")
+            return
         row = {"3": {"logprob": float(np.log(0.75))}, "5": {"logprob": float(np.log(0.125))}}
         rows = [None, *[row] * (len(body["prompt"]) - 1)] if self.scores else None
         reply = msgspec.json.encode({"choices": [{"prompt_logprobs": rows}]})
@@ -178,7 +233,8 @@ def scoring_url() -> Iterator[str]:
 def deployment(url: str) -> ServerDeployment:
     info = server_info(Settings(model="demo"), {}, "m")
     workload = parse_workload("synthetic:input=8,output=4")
-    return ServerDeployment(lambda: ServerAddress(url, 1), "m", workload, info, {}, 10)
+    model = ModelAndKey("m", "secret")
+    return ServerDeployment(lambda: ServerAddress(url, 1), model, workload, info, {}, 10)
 
 
 def test_distributions_are_read_as_prompt_logprobs(scoring_url: str) -> None:

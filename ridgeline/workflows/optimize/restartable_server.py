@@ -9,12 +9,15 @@ from pathlib import PurePath
 import msgspec
 
 from ridgeline.config.improve import TargetServerOptions
+from ridgeline.config.server import TwinServerOptions
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.measure.client.http_target import base_url
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
 from ridgeline.optimize.external.server_process import ServerCommand
 from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS, server_rungs
 from ridgeline.optimize.server_settings import FLAGS, ServerSettings
+from ridgeline.twin.config import parse_devices
+from ridgeline.twin.servers.command_line import server_kinds
 
 DEFAULT_PORT = 8000  # of the commands that a result ends with
 
@@ -62,15 +65,28 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
 
     @property
-    def is_twin(self) -> bool:
-        """Whether the command starts a twin of the server."""
-        words = [PurePath(word).name for word in shlex.split(self.command.command)]
-        return ["ridgeline", "twin"] in [list(pair) for pair in pairwise(words)]
+    def twin_device(self) -> str | None:
+        """The device that the command's twin imitates; None if it starts the server itself."""
+        words = shlex.split(self.command.command)
+        if ("ridgeline", "twin") not in pairwise(PurePath(word).name for word in words):
+            return None
+        given = [value for flag, value in pairwise(words) if flag == "--device"]
+        given += [word.partition("=")[2] for word in words if word.startswith("--device=")]
+        return parse_devices([*given, TwinServerOptions(command="").device][0])[0]
+
+    @property
+    def defaults(self) -> dict[str, object]:
+        """The server's settings without flags: a twin has those of its device's class."""
+        shipped = self.flags.defaults
+        if self.twin_device is None or self.flags.name not in server_kinds():
+            return shipped
+        modelled = server_kinds()[self.flags.name].defaults
+        return {name: modelled.get(name, value) for name, value in shipped.items()}
 
     @property
     def settings_in_command(self) -> dict[str, object]:
         """The settings that the command line already makes, with the server's defaults."""
-        return {**self.flags.defaults, **self.flags.given(self.command.command)}
+        return {**self.defaults, **self.flags.given(self.command.command)}
 
     def start_settings(self, settings: Settings) -> ServerSettings:
         """The settings of the server as its command line starts it."""
@@ -87,7 +103,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         """The settings of the server without the flags of its command line that the ladder
         changes."""
         start = self.start_settings(settings)
-        values = {**self.flags.defaults, FLAGS: start.server_flags}
+        values = {**self.defaults, FLAGS: start.server_flags}
         return self._settings(settings, values)
 
     def _settings(self, settings: Settings, values: dict[str, object]) -> ServerSettings:

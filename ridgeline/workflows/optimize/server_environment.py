@@ -39,6 +39,7 @@ from ridgeline.optimize.external.server_process import ActiveServer, ServerProce
 from ridgeline.optimize.quality import load_quality_limits
 from ridgeline.records import RunTrace
 from ridgeline.roofline import Peaks
+from ridgeline.twin.config import STAND_IN
 from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
 from ridgeline.workflows.evaluate.heldout_text import heldout_windows
 from ridgeline.workflows.load.tokenized_workload import (
@@ -53,7 +54,6 @@ from ridgeline.workflows.optimize.simulator import SimulatedEngine
 # Servers compute in bfloat16 and batch as requests arrive: two tokens closer than this may swap.
 NEAR_TIE_NATS = 0.1
 SCORING_SERVERS = ("vllm", "ridgeline")  # return prompt_logprobs
-STAND_IN = "demo"  # whose tokenizer a twin has if its model is not here
 
 
 def server_environment(
@@ -65,7 +65,8 @@ def server_environment(
     """
     tokenizer = _tokenizer(settings.model, recipe)
     tokenized = TokenizedWorkload(workload, tokenizer)
-    costs = ConfigurationCosts(machine)
+    # The steps of a twin are those of its device: this machine's peaks say nothing about them.
+    costs = ConfigurationCosts(machine, recipe.twin_device)
     start = settings
     sample = sample_requests(tokenized, costs.resolved(start))
     facts = base_facts(machine, costs, start, sample)
@@ -97,7 +98,7 @@ def server_environment(
 def _tokenizer(model: str, recipe: ServerRecipe) -> Tokenizer:
     """The model's tokenizer; that of a twin if the model has none here."""
     tokenizer = load_tokenizer(model)
-    if isinstance(tokenizer, NoTokenizer) and recipe.is_twin:
+    if isinstance(tokenizer, NoTokenizer) and recipe.twin_device is not None:
         return load_tokenizer(STAND_IN)
     return tokenizer
 
@@ -110,16 +111,16 @@ def _heldout(tokenizer: Tokenizer, recipe: ServerRecipe) -> tuple[tuple[int, ...
 
 
 def _server_facts(recipe: ServerRecipe) -> dict[str, Value]:
-    words = recipe.command.command.split()
+    words, name = recipe.command.command.split(), recipe.flags.name
     return {
-        "server": f"twin of {recipe.flags.name}" if recipe.is_twin else recipe.flags.name,
+        "server": name if recipe.twin_device is None else f"twin of {name}",
         "server_eager": "--enforce-eager" in words,
         "server_sync": "--no-async-scheduling" in words,
     }
 
 
 def _peaks_seen_from_outside(peaks: Peaks) -> Peaks:
-    """The peaks of this machine, with a note on what the points under them are."""
+    """The peaks, with a note on what the points under them are."""
     note = (
         "steps as clients saw them, host and network included; weights as MODEL's files store them"
     )
