@@ -4,12 +4,14 @@
                  NB      2           K          B                  W
 
 A row holds one head's key or value of one token in the cache's format: W = D numbers of a float
-dtype, or codes and a scale in bytes if it is quantised. One block of one head is one contiguous [B,
-W] tile, for keys and for values, in which the format may order the bytes of its rows as it likes
-(`KvFormat.to_tiles`): a kernel reads tile after tile, and a gather of (block, head) tiles lands in
-the [head, position, W] order that attention wants, so that collecting scattered blocks and
-transposing are a single copy. A layer with latent attention has one row per token in place of keys
-and values: kv [ block, 1, 1, position in block, rank + rope_dim ].
+dtype, or codes and a scale in bytes if it is quantised. One block of one head is one contiguous
+tile [B, W], for keys and for values, in which the format may order the bytes of its rows as it
+likes (`KvFormat.to_tiles`): a kernel reads tile after tile, and a gather of (block, head) tiles
+lands in the [head, position, W] order that attention wants, so that collecting scattered blocks and
+transposing are a single copy.
+
+A layer with latent attention has one row per token in place of keys and values:
+kv [ block, 1, 1, position in block, rank + rope_dim ].
 
 The cache knows nothing of sequences: the block pool manages block numbers, this holds the bytes.
 Memory starts as zeros (lazily, by the operating system), so that unused positions are always

@@ -6,9 +6,11 @@ and unused experts are not read. At small batches that is most of them, which is
 Source. Shazeer et al. 2017 (arXiv 1701.06538); Mixtral (arXiv 2401.04088).
 
 Invariant. A token's result is the sum of its experts' outputs in the order of its own ranking, so
-it does not depend on the rest of the batch. When it loses. If the batch is just large enough to use
-every expert for a token or two, all weights are read for little arithmetic. On an accelerator, the
-number of tokens per expert is copied to the host once per layer.
+it does not depend on the rest of the batch.
+
+When it loses. If the batch is just large enough to use every expert for a token or two, all weights
+are read for little arithmetic. On an accelerator, the number of tokens per expert is copied to the
+host once per layer.
 
 Shape legend: T tokens, C hidden_size, E experts, X experts per token, P = T·X (token, expert)
 pairs, G groups of experts.

@@ -8,7 +8,9 @@ whole vocabulary is. The number then becomes a threshold on the logits, and toke
 threshold are admitted by id.
 
 Invariant. Equal to sorting every row (`reference.py`), ties included. The masses of top-p are
-summed in float64. When it loses. Near-uniform rows pay for both passes.
+summed in float64.
+
+When it loses. Near-uniform rows pay for both passes.
 
 Shapes: R rows, V vocabulary, W the number of largest logits examined.
 """

@@ -8,7 +8,9 @@ was preempted and recomputed, or which replica serves it. A stateful generator w
 saved and moved in each of those cases.
 
 Invariant. Equal (seed, index) give equal numbers on every machine: integer arithmetic only, no
-libm. When it loses. It is not a cryptographic generator; do not derive secrets from it.
+libm.
+
+When it loses. It is not a cryptographic generator; do not derive secrets from it.
 """
 
 from __future__ import annotations

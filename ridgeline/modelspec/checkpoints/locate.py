@@ -1,6 +1,4 @@
-"""Where a model's files are: built in, in a directory, in a GGUF file, or in the cache of
-downloads.
-"""
+"""Where a model's files are: built in, a directory, a GGUF file, or the cache of downloads."""
 
 from __future__ import annotations
 

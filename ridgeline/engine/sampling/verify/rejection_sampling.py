@@ -5,8 +5,8 @@ the one after the last draft. Two rules decide how many drafts are accepted. Wit
 is distributed exactly as if every token had been drawn from the target:
 
     standard  x_i is accepted with probability min(1, p_i(x_i) / q_i(x_i)). The first rejected draft
-              is replaced by a draw from max(p_i - q_i, 0), normalised. If none is, the next
-              token is drawn from p_{k+1}.
+              is replaced by a draw from max(p_i - q_i, 0), normalised. If none is rejected, the
+              next token is drawn from p_{k+1}.
     block     The draft is judged as a whole. With w_0 = 1, w_i = min(w_{i-1} p_i(x_i)/q_i(x_i), 1)
               and s_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), position i votes yes with
               probability s_i / (s_i + 1 - w_i), the last with w_k. Drafts are accepted up to the

@@ -13,8 +13,9 @@ Throttle (off by default): for each SLO, a limit on the requests in flight that 
 the latencies delivered, as TCP's congestion window follows packet loss (additive increase,
 multiplicative decrease; Chiu and Jain 1989). A window of `WINDOW` finished requests whose p95 TTFT
 or TPOT violates the SLO reduces the number in flight by a quarter; a window within the SLO adds
-one. When it loses: with few, long requests a window takes minutes, and the limit lags behind the
-load.
+one.
+
+When it loses: with few, long requests a window takes minutes, and the limit lags behind the load.
 
 Invariants: a refusal changes nothing; every admitted request is counted once until `remove`;
 without limits every request is admitted. No clock: instants are arguments, in seconds.

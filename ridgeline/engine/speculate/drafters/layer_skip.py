@@ -166,7 +166,7 @@ def _measured(
     said_T = part.logits(states(part, tokens)).argmax(-1)
     agreement = float((said_T == whole_T).float().mean())
     cost = _pass_s(part, 1, clock) / rows_s[0]
-    depth, gain = best_depth(agreement, cost, [rows_ / rows_s[0] for rows_ in rows_s])
+    depth, gain = best_depth(agreement, cost, [row_s / rows_s[0] for row_s in rows_s])
     return LayerChoice(layers, agreement, cost, depth, gain)
 
 
