@@ -113,11 +113,6 @@ class KeySpan(NamedTuple):
     def of(attention: AttentionSpec) -> KeySpan:
         return KeySpan(attention.window, attention.chunk)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every key up to the query's own is seen."""
-        return self.window is None and self.chunk is None
-
     def first_seen(self, position: int) -> int:
         """The first key that the query at `position` sees."""
         if self.window is not None:

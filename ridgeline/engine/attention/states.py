@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -75,6 +76,12 @@ class StepStates:
         states = self.layers[layer]
         assert states is not None, "a layer without states"
         return states
+
+
+class StateAttend(Protocol):
+    """An `Attend` of a step that has states."""
+
+    states: StepStates
 
 
 class StateCache:

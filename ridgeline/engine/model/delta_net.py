@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.attention.states import RunStates, StatefulStep
+from ridgeline.engine.attention.states import RunStates, StateAttend
 from ridgeline.engine.model.delta_rule import chunked, recurrent
 from ridgeline.engine.model.layers import AttentionLayer
 from ridgeline.engine.quant.base import Linear
@@ -84,7 +84,7 @@ class GatedDeltaNet:
         self, x_TC: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, layer: int
     ) -> Tensor:
         delta, weights = self.delta, self.weights
-        states = cast(StatefulStep, attend).states
+        states = cast(StateAttend, attend).states
         mixed_TW, z_TX = (
             self.inputs(x_TC)
             .float()

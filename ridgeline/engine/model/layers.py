@@ -224,7 +224,7 @@ class LatentAttention:
     `q_down` compresses the input of `q`, or returns it as it is.
     """
 
-    __slots__ = ("kv_down", "kv_norm", "o", "q", "q_down", "rotate", "shape", "sinks", "up")
+    __slots__ = ("kv_down", "kv_norm", "o", "q", "q_down", "rotate", "shape", "up")
 
     def __init__(
         self,
@@ -239,8 +239,7 @@ class LatentAttention:
         (self.q_down, self.q), self.kv_down, self.kv_norm = query, kv_down, kv_norm
         self.up, self.o = up, o
         self.shape = (spec.num_heads, spec.head_dim, spec.latent.rope_dim)
-        self.rotate = rotate_interleaved_ if spec.rope.interleaved else rotate_
-        self.sinks: tuple[Tensor, ...] = ()
+        self.rotate = rotation_of(spec)
 
     def __call__(
         self, x_TC: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, layer: int

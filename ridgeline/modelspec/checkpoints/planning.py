@@ -25,6 +25,7 @@ from ridgeline.modelspec.checkpoints.locate import (
 )
 from ridgeline.modelspec.checkpoints.packed_config import KEY, packed_formats
 from ridgeline.modelspec.checkpoints.quantization_config import (
+    NV_GROUP,
     quantization_config_of,
     read_quantization_config,
 )
@@ -37,7 +38,6 @@ from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import map_linears, rewrite_linears
 
 _ON_HUB = re.compile(r"https://huggingface\.co/([^/]+/[^/]+)/")
-_NV_GROUP = 16  # inputs that share a scale in NVFP4
 _NARROWEST_FLOAT = 16  # bits; narrower GGUF tensors are quantised
 _PER_TENSOR_FP8 = "fbgemm_fp8"  # of which only the size is read
 
@@ -107,7 +107,7 @@ def _quantised_format(quantization: Mapping[str, Any], name: str) -> str:
         if "Linear" in targets:
             foreign = scope
     if foreign.codec in ("mxfp4", "fp4"):
-        return "nvfp4" if foreign.group_size == _NV_GROUP else "mxfp4"
+        return "nvfp4" if foreign.group_size == NV_GROUP else "mxfp4"
     if foreign.codec == "bnb4":
         return "nf4"
     if foreign.codec == "scaled" and not foreign.integers:

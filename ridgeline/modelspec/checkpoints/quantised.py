@@ -196,9 +196,9 @@ def describe(foreign: QuantisedCheckpoint, formats: Iterable[Format]) -> str:
     how = "decoded to float32"
     if kinds != ["dense"]:
         how = (
-            f"run as {', '.join(kinds)}: weights exactly, activations in int8 unless --activations"
+            f"run as {', '.join(kinds)}: weights exactly, "
+            "activations in int8 unless --activations says otherwise"
         )
-        how += " says otherwise"
     if foreign.threshold:
         how += f"; inputs of magnitude {foreign.threshold:g} or more multiplied as floats"
     return f"{foreign.name} ({grid}), {how}"

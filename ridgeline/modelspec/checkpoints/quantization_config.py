@@ -262,8 +262,8 @@ def _compressed_weights(weights: Any, layout: str, where: str) -> QuantisedCheck
     )
 
 
-_NV_GROUP, _MX_GROUP = 16, 32
-_FP4 = {"nvfp4-pack-quantized": _NV_GROUP, "mxfp4-pack-quantized": _MX_GROUP}
+NV_GROUP, _MX_GROUP = 16, 32
+_FP4 = {"nvfp4-pack-quantized": NV_GROUP, "mxfp4-pack-quantized": _MX_GROUP}
 """The layouts of 4-bit floats, and how many inputs share a scale."""
 
 
@@ -290,8 +290,8 @@ def _modelopt(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
     algorithm = inner.get("quant_algo") if isinstance(inner, Mapping) else None
     if algorithm == "FP8":
         return QuantisedCheckpoint(codec="scaled", name="modelopt FP8", bits=8, integers=False)
-    if algorithm == "NVFP4" and inner.get("group_size", _NV_GROUP) == _NV_GROUP:
-        return _fp4("fp4", "modelopt NVFP4", _NV_GROUP)
+    if algorithm == "NVFP4" and inner.get("group_size", NV_GROUP) == NV_GROUP:
+        return _fp4("fp4", "modelopt NVFP4", NV_GROUP)
     raise _refused(where, f"modelopt with the algorithm {algorithm!r}", "FP8, NVFP4")
 
 

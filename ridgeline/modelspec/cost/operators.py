@@ -25,7 +25,7 @@ from ridgeline.modelspec.cost.parameters import (
     num_norms,
     shared_linears,
 )
-from ridgeline.modelspec.cost.step import flops_per_pair
+from ridgeline.modelspec.cost.step import delta_flops, flops_per_pair
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
 from ridgeline.modelspec.model import AttentionSpec, DeltaSpec, LinearSpec, MlpSpec, ModelSpec
 
@@ -204,12 +204,10 @@ def _delta(
     rows: _Rows, attention: AttentionSpec, delta: DeltaSpec, num_runs: int
 ) -> dict[str, OperatorWork]:
     """A gated delta net: each run reads and writes its state once."""
-    matrices = delta.num_value_heads * delta.key_dim * delta.value_dim
-    per_token = 8.0 * matrices + 2.0 * delta.conv_width * delta.conv_size
     return {
         "qkv": rows.linears(attention.q, attention.k, attention.v, delta.z, delta.b, delta.a),
         "delta": OperatorWork(
-            flops=per_token * rows.num_tokens,
+            flops=float(delta_flops(delta) * rows.num_tokens),
             memory_bytes=2.0 * 4 * delta.state_size * num_runs,
             rate="float32",
         ),

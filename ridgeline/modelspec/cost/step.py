@@ -32,7 +32,7 @@ from ridgeline.modelspec.cost.parameters import (
     shared_linears,
 )
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
-from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
+from ridgeline.modelspec.model import AttentionSpec, DeltaSpec, LayerSpec, LinearSpec, ModelSpec
 
 Shape = tuple[int, int]
 """(new tokens, tokens already computed) of one run."""
@@ -374,11 +374,17 @@ def _layer_flops(layer: LayerSpec) -> int:
     products += times * sum(map(_products, mlp_linears(mlp)))
     products += sum(map(_products, shared_linears(mlp)))
     products += mlp.router.num_weights if mlp.router else 0
-    if (delta := layer.attention.delta) is not None:
-        # a token decays, reads, corrects and queries each matrix, and convolves its inputs
-        products += 4 * delta.num_value_heads * delta.key_dim * delta.value_dim
-        products += delta.conv_width * delta.conv_size
-    return 2 * products
+    delta = layer.attention.delta
+    return 2 * products + (0 if delta is None else delta_flops(delta))
+
+
+def delta_flops(delta: DeltaSpec) -> int:
+    """FLOPs per token of a gated delta net, without its linears.
+
+    A token decays, reads, corrects and queries each matrix, and convolves its inputs.
+    """
+    matrices = delta.num_value_heads * delta.key_dim * delta.value_dim
+    return 8 * matrices + 2 * delta.conv_width * delta.conv_size
 
 
 def step_work(spec: ModelSpec | CostModel, shapes: Sequence[Shape], num_sampled: int) -> StepWork:

@@ -51,7 +51,7 @@ def _yarn_scale(rope: RopeSpec) -> float:
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
-_EXPERTS = MoeFields(
+DEEPSEEK_EXPERTS = MoeFields(
     num_experts_key="n_routed_experts",
     expert_size_key="moe_intermediate_size",
     norm_topk_key="norm_topk_prob",
@@ -62,6 +62,7 @@ _EXPERTS = MoeFields(
     scale_key="routed_scaling_factor",
     groups=lambda values: values.raw("n_group") is not None,
 )
+"""Of DeepSeek-V3 and the families after it, with latent attention or without."""
 _FIXED: dict[str, tuple[object, ...]] = {
     "attention_bias": (False,),
     "moe_layer_freq": (1,),
@@ -104,7 +105,7 @@ _DEEPSEEK_V3 = Family(
     aliases={"num_local_experts": "n_routed_experts"},
     latent=True,
     rope=RopeFields(interleaved=True),
-    moe=_EXPERTS,
+    moe=DEEPSEEK_EXPERTS,
     fixed={**_FIXED, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
 )
 
@@ -139,7 +140,7 @@ LATENT_FAMILIES: Mapping[str, Family] = {
         latent=True,
         rope=RopeFields(interleaved=True),
         moe=replace(
-            _EXPERTS,
+            DEEPSEEK_EXPERTS,
             scoring="softmax",
             correction=False,
             groups=lambda values: (
@@ -184,7 +185,7 @@ LATENT_FAMILIES: Mapping[str, Family] = {
         aliases={"num_local_experts": "n_routed_experts"},
         latent=True,
         rope=RopeFields(interleaved=True),
-        moe=replace(_EXPERTS, routed_layers=kinds.sparse_by_type),
+        moe=replace(DEEPSEEK_EXPERTS, routed_layers=kinds.sparse_by_type),
         fixed={**_FIXED, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
     ),
 }

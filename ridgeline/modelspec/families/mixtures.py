@@ -9,20 +9,9 @@ from msgspec.structs import replace
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
+from ridgeline.modelspec.families.latent import DEEPSEEK_EXPERTS
 from ridgeline.modelspec.families.rope_config import RopeFields
 from ridgeline.modelspec.model import AttentionSpec
-
-_GLM_MOE = MoeFields(
-    num_experts_key="n_routed_experts",
-    expert_size_key="moe_intermediate_size",
-    norm_topk_key="norm_topk_prob",
-    routed_layers=kinds.sparse_after_first,
-    shared_count_key="n_shared_experts",
-    scoring="sigmoid",
-    correction=True,
-    scale_key="routed_scaling_factor",
-    groups=lambda values: values.raw("n_group") is not None,
-)
 
 
 def _llama4_attention(values: ConfigFields, attention: AttentionSpec, kind: str) -> AttentionSpec:
@@ -147,7 +136,7 @@ MIXTURES: Mapping[str, Family] = {
         qkv_bias="attention_bias",
         qk_norm="use_qk_norm",
         rope=RopeFields(partial=True, default_partial=0.5),
-        moe=_GLM_MOE,
+        moe=DEEPSEEK_EXPERTS,
     ),
     "minimax_m2": Family(
         architecture="MiniMaxM2ForCausalLM",

@@ -25,7 +25,6 @@ from ridgeline.engine.model.layers import (
     AttentionLayer,
     Block,
     GatedMlp,
-    LatentAttention,
     Norm,
     QkNorm,
     QkRowNorm,
@@ -65,9 +64,8 @@ def segment_of(*ops: Op) -> _native.FusedSegment:
     return segment
 
 
-def heads_of(layer: AttentionLayer | LatentAttention) -> tuple[int, int, int]:
+def heads_of(layer: AttentionLayer) -> tuple[int, int, int]:
     """(query heads, key heads, head_dim)."""
-    assert isinstance(layer, AttentionLayer), layer  # latent attention is refused before
     return layer.num_heads, layer.num_kv_heads, layer.head_dim
 
 
