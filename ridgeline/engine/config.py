@@ -18,6 +18,7 @@ from ridgeline.config.settings import PlainSettings, Settings
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.dtype import resolve_dtype
+from ridgeline.engine.embedding_settings import EmbeddingSettings, embedding_settings
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
@@ -70,7 +71,7 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
 
     Names and units are those of `Settings`; `dtype` is the compute dtype. `spec` has every
     technique applied. `derivations` names the source of each value. `default_sampling` is what
-    `generation_config` names.
+    `generation_config` names, `embeddings` what the model's own files say about pooling.
     """
 
     dtype: str
@@ -90,10 +91,11 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     spec: ModelSpec
     derivations: dict[str, str]
     default_sampling: SamplingDefaults = SamplingDefaults()
+    embeddings: EmbeddingSettings = EmbeddingSettings()
 
     def values(self) -> dict[str, Any]:
         """The values of the settings, without the spec and derived records."""
-        skipped = ("spec", "derivations", "default_sampling")
+        skipped = ("spec", "derivations", "default_sampling", "embeddings")
         names = (field.name for field in msgspec.structs.fields(self))
         values = {name: getattr(self, name) for name in names if name not in skipped}
         if self.background_tokens is None:
@@ -133,8 +135,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
     models = Models.of(spec, speculation, max_num_seqs)
-    inputs = _kv_inputs(settings, models, device, max_num_seqs, block_size)
-    inputs = msgspec.structs.replace(inputs, max_model_len=max_model_len)
+    inputs = _kv_inputs(settings, models, device, max_model_len, max_num_seqs, block_size)
     if settings.max_model_len is None and settings.kv_cache_memory_bytes is None:
         max_model_len = fitting_model_len(inputs)
         if max_model_len < inputs.max_model_len:
@@ -168,6 +169,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
         spec=spec,
         derivations=why | _as_asked(settings, why),
         default_sampling=default_sampling,
+        embeddings=embedding_settings(settings.model),
         **{name: getattr(settings, name) for name in PlainSettings.__struct_fields__},
     )
 
@@ -408,14 +410,18 @@ def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
 
 
 def _kv_inputs(
-    settings: Settings, models: Models, device: torch.device, max_num_seqs: int, block_size: int
+    settings: Settings,
+    models: Models,
+    device: torch.device,
+    max_model_len: int,
+    max_num_seqs: int,
+    block_size: int,
 ) -> KvBudgetInputs:
-    """What the KV budget is derived from, for the shortest context."""
     total, available = _memory(device)
     return KvBudgetInputs(
         weight_bytes=models.weight_bytes,
         kv_bytes_per_token=models.kv_bytes_per_token,
-        max_model_len=1,
+        max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         block_size=block_size,
         memory_bytes=total,

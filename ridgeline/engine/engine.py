@@ -32,7 +32,6 @@ from ridgeline.config.settings import EngineSettings, Settings, settings_from
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.config import ResolvedSettings, resolve
-from ridgeline.engine.embedding_settings import embedding_settings
 from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Inbox, Sink
 from ridgeline.engine.profiling.step_stats import StepTotals
@@ -349,7 +348,7 @@ class Engine:
 
 
 def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> EngineInfo:
-    embeddings = embedding_settings(resolved.model)
+    embeddings = resolved.embeddings
     derivations = {
         "loaded": f"in {load_s:.2f} s",
         "embeddings": f"{embeddings.pooling} pooling, {embeddings.source}",

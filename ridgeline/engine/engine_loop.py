@@ -37,6 +37,7 @@ from ridgeline.engine.scheduler.plan import (
     RunOutput,
     StepPlan,
     StepResult,
+    is_row_error,
 )
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.tokenization.event_texts import EventTexts
@@ -381,10 +382,9 @@ class EngineLoop:
 def _is_request_error(error: BaseException) -> bool:
     """True for errors that a request causes and that do not make the engine unhealthy.
 
-    Those are UserErrors and plain ArithmeticErrors: a row without a token to choose, a grammar that
-    exceeds its limits. Subclasses such as ZeroDivisionError are bugs of the engine.
+    Those are UserErrors and errors of single rows.
     """
-    return type(error) in (ArithmeticError, NoTokenError) or isinstance(error, UserError)
+    return is_row_error(error) or isinstance(error, UserError)
 
 
 def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:

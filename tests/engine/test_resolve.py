@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -16,8 +19,9 @@ from ridgeline.engine.scheduler.kv.kv_budget import (
     kv_budget,
     size,
 )
-from ridgeline.errors import BadInput, CannotRun, DoesNotFit
+from ridgeline.errors import BadInput, BadModel, CannotRun, DoesNotFit
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
 
@@ -239,6 +243,14 @@ def test_requested_context_is_never_lowered(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(config, "_memory", lambda device: (24 * GIB, 20 * GIB))
     with pytest.raises(DoesNotFit, match="use --max-model-len"):
         resolve(Settings(model="dummy:llama-3.1-8b", device="cpu", max_model_len=131_072))
+
+
+def test_steps_after_pooling_are_refused_before_weights_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to(model_path("demo") / "config.json")
+    modules = [{"type": "sentence_transformers.models.Dense"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    with pytest.raises(BadModel, match=r"modules\.json has a step.*Dense"):
+        resolve(Settings(model=str(tmp_path), device="cpu"))
 
 
 def test_kv_cache_of_a_small_model_has_the_dtype_of_the_computation() -> None:

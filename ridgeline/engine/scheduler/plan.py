@@ -16,6 +16,14 @@ class NoTokenError(ArithmeticError):
     """No token can be chosen from a row's logits: all are forbidden, or the model computed NaN."""
 
 
+def is_row_error(error: BaseException) -> bool:
+    """Whether one row has no answer: no token to choose, a grammar that exceeds its limits.
+
+    Other subclasses of ArithmeticError, such as ZeroDivisionError, are bugs.
+    """
+    return type(error) in (ArithmeticError, NoTokenError)
+
+
 class SamplePoint(msgspec.Struct, frozen=True):
     """Sample one token after the last position of a run.
 

@@ -71,10 +71,9 @@ def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SamplePoin
     num_blocks = -(-end // block_size)
     blocks = tuple(table if num_blocks == len(table) else table[:num_blocks])
     if seq.num_prompt_logprobs is None or not num_prompt_positions(seq, start, end):
-        return Run(seq.id, start, tokens, blocks, sample, None, None, 0, (), seq.state_slot)
-    following = seq.tokens[end] if end < seq.num_prompt else None
-    num, slot = seq.num_prompt_logprobs, seq.state_slot
-    return Run(seq.id, start, tokens, blocks, sample, num, following, 0, (), slot)
+        return Run(seq.id, start, tokens, blocks, sample, state_slot=seq.state_slot)
+    following, num = seq.tokens[end] if end < seq.num_prompt else None, seq.num_prompt_logprobs
+    return Run(seq.id, start, tokens, blocks, sample, num, following, state_slot=seq.state_slot)
 
 
 def with_drafts(run: Run, seq: Sequence, drafts: tuple[int, ...], block_size: int) -> Run:

@@ -22,7 +22,7 @@ import msgspec
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
-from ridgeline.engine.scheduler.plan import NoTokenError, Run, RunOutput, draft_paths
+from ridgeline.engine.scheduler.plan import Run, RunOutput, draft_paths, is_row_error
 from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.engine.scheduler.speculation.base import (
@@ -114,10 +114,7 @@ class DraftScheduler:
         try:
             drafts = self._proposer.propose([context for _, context in contexts], capacity)
         except ArithmeticError as error:
-            if type(error) not in (
-                ArithmeticError,
-                NoTokenError,
-            ):  # e.g. a division by zero: a bug of ours
+            if not is_row_error(error):
                 raise
             # A failing drafter must not stop the engine: this step goes without drafts, and the
             # drafter starts afresh with these sequences.
