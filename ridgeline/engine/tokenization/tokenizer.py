@@ -166,6 +166,8 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
             )
         return
     assert isinstance(tokenizer, HfTokenizer)
+    if tokenizer.max_token_id < vocab_size:
+        return
     largest = max(
         (token, text)
         for text, token in tokenizer.inner.get_vocab(with_added_tokens=True).items()
@@ -213,12 +215,10 @@ class HfTokenizer:
         self.inner, self._template = inner, template
         self.template_uses_tools = template.uses_tools
         self._table = ByteTable(inner) if _is_byte_level(inner) else None
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        self.max_token_id = max(vocabulary.values(), default=-1)
         # A vocabulary's pieces write blanks and bytes as one character each, at least.
-        self._max_token_chars = max([_MIN_TOKEN_CHARS, *map(len, inner.get_vocab())])
-
-    @property
-    def max_token_chars(self) -> int:
-        return self._max_token_chars
+        self.max_token_chars = max([_MIN_TOKEN_CHARS, *map(len, vocabulary)])
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         try:
