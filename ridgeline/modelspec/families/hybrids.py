@@ -47,8 +47,29 @@ _MOE = MoeFields(
     shared_router=True,
 )
 
+_QWEN3_5 = Family(
+    architecture="Qwen3_5ForCausalLM",
+    defaults={
+        **_DELTA_NET,
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+    },
+    layer_kinds=kinds.every_nth_not_linear,
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    qk_norm=True,
+    zero_centred_norms=True,
+    gated_attention=True,
+    rope=RopeFields(partial=True, mrope=True),
+    fixed={**_FIXED, "mlp_only_layers": ([], None)},
+)
+
 HYBRIDS: Mapping[str, Family] = {
-    "qwen3_next": Family(
+    "qwen3_next": replace(
+        _QWEN3_5,
         architecture="Qwen3NextForCausalLM",
         defaults={
             **_EXPERTS,
@@ -61,17 +82,12 @@ HYBRIDS: Mapping[str, Family] = {
             "norm_topk_prob": True,
             "mlp_only_layers": None,
         },
-        layer_kinds=kinds.every_nth_not_linear,
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
-        zero_centred_norms=True,
-        gated_attention=True,
         rope=RopeFields(partial=True),
         moe=replace(_MOE, norm_topk_key="norm_topk_prob", routed_layers=kinds.sparse_layers),
         fixed=_FIXED,
     ),
-    "qwen3_5_moe_text": Family(
+    "qwen3_5_moe_text": replace(
+        _QWEN3_5,
         architecture="Qwen3_5MoeForCausalLM",
         defaults={
             **_EXPERTS,
@@ -81,33 +97,7 @@ HYBRIDS: Mapping[str, Family] = {
             "num_experts": 256,
             "intermediate_size": None,  # saved by some versions; every layer has experts
         },
-        layer_kinds=kinds.every_nth_not_linear,
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
-        zero_centred_norms=True,
-        gated_attention=True,
-        rope=RopeFields(partial=True, mrope=True),
         moe=_MOE,
-        fixed={**_FIXED, "mlp_only_layers": ([], None)},
     ),
-    "qwen3_5_text": Family(
-        architecture="Qwen3_5ForCausalLM",
-        defaults={
-            **_DELTA_NET,
-            "vocab_size": 248_320,
-            "hidden_size": 4096,
-            "intermediate_size": 12_288,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 4,
-        },
-        layer_kinds=kinds.every_nth_not_linear,
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
-        zero_centred_norms=True,
-        gated_attention=True,
-        rope=RopeFields(partial=True, mrope=True),
-        fixed={**_FIXED, "mlp_only_layers": ([], None)},
-    ),
+    "qwen3_5_text": _QWEN3_5,
 }
