@@ -17,6 +17,7 @@ import torch
 from ridgeline.config.settings import PlainSettings, Settings
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import AttentionSite
+from ridgeline.engine.attention.states import STATE_VERSIONS
 from ridgeline.engine.dtype import resolve_dtype
 from ridgeline.engine.embedding_settings import EmbeddingSettings, embedding_settings
 from ridgeline.engine.execution.layers import choose as choose_forward
@@ -56,7 +57,6 @@ from ridgeline.records import SamplingDefaults
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
-STATE_VERSIONS = 2  # of every sequence's states: before and after its latest run
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
 

@@ -17,8 +17,8 @@ import torch
 
 from ridgeline.api.improve import quantize
 from ridgeline.config.settings import Settings, Speculative
-from ridgeline.engine.attention.states import StateCache
-from ridgeline.engine.config import STATE_VERSIONS, resolve
+from ridgeline.engine.attention.states import STATE_VERSIONS, StateCache
+from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.model.delta_rule import chunked, recurrent
 from ridgeline.engine.scheduler.plan import Run
@@ -130,8 +130,14 @@ def test_a_failed_step_can_be_repeated_and_a_lost_state_is_an_error(directory: P
     states = StateCache(load_spec(str(directory)), 2, "cpu")
     first = Run(0, 0, (1, 2, 3), (), None, state_slot=1)
     second = Run(0, 3, (4,), (), None, state_slot=1)
-    for run in (first, first, second, second):
-        states.begin([run])
+    for run in (first, first):
+        [prompt] = states.begin([run]).prompts
+        assert prompt.new.tolist() == [0]
+    for run in (second, second):
+        decodes = states.begin([run]).decodes
+        assert decodes is not None and not len(decodes.new)
+        (read, slots), (written, _) = decodes.read, decodes.write
+        assert (read.tolist(), written.tolist(), slots.tolist()) == ([0], [1], [1])
     with pytest.raises(CannotRun, match="lost"):
         states.begin([Run(0, 7, (5,), (), None, state_slot=1)])
     with pytest.raises(CannotRun, match="lost"):

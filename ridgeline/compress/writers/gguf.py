@@ -141,7 +141,7 @@ def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> No
             fix="use --format ridgeline",
         )
     windowed = any(layer.attention.window for layer in spec.layers)
-    if windowed and len(spec.layers) < _WINDOWED.get(spec.family, 1 << 30):
+    if windowed and len(spec.layers) < _WINDOWED.get(spec.family, math.inf):
         raise CannotRun(
             "GGUF of a model with sliding windows is not written", fix="use --format ridgeline"
         )

@@ -26,6 +26,9 @@ from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import DeltaSpec, ModelSpec
 
+STATE_VERSIONS = 2
+"""Of a sequence's state: before and after its latest run."""
+
 
 @dataclass(frozen=True)
 class RunStates:
@@ -41,13 +44,12 @@ class RunStates:
 
 
 class LayerStates:
-    """Two versions of the states of one layer, float32."""
+    """The states of one layer in every version, float32."""
 
     def __init__(self, delta: DeltaSpec, num_slots: int, device: torch.device | str) -> None:
-        conv = (2, num_slots, delta.conv_width, delta.conv_size - 1)
-        memory = (2, num_slots, delta.num_value_heads, delta.key_dim, delta.value_dim)
-        self.conv = torch.zeros(conv, device=device)
-        self.memory = torch.zeros(memory, device=device)
+        slots, memory = (STATE_VERSIONS, num_slots), (delta.key_dim, delta.value_dim)
+        self.conv = torch.zeros((*slots, delta.conv_width, delta.conv_size - 1), device=device)
+        self.memory = torch.zeros((*slots, delta.num_value_heads, *memory), device=device)
 
     def read(self, runs: RunStates) -> tuple[Tensor, Tensor]:
         """(conv_SWT, memory_SHKV) of the runs, before their tokens."""
@@ -94,11 +96,6 @@ class StateCache:
         )
         self.device = device
         self._seen = [[-1, -1] for _ in range(num_slots)]  # tokens of each version, by slot
-
-    @property
-    def nbytes(self) -> int:
-        held = [states for states in self.layers if states is not None]
-        return sum(states.conv.nbytes + states.memory.nbytes for states in held)
 
     def begin(self, runs: Sequence[Run]) -> StepStates:
         """The states of a step with these runs, whose rows are in order."""
