@@ -12,7 +12,11 @@ from ridgeline.twin.config import HostTime
 
 
 class TwinStepTimes:
-    """Modelled seconds of a step of one replica."""
+    """Modelled seconds of a step of one replica.
+
+    A step with drafts yields several tokens per sequence, and the simulated scheduler plans one: a
+    planned step that only decodes has its share of the host's time, as of the device's.
+    """
 
     def __init__(
         self, replica: Replica, speculation: SpeculationModel | None, host: HostTime
@@ -20,7 +24,9 @@ class TwinStepTimes:
         self._modelled = ModelledStepTimes(replica, speculation)
         self._launch_s = host.layer_s * len(replica.spec.layers)
         self._host = host
+        self._yield = 1.0 if speculation is None else speculation.tokens_per_step
 
     def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float:
-        device_s = max(self._modelled.step_s(shapes, num_sampled), self._launch_s)
-        return device_s + self._host.step_s + self._host.sequence_s * len(shapes)
+        share = 1 / self._yield if all(new == 1 for new, _ in shapes) else 1.0
+        device_s = max(self._modelled.step_s(shapes, num_sampled), share * self._launch_s)
+        return device_s + share * (self._host.step_s + self._host.sequence_s * len(shapes))

@@ -153,6 +153,12 @@ def test_accepted_drafts_shorten_the_step_per_token_and_refused_ones_lengthen_it
     assert bad > plain
 
 
+def test_accepted_drafts_also_save_launches_and_scheduling() -> None:
+    host = "--enforce-eager --no-async-scheduling"
+    drafts = """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'"""
+    assert decode_s(f"{host} {drafts}", batch=1) < 0.7 * decode_s(host, batch=1)
+
+
 @pytest.mark.parametrize(
     ("server", "off"),
     [

@@ -34,7 +34,7 @@ from ridgeline.workflows.serving.twin_server import twin_config
 
 MODEL, DEVICE, TP = "llama-3.1-70b", "h100-sxm", 4
 TOLERANCE = (
-    0.05  # beside ten busy processes 1 to 2 % (TTFT) and 0.3 % (TPOT) were seen, with outliers
+    0.05  # next to ten busy processes 1 to 2 % (TTFT) and 0.3 % (TPOT) were seen, with outliers
 )
 ATTEMPTS = 6
 
