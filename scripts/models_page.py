@@ -19,10 +19,11 @@ The `model_type` of a model's `config.json` decides how it is read; a field that
 is an error that names it, and an unknown family is refused with the nearest known one and the
 fields that differ.
 
-*Layers*: `native` are the fused CPU kernels, `torch` runs on every device. Every family is compared
-with transformers on small random models: log-probabilities within 1e-4 and the same greedy tokens
-but for ties, in whole prompts, in chunks and in mixed batches; native layers are compared with
-torch layers in every weight format of the engine. Batching, preemption, prefix caching and
+*Layers*: `native` are the fused CPU kernels, `torch` runs on every device. Every family but
+`kimi_k2`, which is read and run as DeepSeek-V3, is compared with transformers on small random
+models: log-probabilities within 1e-4 and the same greedy tokens but for ties, in whole prompts, in
+chunks and in mixed batches. Native layers are compared with torch layers in every weight format of
+the engine. Batching, preemption, prefix caching and
 speculation are checked token by token on Llama, gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2 and
 the demo model, on Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2,
 GLM-4.7-Flash) caches one compressed row per token and layer, absorbs the projections in decode
@@ -31,9 +32,10 @@ unread. GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints are read
 whose modules have Llama's names (all but gpt-oss, whose experts are read in MXFP4); they are tested
 on the families from `llama` to `phi3`, and FP8 blocks on DeepSeek-V3 and MiniMax M2 too. The names
 of published shapes work in `inspect`, `plan` and `predict` and, but for the largest, as
-`dummy:NAME` with random weights. Shapes of the families from `smollm3` on
-and of the image models are checked by their parameter counts only: compare them with the model's
-own config.json before relying on a rope theta or token id.
+`dummy:NAME` with random weights. Shapes of the families below `phi3` in the table and of the image
+models were written down from memory, not copied from a config.json, and only their parameter counts
+are tested: compare them with the model's own config.json before relying on a rope theta or token
+id.
 """
 WRAPPED = """
 ## The text of multimodal models

@@ -79,7 +79,7 @@ def optimize(
         restart_cmd: Command that starts it; {flags} and {port} are filled in.
         server: Kind of server (default: recognised by its command).
         served_model_name: Model to request from the server (default: the first it lists).
-        gpus: Devices for tensor parallelism and replicas (default: as the command has it).
+        gpus: GPUs that tensor parallelism and replicas may use (default: as the command has it).
         api_key: API key of the server.
         start_timeout: Maximum time for a start (default: 10m).
         observer: Called with every progress event; `print` shows them as lines.

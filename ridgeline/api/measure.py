@@ -105,8 +105,8 @@ def bench(
         replay_speed: Replay recorded arrival times, sped up by this factor.
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
         percentile_metrics: Metrics to report, separated by commas: ttft, visible (first token
-            that is not reasoning), tpot, itl, e2e, queue, publish, user_tok_s (of one user),
-            fluidity.
+            that is not reasoning), tpot, itl, e2e, queue, publish, user_tok_s (tokens/s of one
+            user), fluidity (share of tokens in time).
         metric_percentiles: Percentiles to report, separated by commas.
         num_warmups: Requests to send before the measurement.
         warmup_s: Exclude requests that arrive in this time at the start.
@@ -207,8 +207,8 @@ def diagnose(
         replay_speed: Replay recorded arrival times, sped up by this factor.
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
         percentile_metrics: Metrics to report, separated by commas: ttft, visible (first token
-            that is not reasoning), tpot, itl, e2e, queue, publish, user_tok_s (of one user),
-            fluidity.
+            that is not reasoning), tpot, itl, e2e, queue, publish, user_tok_s (tokens/s of one
+            user), fluidity (share of tokens in time).
         metric_percentiles: Percentiles to report, separated by commas.
         num_warmups: Requests to send before the measurement.
         warmup_s: Exclude requests that arrive in this time at the start.

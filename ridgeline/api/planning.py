@@ -158,7 +158,7 @@ def predict(
         expert_parallel_size: Devices that whole experts are spread over.
         moe_tensor_parallel_size: Devices that each expert's matrices are split over (default:
             what expert parallelism leaves).
-        attention_dp_size: Attention groups with separate sequences, which share the experts.
+        attention_dp_size: Data-parallel attention groups: separate sequences, shared experts.
         backend: Engine whose overheads are predicted: vllm, sglang or trtllm (default: the
             mean of the three).
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration

@@ -73,8 +73,8 @@ def serve(
         stream_interval: Tokens per streamed chunk; the first is sent at once.
         enable_auto_tool_choice: Let the model decide to call tools (tool_choice: auto).
         tool_call_parser: Format in which this model writes tool calls.
-        reasoning_parser: How this model marks its reasoning; think_open: opened by the
-            prompt, openai_gptoss: in harmony's channels.
+        reasoning_parser: How this model marks its reasoning: think (<think> tags), think_open
+            (a closing tag only), openai_gptoss (harmony channels).
         api_key: Key that clients must send.
         api_keys_file: TOML file of hashed keys with their names and limits.
         insecure: Serve non-local clients without a key, at your own risk.
@@ -97,9 +97,9 @@ def serve(
             with 413 (default: 16 GiB).
         batch_window: Hours in which batch requests are started: 22:00-06:00 (default:
             always).
-        twin: Do not compute: wait as long as --device NAME[:COUNT] of the catalogue would
-            take, and answer with synthetic tokens.
-        speed: Modelled seconds per second.
+        twin: Simulate the accelerators --device NAME[:COUNT] of the catalogue: steps take the
+            predicted time, and answers are synthetic.
+        speed: Modelled seconds per second of real time.
         acceptance: Speculative decoding: probability that a draft token is accepted.
         observer: Called with every progress event; `print` shows them as lines.
         settings: Engine settings.

@@ -131,8 +131,8 @@ _COMMANDS = (
         name="serve",
         group="Run",
         summary="Serve a model over the OpenAI API.",
-        details="Also serves the Anthropic API, a chat page, and Prometheus metrics. --twin serves "
-        "a model of a device: its latencies without its weights.",
+        details="Also serves the Anthropic API, a chat page, and Prometheus metrics. --twin "
+        "simulates a device that is not here, and needs no weights.",
         examples=(
             "ridgeline serve demo",
             "ridgeline serve ./model --quantization int8",
@@ -244,8 +244,7 @@ _COMMANDS = (
         group="Improve",
         summary="Find the fastest configuration, and prove it.",
         details="Tries one technique at a time: measures, diagnoses, applies, verifies quality, "
-        "and "
-        "keeps only proven improvements. Optimises the engine here (MODEL), or a server that "
+        "and keeps only proven improvements. Optimises the engine here (MODEL), or a server that "
         "--restart-cmd starts. Writes a report and a ridgeline.toml.",
         examples=(
             "ridgeline optimize demo --budget 5m",
@@ -361,10 +360,10 @@ _COMMANDS = (
     Command(
         name="twin",
         group="Tools",
-        summary="Imitate another server on devices that are not here.",
-        details="Takes the command line of vLLM, SGLang, TensorRT-LLM, TGI or llama.cpp: the flags "
-        "act on a model of steps, memory and start-up; answers are synthetic. Its own options come "
-        "before the server's program.",
+        summary="Simulate another inference server, without its devices.",
+        details="Takes the command line of vLLM, SGLang, TensorRT-LLM, TGI or llama.cpp, and "
+        "models what its flags do to step times, memory and start-up. Answers are synthetic. "
+        "Options of the twin come before the server's program.",
         examples=(
             "ridgeline twin vllm serve llama-3.1-8b --max-num-seqs 64",
             "ridgeline optimize dummy:llama-3.1-8b --max-model-len 4096 \\\n"

@@ -84,7 +84,7 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
     gpus: Annotated[
         int | None,
         About(
-            "Devices for tensor parallelism and replicas.",
+            "GPUs that tensor parallelism and replicas may use.",
             unit=COUNT,
             unset="as the command has it",
             ambient=False,

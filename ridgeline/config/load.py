@@ -106,7 +106,8 @@ class BenchOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str,
         About(
             "Metrics to report, separated by commas: ttft, visible (first token that is not "
-            "reasoning), tpot, itl, e2e, queue, publish, user_tok_s (of one user), fluidity.",
+            "reasoning), tpot, itl, e2e, queue, publish, user_tok_s (tokens/s of one "
+            "user), fluidity (share of tokens in time).",
             metavar="METRICS",
         ),
     ] = "ttft,tpot,itl,e2e"

@@ -21,7 +21,12 @@ from ridgeline.records import Slo
 
 ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml", "openai"]
 ReasoningFormat = Literal["think", "think_open", "openai_gptoss"]
-SPEED = About("Modelled seconds per second.", unit=NUMBER, range=Range(0, 1e4, exclusive=True))
+SPEED = About(
+    "Modelled seconds per second of real time.",
+    unit=NUMBER,
+    range=Range(0, 1e4, exclusive=True),
+    since="0.3",
+)
 _TIMEOUT = About("", unit=DURATION, range=NON_NEGATIVE_SECONDS, flag="")
 
 
@@ -77,8 +82,8 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reasoning_parser: Annotated[
         ReasoningFormat | None,
         About(
-            "How this model marks its reasoning; think_open: opened by the prompt, openai_gptoss: "
-            "in harmony's channels.",
+            "How this model marks its reasoning: think (<think> tags), think_open (a closing tag "
+            "only), openai_gptoss (harmony channels).",
         ),
     ] = None
     api_key: Annotated[
@@ -194,7 +199,7 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TwinServerOptions(Section, frozen=True, kw_only=True):
-    """Another server to imitate. `command`: its program and flags, as one line."""
+    """Another inference server to simulate. `command`: its program and flags, as one line."""
 
     title: ClassVar[str] = "Twin"
     table: ClassVar[str] = "twin"
@@ -212,26 +217,31 @@ class TwinServerOptions(Section, frozen=True, kw_only=True):
     ]
     device: Annotated[
         str,
-        About("Devices of the catalogue that it has.", metavar="NAME[:COUNT]"),
+        About(
+            "Accelerators of the simulated server, by their name in the catalogue.",
+            metavar="NAME[:COUNT]",
+            since="0.3",
+        ),
     ] = "h100-sxm:8"
     speed: Annotated[float, SPEED] = 1.0
-    acceptance: Annotated[float, shared.ACCEPTANCE] = 0.6
+    acceptance: Annotated[float, shared.ACCEPTANCE.but(since="0.3")] = 0.6
 
 
 class TwinOptions(Section, frozen=True, kw_only=True):
-    """Serve a model of the device instead of the model's weights."""
+    """Serve on a simulated device, without the weights."""
 
     title: ClassVar[str] = "Twin"
 
     twin: Annotated[
         bool,
         About(
-            "Do not compute: wait as long as --device NAME[:COUNT] of the catalogue would take, "
-            "and answer with synthetic tokens.",
+            "Simulate the accelerators --device NAME[:COUNT] of the catalogue: steps take the "
+            "predicted time, and answers are synthetic.",
+            since="0.3",
         ),
     ] = False
     speed: Annotated[float, SPEED] = 1.0
-    acceptance: Annotated[float, shared.ACCEPTANCE] = 0.6
+    acceptance: Annotated[float, shared.ACCEPTANCE.but(since="0.3")] = 0.6
 
 
 def parse_slo_classes(text: str) -> dict[str, Slo]:

@@ -76,9 +76,10 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     generation_config: Annotated[
         str,
         About(
-            "Sampling defaults of requests that leave them out: auto takes those of the model's "
-            "generation_config.json, vllm takes none, a path those of another file or folder.",
+            "Source of default sampling parameters: auto reads the model's generation_config.json, "
+            "vllm ignores it, a path names another file or folder.",
             metavar="auto|vllm|PATH",
+            since="0.3",
         ),
     ] = "auto"
     quantization: Annotated[
@@ -199,8 +200,8 @@ class Settings(PlainSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
         About(
-            "Data type of the KV cache; auto is that of a large 16-bit model's weights, else that "
-            "of the activations. int8 is lossy.",
+            "Data type of the KV cache; auto uses that of the weights for large 16-bit models, "
+            "otherwise that of the activations. int8 is lossy.",
             panel=KV,
         ),
     ] = "auto"

@@ -142,21 +142,21 @@ EXPERT_PARALLEL = About(
     "Devices that whole experts are spread over.", unit=COUNT, old_names=("ep",), since="0.2"
 )
 ATTENTION_DP = About(
-    "Attention groups with separate sequences, which share the experts.",
+    "Data-parallel attention groups: separate sequences, shared experts.",
     unit=COUNT,
-    since="0.2",
+    since="0.3",
 )
 MOE_TENSOR_PARALLEL = About(
     "Devices that each expert's matrices are split over.",
     unit=COUNT,
     unset="what expert parallelism leaves",
-    since="0.2",
+    since="0.3",
 )
 BACKEND = About(
     "Engine whose overheads are predicted: vllm, sglang or trtllm.",
     metavar="NAME",
     unset="the mean of the three",
-    since="0.2",
+    since="0.3",
 )
 PRICE_PER_HOUR = About("Price of this machine per hour.", unit=DOLLARS)
 DEVICE_PRICE = About("Price per device and hour.", unit=DOLLARS, unset="from the catalogue")
