@@ -43,7 +43,8 @@ TIME_LIMIT_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One variant: log-probabilities after each solution token, completions, problems solved."""
+    """One variant: log-probabilities after each solution token, completions, and whether each
+    problem is solved (empty without --execute)."""
 
     logprobs: list[np.ndarray]
     completions: list[str]
@@ -79,8 +80,10 @@ def is_solved(problem: dict[str, str], completion: str) -> bool:
 
 
 def prompt_of(tokenizer: Tokenizer, code: str) -> list[int]:
-    """The function's head as the beginning of the answer in a chat; as plain text for a base
-    model."""
+    """The function's head as the beginning of the answer in a chat.
+
+    For a model without a chat template it is plain text.
+    """
     chat = [
         {"role": "user", "content": f"Complete this Python function:\n\n```python\n{code}```"},
         {"role": "assistant", "content": f"```python\n{code}"},
@@ -107,11 +110,10 @@ def run(variant: str, problems: Sequence[dict[str, str]], chosen: argparse.Names
             tokens = encode(problem["prompt"] + problem["canonical_solution"])
             rows = engine.logprobs_of(tokens[:-1])[start - 1 :].astype(np.float32)
             logprobs.append(rows - logsumexp(rows, axis=1, keepdims=True))
-        texts = [found.text for found in engine.generate(prompts, sampling)]
-    solved = [
-        is_solved(problem, text) if chosen.execute else False
-        for problem, text in zip(problems, texts, strict=True)
-    ]
+        texts = [result.text for result in engine.generate(prompts, sampling)]
+    solved = []
+    if chosen.execute:
+        solved = [is_solved(*pair) for pair in zip(problems, texts, strict=True)]
     return Answers(logprobs, texts, solved)
 
 
@@ -131,8 +133,8 @@ def losses(answers: Answers, solutions: list[list[int]]) -> list[float]:
 
 
 def interval(values: Sequence[float]) -> list[float]:
-    found = mean_interval(list(values))
-    return [found.mid, found.low, found.high]
+    mean = mean_interval(list(values))
+    return [mean.mid, mean.low, mean.high]
 
 
 def compare(first: Answers, other: Answers, solutions: list[list[int]]) -> dict[str, Any]:
@@ -141,14 +143,23 @@ def compare(first: Answers, other: Answers, solutions: list[list[int]]) -> dict[
     same = [float((a.argmax(1) == b.argmax(1)).mean()) for a, b in pairs]
     change = np.subtract(losses(other, solutions), losses(first, solutions))
     completions = zip(first.completions, other.completions, strict=True)
-    outcomes = list(zip(first.solved, other.solved, strict=True))
     return {
         "kl": interval(kl),
         "same most likely token": interval(same),
         "perplexity ratio": [math.exp(value) for value in interval(change.tolist())],
         "identical completions": sum(a == b for a, b in completions),
-        "solved by the baseline alone": sum(a and not b for a, b in outcomes),
-        "solved by this one alone": sum(b and not a for a, b in outcomes),
+        **compare_solved(first.solved, other.solved),
+    }
+
+
+def compare_solved(first: Sequence[bool], other: Sequence[bool]) -> dict[str, int]:
+    """Problems that only one of two variants solves; nothing if no program was run."""
+    if not first:
+        return {}
+    pairs = list(zip(first, other, strict=True))
+    return {
+        "solved by the baseline alone": sum(a and not b for a, b in pairs),
+        "solved by this one alone": sum(b and not a for a, b in pairs),
     }
 
 

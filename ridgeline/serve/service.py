@@ -89,7 +89,7 @@ class Service:
             http_request.headers, options, caller.tenant(options.cache_salt)
         )
         if scheduling.priority < caller.min_priority:
-            message = f"priority is too low for this API key: {scheduling.priority}"
+            message = f"priority is below the minimum of this API key: {scheduling.priority}"
             raise ApiError(400, f"{message}; limit: {caller.min_priority}", param="priority")
         own_id = new_id(f"{id_prefix}-")
         sent_id = request_id(http_request.headers, options.request_id, own_id)

@@ -28,7 +28,7 @@ class EveryMarkerCloses:
     """The guard of formats whose text cannot contain the closing marker."""
 
     def feed(self, text: str) -> None:
-        """Takes no notice of the text."""
+        """Ignore the text."""
 
     def is_open(self) -> bool:
         return False

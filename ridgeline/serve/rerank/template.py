@@ -32,7 +32,7 @@ class RerankTokens(msgspec.Struct, frozen=True):
 
 
 def rerank_tokens(tokenizer: ServedTokenizer) -> RerankTokens:
-    """The template's tokens. ApiError 400 if the model's tokenizer has not the tokens it needs."""
+    """The template's tokens. ApiError 400 if the model's tokenizer lacks one of them."""
 
     def encode(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
