@@ -141,22 +141,20 @@ async def _respond_to_error(request: Request, error: Exception) -> Response:
     if api_error.status_code == 405:
         api_error = ApiError(405, api_error.message, headers={"allow": _allowed_methods(request)})
     path = request.scope.get("path", "")
-    # `/v1/responses` has a field `prompt`; the engine calls every request's text so
-    is_own_field = isinstance(error, ApiError) and error.param == "prompt"
-    return error_response(api_error if is_own_field else in_words_of(path, api_error), path)
+    return error_response(in_words_of(path, api_error), path)
 
 
 async def _respond_to_invalid_request(request: Request, error: Exception) -> Response:
     """400 for a body or a parameter that does not fit its model."""
     assert isinstance(error, RequestValidationError)
-    errors = [dict(each) for each in error.errors()]
-    first = errors[0]
-    source, *location = first["loc"]
-    errors = [each | {"loc": tuple(each["loc"][1:])} for each in errors]
-    api_error = validation_error(errors, error.body)
-    if source != "body":
+    errors = error.errors()
+    source, *location = errors[0]["loc"]
+    if source == "body":
+        in_body = [{**complaint, "loc": tuple(complaint["loc"][1:])} for complaint in errors]
+        api_error = validation_error(in_body, error.body)
+    else:
         field = ".".join(map(str, location))
-        api_error = ApiError(400, f"{field}: {first['msg']}", param=field)
+        api_error = ApiError(400, f"{field}: {errors[0]['msg']}", param=field)
     return error_response(api_error, request.scope.get("path", ""))
 
 

@@ -62,6 +62,8 @@ _FIELD_NAMES = {
         "response_format": "text.format",
     },
     "/v1/embeddings": {"prompt": "input"},
+    "/v1/rerank": {"prompt": "documents"},
+    "/v1/score": {"prompt": "text_2"},
 }
 """How each API calls what this server calls otherwise."""
 _REQUEST_FIELDS = {"prompt", "messages", *(f.name for f in msgspec.structs.fields(Sampling))}

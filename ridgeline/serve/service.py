@@ -84,7 +84,6 @@ class Service:
         """
         caller = caller_of(http_request.scope)
         num_tokens = sum(len(prompt.tokens) for prompt in prompts)
-        num_charged = sum(prompt.num_charged for prompt in prompts)
         scheduling = self._scheduling(
             http_request.headers, options, caller.tenant(options.cache_salt)
         )
@@ -107,7 +106,7 @@ class Service:
             score_only=score_only,
             charge=charge_nothing if score_only else self._charger(budget),
             headers=response_headers(sent_id, options.ignored)
-            | self.charge(budget, max(0, num_tokens - num_charged)),
+            | self.charge_prompts(budget, prompts),
         )
         stream = ResponseStream(
             self.engine,
@@ -131,6 +130,11 @@ class Service:
             self.engine.info.max_model_len,
             partial(self.charge, budget),
         )
+
+    def charge_prompts(self, budget: KeyBudget, prompts: Sequence[TokenPrompt]) -> dict[str, str]:
+        """Charge what was not charged before the texts were tokenised; as `charge`."""
+        num_tokens = sum(len(prompt.tokens) - prompt.num_charged for prompt in prompts)
+        return self.charge(budget, max(0, num_tokens))
 
     def charge(self, budget: KeyBudget, num_tokens: int) -> dict[str, str]:
         """Charge tokens to a key; the rate limit headers. ApiError 429 if it is over budget."""

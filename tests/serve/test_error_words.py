@@ -56,6 +56,7 @@ def message(**fields: Any) -> dict[str, Any]:
         (RESPONSES, item({"role": "user", "content": [{"type": "input_image"}]}),
          "input.1.content.0.type", "only text is supported"),
         (RESPONSES, {"input": "x" * 300}, "input", "too long"),
+        ("/v1/embeddings", {"input": ""}, "input", "input is empty"),
     ],
 )  # fmt: skip
 async def test_error_names_the_field_and_the_reason(

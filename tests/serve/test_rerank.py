@@ -151,6 +151,12 @@ async def test_bad_bodies_are_refused(
     assert (await client.post(path, json=body)).status_code == 400
 
 
+async def test_too_long_document_is_named(client: httpx.AsyncClient) -> None:
+    body = {"query": "x", "documents": ["x" * 200_000]}
+    error = (await client.post("/v1/rerank", json=body)).json()["error"]
+    assert error["param"] == "documents" and error["message"].startswith("documents is too long")
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v1/score"])
 async def test_a_model_without_the_templates_tokens_is_refused(path: str) -> None:
     body = {"query": "a", "documents": ["b"], "text_1": "a", "text_2": "b"}

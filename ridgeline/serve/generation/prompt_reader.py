@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from ridgeline.serve.engine_protocol import ServedTokenizer
@@ -19,7 +20,6 @@ from ridgeline.serve.generation.request import TokenPrompt
 _INLINE = 4_000  # characters of one request; tokenised within a millisecond or two
 _LONG_CHARS = 256 << 10
 _LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-tokenizer")
-
 
 T = TypeVar("T")
 
@@ -42,14 +42,13 @@ class PromptReader:
         text: str,
         *,
         add_special_tokens: bool = True,
-        field: str = "prompt",
         is_cut: bool = False,
     ) -> TokenPrompt:
         """A text as a prompt, which may be empty. `is_cut`: it may be longer than the context.
 
         ApiError 400 if the text is too long, 429 if its key is over budget.
         """
-        num_charged = self._admit(len(text), field, is_cut)
+        num_charged = self._admit(len(text), "prompt", is_cut)
         tokens = await self._run(
             len(text),
             lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens),
@@ -60,7 +59,9 @@ class PromptReader:
         """A conversation of `num_chars` as a prompt; `chat`: arguments of `apply_chat_template`."""
         num_charged = self._admit(num_chars, "messages", is_cut)
         # Always in a thread: it may wait for the process that renders the template.
-        tokens = await asyncio.to_thread(self._tokenizer.apply_chat_template, **chat)
+        executor = _LONG_TEXTS if num_chars >= _LONG_CHARS else None
+        render = partial(self._tokenizer.apply_chat_template, **chat)
+        tokens = await asyncio.get_running_loop().run_in_executor(executor, render)
         return TokenPrompt(tuple(tokens), None, num_charged)
 
     def _admit(self, num_chars: int, field: str, is_cut: bool) -> int:

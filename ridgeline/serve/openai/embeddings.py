@@ -57,9 +57,8 @@ async def create_embeddings(
     service.check_model(body.model)
     prompts = await _prompts(body, service, request)
     num_tokens = sum(len(prompt.tokens) for prompt in prompts)
-    num_charged = sum(prompt.num_charged for prompt in prompts)
     budget = service.budgets.of(caller_of(request.scope), service.now())
-    rate_headers = service.charge(budget, max(0, num_tokens - num_charged))
+    rate_headers = service.charge_prompts(budget, prompts)
     async with cancel_on_disconnect(request.receive):
         vectors = await _embed(prompts, body, service)
     for prompt in prompts:
@@ -82,7 +81,7 @@ async def _prompts(body: EmbeddingRequest, service: Service, request: Request) -
     entries = prompt_entries(body.input) or [""]
     check_limit("input", len(entries), LIMITS.max_inputs, "inputs")
     reader, max_tokens = service.prompt_reader(request), service.engine.info.max_model_len
-    prompts = [await to_prompt(entry, reader, True, field="input") for entry in entries]
+    prompts = [await to_prompt(entry, reader, True) for entry in entries]
     for prompt in prompts:
         check_limit("input", len(prompt.tokens), max_tokens, "tokens in one input")
     return prompts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.openai.schemas import (
@@ -98,6 +99,15 @@ class ResponseReasoningOptions(OpenBody):
     effort: ReasoningEffort | None = None
 
 
+_STATELESS = {
+    "previous_response_id": "send the whole conversation as input",
+    "conversation": "send the whole conversation as input",
+    "prompt": "send the text as instructions and input",
+    "background": "wait for the response, or stream it",
+}
+"""Fields that need stored responses → what to send instead."""
+
+
 class ResponsesRequest(OpenBody):
     """Body of `POST /v1/responses`. Nothing is stored: `store` is answered with false."""
 
@@ -123,26 +133,18 @@ class ResponsesRequest(OpenBody):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
 
-
-_STATELESS = {
-    "previous_response_id": "send the whole conversation as input",
-    "conversation": "send the whole conversation as input",
-    "prompt": "send the text as instructions and input",
-    "background": "wait for the response, or stream it",
-}
-"""Fields that need stored responses → what to send instead."""
-
-
-def _check_stateless(body: ResponsesRequest) -> None:
-    for name, fix in _STATELESS.items():
-        if getattr(body, name) not in (None, False):
-            message = f"{name} is not supported: this server stores nothing; fix: {fix}"
-            raise ApiError(400, message, param=name)
+    @field_validator(*_STATELESS)
+    @classmethod
+    def _check_stateless(cls, value: Any, info: ValidationInfo) -> Any:
+        if value in (None, False):
+            return value
+        fix = _STATELESS[info.field_name or ""]
+        message = f"not supported: this server stores nothing; fix: {fix}"
+        raise PydanticCustomError("stateless", message)
 
 
 def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     """The same request as a chat; ApiError 400 if a chat cannot express it."""
-    _check_stateless(body)
     chat: dict[str, Any] = {
         **extension_fields(body),
         "messages": _messages(body),

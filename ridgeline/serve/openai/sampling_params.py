@@ -208,19 +208,17 @@ async def to_prompt(
     reader: PromptReader,
     add_special_tokens: bool,
     *,
-    field: str = "prompt",
     is_cut: bool = False,
 ) -> TokenPrompt:
     """One text or token list as a prompt; ApiError 400 if it is empty."""
     if not entry:
-        raise ApiError(400, f"{field} is empty; fix: send at least one token of text", param=field)
+        message = "prompt is empty; fix: send at least one token of text"
+        raise ApiError(400, message, param="prompt")
     if not isinstance(entry, str):
         return TokenPrompt(tuple(entry))
-    prompt = await reader.read(
-        entry, add_special_tokens=add_special_tokens, field=field, is_cut=is_cut
-    )
+    prompt = await reader.read(entry, add_special_tokens=add_special_tokens, is_cut=is_cut)
     if not prompt.tokens:
-        raise ApiError(400, f"{field} has no tokens", param=field)
+        raise ApiError(400, "prompt has no tokens", param="prompt")
     return prompt
 
 

@@ -19,7 +19,7 @@ from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError, check_limit
 from ridgeline.serve.generation.collect import CollectedChoice, collect
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
-from ridgeline.serve.generation.prompt_reader import PromptReader
+from ridgeline.serve.generation.prompt_reader import PromptReader, in_thread_if_long
 from ridgeline.serve.generation.request import RequestOptions, TokenPrompt
 from ridgeline.serve.generation.respond import json_response
 from ridgeline.serve.generation.stream import ResponseStream
@@ -54,7 +54,7 @@ async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> 
     reader = service.prompt_reader(request)
     documents = [await _truncated(text, limit, service, reader) for text in texts]
     pairs = [pair_text(body.query, document, body.instruction) for document in documents]
-    stream = await _submit(body, request, service, tokens, pairs)
+    stream = await _submit(body, request, service, reader, tokens, pairs)
     scores = await _scores(stream, request)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     returns = body.return_documents is not False
@@ -86,7 +86,8 @@ async def score(body: ScoreRequest, request: Request, service: ServiceDep) -> Re
     queries, documents = _pairs(body)
     tokens = rerank_tokens(service.engine.tokenizer)
     pairs = [pair_text(*pair, body.instruction) for pair in zip(queries, documents, strict=True)]
-    stream = await _submit(body, request, service, tokens, pairs)
+    reader = service.prompt_reader(request)
+    stream = await _submit(body, request, service, reader, tokens, pairs)
     scores = await _scores(stream, request)
     num_tokens = stream.request.num_prompt_tokens
     response: ScoreResponse = {
@@ -123,29 +124,28 @@ async def _truncated(
     """The text of the document's first `num_tokens`."""
     if num_tokens is None:
         return document
-    prompt = await reader.read(document, add_special_tokens=False, field="documents", is_cut=True)
-    tokens = prompt.tokens
-    if len(tokens) <= num_tokens:
+    prompt = await reader.read(document, add_special_tokens=False, is_cut=True)
+    kept, decode = prompt.tokens[:num_tokens], service.engine.tokenizer.decode
+    if len(kept) == len(prompt.tokens):
         return document
-    return service.engine.tokenizer.decode(tokens[:num_tokens], skip_special_tokens=False)
+    return await in_thread_if_long(len(kept), lambda: decode(kept, skip_special_tokens=False))
 
 
 async def _submit(
     body: RerankRequest | ScoreRequest,
     request: Request,
     service: Service,
+    reader: PromptReader,
     tokens: RerankTokens,
     pairs: Sequence[str],
 ) -> ResponseStream:
-    reader = service.prompt_reader(request)
-    is_cut = isinstance(body, ScoreRequest) and body.truncate_prompt_tokens is not None
+    limit = body.truncate_prompt_tokens if isinstance(body, ScoreRequest) else None
     prompts = []
     for text in pairs:
-        read = await reader.read(text, add_special_tokens=False, is_cut=is_cut)
+        read = await reader.read(text, add_special_tokens=False, is_cut=limit is not None)
         pair = read.tokens
-        if isinstance(body, ScoreRequest) and body.truncate_prompt_tokens is not None:
-            kept = body.truncate_prompt_tokens - len(tokens.prefix) - len(tokens.suffix)
-            pair = pair[: max(0, kept)]
+        if limit is not None:
+            pair = pair[: max(0, limit - len(tokens.prefix) - len(tokens.suffix))]
         full = (*tokens.prefix, *pair, *tokens.suffix)
         prompts.append(TokenPrompt(full, num_charged=read.num_charged))
     sampling = Sampling(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ridgeline.serve.openai.objects import NonNegative
+from ridgeline.serve.openai.objects import EmbeddingUsage, NonNegative
 from ridgeline.serve.openai.schemas import CacheSalt, Count, OpenBody, Priority
 
 Text = Annotated[str, Field(min_length=1)]
@@ -51,13 +51,6 @@ class ScoreRequest(OpenBody):
     cache_salt: CacheSalt | None = None
 
 
-class RerankUsage(TypedDict):
-    """Tokens of all prompts."""
-
-    prompt_tokens: NonNegative
-    total_tokens: NonNegative
-
-
 class RerankDocument(TypedDict):
     """The document as it was sent."""
 
@@ -78,7 +71,7 @@ class RerankResponse(TypedDict):
     id: str
     model: str
     results: list[RerankResult]
-    usage: RerankUsage
+    usage: EmbeddingUsage
 
 
 class ScoreObject(TypedDict):
@@ -97,4 +90,4 @@ class ScoreResponse(TypedDict):
     created: NonNegative
     model: str
     data: list[ScoreObject]
-    usage: RerankUsage
+    usage: EmbeddingUsage
