@@ -9,6 +9,7 @@ from functools import partial
 
 from fastapi import APIRouter, FastAPI, Security
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,7 +35,6 @@ from ridgeline.serve.errors import (
     validation_error,
 )
 from ridgeline.serve.metrics.loop_lag import watch_loop_lag
-from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.middleware import HttpMiddleware
 from ridgeline.serve.openai import embeddings, responses_routes
 from ridgeline.serve.openai import routes as openai_routes
@@ -95,13 +95,22 @@ def include_protected(app: FastAPI, router: APIRouter) -> None:
     app.include_router(router, dependencies=schemes)
 
 
+def build_routes(app: FastAPI) -> None:
+    """Build the models of all routes, which takes some tenths of a second.
+
+    Otherwise FastAPI builds them when it looks up the first request's route, on the event loop.
+    """
+    for _ in iter_route_contexts(app.routes):
+        pass
+
+
 def _new_app(title: str, service: Service, *, admin_only: bool = False) -> FastAPI:
     # FastAPI's /docs would load its script from a CDN: it is off, and so is its /openapi.json
     app = FastAPI(
         title=title,
         version=ridgeline.__version__,
         openapi_url=None,
-        lifespan=partial(_lifespan, service.metrics),
+        lifespan=_lifespan,
     )
     options = service.options
     app.state.service = service
@@ -126,9 +135,11 @@ def _new_app(title: str, service: Service, *, admin_only: bool = False) -> FastA
 
 
 @asynccontextmanager
-async def _lifespan(metrics: Metrics, _app: FastAPI) -> AsyncIterator[None]:
-    """While the app is served, the lag of its event loop is measured."""
-    watcher = asyncio.create_task(watch_loop_lag(metrics.observe_loop_lag))
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Builds the routes; while the app is served, the lag of its event loop is measured."""
+    await asyncio.to_thread(build_routes, app)
+    service: Service = app.state.service
+    watcher = asyncio.create_task(watch_loop_lag(service.metrics.observe_loop_lag))
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from ridgeline.serve.app import include_protected
+from ridgeline.serve.app import build_routes, include_protected
 from ridgeline.serve.batch.executor import InProcessExecutor
 from ridgeline.serve.batch.metrics import BatchCollector
 from ridgeline.serve.batch.routes import BatchService, router
@@ -54,7 +54,7 @@ def attach_batches(app: FastAPI, batch_app: FastAPI, options: BatchOptions) -> B
     include_protected(app, router)
     service.metrics.registry.register(BatchCollector(store, worker))
     service.health_checks.append(lambda: _fault(worker))
-    _run_during_lifespan(app, worker, store)
+    _run_during_lifespan(app, batch_app, worker, store)
     return worker
 
 
@@ -64,13 +64,16 @@ def _fault(worker: BatchWorker) -> str | None:
     return "the batch worker makes no progress" if worker.num_failures >= MAX_FAILURES else None
 
 
-def _run_during_lifespan(app: FastAPI, worker: BatchWorker, store: BatchStore) -> None:
+def _run_during_lifespan(
+    app: FastAPI, batch_app: FastAPI, worker: BatchWorker, store: BatchStore
+) -> None:
     """Run the worker inside the lifespan that the app already has."""
     inner = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
     async def lifespan(running: Any) -> AsyncIterator[Any]:
         async with inner(running) as state:
+            await asyncio.to_thread(build_routes, batch_app)
             task = asyncio.ensure_future(worker.run())
             try:
                 yield state
