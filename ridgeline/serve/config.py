@@ -24,6 +24,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int = 4 << 20
     max_inputs: int = 2048
     max_prompt_logprobs: int = 1 << 17
+    max_held_logprobs: int = 1 << 22  # of the output; a stream holds none
 
 
 LIMITS = RequestLimits()

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from ridgeline.config.server import ServerOptions
@@ -16,6 +17,7 @@ from ridgeline.serve.app import create_app
 from ridgeline.serve.auth.keys import new_key
 from ridgeline.serve.bodies.json_bounds import MAX_CONTAINERS, check_json_bounds
 from ridgeline.serve.bodies.memory import BodyMemory
+from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError
 from tests.serve.fake_engine import FakeEngine
 
@@ -106,6 +108,19 @@ async def test_log_probabilities_of_prompts_are_bounded() -> None:
         assert reply.status_code == 400 and "prompt_logprobs" in reply.text
         body["prompt_logprobs"] = 0
         assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+
+
+async def test_log_probabilities_of_a_whole_response_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = msgspec.structs.replace(LIMITS, max_held_logprobs=8)
+    monkeypatch.setattr("ridgeline.serve.generation.collect.LIMITS", limits)
+    async with client() as http:
+        body = {"prompt": "x", "n": 2, "logprobs": 0, "max_tokens": 8}
+        reply = await http.post(COMPLETIONS, json=body)
+        assert reply.status_code == 400 and "log-probabilities" in reply.text
+        for fields in ({"max_tokens": 4}, {"stream": True}, {"logprobs": None}):
+            assert (await http.post(COMPLETIONS, json=body | fields)).status_code == 200
 
 
 async def test_priority_is_bounded_for_each_key(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from ridgeline.records import Finished, FinishReason, Token, TokenLogprobs
+from ridgeline.serve.config import LIMITS
+from ridgeline.serve.errors import check_limit
 from ridgeline.serve.generation.stream import ChoiceUpdate, ResponseStream
 
 
@@ -41,10 +43,18 @@ class CollectedChoice:
 
 
 async def collect(stream: ResponseStream) -> list[CollectedChoice]:
-    """Read the stream to its end."""
+    """Read the stream to its end.
+
+    ApiError 400 if it has more log-probabilities than may be held; the request is then aborted.
+    """
     choices = [CollectedChoice() for _ in range(stream.request.num_choices)]
+    num_logprobs = 0
     with contextlib.closing(stream):
         async for updates in stream:
             for update in updates:
                 choices[update.choice].add(update)
+                if update.token and update.token.logprobs:
+                    num_logprobs += 1 + len(update.token.logprobs.top)
+            what = "log-probabilities in a response that is not streamed"
+            check_limit("logprobs", num_logprobs, LIMITS.max_held_logprobs, what)
     return choices
