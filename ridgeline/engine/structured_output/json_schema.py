@@ -49,10 +49,8 @@ def supported_schema(text: str) -> str:
     Raises ValueError for text that is not JSON, and for the schema `false`, which allows no value.
     """
     schema = json.loads(text)
-    if schema is False:
-        raise ValueError("the schema false allows no value")
-    simplified = {} if schema is True else _simplified(schema)
-    return text if simplified == schema else json.dumps(simplified)
+    supported = _supported(schema)
+    return text if supported == schema else json.dumps(supported)
 
 
 def embed_schemas(grammar: str) -> str:
@@ -62,18 +60,23 @@ def embed_schemas(grammar: str) -> str:
         if match.start() >= begin:  # else it is text inside a schema
             schema, end = decoder.raw_decode(grammar, match.end())
             space = CALL_SPACE if match[1] == "call" else JSON_SPACE
-            pieces += [grammar[begin : match.start()], _embedded(json.dumps(schema), space)]
+            pieces += [grammar[begin : match.start()], _embedded(schema, space)]
             begin = end
     return "".join([*pieces, grammar[begin:]])
 
 
-def _embedded(text: str, whitespace_pattern: str) -> str:
-    schema = json.loads(supported_schema(text))
-    if not isinstance(schema, dict):
+def _embedded(schema: Any, whitespace_pattern: str) -> str:
+    supported = _supported(schema)
+    if not isinstance(supported, dict):
         raise ValueError("the schema is not an object")
-    return "%json " + json.dumps(
-        {**schema, "x-guidance": {"whitespace_pattern": whitespace_pattern}}
-    )
+    options = {"whitespace_pattern": whitespace_pattern}
+    return "%json " + json.dumps({**supported, "x-guidance": options})
+
+
+def _supported(schema: Any) -> Any:
+    if schema is False:
+        raise ValueError("the schema false allows no value")
+    return {} if schema is True else _simplified(schema)
 
 
 def _simplified(schema: Any) -> Any:

@@ -80,7 +80,8 @@ class OpenAIStream(ABC):
         return {}
 
     def _chunk(self, entry: Mapping[str, Any], update: ChoiceUpdate) -> bytes:
-        chunk = self._envelope(self.chunk_object, [entry]) | dict(self.chunk_fields(entry))
+        chunk = self._envelope(self.chunk_object, [entry])
+        chunk.update(self.chunk_fields(entry))
         if self._usage_in_chunks:
             chunk["usage"] = completion_usage(self._stream.usage(update.num_output_tokens))
         return sse(chunk)

@@ -16,7 +16,7 @@ from ridgeline.serve.output_parsers.base import (
     parse_calls,
 )
 from ridgeline.serve.output_parsers.call_list import JsonScanner
-from ridgeline.serve.output_parsers.tagged import ClosingGuard, MarkerSplitter
+from ridgeline.serve.output_parsers.tagged import ClosingGuard, MarkerSplitter, Segment
 from ridgeline.serve.output_parsers.tool_schemas import OfferedTool, call_schema
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -39,24 +39,11 @@ class TaggedCallParser:
         self._is_after_call = False  # only whitespace since the last call
 
     def feed(self, text: str) -> list[OutputPart]:
-        parts: list[OutputPart] = []
-        for kind, piece in self._splitter.feed(text):
-            if kind == "outside":
-                parts += self._content(piece)
-            elif kind == "inside":
-                self._body += piece
-            else:
-                parts += self._end_call(self._opening + self._body + self._closing)
-        return parts
+        return self._read(self._splitter.feed(text))
 
     def finish(self) -> list[OutputPart]:
         """A call that was never closed is content, unless its body is complete."""
-        parts: list[OutputPart] = []
-        for kind, piece in self._splitter.finish():
-            if kind == "outside":
-                parts += self._content(piece)
-            else:
-                self._body += piece
+        parts = self._read(self._splitter.finish())
         if self._splitter.inside:
             parts += self._end_call(self._opening + self._body)
         if self._whitespace and not self._is_after_call:
@@ -66,6 +53,17 @@ class TaggedCallParser:
     def parse_body(self, body: str) -> list[OutputPart]:
         """The calls between two markers; empty if it is something else."""
         return [*parse_calls(body)]
+
+    def _read(self, segments: Sequence[Segment]) -> list[OutputPart]:
+        parts: list[OutputPart] = []
+        for kind, piece in segments:
+            if kind == "outside":
+                parts += self._content(piece)
+            elif kind == "inside":
+                self._body += piece
+            else:
+                parts += self._end_call(self._opening + self._body + self._closing)
+        return parts
 
     def _content(self, text: str) -> list[OutputPart]:
         """Trailing whitespace is held back until it is known what follows."""
@@ -92,14 +90,8 @@ class TaggedCallParser:
 
     def _read_unguarded(self, written: str) -> list[OutputPart]:
         """Read a malformed call again, up to its first closing marker: others may follow it."""
-        splitter, parts = MarkerSplitter(self._opening, self._closing), list[OutputPart]()
-        for kind, piece in [*splitter.feed(written), *splitter.finish()]:
-            if kind == "outside":
-                parts += self._content(piece)
-            elif kind == "inside":
-                self._body += piece
-            else:
-                parts += self._end_call(self._opening + self._body + self._closing)
+        splitter = MarkerSplitter(self._opening, self._closing)
+        parts = self._read([*splitter.feed(written), *splitter.finish()])
         if splitter.inside:
             parts += self._end_call(self._opening + self._body)
         return parts

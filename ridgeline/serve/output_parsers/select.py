@@ -88,8 +88,12 @@ def select_output_format(
     reasoning = options.reasoning_parser is not None
     marks = MARKS if reasoning else ()
     if not tools or choice == "none":
-        text_format = OutputFormat(PlainTextParser, marks=marks, reads_reasoning=reasoning)
-        return msgspec.structs.replace(text_format, keeps_reasoning=include_reasoning)
+        return OutputFormat(
+            PlainTextParser,
+            marks=marks,
+            reads_reasoning=reasoning,
+            keeps_reasoning=include_reasoning,
+        )
     call_format = _call_format(options)
     schemas = {tool.name: tool.parameters or {} for tool in tools}
     return OutputFormat(

@@ -64,7 +64,8 @@ class ProcessTemplate:
         Raises BadInput if the template rejects it or exceeds a limit, BadModel if it is not valid.
         """
         try:
-            request = pack(dataclasses.asdict(chat))
+            fields = dataclasses.fields(chat)  # unlike `asdict`, without a copy of the conversation
+            request = pack({field.name: getattr(chat, field.name) for field in fields})
         except (TypeError, ValueError, RecursionError) as error:
             raise BadInput("the conversation is not JSON", value=str(error)) from None
         with self._lock:
