@@ -96,9 +96,9 @@ def include_protected(app: FastAPI, router: APIRouter) -> None:
 
 
 def build_routes(app: FastAPI) -> None:
-    """Build the models of all routes, which takes some tenths of a second.
+    """Build the models of all routes, which takes up to some tenths of a second.
 
-    Otherwise FastAPI builds them when it looks up the first request's route, on the event loop.
+    FastAPI would build them when it looks up the route of the first request, on the event loop.
     """
     for _ in iter_route_contexts(app.routes):
         pass
