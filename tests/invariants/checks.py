@@ -45,6 +45,9 @@ class Before:
 def check_registry(world: World) -> None:
     registry, running = world.scheduler._registry, world.running
     assert len(running) <= world.setup.max_num_seqs
+    slots = {seq.state_slot for seq in running}
+    assert len(slots) == len(running), "two sequences share a state"
+    assert all(0 <= slot < world.setup.max_num_seqs for slot in slots)
     assert [seq.key for seq in running] == sorted(seq.key for seq in running)
     assert {seq.request.id for seq in running} <= set(registry.groups)
     live = [seq for group in registry.groups.values() for seq in group.live.values()]
@@ -97,6 +100,8 @@ def check_cache(world: World, cache: PrefixCache) -> None:
 def check_plan(world: World, plan: StepPlan, before: Before) -> None:
     ids = [run.seq_id for run in plan.runs]
     assert len(set(ids)) == len(ids) <= world.setup.max_num_seqs
+    slot_of = {seq.id: seq.state_slot for seq in world.running}
+    assert all(run.state_slot == slot_of[run.seq_id] for run in plan.runs)
     first = before.first
     if first is not None and first.state is not State.FINISHED and not first.request.background:
         assert first.id in ids, "the first sequence in order was preempted or left out"

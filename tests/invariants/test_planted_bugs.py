@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from ridgeline.engine.scheduler import plan
+from ridgeline.engine.scheduler import plan, scheduler
 from ridgeline.engine.scheduler.batching.static import StaticBatching
 from ridgeline.engine.scheduler.kv import prefix_cache
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
@@ -20,7 +21,7 @@ from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
 from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup
-from ridgeline.engine.scheduler.step_builder import StepBuilder
+from ridgeline.engine.scheduler.step_builder import StepBuilder, make_run
 from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
 from ridgeline.records import Event
 from tests.invariants.random_operations import add_random, end_random, fork_random
@@ -219,7 +220,39 @@ def branches_ignore_the_spare_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockTables, "num_branch_blocks", lambda self, seq, num_tokens: 0)
 
 
+def resumed_sequences_keep_their_old_slot(patch: pytest.MonkeyPatch) -> None:
+    original = SequenceRegistry.activate
+
+    def activate(self: SequenceRegistry, seq: Sequence) -> None:
+        slot = seq.state_slot
+        original(self, seq)
+        if seq.num_output:
+            seq.state_slot = slot
+
+    patch.setattr(SequenceRegistry, "activate", activate)
+
+
+def released_slots_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
+    original = SequenceRegistry.activate
+
+    def activate(self: SequenceRegistry, seq: Sequence) -> None:
+        self._free_slots.clear()
+        original(self, seq)
+
+    patch.setattr(SequenceRegistry, "activate", activate)
+
+
+def runs_lack_the_slot(patch: pytest.MonkeyPatch) -> None:
+    def make_run_without_slot(*args: Any) -> Run:
+        return replace(make_run(*args), state_slot=0)
+
+    patch.setattr(scheduler, "make_run", make_run_without_slot)
+
+
 PLANTS: list[Plant] = [
+    resumed_sequences_keep_their_old_slot,
+    released_slots_are_not_given_back,
+    runs_lack_the_slot,
     branches_lack_the_known_part,
     release_the_accepted_branch,
     leak_the_blocks_a_branch_replaces,
