@@ -28,8 +28,9 @@ pytestmark = pytest.mark.slow
 
 ABS_TOL = 1e-4  # of log-probabilities; typically 1e-6 is reached
 TIE_GAP = 1e-4  # greedy tokens may differ only where the two best are nearer than this
-# transformers' own two forms of a delta net, chunked and token by token, differ by up to 5e-4 here
-RECURRENT_TOL = 2e-3
+# transformers' own two forms of a delta net, chunked and token by token, differ by up to 5e-4 here;
+# ours differ by up to 4e-4 from its chunked one where a token is fed alone
+RECURRENT_TOL = 1e-3
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -99,7 +100,8 @@ def test_logits_equal_transformers(pair: tuple[Any, Loaded, Path]) -> None:
     assert float(reference.std()) > 0.5, "the model says nothing; the test would pass on anything"
     for chunks in ([61], [60, 1], cut(rng, 61), [1] * 61):
         got = ours.paged_logits(tokens, chunks, scattered(rng, 13, ours.num_blocks))
-        assert float((log_softmax(got) - reference).abs().max()) < tolerance(ours), chunks
+        limit = tolerance(ours) if 1 in chunks else ABS_TOL
+        assert float((log_softmax(got) - reference).abs().max()) < limit, chunks
     whole = log_softmax(ours.runner.logits(tokens))
     assert float((whole - reference).abs().max()) < ABS_TOL
 
