@@ -36,10 +36,10 @@ demo: install
 	@if $(BIN)/ridgeline pull smollm2; then set -- smollm2 --workload chat; else \
 	  echo "smollm2 cannot be downloaded: optimising demo, the small model that ships with Ridgeline, instead"; \
 	  set -- demo --workload chat-and-code; fi; \
-	$(BIN)/ridgeline optimize "$$@" $(NAIVE) --budget 4m30s --output ridgeline-out || { code=$$?; \
+	$(BIN)/ridgeline optimize "$$@" $(NAIVE) --budget 4m50s --output ridgeline-out || { code=$$?; \
 	  if [ $$code != 2 ] || [ $$1 = demo ]; then exit $$code; fi; \
 	  echo "smollm2 was not optimised, for the reason above: optimising demo, a smaller model, instead"; \
-	  $(BIN)/ridgeline optimize demo --workload chat-and-code $(NAIVE) --budget 4m30s --output ridgeline-out; }
+	  $(BIN)/ridgeline optimize demo --workload chat-and-code $(NAIVE) --budget 4m50s --output ridgeline-out; }
 
 lint: install
 	$(BIN)/ruff check .

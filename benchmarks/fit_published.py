@@ -35,6 +35,7 @@ from ridgeline.errors import UserError
 from ridgeline.hardware.catalogue import find_accelerator, load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.parameters import count_layers
+from ridgeline.modelspec.cost.serving_formats import parse_weight_dtype
 from ridgeline.plan.calibration.published_efficiency import backends, efficiency_of
 from ridgeline.plan.step_time.parallel_layout import layout_from
 from ridgeline.plan.step_time.predict import OperatingPoint, Pool, predict
@@ -185,9 +186,7 @@ def machine_of(point: OperatingPoint) -> Replica:
         spec,
         find_accelerator(point.device),
         layout_from(spec, place.tp, 1, place.moe_ep, place.attention_dp, place.moe_tp),
-        weight_dtype={"fp8": "float8_e4m3", "fp8-block": "float8_block"}.get(
-            str(point.weight_dtype), str(point.weight_dtype)
-        ),
+        weight_dtype=parse_weight_dtype(str(point.weight_dtype)),
         backend=point.backend,
     )
 
@@ -335,9 +334,39 @@ def unscaled(data: dict[str, NDArray[Any]], rows: Sequence[Row]) -> None:
                 data[step][at] *= np.where(data[name][index], now, 1.0)
 
 
+def present_values() -> dict[str, float]:
+    """The present table by the names of the parameters."""
+    hopper = {name: efficiency_of(find_accelerator("h100-sxm"), name) for name in backends()}
+    first = next(iter(hopper.values()))
+    values = {name: getattr(first, name) for name in (*SHARES, *SECONDS) if name != "host"}
+    values |= {
+        f"{n} {engine}": getattr(eff, n) for engine, eff in hopper.items() for n in BY_BACKEND
+    }
+    newer = efficiency_of(find_accelerator("b200"), backends()[0])
+    return {**values, "host": newer.step_s / first.step_s}
+
+
+def check_sums(data: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Stop unless these sums give the decode steps that Replica gives, by the present table.
+
+    They may differ by 1 %: `compute` is capped by device there.
+    """
+    here = seconds(present_values(), data, "decode")
+    for row, found in zip(rows, here, strict=True):
+        point, machine = row.point, machine_of(row.point)
+        workers = point.decode.workers if point.decode else 1
+        batch = max(1, math.ceil(point.batch / workers / machine.layout.num_attention))
+        step = machine.uniform(batch, 1, point.isl + point.osl // 2, sampled=batch)
+        if abs(found / step.seconds - 1) > 0.01:
+            raise SystemExit(
+                f"the fit adds up {found:.6f} s where predict has {step.seconds:.6f}: {point}"
+            )
+
+
 def fit(rows: Sequence[Row]) -> None:
     data, (names, start, upper) = features(rows), parameters()
     unscaled(data, rows)
+    check_sums(data, rows)
     measured = np.array([row.tpot_s for row in rows])
     weight = np.sqrt([0.0 if row.kept else row.weight for row in rows])
 

@@ -160,6 +160,7 @@ class LadderSearch:
             result, runs = await self._first_load(deployment, low)
         except OutOfTimeError:
             raise self._hopeless() from None
+        self._budget.note_baseline()
         rate = staircase_start(result, low)
         self._baseline = self._incumbent = RunningConfiguration(
             label="baseline",

@@ -37,7 +37,7 @@ class TimeBudget:
         self.total_s, self._clock = total_s, clock
         self._begun_s = clock()
         self._run_costs_s: list[float] = []
-        self._open_cost_s = 0.0
+        self._open_cost_s = self._baseline_run_s = 0.0
         self.window_s = MIN_WINDOW_S
 
     @property
@@ -65,6 +65,10 @@ class TimeBudget:
     def note_open(self, seconds: float) -> None:
         self._open_cost_s = max(self._open_cost_s, seconds)
 
+    def note_baseline(self) -> None:
+        """The runs so far were the baseline's. Its low rates need the longest windows."""
+        self._baseline_run_s = sum(self._run_costs_s) / max(1, len(self._run_costs_s))
+
     @property
     def run_cost_s(self) -> float:
         """Expected cost of the next run: the mean of the last six.
@@ -77,7 +81,9 @@ class TimeBudget:
     @property
     def closing_cost_s(self) -> float:
         """The reserve: reopening the baseline and the minimum number of closing rounds."""
-        return self._open_cost_s + 2 * MIN_ROUNDS * self.run_cost_s + REPORT_S
+        run_s = self.run_cost_s
+        rounds_s = MIN_ROUNDS * (run_s + max(run_s, self._baseline_run_s))
+        return self._open_cost_s + rounds_s + REPORT_S
 
     @property
     def trial_cost_s(self) -> float:

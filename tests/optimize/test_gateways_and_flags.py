@@ -164,3 +164,15 @@ def test_short_budget_has_room_for_three_trials() -> None:
     trials_s = MIN_TRIALS * budget.trial_cost_s
     assert search_s + trials_s + budget.closing_cost_s < 262.0
     assert MIN_ROUNDS <= budget.max_rounds(0) <= budget.max_rounds(2) <= MAX_ROUNDS
+
+
+def test_reserve_counts_the_long_runs_of_a_slow_baseline() -> None:
+    budget = TimeBudget(290.0, lambda: 0.0)
+    budget.note_open(2.0)
+    for _ in range(6):
+        budget.note_run(8.0)
+    budget.note_baseline()
+    for _ in range(6):
+        budget.note_run(3.0)
+    assert budget.run_cost_s == 3.0
+    assert budget.closing_cost_s >= 2.0 + MIN_ROUNDS * (8.0 + 3.0)
