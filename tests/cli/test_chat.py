@@ -103,6 +103,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation() -> None:
         stdout=slave,
         stderr=slave,
         start_new_session=True,
+        preexec_fn=accept_sigint,
         env={**os.environ, "TERM": "dumb"},
     )
     os.close(slave)
@@ -121,6 +122,11 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation() -> None:
         process.kill()
         process.wait()
         os.close(master)
+
+
+def accept_sigint() -> None:
+    """A test run in the background of a shell ignores SIGINT, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read_until(master: int, mark: str, *, then: int = 0, limit_s: float = 120.0) -> str:

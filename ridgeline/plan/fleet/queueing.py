@@ -25,9 +25,6 @@ from ridgeline.plan.fleet.demand import wait_mean, wait_quantile
 from ridgeline.plan.step_time.mixed_steps import MixedSteps
 
 _BISECTIONS = 30
-_CLUSTERING = 2.0
-"""Variance of TPOT over that of the autoregression, as simulations of the scheduler have it:
-prompts that wait for a slot or for the token budget start together."""
 
 
 class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +53,7 @@ class PoissonLoad(msgspec.Struct, frozen=True, kw_only=True):
     def tpot_quantile(self, share: float, busier_s: float) -> float:
         """The TPOT that `share` of the requests meet. `busier_s`: seconds that one standard
         deviation more in flight adds to a step."""
-        variance = _CLUSTERING * self.tpot_variance + busier_s**2
+        variance = self.tpot_variance + busier_s**2
         quantile_s = max(self.tpot_s, _gamma_quantile(self.tpot_s, variance, share))
         return min(quantile_s, self.full_s + busier_s)
 
