@@ -61,6 +61,7 @@ from ridgeline.records import Event, Failed, Request, Token
 
 TREE = parse_tree("[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0), (2,)]")
 SLACK = 1e-4
+ROUNDING = 1e-5  # in a logit; 3e-6 was seen
 # Where activations are rounded to 8-bit codes, a difference in the last bit occasionally yields the
 # neighbouring code: up to 6e-4 in a logit on the demo model. The two forms of a delta net differ by
 # as much. With INT8's single scale per row it is 0.1 to 0.25, so nothing that rounds differently is
@@ -396,9 +397,22 @@ def distance_of(
         num_prompt=len(request.prompt),
         history=(*request.prompt, *output) if request.sampling.has_penalties else (),
     )
-    probs_V = distribution(logits_V, point)
     if request.sampling.greedy:
+        probs_V = distribution(logits_V, point)
         return float(logits_V[probs_V.argmax()] - logits_V[token])
-    upper = probs_V.cumsum()[token]
     number = uniform(point.seed, point.index)
+    return min(_missed_by(logits_V, point, token, number, by) for by in (0.0, ROUNDING, -ROUNDING))
+
+
+def _missed_by(
+    logits_V: np.ndarray, point: SamplePoint, token: int, number: float, by: float
+) -> float:
+    """How far `number` is from the token's part of the distribution, its logit moved by `by`.
+
+    Of two tokens that are equal but for rounding, either may be the last one within top_p.
+    """
+    moved_V = logits_V.copy()
+    moved_V[token] += by
+    probs_V = distribution(moved_V, point)
+    upper = probs_V.cumsum()[token]
     return float(max(upper - probs_V[token] - number, number - upper, 0.0))
