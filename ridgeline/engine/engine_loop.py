@@ -155,10 +155,15 @@ class EngineLoop:
 
     def as_dict(self) -> dict[str, float]:
         """Whether the thread is alive, how long work has waited for it, and what it failed on."""
-        due_s = self._due_since_s
+        due_s, now_s = self._due_since_s, self.clock()
+        with self._wake:
+            queue_age_s = self.queue_limiter.age_s(now_s)
+            predicted_s = self.queue_limiter.predict_ttft_s(now_s)
         return {
+            "queue_age_s": queue_age_s,
+            "predicted_ttft_s": predicted_s,
             "engine_alive": float(self._open and self._thread.is_alive()),
-            "engine_stalled_s": 0.0 if due_s is None else max(0.0, self.clock() - due_s),
+            "engine_stalled_s": 0.0 if due_s is None else max(0.0, now_s - due_s),
             "num_failed_steps": float(self._total_failures),
             "num_nan_logits": float(self._num_nan_logits),
         }

@@ -43,6 +43,17 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput("the SLO has no latency limit", value=text, fix=_FIX)
         return Slo(**fields)
 
+    @property
+    def objectives(self) -> tuple[Miss, ...]:
+        """What a request can miss."""
+        limits: tuple[tuple[Miss, float | None], ...] = (
+            ("ttft", self.ttft_s),
+            ("tpot", self.tpot_s),
+            ("e2e", self.e2e_s),
+        )
+        limited = tuple(name for name, limit in limits if limit is not None)
+        return limited if self.ttft_s or self.e2e_s else (*limited, "unobserved")
+
     def misses(
         self, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None
     ) -> tuple[Miss, ...]:

@@ -19,7 +19,7 @@ import ridgeline
 from ridgeline.config.server import ServerOptions
 from ridgeline.errors import RidgelineError
 from ridgeline.roofline import Peaks
-from ridgeline.serve import operations, tokenize
+from ridgeline.serve import invocations, operations, tokenize
 from ridgeline.serve.anthropic import routes as anthropic_routes
 from ridgeline.serve.anthropic.schemas import MessageEvent
 from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
@@ -62,6 +62,7 @@ def create_app(
         openai_routes.router,
         responses_routes.router,
         embeddings.router,
+        invocations.router,
         rerank_routes.router,
         anthropic_routes.router,
         tokenize.router,

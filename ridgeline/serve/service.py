@@ -50,7 +50,11 @@ class Service:
         self.engine, self.options, self.now = engine, options, now
         self.name = options.served_model_name or model_name(engine.info.model)
         self.metrics = Metrics(
-            engine, self.name, price_per_hour=options.price_per_hour, peaks=peaks
+            engine,
+            self.name,
+            price_per_hour=options.price_per_hour,
+            peaks=peaks,
+            slo_classes=options.parsed_slo_classes,
         )
         self.keys = load_keys(options.api_key, options.api_keys_file)
         self.drain = DrainState()

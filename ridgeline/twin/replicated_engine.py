@@ -16,7 +16,11 @@ from ridgeline.records.events import Failed
 from ridgeline.twin.runner import ModelledRunner
 
 EventSink = Callable[[Sequence[Event]], None]
-_LEVELS = ("kv_cache_usage_perc",)  # means over the replicas; everything else is summed
+_LEVELS = (
+    "kv_cache_usage_perc",
+    "queue_age_s",
+    "predicted_ttft_s",
+)  # means over the replicas; everything else is summed
 
 
 class ReplicatedEngine:

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from ridgeline.records import Slo
 from ridgeline.roofline import Peaks, Work, bound
 from ridgeline.serve.engine_protocol import ServedEngine
 
@@ -36,6 +37,11 @@ ENGINE_COUNTERS = {
 PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 OWN_GAUGES = {
     "num_queued": ("queued_requests", "Requests that have not started."),
+    "queue_age_s": ("queue_age_seconds", "Time that the oldest queued request has waited."),
+    "predicted_ttft_s": (
+        "predicted_ttft_seconds",
+        "Predicted time to first token of a request that arrived now.",
+    ),
     "num_queued_tokens": ("queued_tokens", "Prompt tokens of requests that have not started."),
     "engine_alive": ("engine_alive", "1 while the engine thread runs, else 0."),
     "engine_stalled_s": (
@@ -83,8 +89,15 @@ REJECTIONS = {
 class EngineCollector(Collector):
     """Collects `engine.counters()`. Without `peaks` there is no MFU and no MBU."""
 
-    def __init__(self, engine: ServedEngine, model_name: str, peaks: Peaks | None = None) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        model_name: str,
+        peaks: Peaks | None = None,
+        slo_classes: Mapping[str, Slo] | None = None,
+    ) -> None:
         self._engine, self._model_name, self._peaks = engine, model_name, peaks
+        self._slo_classes = slo_classes or {}
         self._highest: dict[str, float] = {}
 
     def collect(self) -> Iterable[Metric]:
@@ -98,6 +111,7 @@ class EngineCollector(Collector):
         for name, (ours, text) in OWN_COUNTERS.items():
             yield self._counter(f"ridgeline_{ours}", text, name, values)
         yield from self._limits()
+        yield self._saturation(values)
         yield self._rejections(values)
         yield self._step_tokens(values)
         yield from self._utilisation(values)
@@ -124,6 +138,17 @@ class EngineCollector(Collector):
             value = self._engine.info.settings.get(name)
             if isinstance(value, int):
                 yield self._gauge(f"ridgeline_{name}", text, value)
+
+    def _saturation(self, values: Mapping[str, float]) -> Metric:
+        text = "Predicted TTFT of a request that arrived now, relative to its class's SLO."
+        gauge = GaugeMetricFamily(
+            "ridgeline_saturation_ratio", text, labels=["model_name", "slo_class"]
+        )
+        for name, slo in self._slo_classes.items():
+            if slo.ttft_s is not None:
+                ratio = values.get("predicted_ttft_s", 0.0) / slo.ttft_s
+                gauge.add_metric([self._model_name, name], ratio)
+        return gauge
 
     def _rejections(self, values: Mapping[str, float]) -> Metric:
         text = "Requests refused by the queue limits or the SLO throttle."

@@ -12,7 +12,7 @@ Every app has its own registry: two servers in one process never mix their metri
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from prometheus_client import (
@@ -71,6 +71,9 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_params_max_tokens": ("max_tokens of a request.", _COUNTS),
 }
 
+REFUSAL_REASONS = ("key", "forbidden", "rate_limit", "headers", "draining", "other")
+"""Why a request is refused before any work is done for it."""
+
 _SLO_COUNTERS = {
     "requests": ("Finished requests of an SLO class.", ("model_name", "slo_class")),
     "met": ("Requests that met their SLO.", ("model_name", "slo_class")),
@@ -92,6 +95,7 @@ class Metrics:
         now: Callable[[], float] = time.perf_counter,
         price_per_hour: float | None = None,
         peaks: Peaks | None = None,
+        slo_classes: Mapping[str, Slo] | None = None,
     ) -> None:
         self.now, self.model_name = now, model_name
         self.num_output_tokens = 0
@@ -136,9 +140,21 @@ class Metrics:
             ["model_name", "reason"],
             registry=self.registry,
         )
-        self.registry.register(EngineCollector(engine, model_name, peaks))
+        self._start_at_zero(slo_classes or {})
+        self.registry.register(EngineCollector(engine, model_name, peaks, slo_classes))
         if price_per_hour is not None:
             self._register_cost(price_per_hour)
+
+    def _start_at_zero(self, slo_classes: Mapping[str, Slo]) -> None:
+        """Create every labelled series: a rate over a series that does not exist yet is empty,
+        and an alert on it would stay silent while every request fails."""
+        for reason in REFUSAL_REASONS:
+            self._refused.labels(self.model_name, reason)
+        for name, slo in slo_classes.items():
+            for counter in ("requests", "met"):
+                self._slo[counter].labels(self.model_name, name)
+            for objective in (*slo.objectives, "failed"):
+                self._slo["missed"].labels(self.model_name, name, objective)
 
     def _register_histograms(self) -> None:
         families = {

@@ -34,6 +34,7 @@ from ridgeline.records import Event, Slo, Started, Token
 
 WINDOW = 32
 _RATE_WINDOW = 64  # recent starts from which the queue's rate is computed
+_SERVICE_WINDOW = 16  # recent first tokens from which the time to serve a request is averaged
 _MAX_RETRY_S = 60.0
 
 
@@ -54,6 +55,7 @@ class _TrackedRequest:
     slo: Slo | None
     admitted_s: float
     queued: bool = True
+    started_s: float = 0.0
     first_token_s: float | None = None
     last_token_s: float = 0.0
     num_output: int = 0
@@ -79,7 +81,9 @@ class QueueLimiter:
         self.refused: dict[str, int] = dict.fromkeys(("requests", "tokens", "slo"), 0)
         self._requests: dict[str, _TrackedRequest] = {}
         self._windows: dict[Slo, _SloWindow] = {}
+        self._queued: dict[str, float] = {}  # admission times, oldest first
         self._starts: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._service_s: deque[float] = deque(maxlen=_SERVICE_WINDOW)  # start to first token
 
     def admit(self, request_id: str, num_tokens: int, slo: Slo | None, now_s: float) -> None:
         """Count a request with a prompt of `num_tokens` as queued, or raise EngineFull."""
@@ -90,6 +94,7 @@ class QueueLimiter:
                 _MESSAGES[reason], reason=reason, retry_after_s=self.retry_after_s(now_s)
             )
         self._requests[request_id] = _TrackedRequest(num_tokens, slo, now_s)
+        self._queued[request_id] = now_s
         self.num_queued += 1
         self.num_queued_tokens += num_tokens
         if slo is not None:
@@ -109,7 +114,8 @@ class QueueLimiter:
         request = self._requests.get(request_id)
         if request is not None and request.queued:
             self._starts.append((now_s, request.num_tokens))
-            self._dequeue(request)
+            request.started_s = now_s
+            self._dequeue(request_id, request)
 
     def note_token(self, request_id: str, now_s: float) -> None:
         """The request produced an output token."""
@@ -118,6 +124,7 @@ class QueueLimiter:
             return
         if request.first_token_s is None:
             request.first_token_s = now_s
+            self._service_s.append(now_s - request.started_s)
         request.last_token_s = now_s
         request.num_output += 1
 
@@ -127,7 +134,7 @@ class QueueLimiter:
         if request is None:
             return
         if request.queued:
-            self._dequeue(request)
+            self._dequeue(request_id, request)
         if request.slo is not None:
             self._record_latencies(request, request.slo)
 
@@ -138,6 +145,23 @@ class QueueLimiter:
         tokens = sum(num_tokens for _, num_tokens in self._starts)
         rate = tokens / max(now_s - self._starts[0][0], 1e-3)
         return min(max(self.num_queued_tokens / max(rate, 1e-9), 1.0), _MAX_RETRY_S)
+
+    def age_s(self, now_s: float) -> float:
+        """How long the oldest queued request has waited; 0 for an empty queue."""
+        oldest_s = next(iter(self._queued.values()), now_s)
+        return max(0.0, now_s - oldest_s)
+
+    def predict_ttft_s(self, now_s: float) -> float:
+        """Time to first token of a request that arrived now.
+
+        The wait is what the oldest request has waited already, or longer if the queue takes longer
+        to empty at the recent rate; then comes the mean time from start to first token.
+        """
+        service_s = sum(self._service_s) / len(self._service_s) if self._service_s else 0.0
+        if not self.num_queued:
+            return service_s
+        empties_s = self.retry_after_s(now_s) if len(self._starts) >= 2 else 0.0
+        return max(self.age_s(now_s), empties_s) + service_s
 
     def as_dict(self) -> dict[str, float]:
         """Queue levels and refusal counts, for the engine's counters."""
@@ -164,8 +188,9 @@ class QueueLimiter:
         full = window is not None and window.limit is not None and window.in_flight >= window.limit
         return "slo" if full else None
 
-    def _dequeue(self, request: _TrackedRequest) -> None:
+    def _dequeue(self, request_id: str, request: _TrackedRequest) -> None:
         request.queued = False
+        del self._queued[request_id]
         self.num_queued -= 1
         self.num_queued_tokens -= request.num_tokens
 
