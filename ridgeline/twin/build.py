@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -20,7 +19,7 @@ from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
-from ridgeline.modelspec.families.shapes import known_shapes
+from ridgeline.modelspec.families.shapes import known_shapes, shape_of_repository
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import Layout
@@ -35,8 +34,6 @@ from ridgeline.twin.synthetic_model import SyntheticModel, mix, ordinary_tokens
 
 NOISE_NATS = {"float8_e4m3": 0.03, "int8": 0.03, "mxfp4": 0.15, "int4": 0.12}
 """Standard deviation of a format's noise on log-probabilities: assumed, of the usual order."""
-
-_TUNED = re.compile(r"[-_](instruct|it|chat|hf|base|fp8|awq|gptq|int4|int8|w4a16|w8a8)$")
 
 
 class TwinModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +59,8 @@ def twin_spec(model: str) -> ModelSpec:
     try:
         return load_planning_spec(model)
     except BadModel:
-        name = model.rsplit("/", 1)[-1].lower()
-        while name not in known_shapes() and (tail := _TUNED.search(name)):
-            name = name[: tail.start()]
-        if name not in known_shapes():
+        name = shape_of_repository(model)
+        if name is None:
             raise
         return load_planning_spec(name)
 

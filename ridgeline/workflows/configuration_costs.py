@@ -27,7 +27,6 @@ from ridgeline.modelspec.cost import (
 )
 from ridgeline.roofline import Peaks, PriceStep, bound
 from ridgeline.workflows.load.tokenized_workload import workload_facts
-from ridgeline.workflows.targets import catalogue_peaks
 
 
 class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,14 +41,10 @@ class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigurationCosts:
-    """Resolved settings, step costs and peaks of configurations on one machine.
+    """Resolved settings, step costs and peaks of configurations on one machine."""
 
-    `accelerator`: the device of the catalogue whose peaks replace those of the machine, because
-    steps are only modelled.
-    """
-
-    def __init__(self, machine: Machine, accelerator: str | None = None) -> None:
-        self._machine, self._accelerator = machine, accelerator
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self.resolved = cache(resolve)
         self._model = cache(self._cost_model)
         self.peaks = cache(self._peaks)
@@ -71,9 +66,6 @@ class ConfigurationCosts:
     def _peaks(self, settings: Settings) -> Peaks:
         """The rates for this configuration's arithmetic and working set."""
         resolved, machine = self.resolved(settings), self._machine
-        if self._accelerator is not None:
-            dtype = resolved.spec.layers[-1].mlp.gate.format.activations
-            return catalogue_peaks(self._accelerator, dtype)[1]
         nbytes = self._model(settings).fixed_weight_bytes + self._model(settings).head_weight_bytes
         rates = _flops_s(machine, resolved)
         kind = resolved.spec.layers[-1].mlp.gate.format.kind

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from ridgeline.errors import BadModel
+
+_TUNED = re.compile(r"[-_](instruct|it|chat|hf|base|fp8|awq|gptq|int4|int8|w4a16|w8a8)$")
 
 
 @cache
@@ -31,6 +34,16 @@ def _read(file: str) -> dict[str, dict[str, Any]]:
 def known_shapes() -> tuple[str, ...]:
     """Names of all published shapes."""
     return (*shape_table(), *planning_table())
+
+
+def shape_of_repository(model: str) -> str | None:
+    """The published shape that a repository's name stands for, also that of a tuned or quantised
+    model: `meta-llama/Llama-3.1-8B-Instruct` is the shape llama-3.1-8b. None if none does.
+    """
+    name = model.rsplit("/", 1)[-1].lower()
+    while name not in known_shapes() and (tail := _TUNED.search(name)):
+        name = name[: tail.start()]
+    return name if name in known_shapes() else None
 
 
 def shape_config(name: str) -> dict[str, Any]:

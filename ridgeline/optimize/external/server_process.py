@@ -70,6 +70,10 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
                 filled.append(word if port is None else word.replace("{port}", str(port)))
         return filled
 
+    def text(self, flags: Sequence[str]) -> str:
+        """The command line with these flags, as one would type it."""
+        return shlex.join(self.words(flags, None))
+
     def at(self, port: int | None) -> str:
         return self.url if port is None else self.url.replace("{port}", str(port))
 

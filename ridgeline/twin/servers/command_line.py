@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import tomllib
@@ -149,6 +150,21 @@ def read_command(command: str) -> tuple[ServerKind, ServerLine]:
         limit=", ".join(programs()),
         fix="for example: ridgeline twin vllm serve llama-3.1-8b --max-num-seqs 64",
     )
+
+
+def find_command(command: str) -> tuple[ServerKind, ServerLine] | None:
+    """The server that a command line starts behind wrappers such as `ridgeline twin`, `env` or
+    `docker run`, and its fields; None if it names no known server or no model.
+    """
+    names = set(programs())
+    words = [word for word in shlex.split(command) if word != "{flags}"]
+    for place, word in enumerate(words):
+        if PurePath(word).name not in names:
+            continue
+        rest = [part.replace("{port}", "8000") for part in words[place:]]
+        with contextlib.suppress(BadInput):
+            return read_command(shlex.join(rest))
+    return None
 
 
 def document(kind: ServerKind, line: ServerLine, path: str) -> bytes:

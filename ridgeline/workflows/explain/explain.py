@@ -125,7 +125,7 @@ def facts_of(settings: Settings, load: ExplainLoad) -> tuple[str, Mapping[str, V
         default = DEFAULT_TOKEN_WORKLOAD
     name = load.workload or default
     workload = TokenizedWorkload(parse_workload(name), tokenizer)
-    sample = sample_requests(workload, resolve(settings))
+    sample = sample_requests(workload, resolve(settings).max_model_len)
     slo = Slo.parse(load.slo or DEFAULT_SLO)
     return name, static_facts(probe(), settings, sample, slo, load.request_rate)
 

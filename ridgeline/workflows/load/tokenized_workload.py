@@ -12,7 +12,6 @@ from functools import cache
 import msgspec
 
 from ridgeline.diagnose.conditions import Value
-from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload import ChatPrompt, LoadRequest, Workload, plain_chat
@@ -58,15 +57,15 @@ class TokenizedWorkload:
             return self._tokenizer.encode(plain_chat(chat))
 
 
-def sample_requests(workload: TokenizedWorkload, resolved: ResolvedSettings) -> list[LoadRequest]:
+def sample_requests(workload: TokenizedWorkload, max_model_len: int) -> list[LoadRequest]:
     """Requests to take the workload's facts from. BadInput if one does not fit the context."""
     sample = list(workload.sample(NUM_SAMPLES, 0))
     longest = max(len(prompt_of(request)) + request.max_tokens for request in sample)
-    if longest > resolved.max_model_len:
+    if longest > max_model_len:
         raise BadInput(
             "a request of the workload does not fit the context",
             value=f"{longest} tokens",
-            limit=f"--max-model-len {resolved.max_model_len}",
+            limit=f"--max-model-len {max_model_len}",
             fix="choose a workload with shorter prompts or a model with a longer context",
         )
     return sample

@@ -55,7 +55,7 @@ def engine_environment(
     tokenizer = load_tokenizer(settings.model)
     tokenized = TokenizedWorkload(workload, tokenizer)
     costs = ConfigurationCosts(machine)
-    sample = sample_requests(tokenized, costs.resolved(settings))
+    sample = sample_requests(tokenized, costs.resolved(settings).max_model_len)
     spec, (_, size) = costs.resolved(settings).spec, quality.load_quality_limits()
     return Environment(
         open=lambda chosen: _open(chosen, tokenized),

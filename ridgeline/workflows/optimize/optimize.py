@@ -16,6 +16,7 @@ from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.optimize.cost import MachinePrice
 from ridgeline.optimize.environment import Environment
 from ridgeline.optimize.external.server_rungs import with_server_rungs
@@ -38,6 +39,7 @@ from ridgeline.workflows.models.fetch_models import fetch_models
 from ridgeline.workflows.optimize.restartable_server import (
     RestartableServer,
     ServerRecipe,
+    model_of_server,
     server_recipe,
 )
 from ridgeline.workflows.run_async import run_async
@@ -94,6 +96,9 @@ def optimize(
     search with what it found so far. Raises UserError if an option is wrong or the budget hopeless.
     """
     started_s = time.perf_counter()
+    if server is not None:
+        model = model_of_server(server, options.model, settings.model)
+        settings = msgspec.structs.replace(settings, model=model)
     job, ladder = job_of(settings, options), ladder_of(options.ladder)
     recipe = None if server is None else server_recipe(server)
     if recipe is not None:
@@ -106,7 +111,9 @@ def optimize(
     workload = parse_workload(job.workload)
     if server is None:
         fetch_models(settings, observer)
-    load_spec(settings.model)  # an unknown name must not cost the probe
+        load_spec(settings.model)  # an unknown name must not cost the probe
+    else:
+        load_planning_spec(settings.model)
     observer(Message(text="probing this machine (a probe is kept for a day)"))
     machine = probe()
     with tempfile.TemporaryDirectory(prefix="ridgeline-logs-") as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import msgspec
 
@@ -12,12 +12,14 @@ from ridgeline.config.improve import TargetServerOptions
 from ridgeline.config.server import TwinServerOptions
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.measure.client.http_target import base_url
+from ridgeline.modelspec.checkpoints.locate import is_built_in
+from ridgeline.modelspec.families.shapes import shape_of_repository
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
 from ridgeline.optimize.external.server_process import ServerCommand
 from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS, server_rungs
 from ridgeline.optimize.server_settings import FLAGS, ServerSettings
 from ridgeline.twin.config import parse_devices
-from ridgeline.twin.servers.command_line import server_kinds
+from ridgeline.twin.servers.command_line import find_command, server_kinds
 
 DEFAULT_PORT = 8000  # of the commands that a result ends with
 
@@ -53,6 +55,20 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
         start_timeout_s=given.start_timeout,
         num_devices=given.gpus,
     )
+
+
+def model_of_server(server: RestartableServer, named: str | None, configured: str) -> str:
+    """The model whose sizes and tokenizer the search uses.
+
+    That is the one named for the search, else the one in the server's command line, else the
+    configured one. A published shape stands for a model whose files are not on this machine.
+    """
+    found = find_command(server.restart_cmd)
+    model = named or (configured if found is None else found[1].model)
+    if is_built_in(model) or Path(model).expanduser().exists():
+        return model
+    shape = shape_of_repository(model)
+    return model if shape is None else f"dummy:{shape}"
 
 
 class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):

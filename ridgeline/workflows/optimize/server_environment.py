@@ -40,15 +40,17 @@ from ridgeline.optimize.quality import load_quality_limits
 from ridgeline.records import RunTrace
 from ridgeline.roofline import Peaks
 from ridgeline.twin.config import STAND_IN
-from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
+from ridgeline.workflows.configuration_costs import machine_facts
 from ridgeline.workflows.evaluate.heldout_text import heldout_windows
 from ridgeline.workflows.load.tokenized_workload import (
     TokenizedWorkload,
     check_prompts,
     sample_requests,
     shared_prompt_share,
+    workload_facts,
 )
 from ridgeline.workflows.optimize.restartable_server import DEFAULT_PORT, ServerRecipe
+from ridgeline.workflows.optimize.server_costs import ServerCosts
 from ridgeline.workflows.optimize.simulator import SimulatedEngine
 
 # Servers compute in bfloat16 and batch as requests arrive: two tokens closer than this may swap.
@@ -65,12 +67,11 @@ def server_environment(
     """
     tokenizer = _tokenizer(settings.model, recipe)
     tokenized = TokenizedWorkload(workload, tokenizer)
-    # The steps of a twin are those of its device: this machine's peaks say nothing about them.
-    costs = ConfigurationCosts(machine, recipe.twin_device)
     start = settings
-    sample = sample_requests(tokenized, costs.resolved(start))
-    facts = base_facts(machine, costs, start, sample)
-    vocab_size = costs.resolved(start).spec.vocab_size
+    costs = ServerCosts(machine, recipe, start)
+    sample = sample_requests(tokenized, costs.max_model_len)
+    facts = {**machine_facts(machine), **costs.facts(), **workload_facts(sample)}
+    vocab_size = costs.spec.vocab_size
     starter = _ServerStarter(recipe, start, tokenized, logs, vocab_size)
     simulated = SimulatedEngine(costs.bounds, costs.scheduler, tokenized.requests)
     return Environment(

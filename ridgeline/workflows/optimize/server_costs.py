@@ -1,0 +1,143 @@
+"""What a server's command line and its model's shape say about its steps, before any is measured.
+
+The model need not fit this machine, and the engine need not be able to run it: only its shape
+counts. Formats and parallelism are those of the command line.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ridgeline.config.settings import Settings
+from ridgeline.diagnose.conditions import Value
+from ridgeline.engine.scheduler import (
+    BlockPool,
+    NoPrefixCache,
+    PrefixCache,
+    Scheduler,
+    SchedulerLimits,
+    make_policy,
+)
+from ridgeline.errors import CannotRun
+from ridgeline.hardware.machine import Machine
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token, num_params
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import apply_quantization, with_kv_dtype
+from ridgeline.roofline import Peaks, PriceStep
+from ridgeline.twin.config import TwinConfig
+from ridgeline.twin.servers.behaviour import TwinRun, twin_of
+from ridgeline.twin.servers.command_line import ServerLine, find_command
+from ridgeline.workflows.configuration_costs import StepBounds
+from ridgeline.workflows.optimize.restartable_server import ServerRecipe
+from ridgeline.workflows.targets import catalogue_peaks
+
+DEFAULT_SEQS, DEFAULT_TOKENS = 256, 8192  # of a server whose defaults are not known
+UNKNOWN_KV_TOKENS = 1 << 20  # a server's memory is not known: assumed not to limit the batch
+BLOCK_SIZE = 16
+
+
+class ServerCosts:
+    """Step costs, peaks and schedulers of a server's configurations.
+
+    The peaks are those of this machine, or of the device that a twin imitates.
+    """
+
+    def __init__(self, machine: Machine, recipe: ServerRecipe, start: Settings) -> None:
+        self._machine, self._recipe, self._start = machine, recipe, start
+        self.spec = load_planning_spec(start.model)
+        self._bounds = cache(self._step_bounds)
+        self._memory = cache(self._kv_tokens)
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that the server takes, as far as its command line tells."""
+        line = self.line(self._start)
+        given = self._start.max_model_len or (None if line is None else line.max_model_len)
+        return given or self.spec.max_positions
+
+    def line(self, settings: Settings) -> ServerLine | None:
+        """The command line of a configuration, read; None if its server is not known.
+
+        Raises CannotRun if the server has no flag for one of the settings.
+        """
+        words = self._recipe.flags.words(settings, self._start)
+        found = find_command(self._recipe.command.text(words))
+        return None if found is None else found[1]
+
+    def bounds(self, settings: Settings) -> StepBounds:
+        """The roofline of the configuration's steps."""
+        return self._bounds(settings)
+
+    def price(self, settings: Settings) -> PriceStep:
+        """FLOPs and bytes of a step."""
+        return self._bounds(settings).model.step
+
+    def peaks(self, settings: Settings) -> Peaks:
+        """The rates for this configuration's arithmetic."""
+        return self._bounds(settings).peaks
+
+    def scheduler(self, settings: Settings) -> Scheduler:
+        """A scheduler with the configuration's limits, in the memory that its device leaves."""
+        pool = BlockPool(max(1, self._memory(settings) // BLOCK_SIZE), BLOCK_SIZE)
+        limits = SchedulerLimits(
+            max_num_seqs=settings.max_num_seqs or DEFAULT_SEQS,
+            max_num_batched_tokens=settings.max_num_batched_tokens or DEFAULT_TOKENS,
+            max_model_len=self.max_model_len,
+            chunked_prefill=settings.enable_chunked_prefill,
+        )
+        cached = PrefixCache(pool) if settings.enable_prefix_caching else NoPrefixCache()
+        policy = make_policy(settings.batching, wait_s=settings.batch_wait_ms / 1000)
+        return Scheduler(limits, policy, pool, cached)
+
+    def facts(self) -> dict[str, Value]:
+        """Name, size and formats of the model."""
+        return {
+            "model_name": self.spec.name,
+            "model_params": num_params(self.spec),
+            "model_stored_dtype": self.spec.stored_dtype,
+            "model_weights": self.spec.layers[-1].mlp.gate.format.kind,
+            "model_kv_bytes_per_token": kv_bytes_per_token(self.spec),
+        }
+
+    def _step_bounds(self, settings: Settings) -> StepBounds:
+        spec = self.spec
+        if settings.quantization is not None:
+            spec = apply_quantization(spec, settings.quantization)
+        if settings.kv_cache_dtype != "auto":
+            spec = with_kv_dtype(spec, settings.kv_cache_dtype)
+        return StepBounds(model=cost_model(spec), peaks=self._peaks(spec))
+
+    def _peaks(self, spec: ModelSpec) -> Peaks:
+        device, machine = self._recipe.twin_device, self._machine
+        if device is not None:
+            return catalogue_peaks(device, "bfloat16")[1]
+        if machine.gpus:
+            gpu = machine.gpus[0]
+            flops_s, dtype = gpu.gemm_flops.get("bfloat16"), "bfloat16"
+            bytes_s = gpu.read_bandwidth_bytes_s or machine.best_bandwidth_bytes_s
+        else:
+            integer = spec.layers[-1].mlp.gate.format.kind in ("int8", "int4")
+            dtype = "int8" if integer and machine.peak_flops("int8") else "float32"
+            flops_s = machine.peak_flops(dtype)
+            bytes_s = float(machine.bandwidth(cost_model(spec).fixed_weight_bytes))
+        if flops_s is None:
+            raise CannotRun("this machine was not probed in this dtype", value=dtype)
+        source = "measured on this machine"
+        return Peaks(flops_s=flops_s, bytes_s=bytes_s, dtype=dtype, source=source)
+
+    def _kv_tokens(self, settings: Settings) -> int:
+        """Tokens that the KV cache holds. Raises DoesNotFit where a twin would not start."""
+        config = self.twin(settings)
+        if config is None:
+            return UNKNOWN_KV_TOKENS
+        from ridgeline.twin.build import plan_twin
+
+        return plan_twin(config).num_kv_tokens
+
+    def twin(self, settings: Settings) -> TwinConfig | None:
+        """What the command's twin imitates; None for a real server."""
+        device, line = self._recipe.twin_device, self.line(settings)
+        if device is None or line is None:
+            return None
+        return twin_of(line, TwinRun(device=device, num_devices=line.tp * line.dp))

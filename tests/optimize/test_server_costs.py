@@ -1,0 +1,67 @@
+"""What the search knows of a server before it measures: its model, its formats, its memory."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ridgeline.config.settings import Settings
+from ridgeline.workflows.optimize.restartable_server import (
+    RestartableServer,
+    model_of_server,
+    server_recipe,
+)
+from ridgeline.workflows.optimize.server_costs import ServerCosts
+
+TWIN = "ridgeline twin --device l4 vllm serve llama-3.1-8b --port {port} {flags}"
+
+
+def server_of(command: str) -> RestartableServer:
+    return RestartableServer(url="http://127.0.0.1:{port}", restart_cmd=command)
+
+
+def costs_of(command: str, model: str) -> tuple[ServerCosts, Settings]:
+    recipe = server_recipe(server_of(command))
+    start = recipe.start_settings(Settings(model=model))
+    return ServerCosts(machine=None, recipe=recipe, start=start), start  # type: ignore[arg-type]  # unused for twins
+
+
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        ("vllm serve meta-llama/Llama-3.1-8B-Instruct {flags}", "dummy:llama-3.1-8b"),
+        ("ridgeline twin --device l4 vllm serve llama-3.1-8b {flags}", "dummy:llama-3.1-8b"),
+        ("python -m sglang.launch_server --model-path demo {flags}", "demo"),
+        ("env A=1 vllm serve some/unknown-model {flags}", "some/unknown-model"),
+        ("./start.sh {flags}", "configured"),
+    ],
+)
+def test_model_is_read_from_the_command_line(command: str, model: str) -> None:
+    assert model_of_server(server_of(command), None, "configured") == model
+
+
+def test_named_model_precedes_that_of_the_command_line() -> None:
+    assert model_of_server(server_of(TWIN), "demo", "configured") == "demo"
+
+
+def test_peaks_of_a_twin_are_those_of_its_device_in_the_served_dtype() -> None:
+    costs, start = costs_of(TWIN, "dummy:llama-3.1-8b")
+    assert costs.peaks(start).dtype == "bfloat16"
+    assert costs.peaks(start).bytes_s == pytest.approx(300e9)
+
+
+def test_model_larger_than_this_machine_can_be_searched() -> None:
+    command = (
+        "ridgeline twin --device h100-sxm:4 vllm serve llama-3.1-70b "
+        "--tensor-parallel-size 4 --port {port} {flags}"
+    )
+    costs, start = costs_of(command, "dummy:llama-3.1-70b")
+    assert costs.scheduler(start).pool.num_blocks > 10_000
+
+
+def test_memory_share_decides_how_many_tokens_the_simulated_cache_holds() -> None:
+    costs, start = costs_of(TWIN, "dummy:llama-3.1-8b")
+    more = msgspec.structs.replace(
+        start, server_flags=(("--gpu-memory-utilization", "0.95"),)
+    )  # fmt: skip
+    assert costs.scheduler(more).pool.num_blocks > costs.scheduler(start).pool.num_blocks
