@@ -15,6 +15,7 @@ from ridgeline.engine.attention.page_prefetch import PagePrefetcher
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.dtype import DTYPES
+from ridgeline.engine.execution.graphs.decode import make_decode_graphs
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
@@ -66,6 +67,9 @@ def assemble(
     attention, verifier = target().attention(), speculation.verifier
     threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)
     runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.observer, threads)
+    graphs = make_decode_graphs(decoder, attention, resolved.max_model_len)
+    if graphs is not None:
+        runner.use_graphs(graphs)
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     return EngineParts(tokenizer, scheduler, runner, masks, num_bytes)
@@ -83,9 +87,11 @@ def _target(resolved: ResolvedSettings) -> TargetModel:
         max_model_len=resolved.max_model_len,
         layer_backend=resolved.layer_backend,
     )
+    # On a GPU, rows of padding write to one block that no sequence has.
+    num_padding_blocks = 1 if device.type == "cuda" else 0
     kv = KvCache.allocate(
         resolved.spec,
-        resolved.num_blocks,
+        resolved.num_blocks + num_padding_blocks,
         resolved.block_size,
         dtype,
         device,

@@ -59,6 +59,17 @@ BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
+NO_ROCM = (
+    "use --device cpu: the GPU kernels are written and measured for NVIDIA cards only, and none has"
+    " run on an AMD card"
+)
+OTHER_DEVICES = {
+    "hip": NO_ROCM,
+    "mps": "use --device cpu: paged attention and the quantised formats have no Metal kernels, and"
+    " nothing of the engine has run on an Apple GPU",
+}
+"""Why devices that PyTorch has are refused, and what to use."""
+
 
 NOT_BATCH_INVARIANT = (
     "; not batch-invariant: only float32 runs in the native layers, and torch's sum in an order"
@@ -222,19 +233,28 @@ def _max_num_seqs(
 
 
 def _device(asked: str, why: dict[str, str]) -> torch.device:
-    has_cuda = torch.cuda.is_available()
+    has_cuda = torch.cuda.is_available() and torch.version.hip is None
     if asked == "auto":
         why["device"] = (
             "auto: a CUDA device is available" if has_cuda else "auto: no CUDA device is available"
         )
         return torch.device("cuda" if has_cuda else "cpu")
     why["device"] = "as requested"
+    if asked == "rocm":
+        raise CannotRun("ROCm is not supported", value=asked, limit="cpu, cuda", fix=NO_ROCM)
     try:
         device = torch.device(asked)
     except RuntimeError:
         raise BadInput("unknown device", value=asked, limit="auto, cpu, cuda, cuda:N") from None
     if device.type not in ("cpu", "cuda"):
-        raise CannotRun("the device is not supported", value=asked, limit="cpu, cuda")
+        raise CannotRun(
+            "the device is not supported",
+            value=asked,
+            limit="cpu, cuda",
+            fix=OTHER_DEVICES.get(device.type, "use --device cpu"),
+        )
+    if device.type == "cuda" and torch.version.hip is not None:
+        raise CannotRun("ROCm is not supported", value=asked, limit="cpu, cuda", fix=NO_ROCM)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise CannotRun(
             "no such CUDA device", value=asked, limit=_visible(), fix="use --device cpu"

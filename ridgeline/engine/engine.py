@@ -80,7 +80,7 @@ class Engine:
             parts.runner,
             parts.tokenizer,
             clock=clock,
-            on_start=partial(torch.set_num_threads, resolved.num_threads),
+            on_start=partial(_prepare_thread, resolved),
             totals=StepTotals(cost_model(resolved.spec), resolved.max_num_batched_tokens),
             queue_limiter=QueueLimiter(_queue_limits(resolved)),
         )
@@ -369,6 +369,13 @@ def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> Engi
         compute_dtype=resolved.dtype,
         default_sampling=resolved.default_sampling,
     )
+
+
+def _prepare_thread(resolved: ResolvedSettings) -> None:
+    """Settings that torch keeps per thread."""
+    torch.set_num_threads(resolved.num_threads)
+    if resolved.device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(resolved.device).index or 0)
 
 
 def _queue_limits(resolved: ResolvedSettings) -> QueueLimits:

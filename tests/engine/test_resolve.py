@@ -96,6 +96,15 @@ def test_activation_precision_follows_the_setting() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [("mps", "Metal"), ("rocm", "AMD"), ("hip", "AMD"), ("xpu", "--device cpu")],
+)
+def test_devices_without_kernels_are_refused_with_the_reason(device: str, reason: str) -> None:
+    with pytest.raises(CannotRun, match=reason):
+        resolve(Settings(model="demo", device=device))
+
+
 def test_context_may_be_shortened_but_not_extended() -> None:
     assert resolve(Settings(model="demo", max_model_len=10)).max_model_len == 10
     with pytest.raises(BadInput, match=r"4096; limit: 2048; fix: use --max-model-len 2048"):

@@ -22,10 +22,11 @@ BACKENDS = MappingProxyType(
     {
         "native": "ridgeline.engine.attention.native:NativeAttention",
         "torch": "ridgeline.engine.attention.paged:PagedAttention",
+        "tables": "ridgeline.engine.attention.tables:TableAttention",
         "reference": "ridgeline.engine.attention.reference:ReferenceAttention",
     }
 )
-AUTO = ("native", "torch")
+AUTO = ("native", "tables", "torch")
 
 
 def attention_backend_of(name: str) -> AttentionBackend:

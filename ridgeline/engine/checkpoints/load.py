@@ -14,7 +14,12 @@ from ridgeline.engine.checkpoints import QuantizedWeights, read_quantisation
 from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.mxfp4 import Mxfp4Weights
 from ridgeline.engine.checkpoints.packed import PackedWeights
-from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, WeightSource
+from ridgeline.engine.checkpoints.sources import (
+    CPU,
+    CheckpointWeights,
+    DummyWeights,
+    WeightSource,
+)
 from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part
 from ridgeline.engine.dtype import DTYPES, is_exact
 from ridgeline.engine.execution.layers import choose as choose_forward
@@ -88,16 +93,20 @@ def load_decoder(
     """
     device = torch.device(device)
     backend, _ = choose_forward(layer_backend, spec, device, compute_dtype)
-    with torch.inference_mode(), open_weights(model, spec, seed) as weights:
+    with torch.inference_mode(), open_weights(model, spec, seed, device) as weights:
         forward = layer_backend_of(backend)
         builder = DecoderBuilder(spec, weights, device, compute_dtype, forward)
         return builder.decoder(max_model_len or spec.max_positions)
 
 
-def open_weights(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[WeightSource]:
-    """The weight source of a model, chosen by the files in its folder. Raises BadModel."""
+def open_weights(
+    model: str, spec: ModelSpec, seed: int, device: torch.device = CPU
+) -> AbstractContextManager[WeightSource]:
+    """The weight source of a model, chosen by the files in its folder; dummy weights are made on
+    `device`. Raises BadModel.
+    """
     if is_dummy(model):
-        return nullcontext(DummyWeights(spec, seed))
+        return nullcontext(DummyWeights(spec, seed, device))
     if is_gguf(model):
         return GgufWeights(model, spec)
     path = model_path(model)

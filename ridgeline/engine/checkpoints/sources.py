@@ -34,6 +34,8 @@ from ridgeline.engine.quant.ready import Ready
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
+CPU = torch.device("cpu")
+
 
 class WeightSource(Protocol):
     """Where a decoder's tensors come from."""
@@ -173,27 +175,27 @@ class DummyWeights:
     """Random weights for performance work: one block of normal numbers, cut and tiled everywhere.
 
     Generating every number takes a minute for a few billion; copying a block runs at memory speed.
-    Deterministic by seed and part; norms are 1 (stored as 0 if the gain is 1 + w).
+    Deterministic by seed and part; norms are 1 (stored as 0 if the gain is 1 + w). On a GPU they
+    are made in its memory, in the dtype that the file would have.
     """
 
     BLOCK = 1_048_583  # prime, so that no matrix repeats a row
 
-    def __init__(self, spec: ModelSpec, seed: int) -> None:
+    def __init__(self, spec: ModelSpec, seed: int, device: torch.device = CPU) -> None:
         self.seed, self.norm = seed, 0.0 if spec.norm_plus_one else 1.0
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(self.BLOCK, generator=generator) * 0.02
-        self.block = normal.to(
-            DTYPES[spec.stored_dtype]
-        ).float()  # numbers that the file could hold
+        stored = normal.to(DTYPES[spec.stored_dtype])  # numbers that the file could hold
+        self.block = stored.float() if device.type == "cpu" else stored.to(device)
 
     def get(self, part: Part) -> Tensor:
         if part.key.endswith("norm"):
-            return torch.full(part.shape, self.norm)
+            return torch.full(part.shape, self.norm, device=self.block.device)
         size = 1
         for extent in part.shape:
             size *= extent
         start = zlib.crc32(f"{self.seed} {part}".encode()) % self.BLOCK
-        out = torch.empty(size)
+        out = self.block.new_empty(size)
         at = 0
         while at < size:
             piece = self.block[start : start + size - at]

@@ -24,6 +24,7 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import self_attention
 from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.execution.batch import StepBatch, make_batch
+from ridgeline.engine.execution.graphs.decode import DecodeGraphs
 from ridgeline.engine.execution.greedy_fast_path import (
     ReusedBuffer,
     StateBuffer,
@@ -44,6 +45,7 @@ from ridgeline.engine.sampling.verify.verifier import (
 from ridgeline.engine.scheduler.plan import (
     Run,
     RunOutput,
+    SamplePoint,
     StepPlan,
     StepResult,
     draft_paths,
@@ -87,6 +89,12 @@ class TorchRunner:
             ReusedBuffer() if isinstance(self.observer, NoObserver) else new_buffer
         )
         self.greedy = make_greedy_path(decoder.forward, self.attention, self.argmax_head, buffer)
+        self.graphs: DecodeGraphs | None = None
+
+    def use_graphs(self, graphs: DecodeGraphs) -> None:
+        """Compute decode steps from CUDA graphs."""
+        graphs.keep_states = not isinstance(self.observer, NoObserver)
+        self.greedy = self.graphs = graphs
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a plan: feed every run's tokens and sample where requested."""
@@ -126,6 +134,8 @@ class TorchRunner:
         self.cache.copy_blocks(plan.copies)
         if not plan.runs:
             return StepResult(())
+        if self.graphs is not None and self.graphs.can_decode(plan.runs):
+            return self._run_decode(plan.runs, self.graphs)
         batch = make_batch(plan.runs, self.decoder.device)
         self._set_threads(len(batch.tokens_T))
         attend = self.attention.prepare(plan.runs)
@@ -136,6 +146,17 @@ class TorchRunner:
         self.observer.observe(plan.runs, [len(own) for own in choices], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
         return StepResult(tuple(map(_output, choices, prompts)))
+
+    def _run_decode(self, runs: Sequence[Run], graphs: DecodeGraphs) -> StepResult:
+        """A step whose every row is sampled, from a graph."""
+        if graphs.can_run(runs):
+            tokens, x_TC = graphs(runs)
+            return self._argmax_result(tokens, runs, x_TC)
+        raw_SV, x_TC = graphs.logits(runs)
+        points = list(chain.from_iterable(map(sample_points, runs)))
+        choices = self._choose(runs, raw_SV, points)
+        self.observer.observe(runs, [len(own) for own in choices], x_TC)
+        return StepResult(tuple([_output(own, ()) for own in choices]))
 
     @torch.inference_mode()
     def _run_trees(self, plan: StepPlan) -> StepResult:
@@ -195,7 +216,12 @@ class TorchRunner:
             return [[]] * len(runs)
         every_row = len(points) == len(x_TC)
         rows_SC = x_TC if every_row else x_TC.index_select(0, batch.sampled_rows())
-        raw_SV = self.decoder.logits(rows_SC)
+        return self._choose(runs, self.decoder.logits(rows_SC), points)
+
+    def _choose(
+        self, runs: Sequence[Run], raw_SV: Tensor, points: Sequence[SamplePoint]
+    ) -> list[list[Choice]]:
+        """The choices of each run, given the logits of its sampled rows."""
         logits_SV = self.masks.apply(raw_SV, points)
         choices = self.verifier.accept(logits_SV, runs, points)
         return choices if logits_SV is raw_SV else with_raw_logprobs(choices, raw_SV, runs, points)

@@ -44,6 +44,13 @@ class Decoder:
         """Normalised final hidden states x_TC; `end` is larger than every position."""
         return self.forward(tokens_T, positions_T, end, attend)
 
+    def head(self, x_SC: Tensor) -> Tensor:
+        """Logits_SV as the LM head computes them; float32 where the model scales or caps them."""
+        logits_SV = self.lm_head(x_SC)
+        if self.spec.logit_scale == 1.0 and self.spec.final_softcap is None:
+            return logits_SV
+        return final_logits(self.spec, logits_SV.float())
+
     def logits(self, x_SC: Tensor) -> Tensor:
         """Float32 logits_SV of hidden states x_SC."""
         return final_logits(self.spec, self.lm_head(x_SC).float())

@@ -1,0 +1,346 @@
+"""Paged attention over block tables of fixed shapes: what CUDA graphs and GPU kernels need.
+
+What. A step of decode rows is four integer tensors on the device: the slot that each row's key and
+value are written to, the number of keys that it sees, and a table of its blocks, padded to a fixed
+number of columns. Shapes depend on the numbers of rows and columns alone, so a step can be captured
+once and replayed with other numbers. A row of a draft has a table of its own: verifying drafts is
+decoding more rows.
+
+Runs of several tokens take other paths. A prompt that starts at position 0 attends to its own new
+keys, without reading the cache back (`F.scaled_dot_product_attention`, which chooses
+FlashAttention or cuDNN). Later chunks go through `PagedKernels.prefill`, or through the gather of
+`PagedAttention` where the kernels have none.
+
+Paper. PagedAttention (Kwon et al., SOSP 2023, arXiv 2309.06180).
+
+Invariants. Those of the family. Rows of padding read and write one reserved block only: the last of
+the cache, which the block pool must not hand out if a caller pads.
+
+When it loses. With `TorchKernels`, decode gathers whole tables, padding included. Those kernels are
+the reference of this layout, and what runs on a GPU without Triton.
+
+Shape legend: T rows of the step, S rows that decode, M columns of a table, H query heads, K key
+heads, B block_size, L = M·B gathered positions, D head_dim, N blocks of the pool, W numbers of a
+stored row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.engine.attention.base import Attend, AttentionSite
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.dense import KeySpan, attend_decode, needs_scores
+from ridgeline.engine.attention.paged import LayerCache, PagedAttention
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.model import AttentionSpec, ModelSpec
+
+Tables = TypeVar("Tables")
+
+
+@dataclass(frozen=True)
+class DecodeTables:
+    """Rows that each see the keys before their own; int32 tensors on the device."""
+
+    slots_S: Tensor
+    lens_S: Tensor
+    tables_SM: Tensor
+
+
+@dataclass(frozen=True)
+class ChunkTables:
+    """Runs of several rows over a context: `starts_R1` are cumulative rows, `lens_R` their keys.
+
+    `tables_RM` has a row per run; `max_queries` is the longest run's number of rows.
+    """
+
+    starts_R1: Tensor
+    lens_R: Tensor
+    tables_RM: Tensor
+    max_queries: int
+
+
+class PagedKernels(Protocol):
+    """Kernels over one cache, called with a layer's index."""
+
+    def store(self, kv_T2KD: Tensor, slots_T: Tensor, layer: int) -> None:
+        """Write keys and values to slots, each block · B + offset."""
+        ...
+
+    def decode(
+        self, q_SHD: Tensor, tables: DecodeTables, layer: int, sinks_H: Tensor | None
+    ) -> Tensor:
+        """o_SHD of rows whose keys are stored."""
+        ...
+
+    def prefill(
+        self, q_THD: Tensor, tables: ChunkTables, layer: int, sinks_H: Tensor | None
+    ) -> Tensor | None:
+        """o_THD of runs whose keys are stored; None if there is no kernel for it."""
+        ...
+
+
+class TorchKernels:
+    """Gathers whole tables: runs on every device and in every format. The reference."""
+
+    def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
+        self.attentions = tuple(layer.attention for layer in spec.layers)
+        self.layers = tuple(LayerCache(cache, index) for index in range(len(cache.layers)))
+        self.block_size, self.device = cache.block_size, cache.layers[0].device
+
+    def store(self, kv_T2KD: Tensor, slots_T: Tensor, layer: int) -> None:
+        num_heads, size = self.attentions[layer].num_kv_heads, self.block_size
+        slots_T = slots_T.long()
+        heads = torch.arange(2 * num_heads, device=self.device) * size
+        first_T1 = (slots_T // size * (2 * num_heads * size) + slots_T % size).unsqueeze(1)
+        slots_R = (first_T1 + heads).view(-1)
+        self.layers[layer].write(slots_R, kv_T2KD.reshape(-1, kv_T2KD.shape[-1]))
+
+    def decode(
+        self, q_SHD: Tensor, tables: DecodeTables, layer: int, sinks_H: Tensor | None
+    ) -> Tensor:
+        attention = self.attentions[layer]
+        num_rows, num_heads = len(q_SHD), attention.num_kv_heads
+        sides = torch.arange(2 * num_heads, device=self.device).view(2, 1, num_heads, 1)
+        blocks_1S1M = tables.tables_SM.view(1, num_rows, 1, -1)
+        tiles = (blocks_1S1M * (2 * num_heads) + sides).view(-1)
+        k_SKLD, v_SKLD = self.layers[layer].gather(tiles, num_rows)
+        q_SKGD = q_SHD.reshape(num_rows, num_heads, -1, attention.head_dim)
+        mask_S11L = self._mask(tables.lens_S, k_SKLD.shape[2], attention, q_SHD)
+        scale, softcap = attention.scale, attention.softcap
+        o_SKGD = attend_decode(q_SKGD, k_SKLD, v_SKLD, mask_S11L, scale, softcap, sinks_H)
+        return o_SKGD.reshape(q_SHD.shape)
+
+    def prefill(
+        self, q_THD: Tensor, tables: ChunkTables, layer: int, sinks_H: Tensor | None
+    ) -> Tensor | None:
+        return None
+
+    def _mask(self, lens_S: Tensor, length: int, attention: AttentionSpec, like: Tensor) -> Tensor:
+        position_S1 = (lens_S - 1).unsqueeze(1)
+        k_L = torch.arange(length, device=self.device)
+        hidden_SL = k_L > position_S1
+        KeySpan.of(attention).hide(hidden_SL, position_S1, k_L)
+        zeros = torch.zeros(hidden_SL.shape, dtype=like.dtype, device=self.device)
+        return zeros.masked_fill_(hidden_SL, float("-inf"))[:, None, None]
+
+
+class TableAttention:
+    """Block tables with kernels of torch operators; subclasses bring faster ones."""
+
+    def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
+        self.attentions = tuple(layer.attention for layer in spec.layers)
+        self.cache, self.device = cache, cache.layers[0].device
+        self.kernels: PagedKernels = self.make_kernels(spec, cache)
+        self.gathered = PagedAttention(spec, cache)
+
+    @staticmethod
+    def make_kernels(spec: ModelSpec, cache: KvCache) -> PagedKernels:
+        return TorchKernels(spec, cache)
+
+    @staticmethod
+    def why_not(site: AttentionSite) -> tuple[str, ...]:
+        reasons = ["has no tables of latent rows"] if site.has_latent else []
+        if site.device.type == "cpu":
+            reasons.append("gathers whole tables, which only CUDA graphs make up for")
+        return tuple(reasons)
+
+    def prepare(self, runs: Sequence[Run]) -> Attend:
+        if any(len(run.tokens) > 1 for run in runs):
+            return MixedStep.of(self, runs)
+        tables = decode_tables(runs, self.cache.block_size, self.device)
+        assert tables is not None, "a step has runs"
+        return DecodeStep(self, tables)
+
+    def step(self, tables: DecodeTables) -> DecodeStep:
+        """A step whose tables are on the device already."""
+        return DecodeStep(self, tables)
+
+
+class DecodeStep:
+    """Every row decodes."""
+
+    def __init__(self, owner: TableAttention, tables: DecodeTables) -> None:
+        self.kernels, self.tables, self.cache = owner.kernels, tables, owner.cache
+        self.slots_T = tables.slots_S
+
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        self.kernels.store(kv_T2KD, self.slots_T, layer)
+        return self.attend_stored(q_THD, kv_T2KD, layer, sinks_H)
+
+    def attend_stored(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        """The same once keys and values are in the cache."""
+        return self.kernels.decode(q_THD, self.tables, layer, sinks_H)
+
+
+@dataclass(frozen=True)
+class MixedStep:
+    """Prompts from their start, decoding rows, and chunks of longer runs, each by its own path."""
+
+    owner: TableAttention
+    slots_T: Tensor
+    prompts: tuple[slice, ...]
+    decode: tuple[Tensor, DecodeTables] | None
+    chunks: tuple[Tensor, ChunkTables] | None
+    gathered: Attend
+
+    @staticmethod
+    def of(owner: TableAttention, runs: Sequence[Run]) -> MixedStep:
+        """Sort the runs into the three paths."""
+        size, device = owner.cache.block_size, owner.device
+        firsts = list(accumulate((len(run.tokens) for run in runs), initial=0))
+        prompts: list[slice] = []
+        singles: list[tuple[Run, range]] = []
+        others: list[tuple[Run, range]] = []
+        for first, run in zip(firsts, runs, strict=False):
+            rows = range(first, first + len(run.tokens))
+            if run.start == 0 and len(run.tokens) > 1:
+                prompts.append(slice(rows.start, rows.stop))
+            else:
+                (singles if len(run.tokens) == 1 else others).append((run, rows))
+        slots = [slot for run in runs for slot in slots_of(run, size)]
+        return MixedStep(
+            owner,
+            torch.tensor(slots, dtype=torch.int32).to(device, non_blocking=True),
+            tuple(prompts),
+            _with_rows(singles, decode_tables([run for run, _ in singles], size, device), device),
+            _with_rows(others, chunk_tables([run for run, _ in others], size, device), device),
+            _Lazy(owner, runs),
+        )
+
+    @property
+    def kernels(self) -> PagedKernels:
+        return self.owner.kernels
+
+    @property
+    def cache(self) -> KvCache:
+        return self.owner.cache
+
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        self.kernels.store(kv_T2KD, self.slots_T, layer)
+        return self.attend_stored(q_THD, kv_T2KD, layer, sinks_H)
+
+    def attend_stored(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        """The same once keys and values are in the cache."""
+        attention = self.owner.attentions[layer]
+        if not self._has_kernels(attention):
+            return self.gathered(q_THD, kv_T2KD, layer, sinks_H)
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        if self.chunks is not None:
+            rows, chunks = self.chunks
+            o_CHD = self.kernels.prefill(q_THD.index_select(0, rows), chunks, layer, sinks_H)
+            if o_CHD is None:
+                return self.gathered(q_THD, kv_T2KD, layer, sinks_H)
+            out_THD.index_copy_(0, rows, o_CHD)
+        if self.decode is not None:
+            rows, tables = self.decode
+            o_SHD = self.kernels.decode(q_THD.index_select(0, rows), tables, layer, sinks_H)
+            out_THD.index_copy_(0, rows, o_SHD)
+        for own in self.prompts:
+            out_THD[own] = attend_prompt(q_THD[own], kv_T2KD[own], attention)
+        return out_THD
+
+    def _has_kernels(self, attention: AttentionSpec) -> bool:
+        """Whether prompts of this layer need no explicit scores or masks, nor its cache's format.
+
+        A prompt that attended to its unrounded keys would differ from the same prompt in chunks.
+        """
+        if not self.prompts:
+            return True
+        longest = max(rows.stop - rows.start for rows in self.prompts)
+        plain = self.cache.format.dtype == self.cache.dtype
+        return plain and not needs_scores(attention) and _sees_all(attention, longest)
+
+
+class _Lazy:
+    """The gather over the whole step, built when a layer first needs it."""
+
+    def __init__(self, owner: TableAttention, runs: Sequence[Run]) -> None:
+        self.owner, self.runs = owner, runs
+        self.step: Attend | None = None
+
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        if self.step is None:
+            self.step = self.owner.gathered.prepare(self.runs)
+        return self.step(q_THD, kv_T2KD, layer, sinks_H)
+
+
+def attend_prompt(q_THD: Tensor, kv_T2KD: Tensor, attention: AttentionSpec) -> Tensor:
+    """Causal attention of one sequence from position 0 to its own keys."""
+    q_1HTD = q_THD.transpose(0, 1).unsqueeze(0)
+    k_1KTD, v_1KTD = kv_T2KD.permute(1, 2, 0, 3).unsqueeze(1)
+    o_1HTD = F.scaled_dot_product_attention(
+        q_1HTD, k_1KTD, v_1KTD, is_causal=True, scale=attention.scale, enable_gqa=True
+    )
+    return o_1HTD[0].transpose(0, 1)
+
+
+def _sees_all(attention: AttentionSpec, length: int) -> bool:
+    return KeySpan.of(attention).first_seen(length - 1) == 0
+
+
+def slots_of(run: Run, block_size: int) -> list[int]:
+    """The slot of every row of a run."""
+    positions = range(run.start, run.start + len(run.tokens))
+    return [run.blocks[p // block_size] * block_size + p % block_size for p in positions]
+
+
+def decode_tables(
+    runs: Sequence[Run], block_size: int, device: torch.device
+) -> DecodeTables | None:
+    """The tables of runs of one token each, in one transfer; None without runs."""
+    if not runs:
+        return None
+    slots = [slots_of(run, block_size)[0] for run in runs]
+    lens, tables = [run.start + 1 for run in runs], _tables(runs, block_size)
+    packed = torch.tensor([slots, lens, *zip(*tables, strict=True)], dtype=torch.int32).to(device)
+    return DecodeTables(packed[0], packed[1], packed[2:].t().contiguous())
+
+
+def chunk_tables(runs: Sequence[Run], block_size: int, device: torch.device) -> ChunkTables | None:
+    """The tables of runs of several tokens; None without runs."""
+    if not runs:
+        return None
+    counts = [len(run.tokens) for run in runs]
+    starts = list(accumulate(counts, initial=0))
+    lens = [run.start + len(run.tokens) for run in runs]
+    tables = torch.tensor(_tables(runs, block_size), dtype=torch.int32)
+    return ChunkTables(
+        torch.tensor(starts, dtype=torch.int32).to(device, non_blocking=True),
+        torch.tensor(lens, dtype=torch.int32).to(device, non_blocking=True),
+        tables.to(device, non_blocking=True),
+        max(counts),
+    )
+
+
+def _tables(runs: Sequence[Run], block_size: int) -> list[list[int]]:
+    """The blocks of each run up to its last row, padded with its last block."""
+    used = [run.blocks[: (run.start + len(run.tokens) - 1) // block_size + 1] for run in runs]
+    width = max(map(len, used))
+    return [[*(max(0, b) for b in own), *[own[-1]] * (width - len(own))] for own in used]
+
+
+def _with_rows(
+    members: Sequence[tuple[Run, range]], tables: Tables | None, device: torch.device
+) -> tuple[Tensor, Tables] | None:
+    if tables is None:
+        return None
+    rows = [row for _, own in members for row in own]
+    return torch.tensor(rows).to(device, non_blocking=True), tables

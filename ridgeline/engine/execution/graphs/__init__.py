@@ -1,0 +1,6 @@
+"""Decode steps captured once and replayed: CUDA graphs, their buckets, and their inputs.
+
+buckets.py   the sizes that steps are padded to
+inputs.py    a step's integers, in one transfer
+decode.py    capture, replay, and what the runner calls
+"""

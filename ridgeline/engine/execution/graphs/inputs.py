@@ -1,0 +1,95 @@
+"""The integers of a decode step, packed into one buffer that is copied to the device at once.
+
+    host, pinned ─one copy─▶ device: tokens R · positions R · slots R · lengths R · tables R × C
+
+A buffer belongs to one bucket and keeps the tables of its last step: rows whose blocks did not
+change since are not written again. The next step may be packed once the last one's tokens were
+read, since its copy is over by then.
+
+Shape legend: R rows of the bucket, C columns of its block tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ridgeline.engine.attention.tables import DecodeTables
+from ridgeline.engine.execution.graphs.buckets import Bucket
+from ridgeline.engine.scheduler.plan import Run
+
+
+class StepInputs:
+    """Buffers of one bucket, on the host and on the device.
+
+    Padded rows decode token 0 at position 0 in `padding_block`.
+    """
+
+    def __init__(
+        self, bucket: Bucket, block_size: int, padding_block: int, device: torch.device
+    ) -> None:
+        rows, columns = bucket.rows, bucket.columns
+        self.bucket, self.block_size, self.padding_block = bucket, block_size, padding_block
+        self.host = torch.zeros(
+            rows * (4 + columns), dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
+        self.device_ints = torch.empty_like(self.host, device=device, pin_memory=False)
+        packed = self.host.numpy()
+        self._fields = packed[: 4 * rows].reshape(4, rows)
+        self._tables = packed[4 * rows :].reshape(rows, columns)
+        self._tables[:] = padding_block
+        self._blocks: list[tuple[int, ...]] = [()] * rows
+        self._num_used = 0
+        self._clear(0)
+        fields_4R = self.device_ints[: 4 * rows].view(4, rows)
+        self.tokens_R, self.positions_R = fields_4R[0], fields_4R[1]
+        tables_RC = self.device_ints[4 * rows :].view(rows, columns)
+        self.tables = DecodeTables(fields_4R[2], fields_4R[3], tables_RC)
+
+    def fill(self, runs: Sequence[Run]) -> int:
+        """Pack the rows of all runs and copy them; returns the number of rows."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        size = self.block_size
+        for run in runs:
+            first, blocks = run.start, run.blocks
+            for position in range(first, first + len(run.tokens)):
+                self._write_table(len(slots), blocks)
+                slots.append(blocks[position // size] * size + position % size)
+                positions.append(position)
+            tokens.extend(run.tokens)
+        num_rows = len(slots)
+        if num_rows < self._num_used:
+            self._clear(num_rows)
+        self._num_used = num_rows
+        fields = self._fields
+        fields[0, :num_rows], fields[1, :num_rows] = tokens, positions
+        fields[2, :num_rows] = slots
+        fields[3, :num_rows] = fields[1, :num_rows]
+        fields[3, :num_rows] += 1
+        self.copy()
+        return num_rows
+
+    def copy(self) -> None:
+        """Copy the packed integers to the device, asynchronously where memory is pinned."""
+        self.device_ints.copy_(self.host, non_blocking=True)
+
+    def _write_table(self, row: int, blocks: tuple[int, ...]) -> None:
+        written = self._blocks[row]
+        if blocks is written or blocks == written:
+            return
+        # Blocks that slid out of a window are negative; no kernel reads them.
+        kept = [max(0, block) for block in blocks[: self.bucket.columns]]
+        self._tables[row, : len(kept)] = kept
+        self._tables[row, len(kept) : len(written)] = self.padding_block
+        self._blocks[row] = blocks
+
+    def _clear(self, first: int) -> None:
+        """Turn the rows from `first` on into padding."""
+        fields = self._fields[:, first:]
+        fields[0], fields[1] = 0, 0
+        fields[2], fields[3] = self.padding_block * self.block_size, 1
+        self._tables[first:] = self.padding_block
+        self._blocks[first:] = [()] * (self.bucket.rows - first)
