@@ -30,6 +30,10 @@ house rules that parse the whole source.
 USER_CACHE = "RIDGELINE_TEST_USER_CACHE"
 """Where tests find models that `make install` downloaded, which they read and never change."""
 
+if (
+    "RIDGELINE_TEST_DEVICE" not in os.environ
+):  # before triton is imported: its interpreter, on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads: a model that is not here is an error
 
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
