@@ -6,7 +6,8 @@
     │   ├── BadModel       a model directory is missing, inconsistent, unsafe or unsupported
     │   ├── CannotRun      this model or machine cannot run the requested technique
     │   ├── DoesNotFit     weights or KV cache exceed the memory budget
-    │   └── DownloadFailed a model is not here and could not be downloaded
+    │   ├── DownloadFailed a model is not here and could not be downloaded
+    │   └── Inconclusive   a measurement was disturbed, so that it decides nothing
     └── EngineUnavailable  the engine is stopped or dead; the request itself was valid
         └── EngineFull     the queue is full; says when to retry
 
@@ -63,6 +64,10 @@ class DoesNotFit(UserError):
 
 class DownloadFailed(UserError):
     """A model is not here and could not be downloaded: the network, the hub or the file failed."""
+
+
+class Inconclusive(UserError):
+    """A measurement was disturbed, or lasted too short a time, to decide anything."""
 
 
 class EngineUnavailable(RidgelineError):

@@ -40,6 +40,7 @@ def bench(
     served_model_name: str | None = None,
     endpoint: Endpoint | None = None,
     api_key: str | None = None,
+    tokenizer: str | None = None,
     accelerator: str | None = None,
     workload: str = "chat-and-code",
     num_prompts: int | None = None,
@@ -82,6 +83,9 @@ def bench(
         served_model_name: Model to request from the server (default: the first it lists).
         endpoint: With --url: API to use (default: auto).
         api_key: API key of the server.
+        tokenizer: With --url: model whose tokenizer counts what the server does not, counts
+            all answers once more to compare servers, and writes token ids as text for a server
+            that takes none.
         accelerator: With --url and MODEL: what the server runs on (h100-sxm, 4xh100-sxm,
             here), for MFU.
         workload: Requests to send: chat-and-code, chat, code,
@@ -145,6 +149,7 @@ def diagnose(
     accelerator: str | None = None,
     served_model_name: str | None = None,
     api_key: str | None = None,
+    tokenizer: str | None = None,
     workload: str = "chat-and-code",
     num_prompts: int | None = None,
     duration_s: float | str | None = None,
@@ -187,6 +192,8 @@ def diagnose(
             (h100-sxm, 4xh100-sxm, here).
         served_model_name: Model to request from the server (default: the first it lists).
         api_key: API key of the server.
+        tokenizer: With --url: model whose tokenizer counts what the server does not, and
+            writes token ids as text for a server that takes none.
         workload: Requests to send: chat-and-code, chat, code,
             synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
             batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,

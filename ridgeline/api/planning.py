@@ -399,6 +399,7 @@ def calibrate(
     also: tuple[str, ...] = (),
     served_model_name: str | None = None,
     api_key: str | None = None,
+    tokenizer: str | None = None,
     budget: float | str = 300.0,
     observer: Observer = silent,
 ) -> CalibrationResult:
@@ -420,6 +421,8 @@ def calibrate(
             repeatable.
         served_model_name: Model to request from the server (default: the first it lists).
         api_key: API key of the server.
+        tokenizer: With --url: model whose tokenizer counts what the server does not, and
+            writes token ids as text for a server that takes none.
         budget: Time for the measurement, without loading models.
         observer: Called with every progress event; `print` shows them as lines.
 

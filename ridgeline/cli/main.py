@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ridgeline.errors import RidgelineError, UserError
+from ridgeline.errors import Inconclusive, RidgelineError, UserError
 
 if TYPE_CHECKING:
     import click
 
-SUCCESS, FAILURE, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+SUCCESS, FAILURE, USER_ERROR, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
 _PATH_ERRORS = {
     errno.ENOENT,
     errno.EACCES,
@@ -106,7 +106,7 @@ def _report(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, UserError):
         _print_error(str(error))
-        return USER_ERROR
+        return UNDECIDED if isinstance(error, Inconclusive) else USER_ERROR
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" at {error.filename}" if error.filename else ""
         _print_error(f"the disk is full{where}; fix: free some space, or write elsewhere")

@@ -195,6 +195,7 @@ class BenchTarget(Section, frozen=True, kw_only=True):
         Endpoint | None, About("With --url: API to use.", unset="auto", ambient=False)
     ] = None
     api_key: Annotated[str | None, shared.API_KEY] = None
+    tokenizer: Annotated[str | None, shared.TOKENIZER] = None
     accelerator: Annotated[
         str | None,
         About(
@@ -295,6 +296,13 @@ class DiagnoseOptions(Section, frozen=True, kw_only=True):
     ] = None
     served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
     api_key: Annotated[str | None, shared.API_KEY] = None
+    tokenizer: Annotated[
+        str | None,
+        shared.TOKENIZER.but(
+            help="With --url: model whose tokenizer counts what the server does not, and writes "
+            "token ids as text for a server that takes none."
+        ),
+    ] = None
     html: Annotated[
         Path | None, shared.HTML.but(help="Write an HTML page with the roofline.", panel="Output")
     ] = None

@@ -447,6 +447,13 @@ class CalibrateOptions(Section, frozen=True, kw_only=True):
     ] = ()
     served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
     api_key: Annotated[str | None, shared.API_KEY] = None
+    tokenizer: Annotated[
+        str | None,
+        shared.TOKENIZER.but(
+            help="With --url: model whose tokenizer counts what the server does not, and writes "
+            "token ids as text for a server that takes none."
+        ),
+    ] = None
     output: Annotated[Path, About("Where to write the calibration.", path="file")] = Path(
         "calibration.json"
     )

@@ -108,6 +108,13 @@ SERVED_MODEL_NAME = About(
     ambient=False,
 )
 
+TOKENIZER = About(
+    "With --url: model whose tokenizer counts what the server does not, counts all answers once "
+    "more to compare servers, and writes token ids as text for a server that takes none.",
+    metavar="MODEL",
+    ambient=False,
+)
+
 ACCELERATOR = About(
     "Accelerator, by its name in the catalogue (`ridgeline predict --list-models`).",
     metavar="NAME",

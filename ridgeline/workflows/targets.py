@@ -37,6 +37,8 @@ THIS_MACHINE = "here"
 class RemoteServer(msgspec.Struct, frozen=True, kw_only=True):
     """An OpenAI-compatible server. `model`: the one to request; None means the first it lists.
 
+    `tokenizer`: the model whose tokenizer counts what the server does not.
+
     `shape` (a model directory or name) and `accelerator` (a catalogue name, `4xNAME`, or `here`)
     say what the server computes and on what, for its MFU and MBU.
     """
@@ -45,6 +47,7 @@ class RemoteServer(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     endpoint: Endpoint = "auto"
     api_key: str | None = None
+    tokenizer: str | None = None
     shape: str | None = None
     accelerator: str | None = None
 
@@ -60,6 +63,7 @@ def bench_target(given: BenchTarget, settings_of: SettingsOf) -> Target:
     """The server at `url`, or an engine for the model. Raises BadInput."""
     if given.url is None:
         refuse(["--model"] if given.model and given.named_model else [], "with MODEL")
+        refuse(["--tokenizer"] if given.tokenizer else [], "without --url")
         return settings_of(given.model or given.named_model)
     refuse(["MODEL"] if given.model and not given.accelerator else [], "with --url")
     refuse(["--accelerator"] if given.accelerator and not given.model else [], "without MODEL")
@@ -70,6 +74,7 @@ def bench_target(given: BenchTarget, settings_of: SettingsOf) -> Target:
         accelerator=given.accelerator,
         endpoint=given.endpoint or "auto",
         api_key=given.api_key,
+        tokenizer=given.tokenizer,
     )
 
 

@@ -12,16 +12,17 @@ from ridgeline.measure.mock.server import MockServer
 
 
 @contextmanager
-def mock_server(**pace: float) -> Iterator[str]:
+def mock_server(server: MockServer | None = None, **pace: float) -> Iterator[str]:
     loop = asyncio.new_event_loop()
     up, stop, urls = threading.Event(), asyncio.Event(), []
 
     async def main() -> None:
-        listening = await MockServer(MockPace(**pace)).listen("127.0.0.1", 0)
+        listening = await (server or MockServer(MockPace(**pace))).listen("127.0.0.1", 0)
         urls.append(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
         up.set()
         await stop.wait()
         listening.close()
+        await asyncio.sleep(0.05)  # the clients' connections end
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()

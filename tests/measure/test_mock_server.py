@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from ridgeline.measure.client.accepted_prompts import Vocabulary
 from ridgeline.measure.client.http_target import HttpTarget, first_model
 from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.goodput_search import is_saturated
@@ -90,8 +91,9 @@ def test_a_missing_usage_is_counted_by_the_tokenizer_and_flagged(in_virtual_time
     def count(text):
         return 2 * len(text.split())
 
+    known = Vocabulary(count_tokens=count)
     run = in_virtual_time(
-        measure(MockServer(), "no-usage", Fixed(), constant(1.0), 1, count_tokens=count)
+        measure(MockServer(), "no-usage", Fixed(), constant(1.0), 1, vocabulary=known)
     )
     (found,) = run.requests
     assert (found.counted_by, found.output_tokens, found.token_counts) == ("tokenizer", 8, (2,) * 4)

@@ -28,6 +28,7 @@ from ridgeline.optimize.external.server_deployment import (
     ModelAndKey,
     ServerAddress,
     ServerDeployment,
+    ServerPrompts,
     server_info,
 )
 from ridgeline.optimize.output.headline import headline
@@ -153,11 +154,12 @@ async def test_runs_over_http_carry_the_load_of_the_machine(
 ) -> None:
     taken = MachineLoad(others_share=0.5)
     monkeypatch.setattr(LoadMeter, "read", lambda _: taken)
+    workload = parse_workload("synthetic:input=8,output=2")
     with mock_server(ttft_s=0.001, itl_s=0.001) as url:
         deployment = ServerDeployment(
             lambda: ServerAddress(url, 1),
             ModelAndKey("steady"),
-            parse_workload("synthetic:input=8,output=2"),
+            ServerPrompts(workload, workload),
             server_info(Settings(model="demo"), {}, "steady"),
             {},
         )

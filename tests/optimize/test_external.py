@@ -27,6 +27,7 @@ from ridgeline.optimize.external.server_deployment import (
     ModelAndKey,
     ServerAddress,
     ServerDeployment,
+    ServerPrompts,
     check_settings_applied,
     read_logprobs,
     server_info,
@@ -323,7 +324,11 @@ async def test_a_server_is_warmed_once_per_start() -> None:
         info = server_info(Settings(model="demo"), {}, "steady")
         workload = parse_workload("synthetic:input=8,output=2")
         deployment = ServerDeployment(
-            lambda: ServerAddress(url, next(starts)), ModelAndKey("steady"), workload, info, {}
+            lambda: ServerAddress(url, next(starts)),
+            ModelAndKey("steady"),
+            ServerPrompts(workload, workload),
+            info,
+            {},
         )
         load = Load(rate=100.0, seed=1, window_s=0.05, grace_s=1.0)
         served = [0]

@@ -18,6 +18,7 @@ from ridgeline.optimize.external.server_deployment import (
     ModelAndKey,
     ServerAddress,
     ServerDeployment,
+    ServerPrompts,
     server_info,
     spread_logprobs,
 )
@@ -234,7 +235,8 @@ def deployment(url: str) -> ServerDeployment:
     info = server_info(Settings(model="demo"), {}, "m")
     workload = parse_workload("synthetic:input=8,output=4")
     model = ModelAndKey("m", "secret")
-    return ServerDeployment(lambda: ServerAddress(url, 1), model, workload, info, {}, 10)
+    prompts = ServerPrompts(workload, workload)
+    return ServerDeployment(lambda: ServerAddress(url, 1), model, prompts, info, {}, 10)
 
 
 def test_distributions_are_read_as_prompt_logprobs(scoring_url: str) -> None:

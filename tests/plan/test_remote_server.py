@@ -4,12 +4,17 @@ server of known step_times is measured over HTTP."""
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import BadInput, CannotRun, Inconclusive
+from ridgeline.measure.mock.pace import MockPace
+from ridgeline.measure.mock.server import MockServer
+from ridgeline.measure.monitors.machine_load import LoadMeter
+from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.plan.calibration.calibration import load_calibration
 from ridgeline.plan.calibration.remote_server import (
     DecodeSample,
@@ -19,6 +24,7 @@ from ridgeline.plan.calibration.remote_server import (
     fit_server_times,
     predict_server_times,
 )
+from ridgeline.records import MachineLoad
 from ridgeline.workflows.calibrate import calibrate_server
 from ridgeline.workflows.calibrate.calibrate_server import calibrate_server as calibrate
 from ridgeline.workflows.targets import RemoteServer
@@ -93,6 +99,58 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate_server, "WAVES", (2, 6))
     monkeypatch.setattr(calibrate_server, "WAVE_OUTPUT", 12)
     monkeypatch.setattr(calibrate_server, "REPEATS", 1)
+    monkeypatch.setattr(LoadMeter, "read", lambda _: None)
+
+
+class ChatOnly(MockServer):
+    def refusal(self, path: str, body: bytes) -> tuple[int, bytes] | None:
+        return None if path == "/v1/chat/completions" else (404, b"no such page")
+
+
+def test_server_that_only_chats_is_measured_in_words(short: None) -> None:
+    events: list[object] = []
+    server = ChatOnly(MockPace(ttft_s=0.1, itl_s=0.03))
+    with mock_server(server) as url:
+        found = calibrate(RemoteServer(url=url), 30.0, events.append).server
+    assert found is not None and found.longest_prompt == 256
+    assert any("takes no token ids" in str(event) for event in events)
+
+
+def test_server_that_counts_nothing_needs_a_tokenizer(short: None) -> None:
+    with mock_server() as url, pytest.raises(BadInput, match="--tokenizer MODEL"):
+        calibrate(RemoteServer(url=url, model="no-usage"), 30.0)
+
+
+def test_busy_machine_is_named_and_nothing_is_fitted(
+    short: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(LoadMeter, "read", lambda _: MachineLoad(others_share=0.4))
+    out = tmp_path / "c.json"
+    with mock_server(ttft_s=0.01, itl_s=0.005) as url:
+        assert main(["calibrate", "--url", url, "--output", str(out)]) == 3
+    assert "40% of the CPU taken by other work" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_disturbed_measurement_is_repeated(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = cycle([MachineLoad(others_share=0.4), MachineLoad(others_share=0.0)])
+    monkeypatch.setattr(LoadMeter, "read", lambda _: next(loads))
+    with mock_server(ttft_s=0.05, itl_s=0.02) as url:
+        assert calibrate(RemoteServer(url=url), 30.0).server is not None
+
+
+def test_other_clients_of_the_server_are_noticed() -> None:
+    results = calibrate_server.ServerMeasurements()
+    report = ServerReport(
+        server="vllm", num_readings=2, means={}, p95={}, counts={"output_tokens": 200}, mean_s={}
+    )
+    with pytest.raises(Inconclusive, match=r"answered other clients.*50%"):
+        calibrate_server.check_undisturbed(results, report, 100)
+    calibrate_server.check_undisturbed(results, report, 198)
+    calibrate_server.check_undisturbed(results, None, 0)
 
 
 def test_server_with_known_step_times_is_measured(short: None) -> None:

@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.measure.client.accepted_prompts import (
+    CHAT,
+    COMMON_WORDS,
+    COMPLETIONS,
+    AcceptedPrompts,
+    CountTokens,
+    PromptForm,
+    Vocabulary,
+    find_accepted_prompts,
+)
 from ridgeline.measure.client.http_connection import (
     OK,
     Connect,
@@ -37,23 +47,24 @@ from ridgeline.measure.client.stream_chunks import (
     output_of,
 )
 from ridgeline.measure.client.target import Now, Recorder
-from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, plain_chat
+from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, Prompt, plain_chat
 from ridgeline.records import EngineInfo, StepStat
 
 Endpoint = Literal["auto", "chat", "completions"]
 MAX_ERROR_CHARS = 300
 QUEUE_TIME_HEADERS = ("x-queue-time", "x-validation-time")
-CountTokens = Callable[[str], int]
 
 
 class HttpTarget:
     """One model of a server. The load client limits the time of requests, the target of connecting.
 
-    `count_tokens` tokenises the text of answers whose tokens the server does not count. The caller
-    sets `info` if it knows the configuration of the server.
+    `vocabulary` counts the tokens of answers for which the server does not, and writes token ids as
+    text for a server that takes none, as `negotiate` finds out. The caller sets `info` if it knows
+    the configuration of the server.
     """
 
     info: EngineInfo | None = None
+    accepted = AcceptedPrompts()
 
     def __init__(
         self,
@@ -62,23 +73,33 @@ class HttpTarget:
         *,
         endpoint: Endpoint = "auto",
         api_key: str | None = None,
-        count_tokens: CountTokens | None = None,
+        vocabulary: Vocabulary = COMMON_WORDS,
         stream: bool = True,
         connect: Connect = connect,
     ) -> None:
         self._url, self._model, self._endpoint = base_url(url), model, endpoint
         self._stream = stream
-        self._count_tokens = count_tokens
+        self._vocabulary = vocabulary
         self._pool, self._prefix = connection_pool(self._url, api_key, connect)
 
     @property
     def name(self) -> str:
         return f"{self._url} ({self._model})"
 
+    async def negotiate(self, forms: Sequence[PromptForm]) -> AcceptedPrompts:
+        """Find out, and remember, which of these forms of a prompt the server takes.
+
+        Raises BadInput if it takes none, does not answer, or refuses the key.
+        """
+        self.accepted = await find_accepted_prompts(
+            self._pool, self._prefix, self._model, forms, stream=self._stream
+        )
+        return self.accepted
+
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         path, body = self._request(request)
         reader = (_StreamReader if self._stream else _WholeResponseReader)(
-            record, self._count_tokens
+            record, self._vocabulary.count_tokens, request.prompt
         )
         try:
             reply = await self._pool.post(
@@ -109,8 +130,13 @@ class HttpTarget:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if request.ignore_eos:
             body["ignore_eos"] = True
-        path, prompt = _endpoint_and_prompt(request, self._endpoint)
-        return path, body | prompt
+        prompt, endpoint = request.prompt, self._endpoint
+        if self.accepted.form != "tokens" and isinstance(prompt, tuple):
+            prompt = self._vocabulary.decode(prompt)
+        if self.accepted.form == "chat":
+            endpoint = "chat"
+        path, fields = _endpoint_and_fields(prompt, endpoint)
+        return path, self.accepted.adapt(body | fields)
 
 
 HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d+(?:/.*)?")
@@ -186,19 +212,18 @@ def authorization(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"}
 
 
-def _endpoint_and_prompt(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str, object]]:
-    prompt = request.prompt
+def _endpoint_and_fields(prompt: Prompt, endpoint: Endpoint) -> tuple[str, dict[str, object]]:
     if isinstance(prompt, ChatPrompt) and endpoint != "completions":
-        return "/v1/chat/completions", {"messages": msgspec.to_builtins(prompt.messages)}
+        return CHAT, {"messages": msgspec.to_builtins(prompt.messages)}
     if isinstance(prompt, ChatPrompt):
-        return "/v1/completions", {"prompt": plain_chat(prompt)}
+        return COMPLETIONS, {"prompt": plain_chat(prompt)}
     if endpoint != "chat":
-        return "/v1/completions", {"prompt": prompt}
+        return COMPLETIONS, {"prompt": prompt}
     if isinstance(prompt, str):
-        return "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}
+        return CHAT, {"messages": [{"role": "user", "content": prompt}]}
     raise BadInput(
         "the chat endpoint does not accept token ids",
-        value=request.id,
+        value=f"{len(prompt)} ids",
         fix="use the completions endpoint",
     )
 
@@ -211,8 +236,10 @@ def _error_text(reply: HttpReply) -> str:
 class _StreamReader:
     """Reads one stream; `write_chunks` records its chunks at the end."""
 
-    def __init__(self, record: Recorder, count_tokens: CountTokens | None) -> None:
-        self._record, self._count_tokens = record, count_tokens
+    def __init__(
+        self, record: Recorder, count_tokens: CountTokens | None, prompt: Prompt = ""
+    ) -> None:
+        self._record, self._count_tokens, self._prompt = record, count_tokens, prompt
         self._parser = SseParser()
         self._outputs: list[OutputChunk] = []
         self._running_total = 0
@@ -279,7 +306,7 @@ class _StreamReader:
             return
         record.record_finish(
             self._reason,
-            prompt_tokens=usage.prompt_tokens if usage is not None else 0,
+            prompt_tokens=usage.prompt_tokens if usage is not None else self._count_prompt(),
             output_tokens=self._total,
             cached_tokens=usage.cached_tokens if usage is not None else 0,
         )
@@ -315,6 +342,15 @@ class _StreamReader:
         self._record.counted_by = "tokenizer"
         return self._count_tokens(text)
 
+    def _count_prompt(self) -> int:
+        """Prompt tokens where the server counts none; 0 if they are unknown."""
+        prompt = self._prompt
+        if isinstance(prompt, tuple):
+            return len(prompt)
+        if self._count_tokens is None:
+            return 0
+        return self._count_tokens(plain_chat(prompt) if isinstance(prompt, ChatPrompt) else prompt)
+
     @property
     def _total(self) -> int | None:
         return self._usage.completion_tokens if self._usage is not None else None
@@ -323,8 +359,10 @@ class _StreamReader:
 class _WholeResponseReader(_StreamReader):
     """Reads an answer that is not streamed: all of its tokens arrive at its end."""
 
-    def __init__(self, record: Recorder, count_tokens: CountTokens | None) -> None:
-        super().__init__(record, count_tokens)
+    def __init__(
+        self, record: Recorder, count_tokens: CountTokens | None, prompt: Prompt = ""
+    ) -> None:
+        super().__init__(record, count_tokens, prompt)
         self._body: list[bytes] = []
 
     def feed(self, received: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -28,6 +29,7 @@ from ridgeline.measure.metrics.latency import (
 from ridgeline.measure.metrics.step_metrics import Occupancy, occupancy
 from ridgeline.measure.metrics.window import MeasurementWindow, trim_to_window, window_totals
 from ridgeline.records import RequestTrace, RunTrace, Slo
+from ridgeline.records.trace import CountedBy
 
 Metric = Literal["ttft", "tpot", "itl", "e2e"]
 
@@ -39,7 +41,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     all tokens, `itl_chunk` over all gaps between chunks, `tpot` has one value per request.
     `steady_output_tok_s` excludes ramp and drain. `visible`: until the first token that is not
     reasoning. `user_tok_s`: output tokens/s of one user. `fluidity`: share of a request's tokens
-    that met their deadline under the SLO.
+    that met their deadline under the SLO. `counted_by`: how many answers were counted by the
+    server, by a tokenizer, and as one token per chunk.
     """
 
     num_requests: int
@@ -47,7 +50,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_failed: int
     num_cancelled: int
     num_timeout: int
-    num_uncounted: int
+    counted_by: dict[CountedBy, int]
     duration_s: float
     input_tokens: int
     output_tokens: int
@@ -107,7 +110,7 @@ def _summary(run: RunTrace, slo: Slo | None) -> Summary:
         num_failed=ends.count("failed"),
         num_cancelled=ends.count("cancelled"),
         num_timeout=ends.count("timeout"),
-        num_uncounted=sum(request.counted_by != "server" for request in done),
+        counted_by=dict(Counter(request.counted_by for request in done)),
         duration_s=run.duration_s,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
@@ -200,3 +203,29 @@ def peak_concurrency(requests: tuple[RequestTrace, ...]) -> int:
 def _tokens_per_chunk(done: list[RequestTrace]) -> float | None:
     chunks = sum(len(request.token_s) for request in done)
     return sum(sum(request.token_counts) for request in done) / chunks if chunks else None
+
+
+def counting_warning(summary: Summary) -> str | None:
+    """Why the token counts of a run are a lower bound; None if they are not."""
+    guessed = summary.counted_by.get("chunks", 0)
+    if not guessed:
+        return None
+    return (
+        f"{guessed} answers have no token count of the server and are counted as one token per "
+        "chunk, which is a lower bound; --tokenizer MODEL counts them"
+    )
+
+
+COUNTERS: dict[CountedBy, str] = {
+    "server": "the server's usage",
+    "tokenizer": "the tokenizer",
+    "chunks": "one per chunk",
+}
+
+
+def describe_counting(summary: Summary) -> str:
+    """Who counted the output tokens."""
+    counted = summary.counted_by
+    if len(counted) == 1:
+        return COUNTERS[next(iter(counted))]
+    return ", ".join(f"{count} answers by {COUNTERS[name]}" for name, count in counted.items())

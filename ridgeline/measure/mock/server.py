@@ -80,6 +80,13 @@ class MockServer:
             self.num_running += 1
             self._waiting.popleft()()
 
+    def refusal(self, path: str, body: bytes) -> tuple[int, bytes] | None:
+        """Status and message for a request that this server refuses; None serves it.
+
+        Subclasses refuse what other servers refuse.
+        """
+        return None
+
     def page(self, path: str) -> bytes | None:
         """The body of a GET request; None if there is no such page."""
         if path == "/v1/models":
@@ -146,6 +153,9 @@ class _MockConnection(asyncio.Protocol):
         script = self._server.cases.get(request.model)
         if script is not None and script.status != 200:
             return self._send_response(script.status, script.body)
+        refusal = self._server.refusal(path, raw)
+        if refusal is not None:
+            return self._send_response(*refusal)
         served = ServedAnswer(model=request.model, path=path, received_s=self._loop.time())
         self._server.served.append(served)
         stream = _ScriptedStream(request, script, self._server.pace)

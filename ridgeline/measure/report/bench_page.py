@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ridgeline.measure.metrics.latency import Distribution
 from ridgeline.measure.metrics.run_cost import RunCost
-from ridgeline.measure.metrics.summary import Summary
+from ridgeline.measure.metrics.summary import Summary, counting_warning
 from ridgeline.measure.report.charts import (
     SweepPoint,
     latency_figure,
@@ -176,7 +176,7 @@ def _costs(cost: RunCost | None) -> list[tuple[str, str]]:
 
 def _warnings(run: RunTrace, summary: Summary) -> list[str]:
     warnings = [f"invalid: {reason}" for reason in summary.validity.reasons]
-    if summary.num_uncounted:
-        warnings.append(f"{summary.num_uncounted} answers without a token count from the server")
+    if counting_warning(summary) is not None:
+        warnings.append(str(counting_warning(summary)))
     errors = Counter(request.error for request in run.requests if request.error)
     return warnings + [f"{count} × {error}" for error, count in errors.most_common(MAX_ERRORS)]

@@ -165,6 +165,7 @@ def _ours(run: RunTrace, summary: Summary) -> dict[str, object]:
         "mean_tpot_ms": 1000 * summary.tpot.mean if summary.tpot is not None else None,
         "mean_user_tok_s": summary.user_tok_s.mean if summary.user_tok_s is not None else None,
         "mean_fluidity": summary.fluidity.mean if summary.fluidity is not None else None,
+        "tokens_counted_by": dict(summary.counted_by),
         "completed_per_min": 60 * summary.request_rate,
         "by_input_length": _by_input_length(run),
         "attainment": summary.goodput.attainment if summary.goodput else None,

@@ -1,6 +1,8 @@
 """One configuration of an external server as a `Deployment`, over HTTP.
 
 Prompts go as token ids to /v1/completions, so both sides and the simulator receive the same ones.
+A server that takes no token ids gets their text, and one that only chats gets messages; what it
+accepts is asked once per start.
 Steps stay unknown: diagnosis uses what clients see. Distributions are read as `prompt_logprobs`
 where the server has them (vLLM, Ridgeline): the twenty likeliest tokens and the one of the text
 are exact, and the rest of the probability is spread evenly over all others. Greedy continuations
@@ -24,6 +26,15 @@ import numpy as np
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
+from ridgeline.measure.client.accepted_prompts import (
+    ANY_FORM,
+    COMMON_WORDS,
+    NAMES,
+    PATHS,
+    AcceptedPrompts,
+    PromptForm,
+    Vocabulary,
+)
 from ridgeline.measure.client.http_connection import OK, HttpConnectionError
 from ridgeline.measure.client.http_target import HttpTarget, authorization, connection_pool
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish, run_load
@@ -38,6 +49,11 @@ TokenNumbers = dict[str, int]
 
 TOP_LOGPROBS = 20  # vLLM's default ceiling
 SCORING_TIMEOUT_S = 120.0
+LOGPROBS: dict[PromptForm, dict[str, object]] = {
+    "tokens": {"logprobs": 2},
+    "text": {"logprobs": 2},
+    "chat": {"logprobs": True, "top_logprobs": 2},
+}
 HTTP_TOO_MANY, TOO_MANY = 429, "HTTP 429"
 RATE_LIMITED_SHARE = 0.25  # of a run's requests; fewer are a full queue under overload
 RATE_LIMIT_REPEATS, MAX_WAIT_S = 4, 20.0
@@ -61,6 +77,17 @@ class ModelAndKey(NamedTuple):
     api_key: str | None = None
 
 
+class ServerPrompts(NamedTuple):
+    """The workload as token ids, and as texts for a server that only chats.
+
+    `vocabulary` is that of the model: it writes ids as text and counts the tokens of answers.
+    """
+
+    tokens: Workload
+    texts: Workload
+    vocabulary: Vocabulary = COMMON_WORDS
+
+
 class ServerDeployment:
     """A `Deployment` over HTTP. `up` makes sure that the server is up and returns its address."""
 
@@ -68,14 +95,15 @@ class ServerDeployment:
         self,
         up: Callable[[], ServerAddress],
         model: ModelAndKey,
-        workload: Workload,
+        prompts: ServerPrompts,
         info: EngineInfo,
         names: TokenNumbers,
         vocab_size: int = 0,
     ) -> None:
-        self._up, self._model, self._workload = up, model, workload
+        self._up, self._model, self._prompts = up, model, prompts
         self._info, self._names, self._vocab_size = info, names, vocab_size
         self._warmed: int | None = None  # number of the start that was warmed up
+        self._accepted = AcceptedPrompts()
         self._margins: dict[tuple[int, ...], list[float]] = {}
 
     @property
@@ -93,9 +121,17 @@ class ServerDeployment:
         check_rate_limit(run, load.rate)
         return msgspec.structs.replace(run, machine_load=meter.read())
 
+    @property
+    def _workload(self) -> Workload:
+        return self._prompts.texts if self._accepted.form == "chat" else self._prompts.tokens
+
     def _target(self, url: str) -> HttpTarget:
-        name, api_key = self._model
-        return HttpTarget(url, name, endpoint="completions", api_key=api_key)
+        (name, api_key), vocabulary = self._model, self._prompts.vocabulary
+        target = HttpTarget(
+            url, name, endpoint="completions", api_key=api_key, vocabulary=vocabulary
+        )
+        target.accepted = self._accepted
+        return target
 
     async def _url(self) -> str:
         """The address of the server, up and warmed up."""
@@ -109,6 +145,7 @@ class ServerDeployment:
         target = self._target(url)
         before_s = float("inf")
         try:
+            self._accepted = await target.negotiate(ANY_FORM)
             for burst in range(WARMUP_BURSTS):
                 options = LoadOptions(num_requests=WARMUP_REQUESTS, seed=WARMUP_SEED + burst)
                 run = await run_load(target, self._workload, Closed(WARMUP_USERS), options)
@@ -136,6 +173,11 @@ class ServerDeployment:
 
         Blocks. Raises CannotRun if the server does not return them.
         """
+        if self._accepted.form != "tokens":
+            raise CannotRun(
+                "this server takes no token ids, so it cannot score a text",
+                value=NAMES[self._accepted.form],
+            )
         # The last position is scored too if a token follows it, whichever it is.
         body = {
             "model": self._model.name,
@@ -151,18 +193,29 @@ class ServerDeployment:
         return spread_logprobs(rows[1:], self._vocab_size)
 
     async def _complete(self, url: str, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        body = {
-            "model": self._model.name,
-            "prompt": list(prompt),
-            "max_tokens": max_tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "logprobs": 2,
-        }
-        answer = await post(url, "/v1/completions", body, self._model.api_key)
+        body, accepted = self._greedy_body(prompt, max_tokens), self._accepted
+        path, logprobs = PATHS[accepted.form], LOGPROBS[accepted.form]
+        try:
+            answer = await post(url, path, body | logprobs, self._model.api_key)
+        except CannotRun:  # many servers refuse logprobs
+            answer = await post(url, path, body, self._model.api_key)
         texts, margins = read_logprobs(answer)
         self._margins[tuple(prompt)] = margins
         return tuple(self._names.setdefault(text, len(self._names)) for text in texts)
+
+    def _greedy_body(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        body: dict[str, object] = {
+            "model": self._model.name,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+        }
+        form, decode = self._accepted.form, self._prompts.vocabulary.decode
+        if form == "chat":
+            body["messages"] = [{"role": "user", "content": decode(prompt)}]
+        else:
+            body["prompt"] = list(prompt) if form == "tokens" else decode(prompt)
+        return self._accepted.adapt(body)
 
 
 def spread_logprobs(rows: Sequence[dict[str, Any]], vocab_size: int) -> Array:
@@ -214,7 +267,8 @@ def read_logprobs(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
     if logprobs.get("tokens"):
         tops = [list((top or {}).values()) for top in logprobs.get("top_logprobs") or ()]
         return list(logprobs["tokens"]), [_margin(top) for top in tops]
-    return list(choice.get("text", "")), []
+    text = choice.get("text") or (choice.get("message") or {}).get("content") or ""
+    return list(text), []
 
 
 def _margin(logprobs: Sequence[float]) -> float:

@@ -42,6 +42,7 @@ from ridgeline.workflows.diagnose.diagnose_run import diagnose_run
 from ridgeline.workflows.diagnose.finding_text import first_finding
 from ridgeline.workflows.load.load_session import load_session, run_context
 from ridgeline.workflows.load.server_monitor import Observed
+from ridgeline.workflows.load.server_tokenizer import NormalisedTokens, normalised_tokens
 from ridgeline.workflows.load.server_utilisation import server_utilisation
 from ridgeline.workflows.run_async import run_async
 from ridgeline.workflows.targets import ModelOnDevice, Target
@@ -55,6 +56,7 @@ class BenchResult(Result, frozen=True, kw_only=True):
     `summary`: latencies, throughput and goodput. `bounds`: the roofline's limit of each figure, and
     `utilisation` by phase, for an engine in this process on a machine that was probed. `use`: MFU
     and MBU of a server whose hardware is known. `diagnosis`: what bounds the run, in a sentence.
+    `normalised`: the tokens of a server's answers as `--tokenizer` counts them.
     """
 
     options: BenchOptions
@@ -70,6 +72,7 @@ class BenchResult(Result, frozen=True, kw_only=True):
     device_name: str = ""
     use: RemoteUtilisation | None = None
     cost: RunCost | None = None
+    normalised: NormalisedTokens | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The result under the keys of `vllm bench serve`; more under the key `ridgeline`."""
@@ -84,6 +87,8 @@ class BenchResult(Result, frozen=True, kw_only=True):
             more["use"] = msgspec.to_builtins(self.use)
         if self.cost is not None:
             more["cost"] = msgspec.to_builtins(self.cost)
+        if self.normalised is not None:
+            more["normalised"] = msgspec.to_builtins(self.normalised)
         return dict(plain(result))
 
     def to_html(self) -> str:
@@ -155,6 +160,9 @@ def bench(
         diagnosis=bench_diagnosis(run, options, device, context),
         in_process=isinstance(target, Settings),
         cost=cost_of_run(run, summary, dollars_per_hour),
+        normalised=None
+        if isinstance(target, Settings)
+        else normalised_tokens(run, options, target.tokenizer),
     )
     return result if device is None else with_roofline(result, device)
 

@@ -25,7 +25,10 @@ def calibrate(options: CalibrateOptions, observer: Observer = silent) -> Calibra
         from ridgeline.workflows.calibrate.calibrate_server import calibrate_server
 
         server = RemoteServer(
-            url=options.url, model=options.served_model_name, api_key=options.api_key
+            url=options.url,
+            model=options.served_model_name,
+            api_key=options.api_key,
+            tokenizer=options.tokenizer,
         )
         return calibrate_server(server, options.budget, observer)
     # imports torch, which the calibration of a server does not need

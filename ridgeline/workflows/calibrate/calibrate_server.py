@@ -4,9 +4,11 @@
     2-4  2, 8 and 24 short prompts at once, repeated: TPOT while all of them generate
     5    4 at once with half the longest context that run 1 reached: what context costs
 
-Every prompt is new random token ids, so that no prefix cache helps. A wave counts from the moment
-its last response starts until its first ends. A server with fewer slots than a wave has requests
-starts some responses after others have ended; such a wave is left out, with a note.
+Every prompt is new random token ids, so that no prefix cache helps; as text for a server that takes
+none. A wave counts from the moment its last response starts until its first ends. A server with
+fewer slots than a wave has requests starts some responses after others have ended; such a wave is
+left out, with a note. A measurement during which other work took the CPU is repeated. If the
+machine stays busy, or the server answered other clients, nothing is fitted.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import date
+from functools import partial
 from statistics import median
 
 import ridgeline
-from ridgeline.errors import EngineUnavailable
+from ridgeline.errors import BadInput, EngineUnavailable, Inconclusive
+from ridgeline.measure.client.accepted_prompts import ANY_FORM, NAMES
 from ridgeline.measure.client.http_target import HttpTarget, first_model
 from ridgeline.measure.client.target import LoadTarget, Recorder
 from ridgeline.measure.metrics.latency import ttft_s
+from ridgeline.measure.monitors.machine_load import LoadMeter
+from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.measure.workload.synthetic import FIRST_ID
 from ridgeline.plan.calibration.remote_server import (
@@ -34,7 +40,10 @@ from ridgeline.plan.calibration.remote_server import (
 )
 from ridgeline.records import RequestTrace
 from ridgeline.records.progress import Caution, Observer, silent, stage
+from ridgeline.records.trace import BUSY_SHARE
 from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
+from ridgeline.workflows.load.server_monitor import metrics_scraper, watch_machine
+from ridgeline.workflows.load.server_tokenizer import vocabulary_of
 from ridgeline.workflows.run_async import run_async
 from ridgeline.workflows.targets import RemoteServer
 
@@ -45,14 +54,33 @@ SHORT_PROMPT, WAVE_OUTPUT, MIN_TOKENS = 32, 48, 8
 SINGLE_OUTPUT, REPEATS = 24, 3
 MAX_TOKEN_ID = 2000  # every tokenizer has the ids below
 TIMEOUT_S = 120.0
+MAX_TRIES = 3  # of a measurement on a busy machine
+OTHERS_SHARE = 0.05  # of the generated tokens that may be other clients'
 
 
 class CalibrationSession:
-    """Requests to one server, timed by one clock."""
+    """Requests to one server, timed by one clock. `pids`: its processes, if they are known here."""
 
-    def __init__(self, target: LoadTarget, seed: int = 0) -> None:
+    def __init__(self, target: LoadTarget, seed: int = 0, pids: Sequence[int] = ()) -> None:
         self._target, self._rng = target, random.Random(seed)
         self._numbers = itertools.count()
+        self._pids = tuple(pids)
+        self.output_tokens = 0
+
+    async def undisturbed(
+        self, measure: Callable[[], Awaitable[list[RequestTrace]]], results: ServerMeasurements
+    ) -> list[RequestTrace]:
+        """Measure; again while other work took the CPU. The last try counts, and its load."""
+        for _ in range(MAX_TRIES):
+            meter = LoadMeter(self._pids)
+            traces = await measure()
+            load = meter.read()
+            if load is None or not load.is_busy:
+                results.num_undisturbed += 1
+                return traces
+        assert load is not None
+        results.disturbed.append(load.taken_share)
+        return traces
 
     async def request(self, num_prompt: int, num_output: int) -> RequestTrace:
         """One request with its own random prompt."""
@@ -69,7 +97,13 @@ class CalibrationSession:
                 await self._target.send(request, record)
         except TimeoutError:
             record.record_failure(f"no response within {TIMEOUT_S:.0f} s")
-        return record.to_trace(request, sent_s, sent_s)
+        trace = record.to_trace(request, sent_s, sent_s)
+        self.output_tokens += sum(trace.token_counts)
+        return trace
+
+    async def singles(self, num_prompt: int) -> list[RequestTrace]:
+        """REPEATS requests, one after the other."""
+        return [await self.request(num_prompt, SINGLE_OUTPUT) for _ in range(REPEATS)]
 
     async def wave(self, batch: int, num_prompt: int, num_output: int) -> list[RequestTrace]:
         """`batch` requests at once."""
@@ -84,6 +118,8 @@ class ServerMeasurements:
         self.decodes: list[DecodeSample] = []
         self.runs: list[str] = []
         self.notes: list[str] = []
+        self.disturbed: list[float] = []  # shares of the CPU taken during disturbed measurements
+        self.num_undisturbed = 0
 
 
 def calibrate_server(
@@ -91,8 +127,8 @@ def calibrate_server(
 ) -> CalibrationResult:
     """Make the five runs and fit the calibration.
 
-    Raises EngineUnavailable if the server answers no prompt of token ids, BadInput if the runs are
-    too few for a fit.
+    Raises EngineUnavailable if the server answers no prompt, BadInput if the runs are too few for a
+    fit, Inconclusive if the machine or the server was busy with something else.
     """
     return run_async(_calibrate(server, budget_s, observer))
 
@@ -102,12 +138,29 @@ async def _calibrate(
 ) -> CalibrationResult:
     started_s = time.perf_counter()
     model = server.model or await first_model(server.url, api_key=server.api_key)
-    target = HttpTarget(server.url, model, endpoint="completions", api_key=server.api_key)
+    target = HttpTarget(
+        server.url,
+        model,
+        endpoint="completions",
+        api_key=server.api_key,
+        vocabulary=vocabulary_of(server.tokenizer),
+    )
+    watch = await asyncio.to_thread(watch_machine, server.url)
+    session = CalibrationSession(target, pids=watch.pids)
     try:
-        with stage(observer, f"calibrating {server.url}"):
-            measurements = await measure_server(CalibrationSession(target), budget_s)
+        form = (await target.negotiate(ANY_FORM)).form
+        async with metrics_scraper(server.url, server.api_key) as scraper:
+            await scraper.begin()
+            with stage(observer, f"calibrating {server.url}"):
+                measurements = await measure_server(session, budget_s)
     finally:
         await target.close()
+    check_undisturbed(measurements, scraper.report(), session.output_tokens)
+    if form != "tokens":
+        measurements.notes.append(
+            f"the server takes no token ids: prompts were sent as {NAMES[form]}, their lengths "
+            "are those that it reported"
+        )
     for note in measurements.notes:
         observer(Caution(text=note))
     about = ServerRuns(
@@ -120,6 +173,33 @@ async def _calibrate(
     )
     fitted = fit_server_times(measurements.prompts, measurements.decodes, about)
     return CalibrationResult(server=fitted)
+
+
+def check_undisturbed(
+    results: ServerMeasurements, report: ServerReport | None, output_tokens: int
+) -> None:
+    """Raise Inconclusive if other work or other clients shared what was measured.
+
+    `output_tokens`: how many were received here.
+    """
+    if results.disturbed:
+        total = len(results.disturbed) + results.num_undisturbed
+        raise Inconclusive(
+            f"the machine was busy in {len(results.disturbed)} of {total} measurements, each tried "
+            f"{MAX_TRIES} times",
+            value=f"{max(results.disturbed):.0%} of the CPU taken by other work",
+            limit=f"{BUSY_SHARE:.0%}",
+            fix="stop what else is running, then calibrate again",
+        )
+    generated = 0.0 if report is None else report.counts.get("output_tokens", 0.0)
+    others = max(0.0, generated - output_tokens)
+    if others > OTHERS_SHARE * generated:
+        raise Inconclusive(
+            "the server answered other clients during the calibration",
+            value=f"{others / generated:.0%} of the generated tokens",
+            limit=f"{OTHERS_SHARE:.0%}",
+            fix="calibrate a server, or at a time, without other load",
+        )
 
 
 async def measure_server(session: CalibrationSession, budget_s: float) -> ServerMeasurements:
@@ -142,10 +222,15 @@ async def _measure_prompts(
     first = await session.request(PROMPT_LENGTHS[0], 4)  # includes one-time setup
     if first.error is not None or not first.token_s:
         why = first.error or "an empty response"
-        raise EngineUnavailable(f"the server answered no prompt of token ids: {why}")
+        raise EngineUnavailable(f"the server answered no prompt: {why}")
+    if first.counted_by == "chunks":
+        raise BadInput(
+            "the server reports no token counts, so the time per token is unknown",
+            fix="name the model whose tokenizer counts them: --tokenizer MODEL",
+        )
     for length in PROMPT_LENGTHS:
         length_s = time.perf_counter()
-        traces = [await session.request(length, SINGLE_OUTPUT) for _ in range(REPEATS)]
+        traces = await session.undisturbed(partial(session.singles, length), results)
         failed = _first_failure(traces)
         if failed is not None:
             results.notes.append(f"prompts of {length} tokens were refused: {failed.error}")
@@ -167,7 +252,8 @@ async def _measure_wave(
 ) -> None:
     decodes: list[DecodeSample] = []
     for _ in range(REPEATS):
-        traces = await session.wave(batch, num_prompt, WAVE_OUTPUT + batch)
+        wave = partial(session.wave, batch, num_prompt, WAVE_OUTPUT + batch)
+        traces = await session.undisturbed(wave, results)
         failed = _first_failure(traces)
         if failed is not None:
             results.notes.append(f"{batch} at once: {failed.error or 'an empty response'}")

@@ -50,10 +50,16 @@ def diagnosis_source(given: DiagnoseOptions, settings_of: SettingsOf) -> Target 
     elsewhere = given.run is not None or given.url is not None
     unused_model = given.model is not None and elsewhere and given.accelerator is None
     refuse(["MODEL"] if unused_model else [], "without --accelerator")
+    refuse(["--tokenizer"] if given.tokenizer and given.url is None else [], "without --url")
     if given.run is not None:
         return given.run
     if given.url is not None:
-        return RemoteServer(url=given.url, model=given.served_model_name, api_key=given.api_key)
+        return RemoteServer(
+            url=given.url,
+            model=given.served_model_name,
+            api_key=given.api_key,
+            tokenizer=given.tokenizer,
+        )
     return settings_of(given.model)
 
 

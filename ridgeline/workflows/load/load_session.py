@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 from ridgeline.config.load import BenchOptions
 from ridgeline.errors import BadInput, UserError
 from ridgeline.measure.bench_options import run_bench, workload_of
+from ridgeline.measure.client.accepted_prompts import AcceptedPrompts, PromptForm
 from ridgeline.measure.client.engine_target import EngineTarget, RenderChat
-from ridgeline.measure.client.http_target import HttpTarget, connection_pool, first_model
+from ridgeline.measure.client.http_target import (
+    Endpoint,
+    HttpTarget,
+    connection_pool,
+    first_model,
+)
 from ridgeline.measure.client.load_client import OnStart
 from ridgeline.measure.client.target import LoadTarget
 from ridgeline.measure.monitors.server_config import fetch_engine_info
@@ -20,6 +26,7 @@ from ridgeline.measure.workload.sharing import shared_share
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.records.progress import Caution, Observer, StageAdvanced, stage
 from ridgeline.workflows.load.server_monitor import Observed, observe_run
+from ridgeline.workflows.load.server_tokenizer import vocabulary_of
 from ridgeline.workflows.models.fetch_models import fetch_models
 from ridgeline.workflows.targets import (
     ModelOnDevice,
@@ -82,6 +89,7 @@ class ServerSession(LoadSession):
     def __init__(self, server: RemoteServer, observer: Observer) -> None:
         super().__init__(observer, server.url, server.api_key)
         self._server = server
+        self._accepted: AcceptedPrompts | None = None
 
     async def _open_target(self, options: BenchOptions) -> LoadTarget:
         server = self._server
@@ -91,13 +99,53 @@ class ServerSession(LoadSession):
             model,
             endpoint=server.endpoint,
             api_key=server.api_key,
+            vocabulary=vocabulary_of(server.tokenizer),
             stream=options.stream,
         )
+        await self._negotiate(target, options)
         target.info = await _server_info(server, model)
         return target
 
+    async def _negotiate(self, target: HttpTarget, options: BenchOptions) -> None:
+        """Find out how the server takes the prompts of this load; the first time, say so."""
+        if self._accepted is not None:
+            target.accepted = self._accepted
+            return
+        forms = prompt_forms(options, self._server.endpoint)
+        try:
+            self._accepted = await target.negotiate(forms)
+        except BadInput:
+            await target.close()
+            raise
+        for note in self._accepted.notes():
+            self._observer(Caution(text=note))
+        if self._accepted.form != "tokens" and "tokens" in forms:
+            self._observer(Caution(text=_text_note(self._accepted.form, self._server.tokenizer)))
+
     def device(self, run: RunTrace) -> ModelOnDevice | None:
         return server_on_device(self._server, run.info)
+
+
+def prompt_forms(options: BenchOptions, endpoint: Endpoint) -> tuple[PromptForm, ...]:
+    """The forms in which the prompts of a load may be sent, the most exact first."""
+    sample = workload_of(options).sample(NUM_SAMPLES, options.seed)
+    kinds = {type(request.prompt) for request in sample}
+    forms: list[PromptForm] = []
+    if endpoint != "chat" and tuple in kinds:
+        forms.append("tokens")
+    if endpoint != "chat" and (kinds != {ChatPrompt} or endpoint == "completions"):
+        forms.append("text")
+    return (*forms, "chat") if endpoint != "completions" else tuple(forms)
+
+
+def _text_note(form: PromptForm, tokenizer: str | None) -> str:
+    sent = "chat messages" if form == "chat" else "text"
+    if tokenizer is not None:
+        return f"prompts of token ids are sent as {sent}, by the tokenizer of {tokenizer}"
+    return (
+        f"prompts of token ids are sent as {sent} of as many common words, about one token each: "
+        "the server takes no ids, and its tokenizer is unknown (--tokenizer MODEL)"
+    )
 
 
 @contextmanager
@@ -110,6 +158,7 @@ def load_session(
     """
     if isinstance(target, RemoteServer):
         server_on_device(target)  # an unknown name must not cost the run
+        vocabulary_of(target.tokenizer)
         yield ServerSession(target, observer)
         return
     from ridgeline.workflows.open_engine import open_engine  # imports torch

@@ -22,6 +22,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.hardware.machine import Machine
+from ridgeline.measure.client.accepted_prompts import COMMON_WORDS, Vocabulary
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.measure.workload import Workload
 from ridgeline.optimize.environment import Deployment, Environment, Load, NextSteps
@@ -30,6 +31,7 @@ from ridgeline.optimize.external.server_deployment import (
     ModelAndKey,
     ServerAddress,
     ServerDeployment,
+    ServerPrompts,
     TokenNumbers,
     check_settings_applied,
     read_settings,
@@ -72,7 +74,8 @@ def server_environment(
     sample = sample_requests(tokenized, costs.max_model_len)
     facts = {**machine_facts(machine), **costs.facts(), **workload_facts(sample)}
     vocab_size = costs.spec.vocab_size
-    starter = _ServerStarter(recipe, start, tokenized, logs, vocab_size)
+    prompts = ServerPrompts(tokenized, workload, _vocabulary(tokenizer))
+    starter = _ServerStarter(recipe, start, prompts, logs, vocab_size)
     simulated = SimulatedEngine(costs.bounds, costs.scheduler, tokenized.requests)
     return Environment(
         open=starter.open,
@@ -102,6 +105,16 @@ def _tokenizer(model: str, recipe: ServerRecipe) -> Tokenizer:
     if isinstance(tokenizer, NoTokenizer) and recipe.twin_device is not None:
         return load_tokenizer(STAND_IN)
     return tokenizer
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    """For servers that take no token ids, or do not count."""
+    if isinstance(tokenizer, NoTokenizer):
+        return COMMON_WORDS
+    return Vocabulary(
+        decode=tokenizer.decode,
+        count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
+    )
 
 
 def _heldout(tokenizer: Tokenizer, recipe: ServerRecipe) -> tuple[tuple[int, ...], ...]:
@@ -147,11 +160,11 @@ class _ServerStarter:
         self,
         recipe: ServerRecipe,
         start: Settings,
-        workload: TokenizedWorkload,
+        prompts: ServerPrompts,
         logs: Path,
         vocab_size: int,
     ) -> None:
-        self._recipe, self._start, self._workload, self._logs = recipe, start, workload, logs
+        self._recipe, self._start, self._prompts, self._logs = recipe, start, prompts, logs
         self._vocab_size = vocab_size
         self._active = ActiveServer(recipe.command.side_by_side)
         self._token_numbers: TokenNumbers = {}
@@ -177,7 +190,7 @@ class _ServerStarter:
             yield ServerDeployment(
                 activate,
                 ModelAndKey(model, recipe.api_key),
-                self._workload,
+                self._prompts,
                 info,
                 self._token_numbers,
                 self._vocab_size,

@@ -13,7 +13,12 @@ from ridgeline.config.load import BenchOptions, ReportLayout
 from ridgeline.measure.metrics.latency import Distribution, by_input_length, by_kind, split
 from ridgeline.measure.metrics.run_cost import cost_line
 from ridgeline.measure.metrics.step_metrics import LatencyBounds, Occupancy
-from ridgeline.measure.metrics.summary import Summary, summarise
+from ridgeline.measure.metrics.summary import (
+    Summary,
+    counting_warning,
+    describe_counting,
+    summarise,
+)
 from ridgeline.measure.report.bench_page import MonitorTable
 from ridgeline.records import RequestTrace, RunTrace
 from ridgeline.workflows.bench.bench import BenchResult
@@ -54,7 +59,7 @@ def bench_tables(result: BenchResult) -> Group:
     parts: list[RenderableType] = [
         _heading(run),
         _latencies(summary, result.options, result.bounds),
-        _rates(summary, result.bounds),
+        _rates(result),
     ]
     if len({request.kind for request in run.requests}) > 1:
         parts.append(_groups(run, result.options, "by kind", by_kind))
@@ -142,12 +147,19 @@ def _ms(seconds: float | None) -> str:
     return f"{seconds * 1000:.{2 if seconds < 0.01 else 1}f}"
 
 
-def _rates(summary: Summary, bounds: LatencyBounds) -> Table:
+def _rates(result: BenchResult) -> Table:
+    summary, bounds = result.summary, result.bounds
     table = _table("throughput", "", notes="")
     bound = f"bound {bounds.output_tok_s:,.1f}" if bounds.output_tok_s else ""
     table.add_row("output tok/s", f"{summary.output_tok_s:,.1f}", bound)
     if summary.steady_output_tok_s is not None:
         table.add_row("  … steady", f"{summary.steady_output_tok_s:,.1f}", "", style="dim")
+    if not result.in_process and summary.counted_by:
+        table.add_row("  … counted by", "", describe_counting(summary), style="dim")
+    if result.normalised is not None:
+        own = result.normalised
+        note = f"as the tokenizer of {own.tokenizer} counts the answers"
+        table.add_row("  … normalised", f"{own.output_tok_s:,.1f}", note)
     table.add_row("input tok/s", f"{summary.input_tok_s:,.1f}", "")
     table.add_row("requests/s", f"{summary.request_rate:.3g}", _offered(summary))
     table.add_row("completed/min", f"{60 * summary.request_rate:.3g}", "")
@@ -233,6 +245,9 @@ def _warnings(run: RunTrace, summary: Summary) -> Iterator[Text]:
     """Why the figures may not be about the server, and what went wrong with requests."""
     for reason in summary.validity.reasons:
         yield Text(f"! invalid: {reason}", style="yellow")
+    uncounted = counting_warning(summary)
+    if uncounted is not None:
+        yield Text(f"! {uncounted}", style="yellow")
     unobserved = summary.goodput.misses.get("unobserved", 0) if summary.goodput else 0
     if unobserved:
         text = f"! {unobserved} requests had none of the latencies that the SLO limits"
