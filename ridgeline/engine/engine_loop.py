@@ -288,6 +288,8 @@ class EngineLoop:
         self.counts.count_request(request)
         try:
             self.scheduler.add(request)
+            if request.resumed:
+                return self.scheduler.replay(request.id, self.clock())
         except RidgelineError as error:  # `submit` has checked the request: this is unexpected
             return [Failed(request_id=request.id, at_s=self.clock(), error=str(error))]
         return ()

@@ -199,6 +199,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     token is due first under its `slo`. `tenant` salts the prefix cache: tenants never share blocks.
     `arrival_s` is on the engine's clock. A `background` request (a batch request) yields its slot
     and its blocks to any other request, whatever the priorities; clients cannot set it.
+
+    `resumed` holds the tokens that another engine has generated already, per choice: they are
+    reported again, as they were, and generation continues behind them. With the same `seed` the
+    whole output is that of a request which was never interrupted. Missing choices have no tokens.
     """
 
     id: str
@@ -210,10 +214,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     slo: Slo | None = None
     background: bool = False
+    resumed: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise BadInput("the prompt is empty", fix="send at least one token of text")
+        if len(self.resumed) > self.sampling.n:
+            raise BadInput(
+                "there are resumed tokens of more choices than the request has",
+                value=len(self.resumed),
+                limit=self.sampling.n,
+            )
+
+    def resumed_tokens(self, index: int) -> tuple[int, ...]:
+        """The resumed tokens of choice `index`."""
+        return self.resumed[index] if index < len(self.resumed) else ()
 
 
 def as_dict(record: msgspec.Struct) -> dict[str, Any]:

@@ -31,6 +31,14 @@ from ridgeline.serve.generation.request import (
     charge_nothing,
 )
 from ridgeline.serve.generation.respond import request_id, response_headers
+from ridgeline.serve.generation.resume import (
+    RESUMABLE_HEADER,
+    RESUME_FIELD,
+    SCOPE_KEY,
+    ResumePoint,
+    StreamIdentity,
+    draw_seed,
+)
 from ridgeline.serve.generation.stream import MAX_UNREAD_CHARS, ResponseStream
 from ridgeline.serve.metrics.registry import Metrics
 
@@ -94,7 +102,14 @@ class Service:
         if scheduling.priority < caller.min_priority:
             message = f"priority is below the minimum of this API key: {scheduling.priority}"
             raise ApiError(400, f"{message}; limit: {caller.min_priority}", param="priority")
-        own_id = new_id(f"{id_prefix}-")
+        resume: ResumePoint | None = http_request.scope.get(SCOPE_KEY)
+        is_resumable = streamed and RESUMABLE_HEADER in http_request.headers
+        identity = resume or StreamIdentity(
+            id=new_id(f"{id_prefix}-"), created=int(time.time()), seed=draw_seed()
+        )
+        if resume is not None and len(resume.tokens) > len(prompts) * sampling.n:
+            raise ApiError(400, f"{RESUME_FIELD} has more choices than the request")
+        own_id, num_resumed = identity.id, resume.num_tokens if resume else 0
         sent_id = request_id(http_request.headers, options.request_id, own_id)
         check_limit("prompt", num_tokens, LIMITS.max_prompt_tokens, "prompt tokens in one request")
         if sampling.prompt_logprobs is not None:
@@ -104,13 +119,18 @@ class Service:
         budget = self.budgets.of(caller, self.now())
         request = GenerationRequest(
             id=own_id,
+            created=identity.created,
             prompts=prompts,
             sampling=sampling,
             scheduling=scheduling,
             score_only=score_only,
             charge=charge_nothing if score_only else self._charger(budget),
             headers=response_headers(sent_id, options.ignored)
-            | self.charge_prompts(budget, prompts),
+            | self.charge_prompts(budget, prompts, num_resumed)
+            | (identity.header() if is_resumable else {}),
+            is_resumable=is_resumable,
+            seed=identity.seed if is_resumable else None,
+            resume=resume if is_resumable else None,
         )
         stream = ResponseStream(
             self.engine,
@@ -135,10 +155,13 @@ class Service:
             partial(self.charge, budget),
         )
 
-    def charge_prompts(self, budget: KeyBudget, prompts: Sequence[TokenPrompt]) -> dict[str, str]:
-        """Charge what was not charged before the texts were tokenised; as `charge`."""
+    def charge_prompts(
+        self, budget: KeyBudget, prompts: Sequence[TokenPrompt], num_resumed: int = 0
+    ) -> dict[str, str]:
+        """Charge what was not charged before the texts were tokenised, and resumed output, which
+        costs the same work; as `charge`."""
         num_tokens = sum(len(prompt.tokens) - prompt.num_charged for prompt in prompts)
-        return self.charge(budget, max(0, num_tokens))
+        return self.charge(budget, max(0, num_tokens) + num_resumed)
 
     def charge(self, budget: KeyBudget, num_tokens: int) -> dict[str, str]:
         """Charge tokens to a key; the rate limit headers. ApiError 429 if it is over budget."""

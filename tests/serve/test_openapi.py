@@ -62,7 +62,7 @@ def operations(document: dict[str, Any]) -> set[tuple[str, str]]:
 PUBLIC = {
     ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/responses"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/embeddings"),
-    ("POST", "/v1/rerank"), ("POST", "/v1/score"),
+    ("POST", "/v1/rerank"), ("POST", "/v1/score"), ("POST", "/invocations"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"),
     ("GET", "/ready"), ("GET", "/version"), ("GET", "/metrics"), ("GET", "/openapi.json"),

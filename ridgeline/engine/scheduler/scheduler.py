@@ -59,6 +59,7 @@ from ridgeline.records import (
     Preempted,
     Request,
     Started,
+    Token,
 )
 
 
@@ -106,6 +107,22 @@ class Scheduler:
         check_request(request, self.limits, self.pool)
         self._deadlines.add(self._registry.add(request))
         self.background_budget.note_slo(request)
+
+    def replay(self, request_id: str, now_s: float) -> list[Event]:
+        """The events of the tokens that a request was resumed with, choice by choice.
+
+        Call it directly after `add`. A choice that its last token ends is finished here.
+        """
+        events: list[Event] = []
+        for seq in list(self._registry.groups[request_id].live.values()):
+            for token in seq.tokens[seq.num_prompt :]:
+                events.append(
+                    Token(request_id=request_id, index=seq.index, token=token, text="", at_s=now_s)
+                )
+            stop = self._rule.check_stop(seq) if seq.num_output else None
+            if stop is not None:
+                events.append(self._finish(seq, *stop, now_s))
+        return events
 
     def cancel(self, request_id: str, now_s: float | None = None) -> list[Event]:
         """Abort every unfinished choice of a request and free its blocks; [] for an unknown id.
@@ -368,15 +385,15 @@ class Scheduler:
         group = seq.group
         if group.started:
             return
-        group.cached_tokens = seq.num_computed
+        group.cached_tokens = min(seq.num_computed, seq.num_prompt)
         step.num_admitted += self._registry.mark_started(group)
         self._events.append(
-            Started(request_id=seq.request.id, at_s=step.now_s, cached_tokens=seq.num_computed)
+            Started(request_id=seq.request.id, at_s=step.now_s, cached_tokens=group.cached_tokens)
         )
         if seq.num_prompt_logprobs is None:  # prompt logprobs bypass the cache: not a lookup
-            self.cache.record_lookup(seq.num_prompt, seq.num_computed)
+            self.cache.record_lookup(seq.num_prompt, group.cached_tokens)
             step.queried_tokens += seq.num_prompt
-            step.hit_tokens += seq.num_computed
+            step.hit_tokens += group.cached_tokens
 
     def _append_run(
         self, seq: Sequence, num_tokens: int, step: StepBuilder, later: int = 0

@@ -16,7 +16,7 @@ from ridgeline.serve.errors import ApiError, anthropic_error_body
 from ridgeline.serve.generation.collect import CollectedChoice
 from ridgeline.serve.generation.content_blocks import BlockKind, ContentBlock, ContentBlocks
 from ridgeline.serve.generation.event_stream import named_sse
-from ridgeline.serve.generation.ids import new_id
+from ridgeline.serve.generation.ids import derive_id
 from ridgeline.serve.generation.stream import ChoiceUpdate, ResponseStream
 from ridgeline.serve.output_parsers.select import OutputFormat
 
@@ -26,7 +26,8 @@ class MessageStream:
 
     def __init__(self, stream: ResponseStream, model: str, output_format: OutputFormat) -> None:
         self._stream, self._model = stream, model
-        self._blocks, self._block_events = ContentBlocks(output_format), MessageBlockEvents()
+        self._blocks = ContentBlocks(output_format)
+        self._block_events = MessageBlockEvents(stream.request.id)
 
     def body(self, choices: Sequence[CollectedChoice]) -> MessageResponse:
         """The finished message."""
@@ -98,8 +99,8 @@ class MessageBlockEvents:
         "call": ("input_json_delta", "partial_json"),
     }
 
-    def __init__(self) -> None:
-        self._call_ids: dict[int, str] = {}
+    def __init__(self, response_id: str) -> None:
+        self._response_id = response_id
 
     def opened(self, block: ContentBlock) -> bytes:
         empty = self.block(ContentBlock(index=block.index, kind=block.kind))
@@ -122,7 +123,7 @@ class MessageBlockEvents:
         if block.kind == "reasoning":
             return {"type": "thinking", "thinking": block.text, "signature": ""}
         name, arguments = (block.call.name, block.call.arguments) if block.call else ("", "{}")
-        call_id = self._call_ids.setdefault(block.index, new_id("toolu_", 24))
+        call_id = derive_id("toolu_", self._response_id, str(block.index), 24)
         return {"type": "tool_use", "id": call_id, "name": name, "input": _parse(arguments)}
 
 

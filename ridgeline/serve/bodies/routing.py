@@ -27,6 +27,12 @@ from ridgeline.serve.bodies.json_bounds import (
 )
 from ridgeline.serve.bodies.memory import BodyMemory, BodyReservation
 from ridgeline.serve.errors import ApiError, ClientDisconnected
+from ridgeline.serve.generation.resume import (
+    RESUMABLE_HEADER,
+    RESUME_FIELD,
+    SCOPE_KEY,
+    read_resume_point,
+)
 
 
 class BodyLimits(msgspec.Struct, frozen=True):
@@ -71,7 +77,13 @@ class JsonRequest(Request):
             except ValueError as error:
                 message = f"the request body is not a JSON object: {error}"
                 raise ApiError(400, message) from None
+            self._take_resume_point(self._json)
         return self._json
+
+    def _take_resume_point(self, body: Any) -> None:
+        """Move a gateway's field from the body, which no API defines, to the scope."""
+        if RESUMABLE_HEADER in self.headers and isinstance(body, dict) and RESUME_FIELD in body:
+            self.scope[SCOPE_KEY] = read_resume_point(body.pop(RESUME_FIELD))
 
     async def _read(self, limits: BodyLimits) -> bytes:
         chunks, size, more = [], 0, True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ridgeline.records import Sampling, Slo
+from ridgeline.serve.generation.resume import ResumePoint
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):
@@ -54,16 +55,32 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `score_only`: the client wants log-probabilities of its prompt; the one token that the engine
     has to sample for them is not part of the response. `charge` is called with the number of output
-    tokens of each step. `headers` go with the response.
+    tokens of each step. `headers` go with the response. `seed` is that of a request without one
+    which another server may have to continue, `resume` where that one broke off.
     """
 
     id: str
+    created: int = 0
     prompts: Sequence[TokenPrompt]
     sampling: Sampling
     scheduling: SchedulingParams = SchedulingParams()
     score_only: bool = False
     charge: Callable[[int], None] = charge_nothing
     headers: Mapping[str, str] = {}
+    is_resumable: bool = False
+    seed: int | None = None
+    resume: ResumePoint | None = None
+
+    def sampling_of(self, prompt: int) -> Sampling:
+        """The sampling of one prompt: with the seed that was drawn for the request."""
+        if self.seed is None or self.sampling.seed is not None:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, seed=self.seed + prompt)
+
+    def resumed_tokens(self, prompt: int) -> tuple[tuple[int, ...], ...]:
+        """Tokens of the choices of one prompt that were sent before."""
+        n = self.sampling.n
+        return () if self.resume is None else self.resume.tokens[prompt * n : (prompt + 1) * n]
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from ridgeline.records import Event, Failed, Finished, Started, Token, Usage
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, failure_error
+from ridgeline.serve.generation.ids import new_id
 from ridgeline.serve.generation.request import GenerationRequest
 from ridgeline.serve.metrics.registry import Metrics
 
@@ -22,13 +23,19 @@ MAX_UNREAD_CHARS = 1 << 20
 class ChoiceUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """A token of choice `choice`, its end, or both.
 
-    `num_output_tokens`: of the whole request, up to and including this update.
+    `num_output_tokens`: of the whole request, up to and including this update. `is_replayed`: the
+    client has it from the server that this one continues for.
     """
 
     choice: int
     token: Token | None = None
     finished: Finished | None = None
     num_output_tokens: int = 0
+    is_replayed: bool = False
+
+    @property
+    def token_id(self) -> int | None:
+        return None if self.token is None else self.token.token
 
     @property
     def text(self) -> str:
@@ -73,6 +80,8 @@ class ResponseStream:
             for prompt in request.prompts
         ]
         self._unfinished = dict.fromkeys(range(len(request.prompts)), request.sampling.n)
+        resumed = request.resume.tokens if request.resume else ()
+        self._num_replayed = {i: len(tokens) for i, tokens in enumerate(resumed) if tokens}
         self._unsubscribe: list[Callable[[], None]] = []
         self._pending: list[ChoiceUpdate] = []
         self._num_pending_chars = 0
@@ -139,16 +148,20 @@ class ResponseStream:
         request = self.request
         for index, prompt in enumerate(request.prompts):
             is_only_one = len(request.prompts) == 1
+            resumed = request.resumed_tokens(index)
+            # The server that broke off may be this one, and may not have noticed yet.
+            own_id = new_id(f"{request.id}-") if request.resume else request.id
             try:
                 unsubscribe = await self._engine.listen(
                     prompt.tokens,
-                    request.sampling,
+                    request.sampling_of(index),
                     partial(self._receive, index),
-                    request_id=request.id if is_only_one else f"{request.id}-{index}",
+                    request_id=own_id if is_only_one else f"{own_id}-{index}",
                     priority=request.scheduling.priority,
                     tenant=request.scheduling.tenant,
                     timeout_s=request.scheduling.timeout_s,
                     slo=request.scheduling.slo,
+                    **({"resumed": resumed} if resumed else {}),
                 )
             except Exception:  # later prompts were never submitted: they do not count as aborted
                 self._unfinished = {i: n for i, n in self._unfinished.items() if i < index}
@@ -158,6 +171,8 @@ class ResponseStream:
 
     def _receive(self, index: int, events: Sequence[Event]) -> None:
         """Take the events of one engine step for prompt `index`."""
+        if self._num_replayed:
+            events = self._take_replayed(index, events)
         num_tokens = self._timers[index].observe(events, self._metrics.now())
         if num_tokens:
             self.request.charge(num_tokens)
@@ -177,6 +192,41 @@ class ResponseStream:
         if not self._has_started and self._error is None:
             is_due = self._has_started = True
         self._wake(is_due or len(self._pending) >= self._interval)
+
+    def _take_replayed(self, index: int, events: Sequence[Event]) -> list[Event]:
+        """Take the tokens that were sent before, and the ends that came with them; the rest."""
+        rest: list[Event] = []
+        ends_replayed: set[int] = set()
+        for event in events:
+            choice = index * self.request.sampling.n + getattr(event, "index", 0)
+            left = self._num_replayed.get(choice, 0)
+            if isinstance(event, Token) and left:
+                self.num_output_tokens += not self.request.score_only
+                self._pending.append(
+                    ChoiceUpdate(
+                        choice=choice,
+                        token=event,
+                        num_output_tokens=self.num_output_tokens,
+                        is_replayed=True,
+                    )
+                )
+                if left == 1:
+                    del self._num_replayed[choice]
+                    ends_replayed.add(choice)
+                else:
+                    self._num_replayed[choice] = left - 1
+            elif isinstance(event, Finished) and choice in ends_replayed:
+                self._timers[index].observe([event], self._metrics.now())
+                self._finish_replayed(index, choice, event)
+            else:
+                ends_replayed.discard(choice)
+                rest.append(event)
+        return rest
+
+    def _finish_replayed(self, index: int, choice: int, finished: Finished) -> None:
+        place = max(i for i, update in enumerate(self._pending) if update.choice == choice)
+        self._pending[place] = msgspec.structs.replace(self._pending[place], finished=finished)
+        self._finish_choice(index)
 
     def _append(self, index: int, token: Token | None, finished: Finished | None) -> None:
         event = token or finished

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from ridgeline.records import Token
 from ridgeline.serve.engine_protocol import ServedTokenizer
 from ridgeline.serve.generation.collect import CollectedChoice
-from ridgeline.serve.generation.ids import new_id
+from ridgeline.serve.generation.ids import derive_id
 from ridgeline.serve.generation.stream import ChoiceUpdate, ResponseStream
 from ridgeline.serve.openai.logprobs import (
     TokenDecoder,
@@ -69,7 +70,7 @@ class ChatCompletionStream(OpenAIStream):
         parts = parser.feed(update.text)
         if finished is not None:
             parts = [*parts, *parser.finish()]
-        delta = _delta(parts, num_earlier_calls)
+        delta = _delta(parts, self._call_ids(update.choice, num_earlier_calls))
         if update.token and not delta:
             delta = {"content": ""}  # clients count tokens, even those without text
         entry: ChatChunkChoice = {
@@ -109,7 +110,7 @@ class ChatCompletionStream(OpenAIStream):
         parts = [*parser.feed(choice.text), *parser.finish()]
         entry: ChatChoice = {
             "index": index,
-            "message": _message(parts),
+            "message": _message(parts, self._call_ids(index, 0)),
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": parser.finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
@@ -117,6 +118,12 @@ class ChatCompletionStream(OpenAIStream):
         if self._body.return_token_ids:
             entry["token_ids"] = [event.token for event in choice.tokens]
         return entry
+
+    def _call_ids(self, choice: int, first: int) -> Iterator[tuple[int, str]]:
+        """Numbers and ids of the calls of a choice, from call `first` on."""
+        response_id = self._stream.request.id
+        for number in count(first):
+            yield number, derive_id("call_", response_id, f"{choice}/{number}", 24)
 
     def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
         if not self._body.logprobs:
@@ -140,7 +147,7 @@ def join_text(parts: Sequence[OutputPart], kind: type[Content] | type[Reasoning]
     return "".join([part.text for part in parts if isinstance(part, kind)])
 
 
-def _delta(parts: Sequence[OutputPart], num_earlier_calls: int) -> ChatDelta:
+def _delta(parts: Sequence[OutputPart], call_ids: Iterator[tuple[int, str]]) -> ChatDelta:
     delta: ChatDelta = {}
     if reasoning := join_text(parts, Reasoning):
         delta["reasoning_content"] = reasoning
@@ -148,13 +155,16 @@ def _delta(parts: Sequence[OutputPart], num_earlier_calls: int) -> ChatDelta:
         delta["content"] = content
     calls = [part for part in parts if isinstance(part, ParsedToolCall)]
     if calls:
-        numbered = enumerate(calls, num_earlier_calls)
-        delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in numbered]
+        delta["tool_calls"] = [
+            {"index": number, **_call(call, call_id)}
+            for call, (number, call_id) in zip(calls, call_ids, strict=False)
+        ]
     return delta
 
 
-def _message(parts: Sequence[OutputPart]) -> ResponseMessage:
-    calls = [_call(part) for part in parts if isinstance(part, ParsedToolCall)]
+def _message(parts: Sequence[OutputPart], call_ids: Iterator[tuple[int, str]]) -> ResponseMessage:
+    parsed = [part for part in parts if isinstance(part, ParsedToolCall)]
+    calls = [_call(call, call_id) for call, (_, call_id) in zip(parsed, call_ids, strict=False)]
     content, reasoning = join_text(parts, Content), join_text(parts, Reasoning)
     message: ResponseMessage = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
@@ -165,9 +175,9 @@ def _message(parts: Sequence[OutputPart]) -> ResponseMessage:
     return message
 
 
-def _call(call: ParsedToolCall) -> ToolCallObject:
+def _call(call: ParsedToolCall, call_id: str) -> ToolCallObject:
     return {
-        "id": new_id("call_", 24),
+        "id": call_id,
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }

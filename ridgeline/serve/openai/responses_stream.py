@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from ridgeline.serve.errors import ApiError, error_body
 from ridgeline.serve.generation.collect import CollectedChoice
 from ridgeline.serve.generation.content_blocks import BlockKind, ContentBlock, ContentBlocks
 from ridgeline.serve.generation.event_stream import named_sse
-from ridgeline.serve.generation.ids import new_id
+from ridgeline.serve.generation.ids import derive_id
 from ridgeline.serve.generation.stream import ChoiceUpdate, ResponseStream
 from ridgeline.serve.openai.objects import (
     ResponseItem,
@@ -33,8 +32,9 @@ class ResponsesStream:
         output_format: OutputFormat,
     ) -> None:
         self._body, self._stream, self._model = body, stream, model
-        self._blocks, self._block_events = ContentBlocks(output_format), ResponseBlockEvents()
-        self._created = int(time.time())
+        self._blocks = ContentBlocks(output_format)
+        self._block_events = ResponseBlockEvents(stream.request.id)
+        self._created = stream.request.created
 
     def body(self, choices: Sequence[CollectedChoice]) -> ResponseObject:
         """The finished response."""
@@ -128,9 +128,9 @@ class ResponseBlockEvents:
     }
     _ID_PREFIX: dict[BlockKind, str] = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
-    def __init__(self) -> None:
+    def __init__(self, response_id: str) -> None:
+        self._response_id = response_id
         self._sequence_number = 0
-        self._ids: dict[int, str] = {}
 
     def event(self, event_type: str, **fields: Any) -> bytes:
         payload = {"type": event_type, "sequence_number": self._sequence_number, **fields}
@@ -197,7 +197,7 @@ class ResponseBlockEvents:
         return self.event(event_type, **place, **fields)
 
     def _id(self, block: ContentBlock) -> str:
-        return self._ids.setdefault(block.index, new_id(self._ID_PREFIX[block.kind]))
+        return derive_id(self._ID_PREFIX[block.kind], self._response_id, str(block.index))
 
 
 def _end_status(block: ContentBlock) -> str:

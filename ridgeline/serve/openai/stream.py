@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +37,7 @@ class OpenAIStream(ABC):
         self._stream, self._include_timings = stream, include_timings
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_in_chunks = bool(options and options.continuous_usage_stats)
-        self._id, self._created, self._model = stream.request.id, int(time.time()), model
+        self._id, self._created, self._model = stream.request.id, stream.request.created, model
 
     def body(self, choices: Sequence[CollectedChoice]) -> Mapping[str, Any]:
         """The JSON body of a response that is not streamed."""

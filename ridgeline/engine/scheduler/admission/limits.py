@@ -64,6 +64,13 @@ def check_request(request: Request, limits: SchedulerLimits, pool: BlockPool) ->
             limit=f"{longest_prompt} tokens",
             fix="shorten the prompt, or raise --max-model-len if the model supports it",
         )
+    num_output = max_tokens_of(request, limits) - len(request.prompt)
+    if any(len(tokens) > num_output for tokens in request.resumed):
+        raise BadInput(
+            "a choice has more resumed tokens than the request may generate",
+            value=f"{max(map(len, request.resumed))} tokens",
+            limit=f"{num_output} tokens",
+        )
     # The last output token is never fed back, so it takes no position in the cache.
     capacity, needed = pool.num_blocks * pool.block_size, max_tokens_of(request, limits) - 1
     if needed > capacity:

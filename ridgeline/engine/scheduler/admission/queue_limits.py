@@ -120,7 +120,7 @@ class QueueLimiter:
     def note_token(self, request_id: str, now_s: float) -> None:
         """The request produced an output token."""
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or request.queued:  # queued: tokens that it was resumed with
             return
         if request.first_token_s is None:
             request.first_token_s = now_s

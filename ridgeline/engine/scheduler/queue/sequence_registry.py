@@ -80,16 +80,29 @@ class SequenceRegistry:
         serial, own = self._num_added, request.sampling.seed
         self._num_added += 1
         seed = derive_seed(self._seed, serial) if own is None else own
-        group = SequenceGroup(request, serial, seed, unforked=list(range(1, request.sampling.n)))
+        group = SequenceGroup(request, serial, seed)
         group.next_index = request.sampling.n
         self.groups[request.id] = group
         self.num_unfinished += request.sampling.n
-        self.lane_of(request).unstarted.push(self._new_sequence(group, 0, list(request.prompt)))
+        for index in range(request.sampling.n):
+            tokens = request.resumed_tokens(index)
+            if index and not tokens:
+                group.unforked.append(index)
+                continue
+            seq = self._new_sequence(group, index, [*request.prompt, *tokens])
+            if not index:  # the others are queued once the request has started
+                self.lane_of(request).unstarted.push(seq)
         return group
 
     def mark_started(self, group: SequenceGroup) -> int:
-        """Count the request as started; returns the number of slots its choices will take."""
+        """Count the request as started; returns the number of slots its choices will take.
+
+        Choices that were added with tokens of their own are queued to resume.
+        """
         group.started = True
+        for seq in group.live.values():
+            if seq.state is State.WAITING:
+                self.enqueue_resuming(seq)
         self.lane_of(group.request).num_started += group.num_unfinished
         return group.num_unfinished
 
@@ -135,13 +148,15 @@ class SequenceRegistry:
         if seq.state is State.RUNNING:
             self._release_slot(seq)
         lane = self.lane_of(seq.request)
-        lane.unstarted.discard(seq)
+        was_first = lane.unstarted.discard(seq)
         lane.resuming.discard(seq)
         seq.state = State.FINISHED
         group = seq.group
         del group.live[seq.index]
         self._uncount_choices(group, 1)
-        if group.unforked and not group.live:
+        if was_first and group.live:  # the next choice stands for the request in the queue
+            lane.unstarted.push(next(iter(group.live.values())))
+        elif group.unforked and not group.live:
             self._promote_choice(group)
 
     def remove_group(self, group: SequenceGroup) -> None:
@@ -183,7 +198,12 @@ class SequenceRegistry:
             ),
             tokens=tokens,
             num_prompt=len(group.request.prompt),
-            num_prompt_logprobs=None if index else group.request.sampling.prompt_logprobs,
+            # Those of a resumed choice have been delivered with its first token.
+            num_prompt_logprobs=(
+                None
+                if index or group.request.resumed_tokens(0)
+                else group.request.sampling.prompt_logprobs
+            ),
         )
         self._num_sequences += 1
         group.live[index] = seq

@@ -78,10 +78,11 @@ class WaitingQueue:
         del self._live[seq.id]
         return seq
 
-    def discard(self, seq: Sequence) -> None:
-        """Remove a sequence, wherever it is in the queue; unknown ones are ignored."""
+    def discard(self, seq: Sequence) -> bool:
+        """Remove a sequence, wherever it is in the queue; False if it is not in it."""
         if self._live.pop(seq.id, None) is None:
-            return
+            return False
         if len(self._heap) > 2 * len(self._live) + _SLACK:  # mostly dead entries
             self._heap = [(live.key, live) for live in self._live.values()]
             heapq.heapify(self._heap)
+        return True
