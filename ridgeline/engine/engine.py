@@ -20,7 +20,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 import numpy as np
@@ -56,6 +56,14 @@ STALL_S = 120.0
 """Seconds for which work may be due without a finished step before the engine is unhealthy."""
 
 Prompt = str | Sequence[int]
+
+
+class _Scheduling(TypedDict, total=False):
+    priority: int
+    tenant: str
+    deadline_s: float | None
+    slo: Slo | None
+    background: bool
 
 
 class Engine:
@@ -312,12 +320,8 @@ class Engine:
         prompt: Prompt,
         sampling: Sampling,
         request_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        deadline_s: float | None = None,
-        slo: Slo | None = None,
-        background: bool = False,
         resumed: Sequence[Sequence[int]] = (),
+        **scheduling: Unpack[_Scheduling],
     ) -> Request:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         vocab_size = self.resolved.spec.vocab_size
@@ -333,12 +337,8 @@ class Engine:
             prompt=tuple(tokens),
             sampling=sampling,
             arrival_s=self._clock(),
-            priority=priority,
-            deadline_s=deadline_s,
-            tenant=tenant,
-            slo=slo,
-            background=background,
             resumed=tuple(map(tuple, resumed)),
+            **scheduling,
         )
 
     def _inboxes_here(self) -> AsyncInboxes:
