@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.modelspec.format import BF16, DIGITS, INT4, INT8, WHOLE_KINDS, Format, dense
+from ridgeline.modelspec.format import BF16, DIGITS, FP8, INT4, INT8, WHOLE_KINDS, Format, dense
 from ridgeline.modelspec.model import (
     AttentionSpec,
     LayerSpec,
@@ -50,6 +50,11 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=INT4,
             why="half a byte per weight in groups of 128, integer products",
+        ),
+        "fp8": Quantization(
+            patterns=("layers.*.attention.*", "layers.*.mlp.*"),
+            format=FP8,
+            why="8-bit floats (E4M3) with one scale per row, for FP8 tensor cores",
         ),
         "bf16": Quantization(
             patterns=("*",),
@@ -283,7 +288,9 @@ def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> 
 
 def _kept_plain(old: LinearSpec, new: LinearSpec) -> LinearSpec:
     """`new` unless it is packed: latent attention multiplies these weights as plain numbers."""
-    return old if new.format.kind in ("int4", "int8", "blocks", "bf16", "fp32") else new
+    return (
+        old if new.format.kind in ("int4", "int8", "blocks", "float8_e4m3", "bf16", "fp32") else new
+    )
 
 
 def _map_mlp(mlp: MlpSpec, path: str, on_linear: OnLinear) -> MlpSpec:

@@ -10,7 +10,7 @@ import torch
 from ridgeline.engine.quant import KINDS, build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
-from ridgeline.modelspec.format import BF16, FP32, INT4, INT8, Format, blocks, dense, int4
+from ridgeline.modelspec.format import BF16, FP8, FP32, INT4, INT8, Format, blocks, dense, int4
 from ridgeline.modelspec.model import LinearSpec
 
 pytestmark = pytest.mark.slow
@@ -35,6 +35,7 @@ CASES = {
     "int4, zero-points": Kind(int4(64, zeros=True), 0.13),
     "blocks": Kind(blocks(8, 32), 0.02),
     "blocks, groups of 16": Kind(blocks(8, 16), 0.02),
+    "fp8": Kind(FP8, 0.06),
     "bf16": Kind(BF16, 1e-6),
     "fp32": Kind(FP32, 1e-6),
 }

@@ -22,6 +22,7 @@ BACKENDS = MappingProxyType(
     {
         "native": "ridgeline.engine.attention.native:NativeAttention",
         "torch": "ridgeline.engine.attention.paged:PagedAttention",
+        "triton": "ridgeline.engine.attention.triton:TritonAttention",
         "tables": "ridgeline.engine.attention.tables:TableAttention",
         "reference": "ridgeline.engine.attention.reference:ReferenceAttention",
     }

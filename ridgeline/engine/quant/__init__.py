@@ -24,6 +24,7 @@ KINDS = MappingProxyType(
         "int8": "ridgeline.engine.quant.int8:Int8Linear",
         "int4": "ridgeline.engine.quant.int4:Int4Linear",
         "blocks": "ridgeline.engine.quant.blocks:BlocksLinear",
+        "float8_e4m3": "ridgeline.engine.quant.fp8:Fp8Linear",
         "bf16": "ridgeline.engine.quant.bf16:Bf16Linear",
         "fp32": "ridgeline.engine.quant.fp32:Fp32Linear",
     }

@@ -171,6 +171,11 @@ class DecodeGraphs:
         x_TC = outputs.x_RC[:num_rows]
         return x_TC.clone() if self.keep_states else x_TC
 
+    def replay_last(self, runs: Sequence[Run]) -> StepOutputs:
+        """Repeat the last step of these runs' bucket without new inputs, to time it."""
+        _, replay = self._graphs[self.bucket_of(runs)]
+        return replay()
+
     def bucket_of(self, runs: Sequence[Run]) -> Bucket:
         """The smallest bucket that holds a step."""
         rows = smallest_fitting(self._rows, sum(len(run.tokens) for run in runs))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 BACKENDS = MappingProxyType(
     {
         "native": "ridgeline.engine.execution.layers.native:NativeForward",
+        "triton": "ridgeline.engine.execution.layers.fused:TritonForward",
+        "compiled": "ridgeline.engine.execution.layers.fused:CompiledForward",
         "torch": "ridgeline.engine.execution.layers.torch_ops:TorchForward",
     }
 )

@@ -1,4 +1,4 @@
-"""The INT4 linear of the registry: rounds a dense weight at load, packs it, multiplies natively."""
+"""The INT4 linear of the registry: rounds a dense weight at load and packs it for its device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import Packed, in_panels, pack_lines
 from ridgeline.engine.quant.int4.quantise import Int4Weights, quantise
-from ridgeline.engine.quant.packed import PackedLinear, needs_cpu
+from ridgeline.engine.quant.int4.unpacked import UnpackedInt4
+from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import LinearSpec
@@ -16,7 +17,7 @@ GROUP_SIZES = (32, 64, 128)
 
 
 class Int4Linear:
-    """Builds `PackedLinear`s of 4 bits."""
+    """Builds linears of 4 bits: `PackedLinear` on the CPU, `UnpackedInt4` elsewhere."""
 
     @staticmethod
     def build(
@@ -25,19 +26,22 @@ class Int4Linear:
         bias_O: Tensor | None,
         device: torch.device,
         compute_dtype: torch.dtype,
-    ) -> PackedLinear:
-        needs_cpu(spec, device)
+    ) -> PackedLinear | UnpackedInt4:
         group_size, zeros = layout_of(spec.format)
+        if device.type != "cpu":
+            bias = None if bias_O is None else bias_O.to(device=device, dtype=compute_dtype)
+            weights = quantise(weight_ON.to(device), group_size, zeros=zeros)
+            return UnpackedInt4(weights, group_size, bias, compute_dtype)
         weights = quantise(weight_ON, group_size, zeros=zeros)
         return PackedLinear(pack(weights, group_size), bias_O, compute_dtype)
 
     @staticmethod
     def describe(spec: LinearSpec, device: torch.device) -> str:
         """How this linear will be computed on this machine. Raises CannotRun."""
-        needs_cpu(spec, device)
         group_size, zeros = layout_of(spec.format)
         kind = "with zero-points" if zeros else "symmetric"
-        return f"native INT4, groups of {group_size}, {kind}"
+        where = "native INT4" if device.type == "cpu" else "INT4 weights, float activations"
+        return f"{where}, groups of {group_size}, {kind}"
 
 
 def layout_of(format: Format) -> tuple[int, bool]:

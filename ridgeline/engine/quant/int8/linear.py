@@ -76,7 +76,7 @@ class Int8Linear:
     def __call__(self, x_TI: Tensor) -> Tensor:
         if not len(x_TI):
             return x_TI.new_empty(0, self.num_out, dtype=self._dtype)
-        y_TO = self._gemm(x_TI.float())
+        y_TO = self._gemm(x_TI if self.chosen.name == "scaled" else x_TI.float())
         if self._bias_O is not None:
             y_TO += self._bias_O
         return y_TO.to(self._dtype)

@@ -1,0 +1,121 @@
+"""Paged attention by Ridgeline's Triton kernels: block tables read in place, on a GPU.
+
+What. Decode splits each context over enough programs to fill the card and combines the parts
+(Flash-Decoding); chunks of several tokens walk the block table tile by tile with an online softmax.
+The cache is read once, in its own format, and never gathered. Prompts from position 0 go through
+torch's scaled_dot_product_attention, whose FlashAttention and cuDNN kernels are faster on long
+prompts than ours.
+
+Paper. FlashAttention-2 (Dao 2023, arXiv 2307.08691), Flash-Decoding (Dao et al. 2023),
+PagedAttention (Kwon et al. 2023, arXiv 2309.06180).
+
+Invariant. Those of the family; shapes and grids depend on the sizes of a step's tensors alone, so
+that a step can be captured in a CUDA graph.
+
+When it loses. FlashInfer and FlashAttention-3 are written for one card each and may be faster
+there. Neither is a dependency of Ridgeline.
+
+Shape legend: T rows of the step, S rows that decode, H query heads, K key heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.base import AttentionSite
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.tables import (
+    ChunkTables,
+    DecodeTables,
+    PagedKernels,
+    TableAttention,
+)
+from ridgeline.modelspec.model import ModelSpec
+
+INTERPRETER = "TRITON_INTERPRET"  # set to 1, kernels run on the CPU, for tests
+KV_FORMATS = ("float32", "bfloat16", "float16", "int8")
+
+
+def why_no_triton(device: torch.device) -> tuple[str, ...]:
+    """Reasons why Triton kernels cannot run on a device; empty if they can."""
+    if device.type == "cuda":
+        return () if find_spec("triton") else ("the package triton is not installed",)
+    if os.environ.get(INTERPRETER) == "1" and find_spec("triton"):
+        return ()
+    return (f"runs on CUDA only, not on {device.type}",)
+
+
+def triton_kernels(name: str) -> Any:
+    """A module of `ridgeline.engine.kernels.triton`, which imports triton when first used."""
+    return import_module(f"ridgeline.engine.kernels.triton.{name}")
+
+
+class TritonKernels:
+    """Ridgeline's Triton kernels over one cache."""
+
+    def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
+        self.attentions = tuple(layer.attention for layer in spec.layers)
+        self.layers, self.block_size = cache.layers, cache.block_size
+
+    def store(self, kv_T2KD: Tensor, slots_T: Tensor, layer: int) -> None:
+        triton_kernels("rope_store").store_kv(kv_T2KD, self.layers[layer], slots_T)
+
+    def decode(
+        self, q_SHD: Tensor, tables: DecodeTables, layer: int, sinks_H: Tensor | None
+    ) -> Tensor:
+        attention = self.attentions[layer]
+        o_SHD: Tensor = triton_kernels("attention").paged_decode(
+            q_SHD,
+            self.layers[layer],
+            tables.tables_SM,
+            tables.lens_S,
+            scale=attention.scale,
+            window=attention.window,
+            softcap=attention.softcap,
+            sinks_H=sinks_H,
+            max_context=tables.tables_SM.shape[1] * self.block_size,
+        )
+        return o_SHD
+
+    def prefill(
+        self, q_THD: Tensor, tables: ChunkTables, layer: int, sinks_H: Tensor | None
+    ) -> Tensor | None:
+        attention = self.attentions[layer]
+        o_THD: Tensor = triton_kernels("attention").paged_prefill(
+            q_THD,
+            self.layers[layer],
+            tables.tables_RM,
+            tables.starts_R1,
+            tables.lens_R,
+            max_queries=tables.max_queries,
+            scale=attention.scale,
+            window=attention.window,
+            softcap=attention.softcap,
+            sinks_H=sinks_H,
+        )
+        return o_THD
+
+
+class TritonAttention(TableAttention):
+    """Block tables with Triton kernels."""
+
+    @staticmethod
+    def make_kernels(spec: ModelSpec, cache: KvCache) -> PagedKernels:
+        return TritonKernels(spec, cache)
+
+    @staticmethod
+    def why_not(site: AttentionSite) -> tuple[str, ...]:
+        reasons = list(why_no_triton(site.device))
+        if site.kv_dtype not in KV_FORMATS:
+            reasons.append(f"reads a KV cache of {', '.join(KV_FORMATS)}, not {site.kv_dtype}")
+        if site.has_chunk:
+            reasons.append("has no kernel for attention within chunks")
+        if site.has_latent:
+            reasons.append("has no tables of latent rows")
+        return tuple(reasons)

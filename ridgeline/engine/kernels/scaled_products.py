@@ -1,0 +1,91 @@
+"""Products of 8-bit rows and 8-bit weights with a scale each: INT8 and FP8 on a GPU.
+
+    y[t, o] = (Σ_i p[t, i] · q[o, i]) · scale_T[t] · scale_O[o] + bias[o]
+
+Rows are rounded to the weights' kind first, one scale per row. With few rows a product is bound by
+reading the weights, and Ridgeline's Triton kernel streams them; with many it is bound by
+arithmetic, and goes to `torch._int_mm` (cuBLASLt) or `torch._scaled_mm` (CUTLASS). The sums of INT8
+are exact in every one of them, those of FP8 are float32.
+
+`torch._scaled_mm` needs compute capability 8.9 or more; elsewhere FP8 is multiplied as the numbers
+that it stands for, in the compute dtype.
+
+Shape legend: T rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Kind = Literal["int8", "fp8"]
+LARGEST: dict[Kind, float] = {"int8": 127.0, "fp8": 448.0}
+STORED: dict[Kind, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+FEW_ROWS = 64
+"""Up to this many rows, the kernel that streams the weights is used."""
+_TINY = 1e-30  # the scale of a row of zeros
+_INT_MM_MIN_ROWS = 32
+_MULTIPLE = 16
+_FP8_CAPABILITY = (8, 9)
+
+
+def quantise_rows(x_TI: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Rows as 8-bit numbers p_TI and their float32 scale_T1, with x ≈ p · scale."""
+    x_TI = x_TI.float()
+    scale_T1 = x_TI.abs().amax(-1, keepdim=True).clamp_(min=_TINY).div_(LARGEST[kind])
+    p_TI = x_TI / scale_T1
+    return (p_TI.round_() if kind == "int8" else p_TI).to(STORED[kind]), scale_T1
+
+
+def quantise_weight(weight_OI: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """8-bit q_OI and float32 scale_O of a weight."""
+    q_OI, scale_O1 = quantise_rows(weight_OI, kind)
+    return q_OI.contiguous(), scale_O1.squeeze(1)
+
+
+def multiply(
+    p_TI: Tensor,
+    scale_T1: Tensor,
+    q_OI: Tensor,
+    scale_O: Tensor,
+    bias_O: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """y_TO in `dtype` of rows and weights of one kind."""
+    sums_TO = _sums_int8(p_TI, q_OI) if q_OI.dtype == torch.int8 else None
+    if sums_TO is None:
+        if _has_scaled_mm(q_OI, dtype):
+            y_TO = torch._scaled_mm(
+                p_TI, q_OI.t(), scale_a=scale_T1, scale_b=scale_O.unsqueeze(0), out_dtype=dtype
+            )
+            return y_TO if bias_O is None else y_TO.add_(bias_O)
+        sums_TO = F.linear(p_TI.float(), q_OI.float())
+    y_TO = sums_TO * scale_O * scale_T1
+    return (y_TO if bias_O is None else y_TO.add_(bias_O)).to(dtype)
+
+
+def _sums_int8(p_TI: Tensor, q_OI: Tensor) -> Tensor:
+    if not q_OI.is_cuda:  # scalar on most CPUs; float64 holds every sum exactly
+        return F.linear(p_TI.double(), q_OI.double()).float()
+    missing = _INT_MM_MIN_ROWS - len(p_TI)
+    padded_TI = F.pad(p_TI, (0, 0, 0, missing)) if missing > 0 else p_TI
+    return torch._int_mm(padded_TI, q_OI.t())[: len(p_TI)]
+
+
+def _has_scaled_mm(q_OI: Tensor, dtype: torch.dtype) -> bool:
+    if not q_OI.is_cuda or dtype != torch.bfloat16:
+        return False
+    fits = all(size % _MULTIPLE == 0 for size in q_OI.shape)
+    return fits and torch.cuda.get_device_capability(q_OI.device) >= _FP8_CAPABILITY
+
+
+def why_not(num_out: int, num_in: int, device: torch.device) -> str | None:
+    """Why INT8 products of this size cannot run on a device; None if they can."""
+    if device.type != "cuda":
+        return "needs CUDA"
+    if num_out % 8 or num_in % 8:
+        return "needs sizes that are multiples of 8 on CUDA"
+    return None
