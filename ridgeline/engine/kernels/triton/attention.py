@@ -54,10 +54,7 @@ def _load_rows(kv, tile, offset, seen, D: tl.constexpr, DP: tl.constexpr, TILE: 
     mask = seen[:, None]
     if DP != D:
         mask = mask & (d < D)[None, :]
-    rows = tl.load(at, mask=mask, other=0.0)
-    if rows.dtype == tl.int8:  # widened in two steps, as the hardware does
-        rows = rows.to(tl.float32)
-    return rows
+    return tl.load(at, mask=mask, other=0.0)
 
 
 @triton.jit
