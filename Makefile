@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test test-real test-clients check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers sbom
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers sbom
 
 install: $(STAMP)
 
@@ -53,6 +53,12 @@ docs: install
 # The whole suite. One process, for a debugger: .venv/bin/python -m pytest
 test: install lint
 	$(PYTEST)
+
+# The whole server on virtual time, with faults: SEEDS seeds from SEED on. `--seed N` of the module replays one.
+SEED ?= 0
+SEEDS ?= 10000
+simulate: install
+	SIMULATION_SEED=$(SEED) SIMULATION_SEEDS=$(SEEDS) $(PYTEST) tests/simulation/test_simulation.py
 
 # Tests on files that the repository cannot hold. RIDGELINE_GGUF_VOCABS: a folder of llama.cpp's
 # models/ggml-vocab-*.gguf. RIDGELINE_GEMMA_GGUF: Gemma 3 270M in Q4_K_M (Gemma's terms of use).

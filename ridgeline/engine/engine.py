@@ -348,8 +348,9 @@ class Engine:
     def _leave(self, inboxes: AsyncInboxes, request_id: str, inbox: Inbox) -> None:
         if inboxes.close(request_id, inbox):
             self.abort(request_id)
-        if not inboxes:
-            self._inboxes.pop(asyncio.get_running_loop(), None)
+        loop = asyncio.get_running_loop()
+        if not inboxes and self._inboxes.get(loop) is inboxes:  # a later one may have replaced it
+            del self._inboxes[loop]
 
 
 def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> EngineInfo:

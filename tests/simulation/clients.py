@@ -1,0 +1,317 @@
+"""Random clients. Each sends one request and checks that exactly one outcome comes back.
+
+What a request may end in depends on what the client did and on which faults have been injected; a
+text must always be the beginning of the one that the model would write if it served the request
+alone, and all of it if the response says that it is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ridgeline.engine.scheduler.stopping import derive_seed
+from tests.simulation.model import expected_tokens
+from tests.simulation.network import Connection, Link, Reply
+from tests.simulation.server import SimulatedServer, demo
+
+WORDS = ("the", "import", "def", "class", "self", "return", "value", "for", "number", "list")
+MALFORMED = (
+    b"", b"{", b"[]", b"null", b'"x"', b'{"prompt": 5.5}', b'{"prompt": "x", "max_tokens": -1}',
+    b'{"prompt": "x", "temperature": 1e999}', b'{"prompt": "x", "n": 0}', b"\xff\xfe\x00",
+    b'{"prompt": [[]], "max_tokens": 2}', b'{"prompt": "\\ud800"}', b'{"prompt": [99999999]}',
+    b'{"prompt": "x", "stop": [1]}', b'{"prompt": "x", "seed": "a"}', b"[" * 3000,
+    b'{"prompt": "x", "logit_bias": {"a": 1}}', b'{"messages": [{"role": "nobody"}]}',
+    b'{"prompt": "x", "model": "another"}', b'{"prompt": "x", "response_format": {"type": "y"}}',
+)  # fmt: skip
+
+
+class World(Protocol):
+    """What clients see of a simulation."""
+
+    sim: SimulatedServer
+    is_draining: bool
+    is_broken: bool  # the engine has died
+
+    def note(self, text: str) -> None: ...
+
+
+@dataclass
+class Answer:
+    """What one choice must be."""
+
+    text: str
+    reason: str
+    num_tokens: int
+
+
+@dataclass
+class Generation:
+    """A request for text, and what it must be answered with."""
+
+    path: str
+    body: dict[str, Any]
+    prompt: list[int]
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def is_chat(self) -> bool:
+        return "chat" in self.path
+
+
+def random_generation(
+    rng: random.Random, max_model_len: int, *, in_batch: bool = False
+) -> Generation:
+    """A completion or a chat with a seed, so that its answer is known."""
+    tokenizer, is_chat = demo()[1], in_batch or rng.random() < 0.3
+    words = [rng.choice(WORDS) for _ in range(rng.choice((1, 3, 8, 20, 40)))]
+    shared = "import the list of all values and " * rng.choice((0, 0, 1, 2))
+    text = shared + " ".join(words)
+    body: dict[str, Any] = {
+        "max_tokens": rng.choice((1, 2, 5, 12, 30)),
+        "seed": rng.randrange(1 << 30),
+        "temperature": rng.choice((0, 0.7)),
+        "n": rng.choice((1, 1, 1, 2, 3)),
+        "stream": not in_batch and rng.random() < 0.5,
+    }
+    if is_chat:
+        body["messages"] = [{"role": "user", "content": text}]
+        prompt = tokenizer.apply_chat_template(body["messages"])
+    else:
+        body["prompt"] = text
+        prompt = tokenizer.encode(text)
+    if rng.random() < 0.2:
+        body["cache_salt"] = rng.choice(("a", "b"))
+    if rng.random() < 0.15 and not in_batch:
+        body["timeout_ms"] = rng.choice((20, 200, 2000))
+    if rng.random() < 0.2:
+        body["priority"] = rng.randrange(5)
+    if body["stream"] and rng.random() < 0.5:
+        body["stream_options"] = {"include_usage": True}
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    generation = Generation(path, body, prompt)
+    _add_answers(generation, rng, max_model_len)
+    return generation
+
+
+def _add_answers(generation: Generation, rng: random.Random, max_model_len: int) -> None:
+    """Compute the answers, and choose a stop string that occurs in one of them."""
+    vocabulary, body = demo()[2], generation.body
+    room = min(body["max_tokens"], max_model_len - len(generation.prompt))
+    outputs = [
+        expected_tokens(vocabulary, generation.prompt, derive_seed(body["seed"], index), room)
+        for index in range(body["n"])
+    ]
+    texts = [[vocabulary.texts.get(token, "") for token in tokens] for tokens in outputs]
+    stop = None
+    if rng.random() < 0.25:
+        whole = "".join(rng.choice(texts))
+        begin = rng.randrange(len(whole) + 1)
+        stop = whole[begin : begin + rng.randint(1, 6)] or None
+    if stop is not None:
+        body["stop"] = stop
+    for tokens, pieces in zip(outputs, texts, strict=True):
+        generation.answers.append(_answer(tokens, pieces, stop, vocabulary.eos))
+
+
+def _answer(tokens: list[int], pieces: list[str], stop: str | None, eos: int) -> Answer:
+    text = ""
+    for count, piece in enumerate(pieces, start=1):
+        text += piece
+        if stop is not None and stop in text:
+            return Answer(text[: text.index(stop)], "stop", count)
+    return Answer(text, "stop" if tokens and tokens[-1] == eos else "length", len(tokens))
+
+
+async def generate(world: World, rng: random.Random, name: str) -> None:
+    """A request for text by a client that may read slowly or hang up."""
+    max_model_len = world.sim.engine.info.max_model_len
+    generation = random_generation(rng, max_model_len)
+    is_slow = rng.random() < 0.15
+    link = Link(latency_s=0.01, window=200, chunk=100, read_s=0.2) if is_slow else Link()
+    connection = Connection(world.sim.loop, rng, link)
+    leaves = rng.random() < 0.25
+    if leaves:
+        world.sim.loop.call_later(rng.choice((0.001, 0.02, 0.1, 0.5)), connection.hang_up)
+    body = json.dumps(generation.body).encode()
+    headers = {"content-type": "application/json"}
+    reply = await connection.request("POST", generation.path, body, headers)
+    outcome = check_reply(world, generation, reply, leaves=leaves, is_slow=is_slow)
+    world.note(f"{name} {outcome}")
+    if not leaves:
+        connection.hang_up()
+
+
+def check_reply(
+    world: World, generation: Generation, reply: Reply, *, leaves: bool, is_slow: bool
+) -> str:
+    """The outcome, which must be one that is possible."""
+    texts, error, is_whole = read_texts(generation, reply)
+    for index, text in texts.items():
+        whole = generation.answers[index].text
+        assert whole.startswith(text), f"wrong text: {text!r} instead of {whole!r}"
+    code = reply.status if reply.status != 200 else 0 if error is None else int(error)
+    if is_whole:
+        assert not code, f"a whole response with the error {code}"
+        check_whole(generation, reply, texts)
+        return "whole"
+    if code:
+        assert code in possible_errors(world, generation, is_slow=is_slow), (
+            f"status {code}: {reply.body[:300]!r} {generation}"
+        )
+        return f"error {code}"
+    assert leaves or is_slow or world.is_draining, f"the response breaks off: {reply}"
+    return "cut"
+
+
+def possible_errors(world: World, generation: Generation, *, is_slow: bool) -> set[int]:
+    faults, codes = world.sim.setup.faults, {503}  # the queue may always be full
+    if faults.num_injected or faults.num_nan or world.is_broken:
+        codes.add(500)
+    if "timeout_ms" in generation.body or is_slow:
+        codes.add(408)
+    if len(generation.prompt) >= world.sim.engine.info.max_model_len:
+        codes.add(400)
+    if world.sim.setup.options.requests_per_minute is not None:
+        codes.add(429)
+    return codes
+
+
+def check_whole(generation: Generation, reply: Reply, texts: dict[int, str]) -> None:
+    """A complete response has every choice's whole text, its reason and the right usage."""
+    expected = {index: answer.text for index, answer in enumerate(generation.answers)}
+    assert {index: texts.get(index, "") for index in expected} == expected
+    reasons, usage = _ends(reply, streams=generation.body["stream"])
+    assert reasons == {i: answer.reason for i, answer in enumerate(generation.answers)}, reasons
+    if usage is not None:
+        assert usage["prompt_tokens"] == len(generation.prompt)
+        num_tokens = sum(answer.num_tokens for answer in generation.answers)
+        assert usage["completion_tokens"] == num_tokens, f"{usage}, expected {num_tokens} tokens"
+
+
+def read_texts(generation: Generation, reply: Reply) -> tuple[dict[int, str], str | None, bool]:
+    """Texts by choice, the code of an error, and whether the response says it is complete."""
+    if reply.status != 200:
+        if reply.is_complete:
+            assert reply.json()["error"]["message"], "an error without words"
+        return {}, None, False
+    texts: dict[int, str] = {}
+    if not generation.body["stream"]:
+        if not reply.is_complete:
+            return {}, None, False
+        for choice in reply.json()["choices"]:
+            message = choice["message"]["content"] if generation.is_chat else choice["text"]
+            texts[choice["index"]] = message or ""
+        return texts, None, True
+    error, is_done = None, False
+    for event in _events(reply):
+        assert not is_done, "an event after the end"
+        is_done = event is None
+        if event is None:
+            continue
+        if "error" in event:
+            error = str(event["error"]["code"])
+        for choice in event.get("choices", ()):
+            piece = choice["delta"].get("content") if generation.is_chat else choice["text"]
+            texts[choice["index"]] = texts.get(choice["index"], "") + (piece or "")
+    return texts, error, is_done and error is None
+
+
+def _events(reply: Reply) -> list[dict[str, Any] | None]:
+    """The events of a stream that have arrived whole; None for the end."""
+    lines = reply.body.decode(errors="replace").split("\n\n")[:-1]
+    datas = [line.removeprefix("data: ") for line in lines]
+    return [None if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+def _ends(reply: Reply, *, streams: bool) -> tuple[dict[int, str], dict[str, int] | None]:
+    events = [event for event in _events(reply) if event] if streams else [reply.json()]
+    reasons: dict[int, str] = {}
+    usage = None
+    for event in events:
+        usage = event.get("usage") or usage
+        for choice in event.get("choices", ()):
+            if choice.get("finish_reason"):
+                assert choice["index"] not in reasons, "a choice finishes twice"
+                reasons[choice["index"]] = choice["finish_reason"]
+    return reasons, usage
+
+
+async def send_malformed(world: World, rng: random.Random, name: str) -> None:
+    """A body that no route accepts."""
+    connection = Connection(world.sim.loop, rng)
+    path = rng.choice(("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"))
+    body = rng.choice(MALFORMED)
+    headers = {"content-type": "application/json"}
+    reply = await connection.request("POST", path, body, headers)
+    allowed = {400, 404, 413, 429, 503} | ({0} if world.is_draining else set())
+    if path == "/tokenize" or (path == "/v1/embeddings" and not world.is_broken):
+        allowed.add(200)  # some of the bodies are right there
+    assert reply.status in allowed, f"{reply.status} for {body[:80]!r} at {path}: {reply.body!r}"
+    world.note(f"{name} malformed {reply.status}")
+    connection.hang_up()
+
+
+async def break_protocol(world: World, rng: random.Random, name: str) -> None:
+    """Bytes that are no HTTP, or a request that stops half-way."""
+    connection = Connection(world.sim.loop, rng)
+    data = rng.choice(
+        (
+            b"\x16\x03\x01\x02\x00\x01",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{",
+            b"POST /v1/completions HTTP/1.1\r\nhost: 127.0",
+        )
+    )
+    connection._write(data)
+    if rng.random() < 0.5:
+        await asyncio.sleep(rng.choice((0.01, 1.0)))
+        connection.hang_up()
+    reply = await connection.wait(300)
+    assert reply.status in (0, 400, 408, 429, 503), reply
+    world.note(f"{name} broken {reply.status}")
+
+
+async def embed(world: World, rng: random.Random, name: str) -> None:
+    """Some texts as vectors."""
+    connection = Connection(world.sim.loop, rng)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 20))) for _ in range(rng.randint(1, 4))]
+    leaves = rng.random() < 0.2
+    if leaves:
+        world.sim.loop.call_later(0.01, connection.hang_up)
+    body = json.dumps({"input": texts}).encode()
+    headers = {"content-type": "application/json"}
+    reply = await connection.request("POST", "/v1/embeddings", body, headers)
+    if reply.is_complete and reply.status == 200:
+        assert [item["index"] for item in reply.json()["data"]] == list(range(len(texts)))
+    else:
+        assert reply.status in (429, 503) or leaves or world.is_draining, reply
+    world.note(f"{name} embed {reply.status}")
+    connection.hang_up()
+
+
+async def probe(world: World, rng: random.Random, name: str) -> None:
+    """A load balancer or a scraper, several times on one connection."""
+    connection = Connection(world.sim.loop, rng)
+    for _ in range(rng.randint(1, 4)):
+        path = rng.choice(("/health", "/ready", "/metrics", "/v1/models", "/version"))
+        reply = await connection.request("GET", path)
+        allowed = {200, 429} | ({0, 503} if world.is_draining or world.is_broken else set())
+        assert reply.status in allowed, f"{path}: {reply}"
+        if connection.is_over:
+            break
+        if path == "/health" and world.is_broken:
+            assert reply.status == 503, "a dead engine is reported as healthy"
+        await asyncio.sleep(rng.random())
+    world.note(f"{name} probe")
+    connection.hang_up()
+
+
+Client = Callable[[World, random.Random, str], Coroutine[Any, Any, None]]
+CLIENTS: tuple[tuple[Client, int], ...] = (
+    (generate, 12), (send_malformed, 2), (break_protocol, 1), (embed, 1), (probe, 1),
+)  # fmt: skip

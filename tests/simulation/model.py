@@ -1,0 +1,164 @@
+"""A model whose KV cache holds hashes of the whole text before each position.
+
+The next token is a function of the hash that the run finds in its block table, the seed and the
+output index. If a block is lost, shared, reused or not copied, or a token is fed twice or out of
+order, then the answer differs from the one that `expected_tokens` computes from the prompt alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ridgeline.engine.scheduler.plan import NoTokenError, Run, RunOutput, StepPlan, StepResult
+from ridgeline.records import TokenLogprobs
+
+_MASK = (1 << 61) - 1
+_ROOT = 0x9E3779B97F4A7C15 & _MASK
+
+
+def mix(state: int, value: int) -> int:
+    """A new state from a state and a value."""
+    state = (state ^ (value + 0x7F4A7C15)) * 0x5851F42D4C957F2D & _MASK
+    return (state ^ (state >> 29)) * 0x14057B7EF767814F & _MASK
+
+
+def state_after(tokens: Sequence[int], state: int = _ROOT) -> int:
+    for token in tokens:
+        state = mix(state, token)
+    return state
+
+
+class Vocabulary:
+    """Tokens that are written as printable ASCII, whose texts can simply be joined."""
+
+    def __init__(self, texts: dict[int, str], eos: int) -> None:
+        self.texts, self.tokens, self.eos = texts, sorted(texts), eos
+
+    def next_token(self, state: int, seed: int, index: int) -> int:
+        draw = mix(mix(state, seed & _MASK), index)
+        return self.eos if draw % 41 == 0 else self.tokens[draw % len(self.tokens)]
+
+
+@dataclass
+class Faults:
+    """What goes wrong in a step. `poisoned`: prompts with this token fail in every step."""
+
+    step: float = 0.0
+    nan: float = 0.0
+    memory: float = 0.0
+    panic: float = 0.0
+    slow: float = 0.0
+    poisoned: int = -1
+    num_injected: int = field(default=0, init=False)
+    num_nan: int = field(default=0, init=False)
+
+
+class PanicException(BaseException):
+    """As the panics of Rust libraries: none of Exception."""
+
+
+class HashRunner:
+    """Computes plans. `sleep` lets time pass; `rng` decides how much, and which faults happen."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        num_blocks: int,
+        block_size: int,
+        *,
+        sleep: Callable[[float], None],
+        rng: random.Random,
+        faults: Faults,
+    ) -> None:
+        self._vocabulary, self._size, self._sleep = vocabulary, block_size, sleep
+        self._rng, self._faults = rng, faults
+        self._slots = [[(-1, 0)] * block_size for _ in range(num_blocks)]  # token, state
+        self.violations: list[str] = []
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if plan.runs:
+            self._sleep(self._rng.uniform(0.001, 0.01))
+            if self._rng.random() < self._faults.slow:
+                self._sleep(self._rng.uniform(0.5, 3.0))
+        sources = [list(self._slots[source]) for source, _ in plan.copies]
+        for (_, target), content in zip(plan.copies, sources, strict=True):
+            self._slots[target] = content
+        self._raise_fault(plan)
+        return StepResult(tuple([self._compute(run) for run in plan.runs]))
+
+    def _raise_fault(self, plan: StepPlan) -> None:
+        faults, draw = self._faults, self._rng.random()
+        if any(faults.poisoned in run.tokens for run in plan.runs):
+            raise RuntimeError("a poisoned prompt")
+        if not plan.runs:
+            return
+        for chance, error in (
+            (faults.step, RuntimeError("the device was lost for a moment")),
+            (faults.memory, MemoryError()),
+            (faults.panic, PanicException("unwrap on a None value")),
+        ):
+            if draw < chance:
+                faults.num_injected += 1
+                raise error
+            draw -= chance
+        if draw < faults.nan and len(plan.runs) == 1 and plan.runs[0].sample is not None:
+            faults.num_nan += 1
+            raise NoTokenError("NaN")
+
+    def _compute(self, run: Run) -> RunOutput:
+        state = _ROOT
+        for position in range(run.start):
+            token, stored = self._slots[run.blocks[position // self._size]][position % self._size]
+            state = mix(state, token)
+            if state != stored:
+                self.violations.append(f"{run.seq_id} reads a wrong text at position {position}")
+                break
+        for position, token in enumerate(run.tokens, start=run.start):
+            state = mix(state, token)
+            slot = self._slots[run.blocks[position // self._size]]
+            slot[position % self._size] = (token, state)
+        prompt_logprobs = self._prompt_logprobs(run)
+        if run.sample is None:
+            return RunOutput(prompt_logprobs=prompt_logprobs)
+        point = run.sample
+        token = self._vocabulary.next_token(state, point.seed, point.index)
+        wants = point.sampling.logprobs is not None
+        logprobs = (TokenLogprobs(token, -1.0, 1, ((token, -1.0),)),) if wants else ()
+        return RunOutput((token,), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _prompt_logprobs(self, run: Run) -> tuple[TokenLogprobs, ...]:
+        if run.prompt_logprobs is None:
+            return ()
+        last = () if run.next_prompt_token is None else (run.next_prompt_token,)
+        return tuple(TokenLogprobs(token, -1.0, 1, ()) for token in (*run.tokens[1:], *last))
+
+    def states(self, tokens: Sequence[int]) -> torch.Tensor:
+        """For embeddings: one number that depends on the text."""
+        self._sleep(0.0005 * len(tokens))
+        return torch.tensor([[float(state_after(tokens) % 1000)]])
+
+
+class NoMasks:
+    """Grammars are not enforced; one that contains `reject` is refused."""
+
+    def prepare(self, structured: object) -> None:
+        from ridgeline.errors import BadInput
+
+        if "reject" in str(structured):
+            raise BadInput("the grammar cannot be compiled")
+
+
+def expected_tokens(
+    vocabulary: Vocabulary, prompt: Sequence[int], seed: int, max_tokens: int
+) -> list[int]:
+    """The answer if the request is served alone, with its end-of-sequence token, if any."""
+    state, tokens = state_after(prompt), list[int]()
+    while len(tokens) < max_tokens and (not tokens or tokens[-1] != vocabulary.eos):
+        token = vocabulary.next_token(state, seed, len(tokens))
+        tokens.append(token)
+        state = mix(state, token)
+    return tokens

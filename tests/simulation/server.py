@@ -1,0 +1,243 @@
+"""The real server and the real engine in a simulation: only the model, time and the wire are not.
+
+FastAPI's routes are built once per process and shared by all servers; everything else is new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+
+from ridgeline.config.server import ServerOptions
+from ridgeline.config.settings import settings_from
+from ridgeline.engine import engine_loop
+from ridgeline.engine.build import EngineParts, make_scheduler
+from ridgeline.engine.config import ResolvedSettings, resolve
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.tokenization.chat import JinjaTemplate
+from ridgeline.engine.tokenization.tokenizer import HfTokenizer, load_tokenizer
+from ridgeline.records import Event, Token
+from ridgeline.serve import server as server_module
+from ridgeline.serve.app import build_routes, create_app
+from ridgeline.serve.batch.attach import BatchOptions, attach_batches
+from ridgeline.serve.batch.executor import background_engine
+from ridgeline.serve.batch.worker import BatchWorker
+from ridgeline.serve.server import GracefulServer, uvicorn_config
+from tests.simulation.model import Faults, HashRunner, NoMasks, Vocabulary
+from tests.simulation.virtual_time import VirtualLoop, VirtualThreads
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The settings of one server."""
+
+    num_blocks: int = 24
+    block_size: int = 8
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 32
+    chunked: bool = True
+    prefix: bool = True
+    max_num_queued_reqs: int = 16
+    max_num_queued_tokens: int = 2048
+    options: ServerOptions = field(default_factory=ServerOptions)
+    faults: Faults = field(default_factory=Faults)
+    switches: float = 0.2
+    store: Path | None = None
+
+
+@cache
+def demo() -> tuple[ResolvedSettings, HfTokenizer, Vocabulary]:
+    """The demo model's settings and tokenizer, and the tokens that the simulated model writes."""
+    resolved = resolve(settings_from({"model": "demo"}))
+    loaded = load_tokenizer(resolved.model)
+    assert isinstance(loaded, HfTokenizer)
+    tokenizer = HfTokenizer(loaded.inner, JinjaTemplate({"default": TEMPLATE}, {}))
+    eos = next(iter(resolved.spec.eos_token_ids))
+    texts = {}
+    for token in range(1, 400):
+        text = tokenizer.bytes_of(token)
+        if text and text.isascii() and text.decode().isprintable():
+            texts[token] = text.decode()
+    texts.pop(eos, None)
+    return resolved, tokenizer, Vocabulary(texts, eos)
+
+
+@cache
+def _built_routes(has_batches: bool) -> list[Any]:
+    resolved, tokenizer, _ = demo()
+    engine = mock.Mock(tokenizer=tokenizer)
+    app = create_app(_Shell(engine, resolved))  # type: ignore[arg-type]
+    if has_batches:
+        from ridgeline.serve.app import include_protected
+        from ridgeline.serve.batch.routes import router
+
+        include_protected(app, router)
+    build_routes(app)
+    return list(app.router.routes)
+
+
+class _Shell:
+    """An engine of which only the description is read."""
+
+    def __init__(self, engine: Any, resolved: ResolvedSettings) -> None:
+        self.tokenizer, self.resolved = engine.tokenizer, resolved
+        self.info = mock.Mock(model="demo", settings={})
+
+
+class CountingEngine:
+    """Delegates to an engine, and counts the tokens that reach the server's streams."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.num_tokens, self.num_submitted = engine, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def listen(self, prompt: Any, sampling: Any, sink: Any, **options: Any) -> Any:
+        def counted(events: Sequence[Event]) -> None:
+            self.num_tokens += sum(isinstance(event, Token) for event in events)
+            sink(events)
+
+        leave = await self._engine.listen(prompt, sampling, counted, **options)
+        self.num_submitted += 1
+        return leave
+
+
+class SimulatedServer:
+    """An engine, an app and a uvicorn server on a virtual loop."""
+
+    def __init__(self, loop: VirtualLoop, rng: random.Random, setup: Setup) -> None:
+        self.loop, self.setup, self.wall_s = loop, setup, 1_700_000_000.0
+        self.logged: list[str] = []
+        self.threads = VirtualThreads(loop, rng, setup.switches)
+        self.engine = self._open_engine(rng)
+        self.counting = CountingEngine(self.engine)
+        self.app = self._app(self.counting, setup.options)
+        self.service = self.app.state.service
+        self.worker = None if setup.store is None else self._attach_batches(setup.store)
+        config = uvicorn_config(self.app, setup.options)
+        self.server = _Server(config, self.service)
+
+    @property
+    def scheduler(self) -> Any:
+        return self.engine._loop.scheduler
+
+    @property
+    def running(self) -> Any:
+        """As the invariants of `tests.invariants.checks` read it."""
+        return self.scheduler.running
+
+    def clock(self) -> float:
+        self.threads.switch()
+        return self.loop.now_s
+
+    def wall_clock(self) -> float:
+        """The time of day, which a test may set."""
+        return self.wall_s + self.loop.now_s
+
+    async def serve(self) -> None:
+        """Serve until the server has drained."""
+        await self.server.serve(sockets=[mock.Mock()])
+
+    def drain(self) -> None:
+        self.server.handle_exit(15, None)
+
+    def _open_engine(self, rng: random.Random) -> Engine:
+        resolved, tokenizer, vocabulary = demo()
+        setup = self.setup
+        resolved = msgspec.structs.replace(
+            resolved,
+            num_blocks=setup.num_blocks,
+            block_size=setup.block_size,
+            max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            max_model_len=setup.num_blocks * setup.block_size,
+            enable_chunked_prefill=setup.chunked,
+            enable_prefix_caching=setup.prefix,
+            max_num_queued_reqs=setup.max_num_queued_reqs,
+            max_num_queued_tokens=setup.max_num_queued_tokens,
+        )
+        self.runner = HashRunner(
+            vocabulary,
+            setup.num_blocks,
+            setup.block_size,
+            sleep=self.threads.sleep,
+            rng=rng,
+            faults=setup.faults,
+        )
+        parts = EngineParts(tokenizer, make_scheduler(resolved), self.runner, NoMasks(), 0)  # type: ignore[arg-type]
+        with mock.patch.object(engine_loop, "threading", self.threads):
+            return Engine(resolved, parts, clock=self.clock)
+
+    def _app(self, engine: Any, options: ServerOptions) -> FastAPI:
+        app = create_app(engine, options)
+        app.router.routes = _built_routes(self.setup.store is not None)
+        service, loop = app.state.service, self.loop
+        service.now = service.metrics.now = service.drain._now = loop.time
+        return app
+
+    def _attach_batches(self, path: Path) -> BatchWorker:
+        batch_app = self._app(background_engine(self.counting), ServerOptions())  # type: ignore[arg-type]
+        options = BatchOptions(store=path, max_concurrency=3, poll_s=1.0)
+        worker = attach_batches(self.app, batch_app, options)
+        self.app.router.routes = _built_routes(True)
+        worker._clock, worker._timer = self.wall_clock, self.loop.time
+        worker._store._clock = worker._store.files._clock = self.wall_clock
+        batches = self.app.state.batches
+        self.app.state.batches = dataclasses.replace(batches, clock=self.wall_clock)
+        return worker
+
+
+class _Server(GracefulServer):
+    """Takes no signals of this process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class LogWatcher(logging.Handler):
+    """Collects errors that a server logs, apart from those of steps that were made to fail."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith("ridgeline.engine"):
+            error = record.exc_info[1] if record.exc_info else None
+            self.lines.append(f"{record.name}: {record.getMessage()} {error!r}")
+
+
+@contextlib.contextmanager
+def watched_logs() -> Iterator[LogWatcher]:
+    """Errors go to the watcher and nowhere else."""
+    watcher = LogWatcher()
+    names = ("uvicorn.error", "uvicorn", "ridgeline", "asyncio")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers, logger.propagate = [watcher], False
+    try:
+        with (
+            mock.patch.object(server_module, "gc", mock.Mock()),
+            mock.patch.object(uvicorn.Config, "configure_logging"),
+        ):
+            yield watcher
+    finally:
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate

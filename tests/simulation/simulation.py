@@ -1,0 +1,307 @@
+"""One seed: a server, its faults, its clients and the invariants.
+
+python -m tests.simulation.simulation --seed 7        replay a seed, with its trace
+python -m tests.simulation.simulation --seeds 10000   from --seed on
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import re
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from ridgeline.config.server import ServerOptions
+from tests.invariants.checks import check_pool, check_registry
+from tests.simulation.clients import CLIENTS
+from tests.simulation.model import Faults
+from tests.simulation.server import LogWatcher, Setup, SimulatedServer, watched_logs
+from tests.simulation.virtual_time import VirtualLoop
+
+MAX_UNSENT_BYTES = 8 << 20
+MAX_TRACE = 60
+
+
+class Violation(AssertionError):
+    """An invariant that does not hold, with the seed that shows it."""
+
+
+class Simulation:
+    """A server and its clients; `run` raises AssertionError if an invariant does not hold."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.rng = seed, random.Random(seed)
+        self.loop = VirtualLoop(self.rng)
+        self.trace: list[str] = []
+        self.broken_rules: list[str] = []
+        self.is_draining = self.is_broken = False
+        self.num_steps = 0
+        self._orphans: dict[str, int] = {}  # requests without a listener, and for how many steps
+        self.sim = SimulatedServer(self.loop, self.rng, random_setup(self.rng))
+        self._watch_steps()
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.loop.now_s - 1000:8.4f} {text}")
+
+    async def run(self) -> None:
+        serving = asyncio.ensure_future(self.sim.serve())
+        serving.add_done_callback(lambda _: self._cut_connections())
+        while not self.loop.listeners:
+            await asyncio.sleep(0.001)
+        horizon_s = self.rng.choice((0.05, 1.0, 10.0))
+        self._plan_faults(horizon_s)
+        clients = [
+            asyncio.ensure_future(self._client(index, horizon_s))
+            for index in range(self.rng.randint(4, 24))
+        ]
+        await asyncio.gather(*clients)
+        if not self.is_draining:
+            await asyncio.sleep(0.5)
+            self.check_idle()
+            self.drain()
+        await serving
+        await asyncio.sleep(30)  # for a slow step
+        self.check_idle()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not rest, f"tasks that nobody awaits: {rest}"
+
+    def _cut_connections(self) -> None:
+        """The process ends, and its connections with it."""
+        for transport in self.loop.transports:
+            transport.cut()
+
+    def drain(self) -> None:
+        self.is_draining = True
+        self.note("drain")
+        self.sim.drain()
+
+    async def _client(self, index: int, horizon_s: float) -> None:
+        rng = random.Random(f"{self.seed}/{index}")
+        kinds, weights = zip(*CLIENTS, strict=True)
+        kind = rng.choices(kinds, weights)[0]
+        await asyncio.sleep(rng.choice((0.0, rng.uniform(0, horizon_s))))
+        self.note(f"client {index} begins: {kind.__name__}")
+        await kind(self, rng, f"client {index}")
+
+    def _plan_faults(self, horizon_s: float) -> None:
+        rng, loop = self.rng, self.loop
+        if rng.random() < 0.2:
+            loop.call_later(rng.uniform(0, horizon_s), self.drain)
+        if rng.random() < 0.05:
+            loop.call_later(rng.uniform(0, horizon_s), self._break_scheduler)
+
+    def _break_scheduler(self) -> None:
+        """A bug in the scheduler: the engine dies in its next step."""
+        self.note("the scheduler breaks")
+        self.is_broken = True
+        self.sim.scheduler.plan = mock.Mock(side_effect=KeyError("a bug"))
+
+    def explains(self, logged: str) -> bool:
+        """Whether an error in the log follows from a fault that was injected."""
+        faults = self.sim.setup.faults
+        has_failed = faults.num_injected or faults.num_nan or self.is_broken
+        if logged.startswith("uvicorn.error") and self.is_draining:  # about slow readers
+            return "shutdown exceeded" in logged or "without completing response" in logged
+        return "a stream failed" in logged and bool(has_failed)
+
+    # invariants
+
+    def _watch_steps(self) -> None:
+        """Check the invariants after every step, on the engine's thread."""
+        engine_loop = self.sim.engine._loop
+        original = engine_loop.step
+
+        def step() -> None:
+            original()
+            self.num_steps += 1
+            try:
+                self.check_step()
+            except AssertionError:
+                self.broken_rules.append(traceback.format_exc())
+
+        engine_loop.step = step  # type: ignore[method-assign]
+
+    def check_step(self) -> None:
+        sim: Any = self.sim
+        check_registry(sim)
+        check_pool(sim)
+        engine_loop = sim.engine._loop
+        limiter = engine_loop.queue_limiter
+        assert limiter.num_queued <= sim.setup.max_num_queued_reqs, "the queue exceeds its limit"
+        assert set(engine_loop._subscriptions) <= engine_loop._ids
+        groups = sim.scheduler._registry.groups
+        started = {name for name, group in groups.items() if group.started}
+        queued = {name for name, request in limiter._requests.items() if request.queued}
+        assert not started & queued, "started requests are counted as queued"
+        served = set(groups)
+        assert served <= set(engine_loop._subscriptions)
+        listened = {name for inboxes in sim.engine._inboxes.values() for name in inboxes._inboxes}
+        self._orphans = {name: self._orphans.get(name, 0) + 1 for name in served - listened}
+        assert max(self._orphans.values(), default=0) < 4, "computes for a client that has left"
+
+    def check_idle(self) -> None:
+        """With no client left, nothing is held any more."""
+        sim, service = self.sim, self.sim.service
+        engine_loop, scheduler = sim.engine._loop, sim.scheduler
+        held = {
+            "owned blocks": scheduler.pool.num_owned,
+            "requests of the scheduler": len(scheduler._registry.groups),
+            "subscriptions": len(engine_loop._subscriptions),
+            "ids": len(engine_loop._ids),
+            "calls": len(engine_loop._calls),
+            "commands": len(engine_loop._inbox),
+            "queued": engine_loop.queue_limiter.num_queued,
+            "queued tokens": engine_loop.queue_limiter.num_queued_tokens,
+            "tracked": len(engine_loop.queue_limiter._requests),
+            "texts": len(engine_loop._texts._outputs),
+            "inboxes": sum(len(inboxes._inboxes) for inboxes in sim.engine._inboxes.values()),
+            "requests in progress": service.drain.num_in_progress,
+            "bytes of bodies": sim.app.state.body_memory.num_bytes,
+        }
+        if self.is_broken:  # a dead engine's scheduler is not touched any more
+            for name in ("owned blocks", "requests of the scheduler", "texts", "commands"):
+                held.pop(name)
+        unsent = max((transport.max_unsent for transport in self.loop.transports), default=0)
+        assert unsent <= MAX_UNSENT_BYTES, f"{unsent} bytes waited for one client"
+        left = {name: count for name, count in held.items() if count}
+        assert not left, f"held although every client is gone: {left}"
+        self._check_metrics()
+
+    def _check_metrics(self) -> None:
+        """Every choice that was submitted is counted once as ended, every token once."""
+        metrics = read_metrics(self.sim.service.metrics.render().decode())
+        tokens = metrics["vllm:generation_tokens_total"]
+        assert tokens == self.sim.counting.num_tokens, "tokens published and tokens counted differ"
+        choices = metrics.get("vllm:request_params_n_sum", 0)
+        ends = metrics.get("vllm:request_success_total", 0)
+        assert ends == choices, f"{choices} choices were submitted, {ends} are counted as ended"
+        counters = self.sim.engine.counters()
+        assert counters["generation_tokens"] >= tokens
+        assert counters["num_requests_running"] == counters["num_requests_waiting"] == 0 or (
+            self.is_broken
+        )
+        assert metrics.get("ridgeline_time_to_publish_seconds_count", 0) == tokens
+
+
+def read_metrics(page: str) -> dict[str, float]:
+    """Each metric's sum over its labels."""
+    sums: dict[str, float] = {}
+    for name, value in re.findall(r"^([\w:]+)(?:\{[^}]*\})? (\S+)$", page, re.MULTILINE):
+        sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def random_setup(rng: random.Random) -> Setup:
+    """Small limits, so that every one of them is reached."""
+    faults = Faults(poisoned=-1)
+    if rng.random() < 0.3:
+        kind = rng.choice(("step", "nan", "memory", "panic", "slow"))
+        setattr(faults, kind, rng.choice((0.02, 0.2)))
+    block_size = rng.choice((4, 8, 16))
+    return Setup(
+        num_blocks=rng.choice((6, 12, 24, 40)) * 16 // block_size,
+        block_size=block_size,
+        max_num_seqs=rng.choice((1, 2, 4, 8)),
+        max_num_batched_tokens=rng.choice((8, 16, 64)),
+        chunked=rng.random() < 0.8,
+        prefix=rng.random() < 0.7,
+        max_num_queued_reqs=rng.choice((2, 8, 64)),
+        max_num_queued_tokens=rng.choice((64, 1000)),
+        options=ServerOptions(
+            shutdown_timeout_s=rng.choice((0.0, 0.5, 30.0)),
+            stream_interval=rng.choice((1, 1, 3)),
+            requests_per_minute=rng.choice((None, None, None, 6)),
+        ),
+        faults=faults,
+        switches=rng.choice((0.0, 0.2, 0.6)),
+    )
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[LogWatcher]:
+    """Ids are drawn from the seed, and what servers log is watched."""
+    state, rng = random.getstate(), random.Random(seed)
+    random.seed(seed)
+
+    def token_hex(num_bytes: int = 32) -> str:
+        return rng.randbytes(num_bytes).hex()
+
+    try:
+        with watched_logs() as watcher, mock.patch.object(secrets, "token_hex", token_hex):
+            yield watcher
+    finally:
+        random.setstate(state)
+
+
+def simulate(seed: int) -> Simulation:
+    """Run a seed; Violation, with its trace, if an invariant does not hold."""
+    with seeded(seed) as watcher:
+        simulation = Simulation(seed)
+        loop = simulation.loop
+        try:
+            loop.run_until_complete(simulation.run())
+            rules = simulation.broken_rules + simulation.sim.runner.violations
+            assert not rules, rules[0]
+            assert not loop.faults, loop.faults
+            logged = [line for line in watcher.lines if not simulation.explains(line)]
+            assert not logged, logged
+        except BaseException as error:
+            _abandon(loop)
+            if not isinstance(error, Exception):
+                raise
+            rules = "\n".join(simulation.broken_rules[:1] + simulation.sim.runner.violations[:1])
+            trace = "\n".join(simulation.trace[-MAX_TRACE:])
+            cause = "".join(traceback.format_exception(error)[-3:])
+            raise Violation(
+                f"seed {seed}: replay with `python -m tests.simulation.simulation --seed {seed}`\n"
+                f"{trace}\n{rules}\n{cause}"
+            ) from None
+        finally:
+            simulation.sim.engine.close()
+            loop.close()
+        return simulation
+
+
+def _abandon(loop: VirtualLoop) -> None:
+    """End the tasks of a simulation that failed."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    ended = asyncio.gather(*tasks, return_exceptions=True)
+    with contextlib.suppress(Exception):
+        loop.run_until_complete(asyncio.wait_for(ended, 60))
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
+    arguments = parser.parse_args()
+    began_s, num_failed, num_steps = time.perf_counter(), 0, 0
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        try:
+            simulation = simulate(seed)
+            num_steps += simulation.num_steps
+            if arguments.seeds == 1:
+                print("\n".join(simulation.trace))
+        except Violation as error:
+            num_failed += 1
+            print(error, flush=True)
+    elapsed_s = time.perf_counter() - began_s
+    print(f"{arguments.seeds} seeds, {num_steps} steps, {num_failed} failed, {elapsed_s:.1f} s")
+    sys.exit(num_failed > 0)
+
+
+if __name__ == "__main__":
+    main()

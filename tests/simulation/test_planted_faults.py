@@ -1,0 +1,103 @@
+"""The simulation can fail: it finds each of the bugs planted below within a few seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.engine_loop import EngineLoop
+from ridgeline.engine.event_delivery import AsyncInboxes
+from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
+from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.records import Event, Finished, Token
+from ridgeline.serve.generation.stream import ResponseStream
+from ridgeline.serve.metrics.request_timer import RequestTimer
+from tests.simulation.simulation import Violation, simulate
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def abort_leaks_blocks(patch: pytest.MonkeyPatch) -> None:
+    def remove(self: Scheduler, group: Any, at_s: float) -> None:
+        self._registry.remove_group(group)
+
+    patch.setattr(Scheduler, "_remove_group", remove)
+
+
+def choice_finishes_twice(patch: pytest.MonkeyPatch) -> None:
+    def receive(self: ResponseStream, index: int, events: Sequence[Event]) -> None:
+        original(self, index, events)
+        for event in events:
+            if isinstance(event, Finished):
+                self._append(index, None, event)
+
+    original = ResponseStream._receive
+    patch.setattr(ResponseStream, "_receive", receive)
+
+
+def last_token_is_lost(patch: pytest.MonkeyPatch) -> None:
+    def advance(self: Scheduler, *arguments: Any) -> list[Event]:
+        events = original(self, *arguments)
+        ends = any(isinstance(event, Finished) for event in events)
+        return [event for event in events if not (ends and isinstance(event, Token))]
+
+    original = Scheduler._advance
+    patch.setattr(Scheduler, "_advance", advance)
+
+
+def tokens_are_counted_once_per_delivery(patch: pytest.MonkeyPatch) -> None:
+    def observe(self: RequestTimer, events: Sequence[Event], now_s: float) -> int:
+        tokens = [event for event in events if isinstance(event, Token)]
+        rest = [event for event in events if not isinstance(event, Token)]
+        return original(self, [*tokens[:1], *rest], now_s)
+
+    original = RequestTimer.observe
+    patch.setattr(RequestTimer, "observe", observe)
+
+
+def submitting_wakes_nobody(patch: pytest.MonkeyPatch) -> None:
+    def note_due(self: EngineLoop) -> None:
+        if self._due_since_s is None:
+            self._due_since_s = self.clock()
+
+    patch.setattr(EngineLoop, "_note_due", note_due)
+
+
+def disconnecting_aborts_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Engine, "abort", lambda self, request_id: None)
+
+
+def events_behind_a_delivery_are_lost(patch: pytest.MonkeyPatch) -> None:
+    def deliver(self: AsyncInboxes, events: Sequence[Event]) -> None:
+        if not self._pending:
+            original(self, events)
+
+    original = AsyncInboxes.deliver
+    patch.setattr(AsyncInboxes, "deliver", deliver)
+
+
+def started_requests_stay_in_the_queue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(QueueLimiter, "note_started", lambda self, request_id, now_s: None)
+
+
+PLANTS: list[tuple[Plant, str]] = [
+    (abort_leaks_blocks, "reference counts|owned blocks"),
+    (choice_finishes_twice, "finishes twice|completion_tokens"),
+    (last_token_is_lost, "assert|expected"),
+    (tokens_are_counted_once_per_delivery, "tokens published and tokens counted differ"),
+    (submitting_wakes_nobody, "no end after"),
+    (disconnecting_aborts_nothing, "computes for a client"),
+    (events_behind_a_delivery_are_lost, "wrong text|no end after"),
+    (started_requests_stay_in_the_queue, "started requests are counted"),
+]
+
+
+@pytest.mark.parametrize(("plant", "message"), PLANTS, ids=[p.__name__ for p, _ in PLANTS])
+def test_planted_bug_is_found(plant: Plant, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Violation, match=message):
+        for seed in range(60):
+            simulate(seed)

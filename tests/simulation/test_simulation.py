@@ -1,0 +1,46 @@
+"""Whole-system simulation: every invariant holds for every seed, and a seed repeats its run."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.simulation.batch_lives import simulate_batches
+from tests.simulation.simulation import simulate
+
+NUM_SEEDS = int(os.environ.get("SIMULATION_SEEDS", "150"))
+FIRST_SEED = int(os.environ.get("SIMULATION_SEED", "0"))
+GROUP = 5
+NUM_BATCH_SEEDS = max(4, NUM_SEEDS // 12)
+
+
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + NUM_SEEDS, GROUP))
+def test_invariants_hold_for_every_seed(first: int) -> None:
+    for seed in range(first, min(first + GROUP, FIRST_SEED + NUM_SEEDS)):
+        simulate(seed)
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + NUM_BATCH_SEEDS))
+def test_batches_survive_every_death_of_the_server(seed: int) -> None:
+    simulate_batches(seed)
+
+
+@pytest.mark.parametrize("seed", [3, 4, 17])
+def test_a_seed_repeats_its_run(seed: int) -> None:
+    assert simulate(seed).trace == simulate(seed).trace
+
+
+def test_random_setups_reach_every_kind_of_end() -> None:
+    """Otherwise the invariants would hold because nothing happens."""
+    traces = "\n".join("\n".join(simulate(seed).trace) for seed in range(30))
+    for end in (
+        "whole",
+        "cut",
+        "error 503",
+        "error 408",
+        "error 429",
+        "error 500",
+        "malformed 400",
+    ):
+        assert end in traces, end
