@@ -295,6 +295,7 @@ class Engine:
             | self._loop.queue_limiter.as_dict()
             | self._loop.as_dict()
             | self._loop.steps.totals.as_dict()
+            | self._runner.graph_counters()
         )
 
     def is_healthy(self, stall_s: float = STALL_S) -> bool:
@@ -357,6 +358,7 @@ def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> Engi
     embeddings = resolved.embeddings
     derivations = {
         "loaded": f"in {load_s:.2f} s",
+        "decode_graphs": parts.runner.describe_graphs(),
         "embeddings": f"{embeddings.pooling} pooling, {embeddings.source}",
     }
     return EngineInfo(

@@ -96,6 +96,18 @@ class TorchRunner:
         graphs.keep_states = not isinstance(self.observer, NoObserver)
         self.greedy = self.graphs = graphs
 
+    def graph_counters(self) -> dict[str, float]:
+        """Captured and replayed CUDA graphs; empty without them."""
+        return {} if self.graphs is None else self.graphs.counts.as_dict()
+
+    def describe_graphs(self) -> str:
+        """Whether decode steps run from CUDA graphs, and why not."""
+        if self.graphs is not None:
+            return self.graphs.describe()
+        where = self.decoder.device.type
+        reason = "the attention backend has no block tables" if where == "cuda" else f"on {where}"
+        return f"no CUDA graphs: {reason}"
+
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a plan: feed every run's tokens and sample where requested."""
         runs = plan.runs

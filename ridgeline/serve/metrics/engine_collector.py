@@ -77,6 +77,12 @@ OWN_COUNTERS = {
     "speculation_drafting_s": ("speculation_seconds", "Time of steps with drafts."),
     "num_failed_steps": ("failed_steps", "Steps that failed and were retried by request."),
     "num_nan_logits": ("nan_logits", "Requests that failed because the model computed NaN."),
+    "num_graphs": ("cuda_graphs", "CUDA graphs captured; each serves steps of up to its rows."),
+    "num_graph_replays": ("cuda_graph_replays", "Steps computed from CUDA graphs."),
+    "graph_capture_s": (
+        "cuda_graph_capture_seconds",
+        "Time spent capturing CUDA graphs, compiling kernels included.",
+    ),
     "request_failed": ("requests_failed", "Requests that failed in the engine."),
 }
 REJECTIONS = {

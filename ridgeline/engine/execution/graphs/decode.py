@@ -106,6 +106,14 @@ class GraphCounts:
     capture_s: float = 0.0
     by_bucket: dict[str, float] = field(default_factory=dict)
 
+    def as_dict(self) -> dict[str, float]:
+        """The totals, under the names of the engine's counters."""
+        return {
+            "num_graphs": float(self.num_graphs),
+            "num_graph_replays": float(self.num_replays),
+            "graph_capture_s": self.capture_s,
+        }
+
 
 class DecodeGraphs:
     """Computes whole decode steps from graphs; the runner's greedy path on a GPU.
@@ -135,6 +143,12 @@ class DecodeGraphs:
         self.keep_states = False
         # A graph keeps the address of these tables, so they must not grow afterwards.
         decoder.body.ropes.tables_up_to(max_len)
+
+    def describe(self) -> str:
+        """What is captured, and when."""
+        return (
+            f"CUDA graphs of up to {self._rows[-1]} rows, each captured when a step first needs it"
+        )
 
     def can_run(self, runs: Sequence[Run]) -> bool:
         """Whether the tokens of a step are the largest logits of all its rows."""
