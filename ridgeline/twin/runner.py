@@ -42,6 +42,14 @@ class ModelledRunner:
         self._previous: frozenset[int] = frozenset()
         self.late_s = 0.0
 
+    def graph_counters(self) -> dict[str, float]:
+        """None: nothing is computed."""
+        return {}
+
+    def describe_graphs(self) -> str:
+        """What takes the place of graphs."""
+        return "no CUDA graphs: steps are modelled"
+
     def run(self, plan: StepPlan) -> StepResult:
         """Wait until the step has ended on the modelled device, and return its tokens."""
         runs = plan.runs

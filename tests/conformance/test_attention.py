@@ -34,7 +34,8 @@ from ridgeline.modelspec.model import (
 
 pytestmark = pytest.mark.slow
 
-FAST = [name for name in BACKENDS if name != "reference"]
+# Triton kernels have their own suite, tests/engine/kernels/triton: the interpreter is slow.
+FAST = [name for name in BACKENDS if name not in ("reference", "triton")]
 NUM_BLOCKS = 48
 JUNK = 50.0  # value in blocks and positions that must not be read
 

@@ -27,7 +27,7 @@ BACKENDS = MappingProxyType(
         "reference": "ridgeline.engine.attention.reference:ReferenceAttention",
     }
 )
-AUTO = ("native", "tables", "torch")
+AUTO = ("native", "triton", "tables", "torch")
 
 
 def attention_backend_of(name: str) -> AttentionBackend:

@@ -20,11 +20,6 @@ Shape legend: T rows of the step, S rows that decode, H query heads, K key heads
 
 from __future__ import annotations
 
-import os
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -36,24 +31,20 @@ from ridgeline.engine.attention.tables import (
     PagedKernels,
     TableAttention,
 )
+from ridgeline.engine.kernels.triton import load, why_not
 from ridgeline.modelspec.model import ModelSpec
 
-INTERPRETER = "TRITON_INTERPRET"  # set to 1, kernels run on the CPU, for tests
-KV_FORMATS = ("float32", "bfloat16", "float16", "int8")
+KV_FORMATS = ("float32", "bfloat16", "float16")
 
 
 def why_no_triton(device: torch.device) -> tuple[str, ...]:
-    """Reasons why Triton kernels cannot run on a device; empty if they can."""
-    if device.type == "cuda":
-        return () if find_spec("triton") else ("the package triton is not installed",)
-    if os.environ.get(INTERPRETER) == "1" and find_spec("triton"):
-        return ()
-    return (f"runs on CUDA only, not on {device.type}",)
+    """Reasons why Triton kernels are not chosen on a device; empty if they may be.
 
-
-def triton_kernels(name: str) -> Any:
-    """A module of `ridgeline.engine.kernels.triton`, which imports triton when first used."""
-    return import_module(f"ridgeline.engine.kernels.triton.{name}")
+    The interpreter, in which tests run them on the CPU, is never chosen.
+    """
+    if device.type != "cuda":
+        return (f"runs on CUDA only, not on {device.type}",)
+    return why_not(device)
 
 
 class TritonKernels:
@@ -64,19 +55,20 @@ class TritonKernels:
         self.layers, self.block_size = cache.layers, cache.block_size
 
     def store(self, kv_T2KD: Tensor, slots_T: Tensor, layer: int) -> None:
-        triton_kernels("rope_store").store_kv(kv_T2KD, self.layers[layer], slots_T)
+        load("rope_store").store_kv(kv_T2KD, self.layers[layer], slots_T)
 
     def decode(
         self, q_SHD: Tensor, tables: DecodeTables, layer: int, sinks_H: Tensor | None
     ) -> Tensor:
         attention = self.attentions[layer]
-        o_SHD: Tensor = triton_kernels("attention").paged_decode(
+        o_SHD: Tensor = load("attention").paged_decode(
             q_SHD,
             self.layers[layer],
             tables.tables_SM,
             tables.lens_S,
             scale=attention.scale,
             window=attention.window,
+            chunk=attention.chunk,
             softcap=attention.softcap,
             sinks_H=sinks_H,
             max_context=tables.tables_SM.shape[1] * self.block_size,
@@ -87,7 +79,7 @@ class TritonKernels:
         self, q_THD: Tensor, tables: ChunkTables, layer: int, sinks_H: Tensor | None
     ) -> Tensor | None:
         attention = self.attentions[layer]
-        o_THD: Tensor = triton_kernels("attention").paged_prefill(
+        o_THD: Tensor = load("attention").paged_prefill(
             q_THD,
             self.layers[layer],
             tables.tables_RM,
@@ -96,6 +88,7 @@ class TritonKernels:
             max_queries=tables.max_queries,
             scale=attention.scale,
             window=attention.window,
+            chunk=attention.chunk,
             softcap=attention.softcap,
             sinks_H=sinks_H,
         )
@@ -114,8 +107,6 @@ class TritonAttention(TableAttention):
         reasons = list(why_no_triton(site.device))
         if site.kv_dtype not in KV_FORMATS:
             reasons.append(f"reads a KV cache of {', '.join(KV_FORMATS)}, not {site.kv_dtype}")
-        if site.has_chunk:
-            reasons.append("has no kernel for attention within chunks")
         if site.has_latent:
             reasons.append("has no tables of latent rows")
         return tuple(reasons)

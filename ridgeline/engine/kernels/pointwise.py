@@ -13,12 +13,13 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ridgeline.engine.kernels.triton import load
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -114,5 +115,5 @@ def compiled_ops() -> PointwiseOps:
 @functools.cache
 def triton_ops() -> PointwiseOps:
     """Ridgeline's Triton kernels."""
-    norm: Any = import_module("ridgeline.engine.kernels.triton.norm")
+    norm = load("norm")
     return PointwiseOps("triton", norm.rms_norm, norm.add_rms_norm, norm.silu_mul, rotate)

@@ -26,7 +26,7 @@ BACKENDS = MappingProxyType(
         "torch": "ridgeline.engine.execution.layers.torch_ops:TorchForward",
     }
 )
-AUTO = ("native", "torch")
+AUTO = ("native", "triton", "torch")
 
 
 def layer_backend_of(name: str) -> LayerBackend:

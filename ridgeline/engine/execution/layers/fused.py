@@ -28,8 +28,9 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.attention.tables import DecodeStep, MixedStep
-from ridgeline.engine.attention.triton import TritonKernels, triton_kernels, why_no_triton
+from ridgeline.engine.attention.triton import TritonKernels, why_no_triton
 from ridgeline.engine.kernels.pointwise import PointwiseOps, compiled_ops, triton_ops
+from ridgeline.engine.kernels.triton import load
 from ridgeline.engine.model.base import DecoderBody
 from ridgeline.engine.model.layers import Block, GatedMlp, RmsNorm, attention_of, no_qk_norm
 from ridgeline.engine.quant.base import Linear
@@ -175,7 +176,7 @@ class TritonForward(FusedForward):
         index: int,
     ) -> None:
         cos_T1R, sin_T1R = rotation
-        triton_kernels("rope_store").rope_store(
+        load("rope_store").rope_store(
             heads_TXD,
             cos_T1R.squeeze(1),
             sin_T1R.squeeze(1),
