@@ -26,7 +26,7 @@ from ridgeline.config.units import (
 from ridgeline.records import Slo
 
 PLANNING_SLO = "ttft:1000 tpot:50"
-Router = Literal["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session"]
+Router = Literal["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session", "ttft"]
 Cluster = Literal["gpu-operator", "gke", "eks", "eks-auto", "karpenter", "aks"]
 
 

@@ -29,10 +29,11 @@ from ridgeline.plan.simulate.records import (
     SimulatedRequest,
 )
 from ridgeline.plan.simulate.replica import SimulatedReplica
-from ridgeline.plan.simulate.routing import make_router
 from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.plan.step_time.simulated import LinearSteps, ModelledStepTimes, StepTimes
 from ridgeline.records import Request, Sampling
+from ridgeline.routing import make_router
+from ridgeline.routing.base import FleetLoad
 from tests.plan.constant_step_times import ConstantStepTimes
 
 MODEL = ModelledStepTimes(
@@ -309,7 +310,7 @@ def test_littles_law() -> None:
 
 
 @pytest.mark.parametrize(
-    "router", ["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session"]
+    "router", ["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session", "ttft"]
 )
 def test_every_router_serves_all_requests_deterministically(router: str) -> None:
     requests = load(300)
@@ -320,19 +321,26 @@ def test_every_router_serves_all_requests_deterministically(router: str) -> None
     assert all(not result.error for result in first.requests)
 
 
+def in_flight(*numbers: int) -> FleetLoad:
+    load = FleetLoad()
+    for number in numbers:
+        load.in_flight[load.add_replica()] = number
+    return load
+
+
 def test_router_choices() -> None:
     request = SimulatedRequest(at_s=0, num_prompt=9, num_output=1, prefix=(5, 6), session="anna")
-    load = [3, 0, 2]
+    load = in_flight(3, 0, 2)
     round_robin = make_router("round-robin")
     assert [round_robin.choose(request, [0, 1, 2], load) for _ in range(4)] == [0, 1, 2, 0]
     assert make_router("least-loaded").choose(request, [0, 2], load) == 2
     aware = make_router("prefix-aware")
     assert aware.choose(request, [0, 1, 2], load) == 1
-    assert aware.choose(request, [0, 1, 2], [0, 9, 0]) == 1  # its prefix is there
-    assert aware.choose(request, [0, 1, 2], [0, 90, 0]) == 0  # but it is far too busy
+    assert aware.choose(request, [0, 1, 2], in_flight(0, 9, 0)) == 1  # its prefix is there
+    assert aware.choose(request, [0, 1, 2], in_flight(0, 90, 0)) == 0  # but it is far too busy
     sticky = make_router("session", 1)
     home = sticky.choose(request, [0, 1, 2], load)
-    assert all(sticky.choose(request, [0, 1, 2], [9, 9, 9]) == home for _ in range(3))
+    assert all(sticky.choose(request, [0, 1, 2], in_flight(9, 9, 9)) == home for _ in range(3))
     others = [r for r in (0, 1, 2) if r != home]
     moved = next(r for r in others)
     assert sticky.choose(request, [r for r in (0, 1, 2) if r != moved], load) == home

@@ -34,8 +34,9 @@ from ridgeline.plan.simulate.records import (
     SimulatedRequest,
 )
 from ridgeline.plan.simulate.replica import FILLER, SimulatedReplica
-from ridgeline.plan.simulate.routing import Router, make_router
 from ridgeline.records import Event, Finished, Preempted, Request, Sampling, Started, Token
+from ridgeline.routing import make_router
+from ridgeline.routing.base import FleetLoad, Router
 
 
 def simulate_fleet(
@@ -66,7 +67,7 @@ class _FleetSimulation:
         )
         self.heap: list[tuple[float, int, Callable[[], None] | None, FleetReplica | None]] = []
         self.replicas: list[FleetReplica] = []
-        self.load: list[int] = []
+        self.load = FleetLoad()
         self.active: tuple[list[int], list[int]] = ([], [])
         self.held: tuple[list[int], list[int]] = ([], [])  # while no replica is in service
         self.num_open = self.num_events = self.serial = 0
@@ -161,8 +162,8 @@ class _FleetSimulation:
                 simulated.scheduler, engine_request.prompt, engine_request.tenant, self.now_s
             )
         simulated.add(engine_request, self.now_s)
-        replica.in_flight[name] = index
-        self.load[replica.id] += 1
+        replica.in_flight[name], replica.sent_s[name] = index, self.now_s
+        self.load.note_sent(replica.id, request.num_prompt)
         self.outcomes[index].replica = replica.id
         self._schedule_replica(replica)
 
@@ -193,6 +194,7 @@ class _FleetSimulation:
         if isinstance(event, Token):
             if math.isnan(outcome.first_s):
                 outcome.first_s = event.at_s + replica.config.overhead_s
+            self._note_first_token(replica, event, outcome)
         elif isinstance(event, Started):
             if math.isnan(outcome.started_s):
                 outcome.started_s, outcome.cached = event.at_s, event.cached_tokens
@@ -200,10 +202,18 @@ class _FleetSimulation:
             outcome.num_preempted += 1
         elif isinstance(event, Finished):
             del replica.in_flight[event.request_id]
-            self.load[replica.id] -= 1
+            self.load.note_ended(replica.id)
             if replica.draining and not replica.in_flight:
                 self._terminate(replica)
             self._finish_stage(index, replica, event.at_s)
+
+    def _note_first_token(
+        self, replica: FleetReplica, event: Token, outcome: RequestOutcome
+    ) -> None:
+        sent_s = replica.sent_s.pop(event.request_id, None)
+        if sent_s is not None:
+            num_prompt = outcome.request.num_prompt
+            self.load.note_first_token(replica.id, num_prompt, sent_s, event.at_s)
 
     def _finish_stage(self, index: int, replica: FleetReplica, at_s: float) -> None:
         """The request is finished, or its KV goes on to the decode pool."""
@@ -231,7 +241,7 @@ class _FleetSimulation:
             simulated.check = self.config.check
         replica = FleetReplica(len(self.replicas), config, simulated, pool, self.now_s)
         self.replicas.append(replica)
-        self.load.append(0)
+        self.load.add_replica()
         if startup_s > 0:
             self._schedule(self.now_s + startup_s, lambda: self._enter_service(replica))
         else:
@@ -268,7 +278,8 @@ class _FleetSimulation:
         self._deactivate(replica)
         self._record_size()
         lost, replica.in_flight = list(replica.in_flight.values()), {}
-        self.load[replica.id] = 0
+        self.load.clear(replica.id)
+        replica.sent_s.clear()
         failed = replica.simulated
         replica.num_busy_s += failed.busy_s
         replica.num_steps += failed.num_steps
@@ -304,13 +315,13 @@ class _FleetSimulation:
         assert scaling is not None
         paid = [r for r in self.replicas if r.pool == 0 and r.until_s == math.inf]
         serving = [r for r in paid if not r.draining]
-        in_flight = sum(self.load[r.id] for r in paid) + len(self.held[0])
+        in_flight = sum(self.load.in_flight[r.id] for r in paid) + len(self.held[0])
         target = min(
             scaling.max_replicas, max(scaling.min_replicas, math.ceil(in_flight / scaling.target))
         )
         for _ in range(target - len(serving)):
             self._add_replica(self.config.replicas[0], 0, scaling.startup_s)
-        emptiest = sorted(serving, key=lambda r: (self.load[r.id], -r.id))
+        emptiest = sorted(serving, key=lambda r: (self.load.in_flight[r.id], -r.id))
         for replica in emptiest[: max(0, len(serving) - target)]:
             replica.draining = True
             self._deactivate(replica)

@@ -19,7 +19,8 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `prefix` holds ids of the prompt's leading blocks of `prefix_block` tokens: equal ids stand for
     equal tokens, and tokens after them are unique to the request. `background`: a batch request.
-    `not_before_s`: when it may be served at the earliest.
+    `not_before_s`: when it may be served at the earliest. `ttft_slo_s`: when its first
+    token is due, for routers that heed it.
     """
 
     at_s: float
@@ -31,6 +32,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     kind: str = ""
     not_before_s: float = 0.0
+    ttft_slo_s: float | None = None
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,7 @@ class FleetReplica:
     num_busy_s: float = 0.0
     num_steps: int = 0
     in_flight: dict[str, int] = field(default_factory=dict)
+    sent_s: dict[str, float] = field(default_factory=dict)  # until the first token
 
 
 class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,6 +64,7 @@ def _requests(
         raise BadInput("--off-peak has no effect without --batch-share", value=options.off_peak)
     draws = np.random.default_rng(options.seed + 1).random(len(lengths))
     background = (draws < options.batch_share).tolist()
+    slo = options.parsed_slo
     return [
         SimulatedRequest(
             at_s=arrival_s,
@@ -75,6 +76,7 @@ def _requests(
             background=is_background,
             kind="batch" if is_background else "",
             not_before_s=window.opens_s(arrival_s) if is_background and window else 0.0,
+            ttft_slo_s=None if slo is None else slo.ttft_s,
         )
         for i, ((num_prompt, num_output, blocks), arrival_s, is_background) in enumerate(
             zip(lengths, arrivals_s, background, strict=True)

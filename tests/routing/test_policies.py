@@ -1,0 +1,132 @@
+"""Routing policies: choices, bounds of their memory, and what they gain on a simulated fleet."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import msgspec
+import pytest
+
+from ridgeline.routing import ROUTERS, make_router
+from ridgeline.routing.base import FleetLoad
+from ridgeline.routing.prefix import PrefixAware
+from ridgeline.routing.prefix_index import PrefixIndex
+from ridgeline.routing.session import SessionAffinity
+from ridgeline.routing.ttft import LeastTtft
+
+
+class Wanted(msgspec.Struct):
+    """A request as a policy sees it."""
+
+    prefix: tuple[int, ...] = ()
+    prefix_block: int = 16
+    num_prompt: int = 64
+    session: str = ""
+    ttft_slo_s: float | None = None
+
+
+def fleet(*in_flight: int) -> FleetLoad:
+    load = FleetLoad()
+    for number in in_flight:
+        load.in_flight[load.add_replica()] = number
+    return load
+
+
+def measured(load: FleetLoad, replica: int, tokens_per_s: int) -> None:
+    load.note_sent(replica, tokens_per_s)
+    load.note_first_token(replica, tokens_per_s, 0.0, 1.0)
+    load.note_ended(replica)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_choice_is_active_and_repeatable(name: str) -> None:
+    rng = random.Random(1)
+    choices = []
+    for _ in range(2):
+        rng.seed(1)
+        router, load = make_router(name, seed=4), fleet(*[0] * 6)
+        sequence = []
+        for _ in range(300):
+            active = sorted(rng.sample(range(6), rng.randint(1, 6)))
+            prefix = tuple(rng.choices(range(3), k=rng.randint(0, 4)))
+            chosen = router.choose(Wanted(prefix, session=str(prefix)), active, load)
+            assert chosen in active
+            load.note_sent(chosen, 10)
+            sequence.append(chosen)
+        choices.append(sequence)
+    assert choices[0] == choices[1]
+
+
+def test_prefix_memory_is_bounded_and_heads_outlive_tails() -> None:
+    index = PrefixIndex(max_blocks=100)
+    for i in range(1000):
+        index.add((1, 2, 1000 + i), 0)
+    assert index.num_blocks(0) == 100
+    assert index.num_matched((1, 2, 0), 0) == 2  # the shared head is the most recently used
+    assert index.longest((1, 2, 1000), {0}) == 0
+    index.remove(0)
+    assert index.num_blocks(0) == 0 and index.longest((1, 2), {0}) is None
+    assert not index._holders
+
+
+def test_load_guard_breaks_affinity_by_default() -> None:
+    aware, load = PrefixAware(), fleet(0, 0)
+    request = Wanted((7, 8))
+    home = aware.choose(request, [0, 1], load)
+    load.in_flight[home] = 200
+    assert aware.choose(request, [0, 1], load) == 1 - home
+    sticky = SessionAffinity(0, balance_abs=4)
+    home = sticky.choose(Wanted(session="a"), [0, 1], fleet(0, 0))
+    busy = fleet(0, 0)
+    busy.in_flight[home] = 9
+    assert sticky.choose(Wanted(session="a"), [0, 1], busy) == 1 - home
+
+
+def test_ttft_prefers_the_faster_replica_in_proportion() -> None:
+    router, load = LeastTtft(), fleet(0, 0)
+    measured(load, 0, 1000)
+    measured(load, 1, 3000)
+    counts = [0, 0]
+    for i in range(400):
+        chosen = router.choose(Wanted((i,), num_prompt=100), [0, 1], load)
+        load.note_sent(chosen, 100)
+        counts[chosen] += 1
+    assert 2.7 < counts[1] / counts[0] < 3.3
+
+
+def test_ttft_packs_prefixes_while_the_slo_holds() -> None:
+    load = fleet(0, 0)
+    for replica in (0, 1):
+        measured(load, replica, 1000)
+    request = Wanted((1, 2, 3, 4), num_prompt=64, ttft_slo_s=1.0)
+    router = LeastTtft()
+    home = router.choose(request, [0, 1], load)
+    load.queued_tokens[home] = 800  # 0.8 s: slower than the idle one, but within the SLO
+    assert router.choose(request, [0, 1], load) == home
+    load.queued_tokens[home] = 1200
+    assert router.choose(request, [0, 1], load) == 1 - home
+    without = msgspec.structs.replace(request, ttft_slo_s=None)
+    load.queued_tokens[home] = 800
+    assert router.choose(without, [0, 1], load) == 1 - home
+
+
+def test_prefill_rate_follows_what_was_measured() -> None:
+    load = fleet(0)
+    assert load.prefill_rate(0) == 0.0
+    load.note_sent(0, 100)
+    load.note_sent(0, 100)
+    load.note_first_token(0, 100, 10.0, 10.5)
+    load.note_first_token(0, 100, 10.0, 11.0)  # it began when the first one was done
+    assert load.prefill_rate(0) == pytest.approx(200, rel=0.01)
+    assert load.queued_tokens[0] == 0 and load.in_flight[0] == 2
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_choice_takes_less_than_a_third_of_a_millisecond(name: str) -> None:
+    router, load = make_router(name), fleet(*[0] * 16)
+    requests = [Wanted((*range(20), *range(i, i + 12)), session=str(i)) for i in range(500)]
+    began_s = time.process_time()
+    for request in requests:
+        router.choose(request, range(16), load)
+    assert (time.process_time() - began_s) / len(requests) < 0.3e-3
