@@ -30,6 +30,7 @@ from ridgeline.config.planning import (
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions, TwinServerOptions
 from ridgeline.config.settings import Settings
 from ridgeline.config.tools import (
+    AlertsOptions,
     BatchFileOptions,
     ChatOptions,
     CompareOptions,
@@ -229,6 +230,15 @@ _COMMANDS = (
         details="Exit code 3 if the results are inconclusive.",
         examples=("ridgeline compare before.json after.json --threshold 3",),
         sections=(CompareOptions,),
+    ),
+    Command(
+        name="alerts",
+        group="Measure",
+        summary="Write alerting rules for Prometheus, from the rules of diagnose.",
+        details="The same names, conditions and fixes as `diagnose` and `explain` have, for the "
+        "metrics of a server. Rules that the server's metrics cannot show are listed.",
+        examples=("ridgeline alerts --server vllm --slo 'ttft:500 tpot:50' > alerts.yaml",),
+        sections=(AlertsOptions,),
     ),
     Command(
         name="top",

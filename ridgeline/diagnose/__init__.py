@@ -9,12 +9,16 @@ from ridgeline.diagnose.losses.latency_losses import LatencyLosses, attribute_la
 from ridgeline.diagnose.losses.server_losses import attribute_server_latency
 from ridgeline.diagnose.losses.step_facts import batch_facts, missed_prefix, step_facts
 from ridgeline.diagnose.roofline.phase_points import TimeShares, roofline_points, time_shares
-from ridgeline.diagnose.rules.causes import RankedFinding, findings
-from ridgeline.diagnose.rules.rules import Advice, Rule, advise
-from ridgeline.diagnose.rules.verdict import Bound, Finding, verdict, verdict_of_point
+from ridgeline.diagnose.rules.advice import Advice, advise
+from ridgeline.diagnose.rules.alerts import AlertRule, AlertRules, alert_rules
+from ridgeline.diagnose.rules.findings import RankedFinding, findings
+from ridgeline.diagnose.rules.rulebook import Bound, Rule
+from ridgeline.diagnose.rules.verdict import Finding, verdict, verdict_of_point
 
 __all__ = [
     "Advice",
+    "AlertRule",
+    "AlertRules",
     "Bound",
     "Finding",
     "LatencyLosses",
@@ -22,6 +26,7 @@ __all__ = [
     "Rule",
     "TimeShares",
     "advise",
+    "alert_rules",
     "attribute_latency",
     "attribute_server_latency",
     "batch_facts",

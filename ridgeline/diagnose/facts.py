@@ -45,6 +45,8 @@ def facts_of(
             facts["weight_bytes"] = run.info.weight_bytes
     if run.client_cpu_share is not None:
         facts["client_cpu_share"] = run.client_cpu_share
+    if run.machine_load is not None:
+        facts["machine_taken_share"] = run.machine_load.taken_share
     return facts
 
 

@@ -15,6 +15,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import parse
 from ridgeline.diagnose.losses.latency_losses import LOSSES
 from ridgeline.diagnose.rules.decisions import shipped_decisions, walk
+from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import LoadRequest
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -24,7 +25,7 @@ from ridgeline.roofline import Peaks
 from ridgeline.workflows.explain import topics
 from ridgeline.workflows.explain.explain import ExplainLoad, facts_of, topic_context
 from ridgeline.workflows.explain.static_facts import PhaseBounds, static_facts
-from ridgeline.workflows.explain.topics import metric, technique
+from ridgeline.workflows.explain.topics import metric, technique, word
 
 SUBJECTS = [
     (kind, id)
@@ -65,6 +66,28 @@ def test_every_subject_has_a_page_without_gaps(
 @pytest.mark.parametrize(("kind", "id"), SUBJECTS)
 def test_every_subject_is_found_by_its_id(kind: str, id: str) -> None:
     assert (kind, id) in topics.find_topics(id.replace("_", "-").upper())
+
+
+HEADLINES = [rule.headline.bound for rule in shipped_rules() if rule.headline]
+PRINTED = [
+    *(f"{bound}-bound" for bound in HEADLINES if bound != "idle"),
+    *("not bound at this load", "Inconclusive", "kept", "reverted", "not exact", "unchanged"),
+    *("high TTFT", "slow RAG", "high bill", "does not fit", "uneven streaming"),
+    *("medusa", "FlashAttention", "pagedattention", "torch.compile", "disaggregation"),
+    *("tensor parallelism", "pruning", "distillation", "slot", "goodput"),
+]
+
+
+@pytest.mark.parametrize("subject", PRINTED)
+def test_printed_words_and_symptoms_can_be_looked_up(subject: str) -> None:
+    assert topics.find_topics(subject)
+
+
+def test_symptoms_name_rules_of_the_rule_book() -> None:
+    known = {rule.id for rule in shipped_rules()}
+    symptoms = [row for row in word.rows().values() if row.rules]
+    assert len(symptoms) >= 8
+    assert all(set(row.rules) <= known for row in symptoms)
 
 
 def test_facts_answer_every_question(context: topics.TopicContext) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.losses.latency_losses import Expected, LatencyLosses, attribute_latency
 from ridgeline.diagnose.losses.step_facts import missed_prefix, step_facts
-from ridgeline.diagnose.rules.causes import RankedFinding, findings
+from ridgeline.diagnose.rules.findings import RankedFinding, findings
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ridgeline.diagnose.losses.latency_losses import LOSSES, LatencyLosses
-from ridgeline.diagnose.rules.causes import findings, shipped_causes
+from ridgeline.diagnose.rules.findings import findings
+from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.records import BUSY_SHARE
 from ridgeline.stats import Interval
 from ridgeline.workflows.diagnose.finding_text import first_finding
@@ -30,8 +31,9 @@ def test_busy_machine_is_found_first() -> None:
 
 
 def test_finding_and_comparison_draw_the_same_line() -> None:
-    cause = next(cause for cause in shipped_causes() if cause.id == "machine-busy")
-    assert cause.when == (f"machine_taken_share > {BUSY_SHARE:g}",)
+    rule = next(rule for rule in shipped_rules() if rule.id == "machine-busy")
+    assert rule.losses is not None and rule.headline is not None
+    assert rule.losses.when == rule.headline.when == (f"machine_taken_share > {BUSY_SHARE:g}",)
 
 
 def test_quiet_machine_is_no_finding() -> None:

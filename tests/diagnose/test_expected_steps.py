@@ -13,7 +13,7 @@ from ridgeline.diagnose.facts import READING_GAP_S, facts_of
 from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.diagnose.losses.latency_losses import EXPECTED_NOISE, Expected, attribute_latency
 from ridgeline.diagnose.losses.step_facts import step_facts
-from ridgeline.diagnose.rules.causes import findings
+from ridgeline.diagnose.rules.findings import findings
 from ridgeline.records import RunTrace, Slo, StepStat
 from tests.diagnose.faults import LOADS, SLO, Engine, diagnosed, run
 

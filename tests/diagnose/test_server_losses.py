@@ -17,7 +17,7 @@ from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
 from ridgeline.diagnose.losses.server_losses import attribute_server_latency
 from ridgeline.diagnose.losses.step_facts import batch_facts, missed_prefix
-from ridgeline.diagnose.rules.causes import findings
+from ridgeline.diagnose.rules.findings import findings
 from ridgeline.errors import BadInput
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.results.event_log import RunContext, write_run

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from ridgeline.diagnose import advise, facts_of, verdict
-from ridgeline.diagnose.rules.rules import read, shipped
+from ridgeline.diagnose.rules.rulebook import read_rules, shipped_rules
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
 SHARES = {
@@ -48,20 +48,20 @@ def test_without_steps_no_bound_is_claimed() -> None:
 
 
 EVIDENCE: dict[str, dict[str, object]] = {
-    "all-slots-taken": {
+    "too-few-slots": {
         "queue_of_ttft_share": 0.8,
         "waiting_time_share": 0.7,
         "batch_fill_share": 1.0,
         "kv_used_share": 0.1,
         "doubled_batch_gain": 1.5,
     },
-    "waits-for-the-whole-batch": {
+    "batch-formed-too-rarely": {
         "batching": "static",
         "max_num_seqs": 8,
         "batch_fill_share": 0.4,
         "waiting_time_share": 0.5,
     },
-    "prefill-makes-the-first-token-late": {
+    "prompts-are-computed-slowly": {
         "ttft_p95_s": 1.0,
         "slo_ttft_s": 0.5,
         "queue_of_ttft_share": 0.1,
@@ -89,20 +89,20 @@ EVIDENCE: dict[str, dict[str, object]] = {
         "bandwidth_share": 0.1,
     },
     "preemption-storm": {"preemptions": 20, "num_requests": 100},
-    "kv-cache-is-full": {
+    "kv-cache-too-small": {
         "kv_used_share": 0.99,
         "batch_fill_share": 0.3,
         "waiting_time_share": 0.5,
     },
-    "prompts-repeat-uncached": {"shared_prompt_share": 0.6, "cached_prompt_share": 0.0},
+    "prompts-computed-again": {"shared_prompt_share": 0.6, "cached_prompt_share": 0.0},
     "steps-are-overhead": {"overhead_share": 0.9, "mean_running": 4.0},
-    "client-is-the-limit": {"client_cpu_share": 0.95, "send_lag_p95_s": 0.2},
+    "client-sends-late": {"client_cpu_share": 0.95, "send_lag_p95_s": 0.2},
     "hardly-any-load": {"idle_share": 0.9},
 }
 
 
 def test_every_shipped_rule_has_evidence_here() -> None:
-    assert {rule.id for rule in shipped()} == set(EVIDENCE)
+    assert {rule.id for rule in shipped_rules() if rule.figures} == set(EVIDENCE)
 
 
 @pytest.mark.parametrize("rule", sorted(EVIDENCE))
@@ -117,12 +117,35 @@ def test_rule_applies_only_with_all_of_its_evidence(rule: str) -> None:
 def test_every_rung_that_a_rule_names_is_on_the_ladder() -> None:
     text = files("ridgeline.optimize").joinpath("ladder.toml").read_text(encoding="utf-8")
     rungs = {row["id"] for row in tomllib.loads(text)["rung"]}
-    assert {rule.rung for rule in shipped() if rule.rung} <= rungs
+    assert {rule.rung for rule in shipped_rules() if rule.rung} <= rungs
 
 
 def test_an_unknown_key_of_a_rule_is_named() -> None:
     with pytest.raises(ValueError, match="symptoms"):
-        read('[[rule]]\nid = "x"\nsymptoms = ""\nevidence = []\n')
+        read_rules('[[rule]]\nid = "x"\nsymptoms = ""\n')
+
+
+def test_a_rule_that_is_observed_nowhere_is_refused() -> None:
+    row = """[[rule]]
+id = "x"
+verdict = "queue-bound"
+fix = "f"
+trade_off = "t"
+not_help = "n"
+flag = {}
+"""
+    with pytest.raises(ValueError, match="observed nowhere"):
+        read_rules(row)
+    with pytest.raises(ValueError, match="no such loss"):
+        read_rules(row + '[rule.losses]\nloss = "sleep"\nleast = 0.1\nsentence = ""\n')
+    with pytest.raises(ValueError, match="either `when` or `share`"):
+        read_rules(row + '[rule.headline]\nbound = "queue"\nsentence = ""\n')
+
+
+def test_busy_machine_comes_before_every_other_bound() -> None:
+    facts = {**SHARES, "idle_share": 0.9, "machine_taken_share": 0.4}
+    assert verdict(facts).bound == "machine"
+    assert verdict({**facts, "machine_taken_share": 0.05}).bound == "idle"
 
 
 def test_facts_of_a_run_by_hand() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ridgeline.diagnose.rules.causes import shipped_causes
+from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.external import server_deployment
 from ridgeline.optimize.external.server_deployment import check_rate_limit, post
@@ -44,7 +44,7 @@ def setting_of(flags: ServerFlags, word: str) -> str | None:
 @pytest.mark.parametrize("server", SERVERS)
 def test_every_finding_with_a_flag_has_a_rung_that_would_be_tried(server: str) -> None:
     flags, rungs = load_server_flags()[SERVERS[server]], load_default_ladder().rungs
-    for cause in shipped_causes():
+    for cause in shipped_rules():
         for word in re.findall(r"(?<![\w-])--?[a-z][\w-]*", cause.flag.get(server, "")):
             setting = setting_of(flags, word)
             if setting is None:

@@ -1,1 +1,1 @@
-"""Causes, rules and decisions: TOML data and the code that evaluates it."""
+"""The rule book and the decision flowchart: TOML data and the code that evaluates it."""

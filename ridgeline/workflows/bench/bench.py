@@ -188,12 +188,6 @@ def bench_diagnosis(
     """One sentence: what bounds the run; for a server without step records, its main loss."""
     if not any(outcome(request) == "ok" for request in run.requests):
         return "No request succeeded: there is nothing to diagnose but the errors above."
-    if run.machine_load is not None and run.machine_load.is_busy:
-        return (
-            f"Machine-bound: other work took {run.machine_load.taken_share:.0%} of the CPU during "
-            "the run, and these figures describe that more than the server. Measure again on a "
-            "quiet machine."
-        )
     if not run.steps:
         diagnosis = diagnose_run(run, context, options.slo)
         missed = 0.0 if options.slo is None else 1 - goodput(run, options.slo).attainment

@@ -21,7 +21,7 @@ from ridgeline.diagnose import (
 )
 from ridgeline.diagnose.losses.latency_losses import Expected
 from ridgeline.diagnose.losses.observed_steps import infer_steps_from_tokens
-from ridgeline.diagnose.rules.causes import Server
+from ridgeline.diagnose.rules.rulebook import Server
 from ridgeline.measure.monitors.server_config import ELSEWHERE
 from ridgeline.measure.results.event_log import RunContext
 from ridgeline.records import RunTrace, Slo
@@ -76,8 +76,6 @@ def diagnose_run(
     if not run.steps:
         facts.update(batch_facts(infer_steps_from_tokens(run)))
     facts["missed_prefix_share"] = missed
-    if run.machine_load is not None:
-        facts["machine_taken_share"] = run.machine_load.taken_share
     facts.setdefault("cpu_taken_share", 0.0)  # not observed: no reason to suspect other processes
     ranked = findings(losses, facts, server) if losses is not None else ()
     return Diagnosis(

@@ -1,4 +1,4 @@
-"""Topics that can be explained: techniques, metrics, flags, verdicts and errors.
+"""Topics that can be explained: techniques, metrics, flags, verdicts, words and errors.
 
 Each kind is a module with `names()` and `page(id, context)`. A name that two kinds share is
 explained as both; spaces, dashes, underscores and case make no difference.
@@ -22,6 +22,7 @@ REGISTRY: Mapping[str, str] = MappingProxyType(
         "metric": "ridgeline.workflows.explain.topics.metric",
         "flag": "ridgeline.workflows.explain.topics.flag",
         "verdict": "ridgeline.workflows.explain.topics.verdict",
+        "word": "ridgeline.workflows.explain.topics.word",
         "error": "ridgeline.workflows.explain.topics.error",
     }
 )
@@ -51,7 +52,7 @@ def unknown_topic(subject: str) -> BadInput:
     return BadInput(
         "there is no model or topic of this name",
         value=subject,
-        limit="a model, technique, metric, flag, verdict or error",
+        limit="a model, technique, metric, flag, verdict, error, symptom or word that is printed",
         fix=f"{hint}`ridgeline explain topics` lists them",
     )
 

@@ -8,7 +8,7 @@ from ridgeline.config.option import Option, Section, options_of
 from ridgeline.config.server import ServerOptions
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import written
-from ridgeline.diagnose.rules.causes import shipped_causes
+from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.optimize import ladder
 from ridgeline.workflows.explain.topics import technique
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
@@ -20,17 +20,13 @@ def names() -> Mapping[str, str]:
 
 
 def page(id: str, context: TopicContext) -> TopicPage:
-    """The flag, with the techniques, rungs, causes and decisions that name it."""
+    """The flag, with the techniques, rungs, rules and decisions that name it."""
     flag = "--" + id.replace("_", "-")
     engine = _flags(Settings)
     own = _engine(engine[id], context) if id in engine else _server(_flags(ServerOptions)[id])
     techniques = [row for row in technique.rows().values() if _names(row["switch"], flag)]
     rungs = {rung.id for rung in ladder.load_default_ladder().rungs if id in _changed(rung)}
-    causes = [
-        shipped_cause
-        for shipped_cause in shipped_causes()
-        if _names(shipped_cause.flag.get("ridgeline", ""), flag)
-    ]
+    rules = [rule for rule in shipped_rules() if _names(rule.flag.get("ridgeline", ""), flag)]
     lines = (
         *own,
         *(("switches", f"{row['id']}: moves {row['term']}") for row in techniques),
@@ -39,7 +35,7 @@ def page(id: str, context: TopicContext) -> TopicPage:
             for recommendation in context.recommendations
             if recommendation.rung in rungs
         ),
-        *(("fixes", f"{cause.id} ({cause.verdict}): {cause.fix}") for cause in causes),
+        *(("fixes", f"{rule.id} ({rule.verdict}): {rule.fix}") for rule in rules),
         *(
             ("decision", f"{answer.question} {answer.why}")
             for answer in context.answers

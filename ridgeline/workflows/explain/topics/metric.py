@@ -10,7 +10,7 @@ from importlib.resources import files
 import msgspec
 
 from ridgeline.diagnose.conditions import fill
-from ridgeline.diagnose.rules.causes import shipped_causes
+from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 
@@ -48,16 +48,14 @@ def names() -> Mapping[str, str]:
 def page(id: str, context: TopicContext) -> TopicPage:
     """The metric, with its bound for this configuration."""
     row = rows()[id]
-    causes = [
-        shipped_cause for shipped_cause in shipped_causes() if shipped_cause.loss in row.losses
-    ]
+    rules = [rule for rule in shipped_rules() if rule.losses and rule.losses.loss in row.losses]
     lines = (
         ("is", row.says),
         ("determined by", row.decided_by),
         ("here", fill(row.here, context.facts)),
         ("helps", ", ".join(row.helps)),
         ("does not help", row.not_help),
-        *(("lost to", f"{cause.id} ({cause.verdict}): {cause.fix}") for cause in causes),
+        *(("lost to", f"{rule.id} ({rule.verdict}): {rule.fix}") for rule in rules),
         ("defined in", "docs/concepts/measurements.md"),
     )
     return TopicPage(kind="metric", id=id, title=row.title, lines=lines)

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from ridgeline.diagnose.rules.rules import shipped as shipped_rules
+from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.optimize import ladder
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 

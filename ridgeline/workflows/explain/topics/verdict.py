@@ -1,41 +1,58 @@
-"""Verdicts of `ridgeline diagnose`, and the causes behind them."""
+"""Verdicts of `diagnose` and headlines of `bench`: the rules of the rule book behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ridgeline.diagnose.rules.causes import Cause, shipped_causes
+from ridgeline.diagnose.rules.rulebook import Rule, shipped_rules
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 
 def names() -> Mapping[str, str]:
-    """Verdicts and ids of causes."""
-    ids = {shipped_cause.id: shipped_cause.id for shipped_cause in shipped_causes()}
-    return ids | {
-        shipped_cause.verdict: shipped_cause.verdict for shipped_cause in shipped_causes()
-    }
+    """Names of rules, their verdicts, and the bounds that headlines begin with."""
+    words = {word: word for rule in shipped_rules() for word in _words(rule)}
+    return words | {"not bound at this load": "not-bound", "not bound": "not-bound"}
 
 
 def page(id: str, context: TopicContext) -> TopicPage:
-    """All causes of a verdict, or one cause."""
-    causes = [
-        shipped_cause
-        for shipped_cause in shipped_causes()
-        if id in (shipped_cause.id, shipped_cause.verdict)
-    ]
-    lines = tuple(line for cause in causes for line in _lines(cause))
+    """All rules of a verdict or a bound, or one rule."""
+    rules = [rule for rule in shipped_rules() if id in _words(rule)]
+    lines = tuple(line for rule in rules for line in _lines(rule))
     return TopicPage(kind="verdict", id=id, title=id, lines=lines)
 
 
-def _lines(cause: Cause) -> tuple[tuple[str, str], ...]:
-    evidence = [f"its share of all latency is at least {cause.least:.0%}", *cause.when]
-    flags = "; ".join(f"{server}: {flag}" for server, flag in cause.flag.items())
+def _words(rule: Rule) -> set[str]:
+    words = {rule.id, rule.verdict}
+    return words | ({f"{rule.headline.bound}-bound"} if rule.headline else set())
+
+
+def _lines(rule: Rule) -> tuple[tuple[str, str], ...]:
+    flags = "; ".join(f"{server}: {flag}" for server, flag in rule.flag.items())
     return (
-        (cause.id, cause.verdict),
-        ("found when", ", ".join(evidence)),
-        ("fix", cause.fix),
+        (rule.id, rule.verdict),
+        *_conditions(rule),
+        ("fix", rule.fix),
         ("flag", flags),
-        ("trade-off", cause.trade_off),
-        ("will not help", cause.not_help),
-        ("also explains", ", ".join(cause.explains)),
+        ("trade-off", rule.trade_off),
+        ("will not help", rule.not_help),
+        ("not when", rule.not_when),
+        ("also explains", ", ".join(rule.losses.explains) if rule.losses else ""),
     )
+
+
+def _conditions(rule: Rule) -> tuple[tuple[str, str], ...]:
+    """When the rule holds, by the place from which it is observed."""
+    losses, figures, headline, alert = rule.losses, rule.figures, rule.headline, rule.alert
+    lines = []
+    if losses:
+        least = f"{losses.loss} takes at least {losses.least:.0%} of all latency"
+        lines.append(("diagnose", ", ".join((least, *losses.when))))
+    if figures:
+        lines.append(("advice of optimize", ", ".join(figures.when)))
+    if headline:
+        share = f"{headline.share} is the largest such share"
+        lines.append(("headline of bench", ", ".join(headline.when) or share))
+    if alert:
+        expr = alert.expr.replace("{", "").replace("}", "")
+        lines.append(("alert", f"{expr} for {alert.lasts}"))
+    return tuple(lines)
