@@ -303,7 +303,7 @@ class LadderSearch:
             stack=stack,
             rate=comparison.after_rate,
             runs=comparison.after,
-            settled=True,
+            settled=comparison.after_settled,
         )
 
     def _update_baseline(self, evidence: TrialEvidence) -> None:
@@ -313,7 +313,10 @@ class LadderSearch:
             return
         if self._running_incumbent.settings == baseline.settings:
             self._baseline = msgspec.structs.replace(
-                baseline, rate=comparison.before_rate, runs=comparison.before, settled=True
+                baseline,
+                rate=comparison.before_rate,
+                runs=comparison.before,
+                settled=comparison.before_settled,
             )
 
     def _promote(self, configuration: RunningConfiguration) -> None:
@@ -333,7 +336,7 @@ class LadderSearch:
                 self._running_incumbent,
                 rate=evidence.comparison.before_rate,
                 runs=evidence.comparison.before,
-                settled=True,
+                settled=evidence.comparison.before_settled,
             )
 
     def _learn_from(self, trial: Trial) -> None:

@@ -13,6 +13,9 @@ from ridgeline.errors import BadInput
 FLAGS = "server_flags"
 """Key of a rung's changes that holds flags: a table of flag → value ("" for a switch)."""
 
+REMOVE = "!"
+"""Before a flag: it is taken out of the command line, where the server has no opposite of it."""
+
 FlagPairs = tuple[tuple[str, str], ...]
 
 
@@ -56,5 +59,8 @@ def merge_flags(present: FlagPairs, changes: Mapping[str, str]) -> FlagPairs:
 
 
 def flag_text(changes: Iterable[tuple[str, str]]) -> str:
-    """`--tensor-parallel-size 2 --async-scheduling`."""
-    return " ".join(f"{flag} {value}".rstrip() for flag, value in changes)
+    """`--tensor-parallel-size 2 --async-scheduling without --disable-radix-cache`."""
+    return " ".join(
+        f"without {flag[1:]}" if flag.startswith(REMOVE) else f"{flag} {value}".rstrip()
+        for flag, value in changes
+    )

@@ -88,6 +88,17 @@ async def test_noise_is_called_noise() -> None:
     assert outcomes.count("inconclusive") >= 36
 
 
+async def test_side_that_met_the_slo_in_every_round_is_not_settled() -> None:
+    fake = Fake()
+    settings = Settings(batching="continuous", max_num_seqs=16)
+    sides = [
+        ComparisonSide(name, SimulatedDeployment(fake, settings, Quirks()), rate, settled=True)
+        for name, rate in (("a", 200.0), ("b", 2.0))
+    ]
+    found = await compare_in_rounds(runner(fake, 3), *sides, max_rounds=3, closing=True)
+    assert (found.before_settled, found.after_settled) == (True, False)
+
+
 async def test_latency_is_compared_at_equal_load() -> None:
     found = await fight(1, 1.3, objective="latency")
     assert {judged.rate for judged in (*found.before, *found.after)} == {30.0}

@@ -35,3 +35,18 @@ def test_variant_without_a_predicted_change_is_tried_before_one_that_loses() -> 
     best = ranking._best(rung, options, cast("Any", SimpleNamespace(settings=start, rate=1.0)), 5.0)
     assert best is not None and best.candidate.settings.max_num_seqs == 8
     assert predictor.is_promising(best)
+
+
+def test_variant_does_not_inherit_the_prediction_of_another_one() -> None:
+    ladder, start = load_default_ladder(), Settings(model="demo", max_num_seqs=8)
+    rung = next(rung for rung in ladder.rungs if rung.id == "batch-limit")
+    options = list(candidates_of(rung, start, {}))
+    nothing, budget = cast("Any", None), SimpleNamespace(spent_s=10.0)
+    predictor = Predictor(nothing, nothing, "goodput", ladder.weights, nothing)
+    ranking = Ranking(*cast("list[Any]", [None, None, ladder, predictor, budget]))
+    tried = Forecast(candidate=options[2], predicted=predictor._prediction(3.7))
+    ranking._last[rung.id] = tried
+    later = ranking._best(rung, [options[0], *options[3:]], nothing, 5.0)
+    assert later is not None and later.predicted_gain == 1.0
+    same = ranking._best(rung, options, nothing, 5.0)
+    assert same is not None and same.candidate == options[2]

@@ -19,6 +19,7 @@ from ridgeline.optimize.external.server_deployment import (
     ServerAddress,
     ServerDeployment,
     ServerPrompts,
+    read_late_s,
     server_info,
     spread_logprobs,
 )
@@ -31,6 +32,7 @@ from ridgeline.optimize.external.server_rungs import (
 )
 from ridgeline.optimize.ladder import candidates_of, load_default_ladder, parse_ladder
 from ridgeline.optimize.server_settings import (
+    REMOVE,
     ServerSettings,
     changed_settings,
     recorded_settings,
@@ -62,8 +64,8 @@ def test_every_server_has_rungs_that_make_candidates(server: str) -> None:
         assert candidates, rung.id
         for candidate in candidates:
             words = load_server_flags()[server].words(candidate.settings, start)
-            assert words and words[0].startswith("--")
-            assert words[0] in candidate.label
+            assert words and words[0].removeprefix(REMOVE).startswith("--")
+            assert words[0].removeprefix(REMOVE) in candidate.label
 
 
 def test_engine_without_flags_gets_no_candidates_of_a_server() -> None:
@@ -163,9 +165,66 @@ def line_of(server: str, words: list[str]) -> ServerLine:
 
 def test_rungs_of_a_server_follow_those_of_the_ladder() -> None:
     ladder = load_default_ladder()
-    extended = with_server_rungs(ladder, "vllm", 2)
-    assert extended.rungs[: len(ladder.rungs)] == ladder.rungs
-    assert extended.rungs[-1].id == "vllm-parallel"
+    extended = with_server_rungs(ladder, load_server_flags()["vllm"], 2)
+    ids = [rung.id for rung in extended.rungs]
+    shared = [rung.id for rung in ladder.rungs if rung.id in ids]
+    assert ids[: len(shared)] == shared
+    assert {"batch-limit", "token-budget", "prefix-caching", "ngram-speculation"} <= set(shared)
+    assert ids[-1] == "vllm-parallel"
+
+
+def test_rungs_without_a_flag_on_the_server_are_left_out() -> None:
+    extended = with_server_rungs(load_default_ladder(), load_server_flags()["vllm"], None)
+    assert not {"int8", "native-kernels", "thread-plan"} & {rung.id for rung in extended.rungs}
+    own = with_server_rungs(load_default_ladder(), load_server_flags()["ridgeline"], None)
+    assert "int8-activations" not in {rung.id for rung in own.rungs}
+    assert "kv-int8" in {rung.id for rung in own.rungs}
+
+
+def test_switch_without_an_opposite_is_taken_out_of_the_command_line() -> None:
+    command = "sglang serve --model-path m --disable-radix-cache --port {port} {flags}"
+    recipe = recipe_of(command)
+    start = recipe.start_settings(Settings(model="demo"))
+    assert not start.enable_prefix_caching
+    caching = msgspec.structs.replace(start, enable_prefix_caching=True)
+    words = recipe.command.words(recipe.flags.words(caching, start), 80)
+    assert words == ["sglang", "serve", "--model-path", "m", "--port", "80"]
+
+
+def test_switches_of_the_command_are_facts_that_rungs_require() -> None:
+    eager = recipe_of("sglang serve --model-path m --disable-cuda-graph --port {port} {flags}")
+    assert (eager.facts["server_eager"], eager.facts["server_sync"]) == (True, False)
+    sync = recipe_of("vllm serve m --no-async-scheduling --port {port} {flags}")
+    assert (sync.facts["server_eager"], sync.facts["server_sync"]) == (False, True)
+
+
+LATE = b"""# TYPE ridgeline_twin_late_seconds counter
+ridgeline_twin_late_seconds_total 1.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "late_s"), [(LATE, 1.5), (b"vllm:num_requests_running 0\n", None)]
+)
+def test_twin_tells_how_late_its_steps_were(page: bytes, late_s: float | None) -> None:
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert read_late_s(f"http://127.0.0.1:{server.server_port}/v1") == late_s
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_ladder_file_adds_raw_flags() -> None:

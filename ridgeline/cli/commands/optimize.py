@@ -15,7 +15,7 @@ INTERRUPTED, UNDECIDED = 130, 3
 
 
 def optimize_command(call: Invocation) -> int:
-    """`ridgeline optimize`; 130 if the search was interrupted, 3 if it had no time for a trial."""
+    """`ridgeline optimize`; 130 if interrupted, 3 if no trial came to a verdict in time."""
     options, console = call.read(OptimizeOptions), Console()
     settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
@@ -29,4 +29,5 @@ def optimize_command(call: Invocation) -> int:
     ladder = result.ladder
     if ladder.ended == "interrupted":
         return INTERRUPTED
-    return UNDECIDED if ladder.ended == "budget spent" and not ladder.trials else 0
+    decided = any(trial.verdict != "inconclusive" for trial in ladder.trials)
+    return UNDECIDED if ladder.ended == "budget spent" and not decided else 0

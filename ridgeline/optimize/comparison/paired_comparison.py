@@ -76,7 +76,8 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     `busy_share`: the share of the CPU that other work took, if that ended the comparison without a
     verdict. `beaten_at`: the load at which the second side missed the SLO twice and the first met
-    it in between.
+    it in between. `before_settled`, `after_settled`: whether the side missed the SLO in some round,
+    so that it ended near its knee.
     """
 
     before: tuple[JudgedRun, ...]
@@ -88,6 +89,8 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     after_rate: float
     beaten_at: float | None = None
     busy_share: float | None = None
+    before_settled: bool = True
+    after_settled: bool = True
 
 
 class LoadStaircase:
@@ -347,6 +350,8 @@ def _conclude(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> PairedCompa
         outcome=_outcome(a, b, ratio) if ratio else "inconclusive",
         before_rate=_final_rate(a),
         after_rate=_final_rate(b),
+        before_settled=not a.rising,
+        after_settled=not b.rising,
     )
 
 

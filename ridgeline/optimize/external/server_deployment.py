@@ -18,6 +18,7 @@ longer much faster than the one before.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -57,6 +58,8 @@ LOGPROBS: dict[PromptForm, dict[str, object]] = {
 HTTP_TOO_MANY, TOO_MANY = 429, "HTTP 429"
 RATE_LIMITED_SHARE = 0.25  # of a run's requests; fewer are a full queue under overload
 RATE_LIMIT_REPEATS, MAX_WAIT_S = 4, 20.0
+
+_TWIN_LATE = re.compile(rb"^ridgeline_twin_late_seconds_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 WARMUP_BURSTS, WARMUP_REQUESTS, WARMUP_USERS = 4, 8, 4
 WARMUP_DONE_RATIO = 0.8  # a burst taking more than this share of the previous one ends the warm-up
@@ -112,14 +115,19 @@ class ServerDeployment:
 
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         arrivals, options = load.poisson()
-        target = self._target(await self._url())
+        url = await self._url()
+        target, late_s = self._target(url), read_late_s(url)
         meter = LoadMeter()  # the server is a child of this process
         try:
             run = await run_load(target, self._workload, arrivals, options, on_finish=on_finish)
         finally:
             await target.close()
         check_rate_limit(run, load.rate)
-        return msgspec.structs.replace(run, machine_load=meter.read())
+        load_of_others = meter.read()
+        if late_s is not None and load_of_others is not None:
+            late_share = min(1.0, ((read_late_s(url) or 0.0) - late_s) / run.duration_s)
+            load_of_others = msgspec.structs.replace(load_of_others, waited_share=late_share)
+        return msgspec.structs.replace(run, machine_load=load_of_others)
 
     @property
     def _workload(self) -> Workload:
@@ -238,7 +246,7 @@ def post_blocking(
     import urllib.request
 
     request = urllib.request.Request(
-        f"{url.rstrip('/').removesuffix('/v1')}{path}",
+        f"{base_of(url)}{path}",
         data=msgspec.json.encode(body),
         headers={"content-type": "application/json", **authorization(api_key)},
     )
@@ -336,6 +344,26 @@ async def _post_once(
         raise CannotRun(f"the server did not answer {path}: {error}", value=url) from None
     finally:
         wire.close()
+
+
+def read_late_s(url: str) -> float | None:
+    """Seconds by which a twin's steps ended later than modelled; None for any other server.
+
+    A twin waits instead of computing, so work of others only disturbs it where its steps are late.
+    """
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"{base_of(url)}/metrics", timeout=5) as reply:
+            found = _TWIN_LATE.search(reply.read())
+    except (OSError, ValueError):
+        return None
+    return None if found is None else float(found[1])
+
+
+def base_of(url: str) -> str:
+    """The address of a server without a slash or /v1 at its end."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def read_settings(url: str, reads: dict[str, str], api_key: str | None = None) -> dict[str, object]:

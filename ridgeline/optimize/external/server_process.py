@@ -24,6 +24,7 @@ from typing import IO
 import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.optimize.server_settings import REMOVE
 
 POLL_S = 0.1
 END_S = 20.0
@@ -81,10 +82,14 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
 def replace_flags(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words with the values of `flags` where they stand, and the flags that are not there.
 
-    `--flag value`, `--flag=value`, and `--no-flag` in place of `--flag` are known.
+    `!--flag` removes a switch. `--flag value`, `--flag=value`, and `--no-flag` in place of `--flag`
+    are known.
     """
     words, added = list(words), []
     for name, *values in _groups(flags):
+        if name.startswith(REMOVE):
+            words = _without(words, name.removeprefix(REMOVE))
+            continue
         opposite = "--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:]
         places = [i for i, word in enumerate(words) if word.partition("=")[0] in (name, opposite)]
         if not places:
@@ -96,6 +101,11 @@ def replace_flags(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str]
         new = [f"{name}={values[0]}"] if equals else [name, *values]
         words[places[0] : _end(words, places[0])] = new
     return words, added
+
+
+def _without(words: Sequence[str], flag: str) -> list[str]:
+    """The words without a switch."""
+    return [word for word in words if word.partition("=")[0] != flag]
 
 
 def _groups(flags: Sequence[str]) -> list[list[str]]:
@@ -117,7 +127,7 @@ def _end(words: Sequence[str], place: int) -> int:
 
 
 def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit()
+    return word.startswith(("-", REMOVE)) and not word.lstrip("-").replace(".", "", 1).isdigit()
 
 
 class ServerProcess:

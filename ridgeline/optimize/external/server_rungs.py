@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.optimize.external.server_flags import ServerFlags
 from ridgeline.optimize.ladder import Ladder, Rung, parse_rungs
 from ridgeline.optimize.server_settings import FLAGS
 
@@ -25,13 +26,23 @@ def server_rungs(server: str) -> tuple[Rung, ...]:
     return parse_rungs(table.read_text(encoding="utf-8")) if table.is_file() else ()
 
 
-def with_server_rungs(ladder: Ladder, server: str, num_devices: int | None) -> Ladder:
-    """The ladder, with the rungs of a server and those of parallelism on its devices."""
-    own = (*server_rungs(server), *parallel_rungs(server, num_devices))
+def with_server_rungs(ladder: Ladder, flags: ServerFlags, num_devices: int | None) -> Ladder:
+    """The rungs that a server has flags for, with its own and those of parallelism on its devices.
+
+    Rungs of the ladder that change a setting for which the server has no flag are left out.
+    """
+    own = (*server_rungs(flags.name), *parallel_rungs(flags.name, num_devices))
     known = {rung.id for rung in ladder.rungs}
+    possible = (rung for rung in ladder.rungs if _settings_of(rung) <= {*flags.flags, FLAGS})
     return msgspec.structs.replace(
-        ladder, rungs=(*ladder.rungs, *(rung for rung in own if rung.id not in known))
+        ladder, rungs=(*possible, *(rung for rung in own if rung.id not in known))
     )
+
+
+def _settings_of(rung: Rung) -> set[str]:
+    """The settings that every variant of a rung changes."""
+    shared = [set(variant) for variant in rung.variants] or [set()]
+    return set(rung.changes) | set.intersection(*shared)
 
 
 def parallel_rungs(server: str, num_devices: int | None) -> tuple[Rung, ...]:

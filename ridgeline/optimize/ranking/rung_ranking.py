@@ -109,14 +109,18 @@ class Ranking:
         return best
 
     def _last_forecast(self, rung: Rung, options: Sequence[RungCandidate]) -> Forecast:
-        """The last prediction applied to the current variant, or an unknown one."""
+        """The last prediction of a variant that is still untried, or an unknown one."""
         last = self._last.get(rung.id)
-        if last is None:
+        like = [
+            option
+            for option in options
+            if last is not None and option.label == last.candidate.label
+        ]
+        if last is None or not like:
             return self._predictor.unknown(
                 options[0], "not simulated: the time limit of the ranking was reached"
             )
-        like = [option for option in options if option.label == last.candidate.label]
-        return msgspec.structs.replace(last, candidate=(like or options)[0])
+        return msgspec.structs.replace(last, candidate=like[0])
 
     def _unprovable(self, rung: Rung) -> str | None:
         if rung.honesty == "exact" or self._environment.heldout:

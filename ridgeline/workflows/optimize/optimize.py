@@ -106,7 +106,7 @@ def optimize(
         defaults = recipe.default_settings(settings)
         job = msgspec.structs.replace(job, settings=start, defaults=defaults)
         if options.ladder is None:
-            ladder = with_server_rungs(ladder, recipe.flags.name, recipe.num_devices)
+            ladder = with_server_rungs(ladder, recipe.flags, recipe.num_devices)
     calibration = _calibration(options, recipe)
     workload = parse_workload(job.workload)
     if server is None:

@@ -11,6 +11,7 @@ import msgspec
 from ridgeline.config.improve import TargetServerOptions
 from ridgeline.config.server import TwinServerOptions
 from ridgeline.config.settings import Settings, settings_from
+from ridgeline.diagnose.conditions import Value
 from ridgeline.measure.client.http_target import base_url
 from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.modelspec.families.shapes import shape_of_repository
@@ -21,6 +22,8 @@ from ridgeline.optimize.server_settings import FLAGS, ServerSettings
 from ridgeline.twin.config import parse_devices
 from ridgeline.twin.servers.command_line import find_command, server_kinds
 
+WITHOUT_GRAPHS = ("--enforce-eager", "--disable-cuda-graph", "--disable-cuda-graphs")
+WITHOUT_OVERLAP = ("--no-async-scheduling", "--disable-overlap-schedule")
 DEFAULT_PORT = 8000  # of the commands that a result ends with
 
 
@@ -89,6 +92,16 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         given = [value for flag, value in pairwise(words) if flag == "--device"]
         given += [word.partition("=")[2] for word in words if word.startswith("--device=")]
         return parse_devices([*given, TwinServerOptions(command="").device][0])[0]
+
+    @property
+    def facts(self) -> dict[str, Value]:
+        """What rungs may require of the server: its name, and what its command switches off."""
+        words, name = set(shlex.split(self.command.command)), self.flags.name
+        return {
+            "server": name if self.twin_device is None else f"twin of {name}",
+            "server_eager": not words.isdisjoint(WITHOUT_GRAPHS),
+            "server_sync": not words.isdisjoint(WITHOUT_OVERLAP),
+        }
 
     @property
     def defaults(self) -> dict[str, object]:

@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.accepted_prompts import COMMON_WORDS, Vocabulary
@@ -82,7 +81,7 @@ def server_environment(
         simulator=_ServerSimulator(simulated, recipe, start),
         price_of=costs.price,
         peaks_of=lambda chosen: _peaks_seen_from_outside(costs.peaks(chosen)),
-        facts={**facts, **_server_facts(recipe)},
+        facts={**facts, **recipe.facts},
         heldout=_heldout(tokenizer, recipe),
         check_prompts=check_prompts(sample),
         longest_output=max(request.max_tokens for request in sample),
@@ -122,15 +121,6 @@ def _heldout(tokenizer: Tokenizer, recipe: ServerRecipe) -> tuple[tuple[int, ...
     if isinstance(tokenizer, NoTokenizer) or recipe.flags.name not in SCORING_SERVERS:
         return ()
     return heldout_windows(tokenizer, load_quality_limits()[1].window_tokens)
-
-
-def _server_facts(recipe: ServerRecipe) -> dict[str, Value]:
-    words, name = recipe.command.command.split(), recipe.flags.name
-    return {
-        "server": name if recipe.twin_device is None else f"twin of {name}",
-        "server_eager": "--enforce-eager" in words,
-        "server_sync": "--no-async-scheduling" in words,
-    }
 
 
 def _peaks_seen_from_outside(peaks: Peaks) -> Peaks:
