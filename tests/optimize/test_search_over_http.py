@@ -34,7 +34,7 @@ def test_too_few_slots_are_found_and_kept_over_http(tmp_path: Path) -> None:
     assert kept, done.stdout
     assert ladder["total"]["low"] > 1.5
     before, after = ladder["baseline"]["cost"], ladder["final"]["cost"]
-    assert after["dollars_per_m_output"] < before["dollars_per_m_output"]
+    assert after["output_dollars_per_mtok"] < before["output_dollars_per_mtok"]
     script = (tmp_path / "serve.sh").read_text()
     slots = re.search(r"--max-num-seqs (\d+)", script)
     assert slots is not None and int(slots[1]) > 2

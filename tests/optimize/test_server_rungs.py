@@ -24,7 +24,7 @@ from ridgeline.optimize.external.server_deployment import (
     spread_logprobs,
 )
 from ridgeline.optimize.external.server_flags import load_server_flags
-from ridgeline.optimize.external.server_process import ServerCommand
+from ridgeline.optimize.external.server_process import ServerCommand, replace_flags
 from ridgeline.optimize.external.server_rungs import (
     parallel_rungs,
     server_rungs,
@@ -152,11 +152,19 @@ def test_flags_of_the_search_reach_the_twin_of_the_server(server: str) -> None:
     ):
         if name in flags.flags:
             off = msgspec.structs.replace(start, **{name: False})
-            assert getattr(line_of(server, []), field)
-            assert not getattr(line_of(server, flags.words(off, start)), field)
+            on = msgspec.structs.replace(start, **{name: True})
+            assert getattr(line_of(server, []), field) is flags.defaults[name]
+            words = merged([], flags.words(off, start))
+            assert not getattr(line_of(server, words), field)
+            assert getattr(line_of(server, merged(words, flags.words(on, off))), field)
     if "speculative_config" in flags.flags:
         drafting = msgspec.structs.replace(start, speculative_config=Speculative(method="ngram"))
         assert line_of(server, flags.words(drafting, start)).num_draft_tokens == 4
+
+
+def merged(words: list[str], flags: list[str]) -> list[str]:
+    kept, added = replace_flags(words, flags)
+    return [*kept, *added]
 
 
 def line_of(server: str, words: list[str]) -> ServerLine:

@@ -17,7 +17,7 @@ import msgspec
 
 from ridgeline.config.settings import Settings, Speculative
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.optimize.server_settings import flags_of
+from ridgeline.optimize.server_settings import REMOVE, flags_of
 
 
 class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name, flag in self.flags.items():
             if isinstance(flag, str):
                 number = _number(_after(words, flag.split()[0]))
-                if number is not None:
+                if number is not None and number > 0:  # -1 switches something off
                     settings[name] = number
                 continue
             for value, text in flag.items():
@@ -60,7 +60,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for flag, value in flags_of(settings):
             if (flag, value) not in present:
                 words += [flag, value] if value else [flag]
-        return words
+        return _last_of_each(words)
 
     def own_flags(self, command: str, known: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """The `known` flags that a command line has, with their values ("" for a switch)."""
@@ -83,6 +83,18 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 limit=", ".join(sorted(self.flags)),
             )
         return flag.replace("{value}", str(value))
+
+
+def _last_of_each(words: list[str]) -> list[str]:
+    """The words without the earlier ones of a flag that two settings give."""
+    groups: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith(("--", REMOVE)) or not groups:
+            groups.pop(word, None)
+            groups[word] = []
+        else:
+            groups[next(reversed(groups))].append(word)
+    return [word for flag, values in groups.items() for word in (flag, *values)]
 
 
 def _key(value: object) -> str:

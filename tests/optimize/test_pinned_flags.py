@@ -1,0 +1,53 @@
+"""Every flag that a rung uses is one that the server takes, by its own source."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ridgeline.optimize.external.server_flags import load_server_flags
+from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS, server_rungs
+from ridgeline.optimize.server_settings import FLAGS, REMOVE
+
+PINNED = tomllib.loads(Path(__file__).with_name("pinned_flags.toml").read_text(encoding="utf-8"))
+FLAG = re.compile(r"(?:^|\s)(--?[A-Za-z][\w-]*)")
+
+
+def flags_in(texts: object) -> Iterator[str]:
+    if isinstance(texts, dict):
+        for text in texts.values():
+            yield from flags_in(text)
+    else:
+        yield from FLAG.findall(str(texts).removeprefix(REMOVE))
+
+
+def used_flags(server: str) -> set[str]:
+    """The flags of the shared rungs, of the server's own, and of parallelism."""
+    tables = [
+        changes.get(FLAGS, {})
+        for rung in server_rungs(server)
+        for changes in (rung.changes, *rung.variants)
+    ]
+    own = {flag.removeprefix(REMOVE) for table in tables for flag in table}
+    parallel = {flag for flag in PARALLEL_FLAGS.get(server, ()) if flag is not None}
+    return own | parallel | set(flags_in(load_server_flags()[server].flags))
+
+
+@pytest.mark.parametrize("server", sorted(PINNED))
+def test_server_takes_every_flag_of_its_rungs(server: str) -> None:
+    known = set(PINNED[server]["flags"].split())
+    positive = {flag.replace("--no-", "--") if server == "vllm" else flag for flag in known}
+    unknown = {
+        flag
+        for flag in used_flags(server) - known
+        if not (server == "vllm" and flag.replace("--no-", "--") in positive)
+    }
+    assert not unknown, f"{server} {PINNED[server]['version']} has no {sorted(unknown)}"
+
+
+def test_every_server_but_our_own_is_pinned() -> None:
+    assert set(PINNED) == set(load_server_flags()) - {"ridgeline"}
