@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ridgeline.api.improve import evaluate, optimize, quantize
     from ridgeline.api.inspect import doctor, inspect
     from ridgeline.api.measure import bench, compare, diagnose
-    from ridgeline.api.planning import calibrate, cost, pack, plan, predict, simulate
+    from ridgeline.api.planning import calibrate, catalogue, cost, pack, plan, predict, simulate
     from ridgeline.api.server import serve
     from ridgeline.api.text import batch, chat, generate, stream
     from ridgeline.engine.engine import Engine
@@ -33,6 +33,7 @@ __all__ = [
     "batch",
     "bench",
     "calibrate",
+    "catalogue",
     "chat",
     "compare",
     "cost",
@@ -58,6 +59,7 @@ _HOMES = {
     "batch": "ridgeline.api.text",
     "bench": "ridgeline.api.measure",
     "calibrate": "ridgeline.api.planning",
+    "catalogue": "ridgeline.api.planning",
     "chat": "ridgeline.api.text",
     "compare": "ridgeline.api.measure",
     "cost": "ridgeline.api.planning",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 from ridgeline.api.keywords import command_options
 from ridgeline.config.planning import (
     PLANNING_SLO,
+    TABLES_URL,
     CalibrateOptions,
+    CatalogueOptions,
     Cluster,
     CostOptions,
     PackOptions,
@@ -16,14 +19,17 @@ from ridgeline.config.planning import (
     Router,
     SimulateOptions,
 )
+from ridgeline.records.price import Commitment
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.calibrate import calibrate as calibrate_workflow
 from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
+from ridgeline.workflows.planning import catalogue as catalogue_workflow
 from ridgeline.workflows.planning import cost as cost_workflow
 from ridgeline.workflows.planning import pack as pack_workflow
 from ridgeline.workflows.planning import plan as plan_workflow
 from ridgeline.workflows.planning import predict as predict_workflow
 from ridgeline.workflows.planning import simulate as simulate_workflow
+from ridgeline.workflows.planning.catalogue import CatalogueResult
 from ridgeline.workflows.planning.cost import CostResult
 from ridgeline.workflows.planning.pack import PackResult
 from ridgeline.workflows.planning.plan import PlanResult
@@ -45,6 +51,8 @@ def plan(
     kv_cache_dtype: str | None = None,
     monthly_budget: float | None = None,
     price_per_hour: float | None = None,
+    commitment: Commitment = "on-demand",
+    device_prices: str | Path | None = None,
     accept_stale: bool = False,
     max_devices: int = 16,
     max_model_len: int | None = None,
@@ -85,6 +93,10 @@ def plan(
             stored, and fp8).
         monthly_budget: Maximum cost per month.
         price_per_hour: Price per device and hour (default: from the catalogue).
+        commitment: Which of the catalogue's prices to count with: on-demand, spot,
+            reserved-1y, reserved-3y or owned.
+        device_prices: TOML file of [[price]] rows to use with the catalogue's;
+            `ridgeline catalogue --output` writes one.
         accept_stale: Use prices older than a year; the output says so.
         max_devices: Maximum devices of one replica.
         max_model_len: Context length in the generated commands (default: the longest
@@ -297,6 +309,8 @@ def cost(
     batch_api: bool = False,
     long_lived: bool = False,
     price_per_hour: float | None = None,
+    commitment: Commitment = "on-demand",
+    device_prices: str | Path | None = None,
     spot_price: float | None = None,
     spot_interruptions: float = 0.05,
     spot_lost_s: float | str = 300.0,
@@ -337,6 +351,10 @@ def cost(
         batch_api: Compare with the providers' batch prices.
         long_lived: Pay providers to cache prefixes for an hour.
         price_per_hour: Price per device and hour (default: from the catalogue).
+        commitment: Which of the catalogue's prices to count with: on-demand, spot,
+            reserved-1y, reserved-3y or owned.
+        device_prices: TOML file of [[price]] rows to use with the catalogue's;
+            `ridgeline catalogue --output` writes one.
         spot_price: Spot price per device and hour, shown in addition.
         spot_interruptions: Spot: interruptions of a device per hour.
         spot_lost_s: Spot: time lost to an interruption, restart included.
@@ -358,6 +376,46 @@ def cost(
         UserError: An option is wrong, or what it describes cannot run.
     """
     return cost_workflow.cost(command_options("cost", CostOptions, locals()))
+
+
+def catalogue(
+    device: str | None = None,
+    *,
+    commitment: Commitment = "on-demand",
+    prices: str | Path | None = None,
+    as_of: date | None = None,
+    update: bool = False,
+    tables_url: str = TABLES_URL,
+    catalogue: str | Path | None = None,
+    observer: Observer = silent,
+) -> CatalogueResult:
+    """List accelerators and what they cost to rent.
+
+    >>> import ridgeline
+    >>> row, = ridgeline.catalogue("h100-sxm").rows
+    >>> row.device.memory_bytes, row.chosen.price.commitment
+    (80000000000, 'on-demand')
+
+    Args:
+        device: Show this accelerator with all its prices.
+        commitment: Which of the catalogue's prices to count with: on-demand, spot,
+            reserved-1y, reserved-3y or owned.
+        prices: Add prices: a TOML file of [[price]] rows, or a folder of SkyPilot's price
+            tables (CLOUD/vms.csv). They replace those of the same provider and commitment.
+        as_of: With a folder of price tables: the day they were fetched.
+        update: Download today's prices: SkyPilot's tables of six clouds.
+        tables_url: With --update: where the tables are.
+        catalogue: TOML catalogue of accelerators to use instead of the built-in.
+        observer: Receives the progress of the download.
+
+    Returns:
+        The devices with their prices; save them with `ridgeline.hardware.catalogue.prices_toml`.
+
+    Raises:
+        UserError: A file cannot be read, a device is unknown, or the download failed.
+    """
+    options = command_options("catalogue", CatalogueOptions, locals())
+    return catalogue_workflow.catalogue(options, observer)
 
 
 def pack(

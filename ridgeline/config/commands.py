@@ -21,6 +21,7 @@ from ridgeline.config.load import BenchOptions, BenchReport, BenchTarget, Diagno
 from ridgeline.config.option import About, Option, Section, options_of
 from ridgeline.config.planning import (
     CalibrateOptions,
+    CatalogueOptions,
     CostOptions,
     PackOptions,
     PlanOptions,
@@ -316,6 +317,19 @@ _COMMANDS = (
         summary="Compare the cost of a fleet with API providers.",
         examples=("ridgeline cost llama-3.1-8b --accelerator h100-sxm --request-rate 5",),
         sections=(CostOptions,),
+    ),
+    Command(
+        name="catalogue",
+        group="Plan",
+        summary="List accelerators and what they cost to rent.",
+        details="Every figure has a source and a date; a price older than a year is not planned "
+        "with. --update downloads the day's prices.",
+        examples=(
+            "ridgeline catalogue",
+            "ridgeline catalogue h100-sxm",
+            "ridgeline catalogue --update --output prices.toml",
+        ),
+        sections=(CatalogueOptions,),
     ),
     Command(
         name="pack",

@@ -24,8 +24,10 @@ from ridgeline.config.units import (
     Range,
 )
 from ridgeline.records import Slo
+from ridgeline.records.price import Commitment
 
 PLANNING_SLO = "ttft:1000 tpot:50"
+TABLES_URL = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
 Router = Literal["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session", "ttft"]
 Cluster = Literal["gpu-operator", "gke", "eks", "eks-auto", "karpenter", "aks"]
 
@@ -146,6 +148,8 @@ class PlanOptions(Section, frozen=True, kw_only=True):
         About("Maximum cost per month.", unit=DOLLARS, range=POSITIVE_DOLLARS, since="0.2"),
     ] = None
     price_per_hour: Annotated[float | None, shared.DEVICE_PRICE] = None
+    commitment: Annotated[Commitment, shared.COMMITMENT] = "on-demand"
+    device_prices: Annotated[Path | None, shared.DEVICE_PRICES] = None
     accept_stale: Annotated[bool, shared.ACCEPT_STALE] = False
     max_devices: Annotated[int, About("Maximum devices of one replica.", unit=COUNT)] = 16
     max_model_len: Annotated[
@@ -337,6 +341,8 @@ class CostOptions(Section, frozen=True, kw_only=True):
     ] = False
     long_lived: Annotated[bool, About("Pay providers to cache prefixes for an hour.")] = False
     price_per_hour: Annotated[float | None, shared.DEVICE_PRICE.but(panel="Prices")] = None
+    commitment: Annotated[Commitment, shared.COMMITMENT] = "on-demand"
+    device_prices: Annotated[Path | None, shared.DEVICE_PRICES] = None
     spot_price: Annotated[
         float | None,
         About("Spot price per device and hour, shown in addition.", unit=DOLLARS),
@@ -390,6 +396,51 @@ class CostOptions(Section, frozen=True, kw_only=True):
     catalogue: Annotated[Path | None, shared.CATALOGUE] = None
     calibration: Annotated[Path | None, shared.CALIBRATION] = None
     json: Annotated[bool, shared.JSON.but(panel="Output")] = False
+    today: date | None = None
+
+
+class CatalogueOptions(Section, frozen=True, kw_only=True):
+    """Accelerators and their prices."""
+
+    title: ClassVar[str] = "Catalogue"
+    table: ClassVar[str] = "catalogue"
+    prefix: ClassVar[str] = "catalogue_"
+
+    device: Annotated[
+        str | None,
+        About("Show this accelerator with all its prices.", positional=True, since="0.3"),
+    ] = None
+    commitment: Annotated[Commitment, shared.COMMITMENT] = "on-demand"
+    prices: Annotated[
+        Path | None,
+        About(
+            "Add prices: a TOML file of [[price]] rows, or a folder of SkyPilot's price tables "
+            "(CLOUD/vms.csv). They replace those of the same provider and commitment.",
+            path="input",
+            since="0.3",
+        ),
+    ] = None
+    as_of: Annotated[
+        date | None,
+        About("With a folder of price tables: the day they were fetched.", since="0.3"),
+    ] = None
+    update: Annotated[
+        bool, About("Download today's prices: SkyPilot's tables of six clouds.", since="0.3")
+    ] = False
+    tables_url: Annotated[
+        str, About("With --update: where the tables are.", metavar="URL", since="0.3")
+    ] = TABLES_URL
+    output: Annotated[
+        Path | None,
+        About(
+            "Write all prices to this TOML file, which planning commands take as --device-prices.",
+            path="file",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
+    json: Annotated[bool, shared.JSON] = False
     today: date | None = None
 
 

@@ -167,4 +167,15 @@ BACKEND = About(
 )
 PRICE_PER_HOUR = About("Price of this machine per hour.", unit=DOLLARS)
 DEVICE_PRICE = About("Price per device and hour.", unit=DOLLARS, unset="from the catalogue")
+COMMITMENT = About(
+    "Which of the catalogue's prices to count with: on-demand, spot, reserved-1y, reserved-3y or "
+    "owned.",
+    since="0.3",
+)
+DEVICE_PRICES = About(
+    "TOML file of [[price]] rows to use with the catalogue's; `ridgeline catalogue --output` "
+    "writes one.",
+    path="input",
+    since="0.3",
+)
 ACCEPT_STALE = About("Use prices older than a year; the output says so.")

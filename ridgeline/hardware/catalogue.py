@@ -8,22 +8,41 @@ date. Prices change fastest: check `as_of`, and override them.
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.resources import files
 
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.records.price import Commitment
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """USD per hour and device, with its terms, its source and the date of the source."""
+    """USD per hour and device: from whom, under which commitment, by which source, and when.
+
+    `region` is empty where the provider has one price for all.
+    """
 
     usd_per_hour: float
-    terms: str
+    commitment: Commitment
+    provider: str
+    region: str = ""
     source: str
     as_of: str
+
+    @property
+    def terms(self) -> str:
+        """The commitment, the provider and the region in words."""
+        return ", ".join(part for part in (self.commitment, self.provider, self.region) if part)
+
+
+class _ListedPrice(Price, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of a file of prices."""
+
+    device: str
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +87,21 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     prices: tuple[Price, ...] = ()
 
+    def price(self, commitment: Commitment) -> Price | None:
+        """The price under `commitment` that a bill should count with, or None without one.
+
+        Of the newest month, the price of the median provider (the higher of the middle two), each
+        provider counted with its cheapest region.
+        """
+        prices = [price for price in self.prices if price.commitment == commitment]
+        newest = max((price.as_of[:7] for price in prices), default="")
+        cheapest: dict[str, Price] = {}
+        for price in sorted(prices, key=lambda price: price.usd_per_hour):
+            if price.as_of[:7] == newest:
+                cheapest.setdefault(price.provider, price)
+        ranked = list(cheapest.values())
+        return ranked[len(ranked) // 2] if ranked else None
+
     def peak(self, dtype: str) -> float:
         """Dense peak of `dtype` in operations/s; float16 and bfloat16 have the same.
 
@@ -110,18 +144,28 @@ def load_catalogue(text: str | None = None) -> dict[str, Accelerator]:
 def _check(row: _Row) -> None:
     _check_origin(row.name, row.source, row.as_of)
     for price in row.price:
-        _check_origin(row.name, price.source, price.as_of)
+        _check_price(row.name, price)
     if row.sparse:
         raise BadInput(
             "a catalogue row has rates with structured sparsity",
             value=row.name,
             fix="write the dense rates (usually half) and sparse = false",
         )
-    numbers = [row.memory_gb, row.bandwidth_tb_s, *row.dense_tflops.values()]
-    numbers += [price.usd_per_hour for price in row.price]
-    if not all(0 < number < 1e6 for number in numbers):
+    for number in (row.memory_gb, row.bandwidth_tb_s, *row.dense_tflops.values()):
+        _check_range(row.name, number)
+
+
+def _check_price(name: str, price: Price) -> None:
+    _check_origin(name, price.source, price.as_of)
+    _check_range(name, price.usd_per_hour)
+
+
+def _check_range(name: str, number: float) -> None:
+    if not 0 < number < 1e6:
         raise BadInput(
-            "a number in a catalogue row is out of range", value=row.name, limit="0 to 1e6"
+            "a number in a catalogue row is out of range",
+            value=f"{name}: {number}",
+            limit="0 to 1e6",
         )
 
 
@@ -156,6 +200,50 @@ def _accelerator(row: _Row) -> Accelerator:
         note=row.note,
         prices=row.price,
     )
+
+
+def load_device_prices(text: str) -> dict[str, list[Price]]:
+    """Prices by device name, from the `[[price]]` rows of a TOML file.
+
+    A row has the fields of a catalogue price and `device`, an accelerator's name in the catalogue.
+    Raises BadInput for a malformed file, an unknown device, or a row without source or date.
+    """
+    try:
+        rows = msgspec.convert(tomllib.loads(text).get("price", []), list[_ListedPrice])
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise BadInput("the file of device prices is malformed", fix=str(error)) from None
+    prices: dict[str, list[Price]] = {}
+    for row in rows:
+        device = find_accelerator(row.device).name
+        _check_price(device, row)
+        fields = msgspec.structs.asdict(row)
+        del fields["device"]
+        prices.setdefault(device, []).append(Price(**fields))
+    return prices
+
+
+def with_prices(
+    catalogue: Mapping[str, Accelerator], prices: Mapping[str, Sequence[Price]]
+) -> dict[str, Accelerator]:
+    """The catalogue with `prices`, which replace those of the same provider and commitment."""
+    merged = {}
+    for name, device in catalogue.items():
+        new = tuple(prices.get(name, ()))
+        replaced = {(price.provider, price.commitment) for price in new}
+        kept = [old for old in device.prices if (old.provider, old.commitment) not in replaced]
+        merged[name] = msgspec.structs.replace(device, prices=(*kept, *new))
+    return merged
+
+
+def prices_toml(catalogue: Mapping[str, Accelerator]) -> str:
+    """Every price of the catalogue as a TOML file that `load_device_prices` reads."""
+    blocks = []
+    for device in catalogue.values():
+        for price in device.prices:
+            fields = {"device": device.name, **msgspec.structs.asdict(price)}
+            lines = [f"{key} = {json.dumps(value)}" for key, value in fields.items() if value != ""]
+            blocks.append("\n".join(("[[price]]", *lines)))
+    return "\n\n".join(blocks) + "\n"
 
 
 def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None) -> Accelerator:

@@ -1,9 +1,14 @@
-"""Dollars per token and per request from dollars per hour."""
+"""How a device is paid for, and dollars per token and per request from dollars per hour."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 HOUR_S = 3600.0
 MILLION = 1e6
+
+Commitment = Literal["on-demand", "spot", "reserved-1y", "reserved-3y", "owned"]
+"""How a device is paid for; `owned` is an amortised cost of ownership, power included."""
 
 
 def dollars_per_unit(dollars_per_hour: float, per_s: float) -> float | None:

@@ -21,7 +21,8 @@ as_of = "2026-08"
 PRICE = """
 [[accelerator.price]]
 usd_per_hour = 1.5
-terms = "spot"
+commitment = "spot"
+provider = "P"
 source = "list"
 as_of = "2026-08-01"
 """

@@ -7,13 +7,21 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.planning.catalogue import print_catalogue
 from ridgeline.cli.render.planning.cost import print_cost
 from ridgeline.cli.render.planning.pack import pack_table
 from ridgeline.cli.render.planning.plan import print_manifests, print_plan
 from ridgeline.cli.render.planning.predict import prediction_table
-from ridgeline.config.planning import CostOptions, PackOptions, PlanOptions, PredictOptions
+from ridgeline.config.planning import (
+    CatalogueOptions,
+    CostOptions,
+    PackOptions,
+    PlanOptions,
+    PredictOptions,
+)
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
+from ridgeline.workflows.planning.catalogue import catalogue as read_devices
 from ridgeline.workflows.planning.cost import cost as compare_cost
 from ridgeline.workflows.planning.pack import pack as place_models
 from ridgeline.workflows.planning.plan import plan as make_plan
@@ -101,3 +109,13 @@ def pack(call: Invocation) -> None:
         print(json_line(result.to_dict()))
     else:
         Console(highlight=False).print(pack_table(result))
+
+
+def catalogue(call: Invocation) -> None:
+    """`ridgeline catalogue`."""
+    options = call.read(CatalogueOptions)
+    result = read_devices(options)
+    if options.json:
+        print(json_line(result.to_dict()))
+    else:
+        print_catalogue(result, Console(highlight=False), one=options.device is not None)

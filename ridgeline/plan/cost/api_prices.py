@@ -28,9 +28,13 @@ MILLION = 1e6
 
 
 class ApiPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """USD per million tokens; shares are of the input price (`batch_share`: of the total)."""
+    """USD per million tokens; shares are of the input price (`batch_share`: of the total).
+
+    `model`: the architecture, by its planning name, that an open model's provider serves.
+    """
 
     name: str
+    model: str = ""
     provider: str
     rule: Literal["automatic", "breakpoint", "stored"]
     input: float

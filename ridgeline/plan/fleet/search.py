@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ridgeline.errors import BadInput, UserError
-from ridgeline.hardware.catalogue import Accelerator, Price
+from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.cost.serving_formats import quantised_as
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.published_efficiency import interval
@@ -35,7 +35,7 @@ from ridgeline.plan.step_time.predict import (
 )
 from ridgeline.plan.step_time.replica import Replica, build_replica, served_dtype
 from ridgeline.records import Slo
-from ridgeline.records.price import dollars_per_million
+from ridgeline.records.price import Commitment, dollars_per_million
 
 HOURS_PER_MONTH = 730
 BATCH_STEP = 1.5
@@ -57,6 +57,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     max_devices_per_replica: int = 16
     dollars_per_month: float | None = None
     dollars_per_device_hour: float | None = None
+    commitment: Commitment = "on-demand"
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,13 +383,8 @@ def _per_mtok(dollars_per_hour: float | None, share: float, tok_s: float) -> flo
 def _price(device: Accelerator, space: SearchSpace) -> float | None:
     if space.dollars_per_device_hour is not None:
         return space.dollars_per_device_hour
-    chosen = quoted_price(device)
+    chosen = device.price(space.commitment)
     return None if chosen is None else chosen.usd_per_hour
-
-
-def quoted_price(device: Accelerator) -> Price | None:
-    """The highest of the newest prices, so that the plan's cost is not underestimated."""
-    return max(device.prices, key=lambda p: (p.as_of[:7], p.usd_per_hour), default=None)
 
 
 def _affordable(candidate: Candidate, space: SearchSpace) -> bool:

@@ -32,7 +32,7 @@ from ridgeline.plan.cost.ownership import (
 )
 from ridgeline.plan.fleet.demand import Demand, demand_of
 from ridgeline.plan.fleet.infeasible import explain_infeasible
-from ridgeline.plan.fleet.search import Candidate, SearchSpace, quoted_price, search
+from ridgeline.plan.fleet.search import Candidate, SearchSpace, search
 from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import workload_lengths
@@ -88,7 +88,7 @@ class CostResult(Result, frozen=True, kw_only=True):
 
 def cost(options: CostOptions) -> CostResult:
     """Size the cheapest fleet that meets the SLO and compare its cost. Raises UserError."""
-    catalogue = read_catalogue(options.catalogue, options.calibration)
+    catalogue = read_catalogue(options.catalogue, options.calibration, options.device_prices)
     device = find_accelerator(options.accelerator, catalogue)
     today = options.today or date.today()
     demand = _demand(options)
@@ -165,12 +165,15 @@ def _device_price(
         return owned.dollars_per_hour, f"owned for {owned.years:g} years", []
     if options.price_per_hour is not None:
         return options.price_per_hour, "your price", []
-    price = quoted_price(device)
+    price = device.price(options.commitment)
     if price is None:
+        known = sorted({price.commitment for price in device.prices})
         raise BadInput(
-            "the catalogue has no price for this device",
+            f"the catalogue has no {options.commitment} price for this device",
             value=device.name,
-            fix="give --price-per-hour, or --owned-dollars",
+            limit=", ".join(known) or "no price at all",
+            fix="give --price-per-hour or --owned-dollars"
+            + (f", or --commitment {known[0]}" if known else ""),
         )
     stale = check_fresh(device.name, price.as_of, today, accept_stale=options.accept_stale)
     basis = f"{price.terms}, {price.source}, {price.as_of}"
@@ -230,6 +233,8 @@ def _offers(
     """The providers, cheapest first, and warnings about their prices."""
     offers, notes = [], []
     for price in _provider_prices(options.prices).values():
+        if price.model not in ("", options.model):
+            continue
         stale = check_fresh(price.name, price.as_of, today, accept_stale=options.accept_stale)
         notes += [stale] if stale else []
         offers.append(_offer(price, usage, fleet, hourly))

@@ -6,17 +6,36 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ridgeline.errors import BadInput
-from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
+from ridgeline.hardware.catalogue import (
+    Accelerator,
+    find_accelerator,
+    load_catalogue,
+    load_device_prices,
+    with_prices,
+)
 from ridgeline.plan.calibration.calibration import MeasuredDevice, load_calibration
 
 MAX_DEVICES = 10_000
 
 
-def read_catalogue(path: Path | None, calibration: Path | None = None) -> dict[str, Accelerator]:
+def read_catalogue(
+    path: Path | None, calibration: Path | None = None, prices: Path | None = None
+) -> dict[str, Accelerator]:
     """Accelerators by name: of the file, or the built-in ones. A calibrated device comes first.
 
+    `prices` names a TOML file of prices, which replace those of the same provider and commitment.
     Raises BadInput if a file cannot be read.
     """
+    rows = _read_devices(path, calibration)
+    if prices is None:
+        return rows
+    try:
+        return with_prices(rows, load_device_prices(prices.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("cannot read the prices", value=str(prices), fix=str(error)) from None
+
+
+def _read_devices(path: Path | None, calibration: Path | None) -> dict[str, Accelerator]:
     measured = None if calibration is None else load_calibration(calibration).accelerator()
     rows = {} if measured is None else {measured.name: measured}
     if path is None:

@@ -19,7 +19,15 @@ from ridgeline.modelspec.cost.serving_formats import (
     quantised_as,
 )
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.plan.cost.api_prices import check_fresh
+from ridgeline.plan.cost.api_prices import (
+    STALE_DAYS,
+    ApiUsage,
+    age_days,
+    check_fresh,
+    load_prices,
+    request_cost,
+)
+from ridgeline.plan.cost.ownership import break_even
 from ridgeline.plan.deploy.clusters import (
     DEFAULT_CLUSTER,
     ManifestOptions,
@@ -31,10 +39,17 @@ from ridgeline.plan.deploy.manifests import Manifests, render_manifests
 from ridgeline.plan.fleet.demand import Demand, demand_of
 from ridgeline.plan.fleet.disaggregate import DisaggregationVerdict, judge_disaggregation
 from ridgeline.plan.fleet.infeasible import explain_infeasible
-from ridgeline.plan.fleet.search import Candidate, SearchResult, SearchSpace, quoted_price, search
+from ridgeline.plan.fleet.search import (
+    HOURS_PER_MONTH,
+    Candidate,
+    SearchResult,
+    SearchSpace,
+    search,
+)
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.records import Slo
+from ridgeline.records.price import Commitment
 from ridgeline.report.files import write_files
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, is_text, workload_lengths
@@ -45,15 +60,51 @@ MAX_FLEETS_SHOWN = 8
 NUM_SAMPLES = 1000  # requests of a workload that its lengths are taken from
 
 
+class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cheapest fleet costs, and what an API that hosts the same model would charge.
+
+    Dollars. `terms`: commitment, provider and region of the device price. The API is the cheapest
+    known host without its discounts; its fields are None where no price of one is known.
+    `break_even_rate`: requests per second above which renting is cheaper, None if it never is.
+    """
+
+    fleet: str
+    terms: str
+    per_hour: float
+    per_month: float
+    api: str | None = None
+    api_per_month: float | None = None
+    break_even_rate: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What to rent, what it costs a month, and what it would cost by API."""
+        rent = (
+            f"Rent {self.fleet}: ${self.per_hour:,.2f} an hour, ${self.per_month:,.0f} a month "
+            f"({self.terms})."
+        )
+        if self.api is None or self.api_per_month is None:
+            return f"{rent} No price of an API that hosts this model is known."
+        verdict = "the API is cheaper at this load"
+        if self.break_even_rate is not None:
+            verdict = f"renting is cheaper from {self.break_even_rate:.3g} requests/s on"
+        return (
+            f"{rent} By API the same requests cost ${self.api_per_month:,.0f} a month "
+            f"({self.api}); {verdict}."
+        )
+
+
 class PlanResult(Result, frozen=True, kw_only=True):
     """The fleets that meet the SLO, cheapest first, and how to start the first of them.
 
     `front`: the candidates that no other beats in both speed per user and throughput per device.
+    `bill`: of the cheapest fleet, None if its price is unknown.
     `memory_budget`: of one device of the cheapest fleet. `render_manifests`: Kubernetes and Ray
     Serve, if wanted.
     """
 
     model: str
+    bill: FleetBill | None
     demand: Demand
     slo: str
     num_candidates: int
@@ -82,7 +133,7 @@ def plan(options: PlanOptions) -> PlanResult:
     """Search for fleets. Raises UserError if none can meet the SLO, and says what limits it."""
     _check(options)
     spec = load_planning_spec(options.model)
-    catalogue = read_catalogue(options.catalogue, options.calibration)
+    catalogue = read_catalogue(options.catalogue, options.calibration, options.device_prices)
     demand, slo = _demand(options), Slo.parse(options.slo)
     _check_context(options, demand, spec)
     space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
@@ -152,7 +203,12 @@ def _check_context(options: PlanOptions, demand: Demand, spec: ModelSpec) -> Non
 def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> SearchSpace:
     names = _names(options.accelerator)
     if names is None:
-        devices = tuple(d.name for d in catalogue.values() if d.prices and d.peak_flops)
+        devices = tuple(
+            device.name
+            for device in catalogue.values()
+            if device.peak_flops
+            and (options.price_per_hour is not None or device.price(options.commitment) is not None)
+        )
     else:
         devices = tuple(find_accelerator(name, dict(catalogue)).name for name in names)
     weights, kvs = _names(options.quantization), _names(options.kv_cache_dtype)
@@ -163,7 +219,14 @@ def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Search
         max_devices_per_replica=options.max_devices,
         dollars_per_month=options.monthly_budget,
         dollars_per_device_hour=options.price_per_hour,
+        commitment=options.commitment,
     )
+
+
+def _unpriced(device: Accelerator, commitment: Commitment) -> str:
+    known = sorted({price.commitment for price in device.prices})
+    has = f"; it has a price for {', '.join(known)}" if known else ""
+    return f"the catalogue has no {commitment} price of {device.name}: its cost is unknown{has}"
 
 
 def _with_fresh_prices(
@@ -178,10 +241,12 @@ def _with_fresh_prices(
     today = options.today or date.today()
     fresh, notes, refused = [], [], None
     for name in space.devices:
-        price = quoted_price(catalogue[name])
+        price = catalogue[name].price(options.commitment)
         try:
             note = None
-            if price is not None:
+            if price is None:
+                note = _unpriced(catalogue[name], options.commitment)
+            else:
                 note = check_fresh(name, price.as_of, today, accept_stale=options.accept_stale)
             fresh.append(name)
             notes += [note] if note else []
@@ -190,7 +255,8 @@ def _with_fresh_prices(
                 error.what,
                 value=error.value,
                 limit=error.limit,
-                fix="give a current price by --price-per-hour or --catalogue, or --accept-stale",
+                fix="run `ridgeline catalogue --update --output prices.toml` and pass it as "
+                "--device-prices; or give --price-per-hour or --accept-stale",
             )
             notes.append(f"{name} is left out: its price is stale ({error.value})")
     if refused is not None and (options.accelerator is not None or not fresh):
@@ -234,6 +300,7 @@ def _result(
         written = render_manifests(start, where, checkpoint_bytes(spec), purpose)
     return PlanResult(
         model=options.model,
+        bill=_bill(options, demand, best, catalogue),
         demand=demand,
         slo=str(slo),
         num_candidates=search_result.num_candidates,
@@ -244,6 +311,41 @@ def _result(
         commands=launch_commands(start),
         notes=(*_notes(options, best, model, catalogue), *stale),
         manifests=written,
+    )
+
+
+def _bill(
+    options: PlanOptions,
+    demand: Demand,
+    best: Candidate,
+    catalogue: Mapping[str, Accelerator],
+) -> FleetBill | None:
+    hourly = best.dollars_per_hour
+    if hourly is None:
+        return None
+    price = catalogue[best.device].price(options.commitment)
+    terms = "your price" if options.price_per_hour is not None or price is None else price.terms
+    bill = FleetBill(
+        fleet=f"{best.num_replicas} x {best.device} {best.layout}, {best.weight_dtype} weights",
+        terms=terms,
+        per_hour=hourly,
+        per_month=hourly * HOURS_PER_MONTH,
+    )
+    usage = ApiUsage(isl=demand.isl, osl=demand.osl, rate=demand.rate)
+    today = options.today or date.today()
+    hosts = [
+        (request_cost(row, usage).total, row)
+        for row in load_prices().values()
+        if row.model == options.model and age_days(row.name, row.as_of, today) <= STALE_DAYS
+    ]
+    if not hosts:
+        return bill
+    per_request, host = min(hosts, key=lambda pair: pair[0])
+    return msgspec.structs.replace(
+        bill,
+        api=f"{host.name}, {host.as_of}",
+        api_per_month=per_request * demand.rate * 3600 * HOURS_PER_MONTH,
+        break_even_rate=break_even(best, hourly, per_request).rate,
     )
 
 
@@ -277,7 +379,7 @@ def _notes(
     notes = [
         f"shares of the peaks: {model.efficiency.source} ({model.efficiency.as_of})",
     ]
-    price = quoted_price(catalogue[best.device])
+    price = catalogue[best.device].price(options.commitment)
     if options.price_per_hour is None and price is not None:
         notes.append(
             f"price: ${price.usd_per_hour:g} per {best.device} and hour, {price.terms}, "

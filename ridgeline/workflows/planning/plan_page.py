@@ -29,6 +29,7 @@ def plan_page(plan: PlanResult, slo: Slo) -> str:
         heading=plan.model,
         lede=f"{demand.rate:g} requests/s of {demand.isl} tokens in, {demand.osl} out, under "
         f"{slo}; {plan.num_candidates:,} candidates.",
+        bill="" if plan.bill is None else plan.bill.sentence,
         fleets=_fleets(plan.fleets),
         front=front_figure(plan.front, slo),
         memory=_memory(plan),

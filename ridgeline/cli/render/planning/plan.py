@@ -19,6 +19,8 @@ SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8"}
 def print_plan(plan: PlanResult, out: Console) -> None:
     """The fleets, the memory, the chart of the front, the commands and the notes."""
     demand, slo = plan.demand, Slo.parse(plan.slo)
+    if plan.bill is not None:
+        out.print(plan.bill.sentence, markup=False, soft_wrap=True)
     out.print(
         f"{plan.model}: {demand.rate:g} requests/s of {demand.isl} in (95 %: {demand.isl_p95}), "
         f"{demand.osl} out, under {slo}; {plan.num_candidates:,} candidates",

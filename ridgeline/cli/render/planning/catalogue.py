@@ -1,0 +1,81 @@
+"""The tables of `ridgeline catalogue`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.workflows.planning.catalogue import CatalogueResult, CatalogueRow, DevicePrice
+
+
+def print_catalogue(result: CatalogueResult, out: Console, *, one: bool) -> None:
+    """One line per device; of a single device all figures and prices."""
+    if one:
+        _print_device(result.rows[0], out)
+    else:
+        out.print(_device_table(result))
+    for note in result.notes:
+        out.print(f"- {note}", style="dim", markup=False, soft_wrap=True)
+
+
+def _device_table(result: CatalogueResult) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    table.caption = (
+        f"dense TFLOP/s; $/h {result.commitment}, per device, of the newest month's median "
+        "provider; * too old to plan with"
+    )
+    table.add_column("device", no_wrap=True)
+    for name in ("GB", "TB/s", "bf16", "fp8", "W", "$/h"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("from", overflow="ellipsis", no_wrap=True)
+    table.add_column("as of", no_wrap=True)
+    for row in result.rows:
+        device, chosen = row.device, row.chosen
+        table.add_row(
+            device.name,
+            f"{device.memory_bytes / 1e9:.0f}",
+            f"{device.bandwidth_bytes_s / 1e12:.2f}",
+            _tflops(row, "bfloat16", "float16"),
+            _tflops(row, "float8_e4m3"),
+            "" if device.tdp_w is None else f"{device.tdp_w:.0f}",
+            "" if chosen is None else f"{chosen.price.usd_per_hour:.2f}{_mark(chosen)}",
+            "" if chosen is None else chosen.price.provider,
+            "" if chosen is None else chosen.price.as_of,
+        )
+    return table
+
+
+def _tflops(row: CatalogueRow, *dtypes: str) -> str:
+    peaks = row.device.peak_flops
+    return next((f"{peaks[dtype] / 1e12:,.0f}" for dtype in dtypes if dtype in peaks), "")
+
+
+def _mark(row: DevicePrice) -> str:
+    return "*" if row.stale else ""
+
+
+def _print_device(row: CatalogueRow, out: Console) -> None:
+    device = row.device
+    peaks = ", ".join(f"{name} {peak / 1e12:,.0f}" for name, peak in device.peak_flops.items())
+    link = "" if device.link_bytes_s is None else f", links {device.link_bytes_s / 1e9:,.0f} GB/s"
+    watts = "" if device.tdp_w is None else f", {device.tdp_w:,.0f} W"
+    out.print(
+        f"{device.name}: {device.vendor}, {device.memory_bytes / 1e9:.0f} GB at "
+        f"{device.bandwidth_bytes_s / 1e12:.2f} TB/s{link}{watts}",
+        soft_wrap=True,
+    )
+    out.print(f"dense TFLOP/s: {peaks or 'unknown'}", soft_wrap=True)
+    out.print(f"source: {device.source}, {device.as_of}", style="dim", soft_wrap=True)
+    if not row.prices:
+        out.print("no price is known; give --price-per-hour to plan with it")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("$/h", justify="right", no_wrap=True)
+    for name in ("terms", "as of", "source"):
+        table.add_column(name, overflow="fold", no_wrap=name == "as of")
+    for price in row.prices:
+        listed = price.price
+        table.add_row(
+            f"{listed.usd_per_hour:.2f}{_mark(price)}", listed.terms, listed.as_of, listed.source
+        )
+    out.print(table)
