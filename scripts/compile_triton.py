@@ -65,10 +65,29 @@ def norms() -> None:
 
     x, gain = zeros(16, 4096), zeros(4096)
     norm.add_rms_norm(x, x, gain, 1e-5)
-    norm.add_rms_norm_fp8(x, x, gain, 1e-5)
-    norm.quantise_rows_int8(x)
+    norm.add_rms_norm_q(x, x, gain, 1e-5, "fp8")
+    norm.quantise_rows(x, "int8")
     norm.silu_mul(zeros(16, 28672))
-    norm.silu_mul_fp8(zeros(16, 28672))
+    norm.silu_mul_q(zeros(16, 28672), "fp8")
+
+
+def linear(kind: str, rows: int = 16, group: int = 128, num_out: int = 4096) -> None:
+    from ridgeline.engine.kernels.triton import linear
+
+    x, scale_O = zeros(rows, 4096), zeros(num_out, dtype=torch.float32)
+    if kind == "int4":
+        packed, scales = zeros(num_out, 2048, dtype=torch.uint8), zeros(num_out, 4096 // group)
+        linear.w4a16(x, packed, scales, None, group_size=group)
+    elif kind == "bf16":
+        linear.w16a16(x, zeros(num_out, 4096))
+    elif kind.startswith("w8a8"):
+        dtype = torch.int8 if kind == "w8a8" else FP8
+        codes, scale_T1 = zeros(rows, 4096, dtype=dtype), zeros(rows, 1, dtype=torch.float32)
+        weight = zeros(num_out, 4096, dtype=dtype)
+        linear.w8a8(codes, scale_T1, weight, scale_O, out_dtype=BF16)
+    else:
+        dtype = torch.int8 if kind == "int8" else FP8
+        linear.w8a16(x, zeros(num_out, 4096, dtype=dtype), scale_O)
 
 
 CASES: dict[str, Callable[[], None]] = {
@@ -84,6 +103,15 @@ CASES: dict[str, Callable[[], None]] = {
     "rope": rope,
     "rope-int8": lambda: rope(torch.int8, scaled=True),
     "norms": norms,
+    "w4a16": lambda: linear("int4"),
+    "w4a16-32": lambda: linear("int4", group=32),
+    "w4a16-64-rows": lambda: linear("int4", 64),
+    "w4a16-wide": lambda: linear("int4", num_out=65536),
+    "w8a16": lambda: linear("int8"),
+    "w8a16-fp8": lambda: linear("fp8"),
+    "w8a8": lambda: linear("w8a8"),
+    "w8a8-fp8": lambda: linear("w8a8-fp8"),
+    "w16a16": lambda: linear("bf16"),
 }
 
 

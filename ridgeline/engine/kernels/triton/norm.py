@@ -15,6 +15,8 @@ Shape legend: T rows, C and I their numbers.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import triton
 import triton.language as tl
@@ -29,6 +31,8 @@ from ridgeline.engine.kernels.triton.elementwise import (
     silu,
 )
 
+Kind = Literal["int8", "fp8"]
+CODES_OF: dict[Kind, int] = {"int8": INT8_CODES.value, "fp8": FP8_CODES.value}
 LONGEST_ROW = 65536
 CODE_DTYPES = {FP8_CODES.value: torch.float8_e4m3fn, INT8_CODES.value: torch.int8}
 
@@ -75,6 +79,41 @@ def _silu_mul_row(
     _store_row(silu(gate) * up, out + row * C, scale_out, row, at, C, CODES)
 
 
+@triton.jit
+def _scale_rows(
+    sums, row_scale, scale, bias, out,
+    C: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(sums + row * C + at, mask=at < C, other=0).to(tl.float32)
+    x = x * tl.load(scale + at, mask=at < C, other=0.0) * tl.load(row_scale + row)
+    if HAS_BIAS:
+        x += tl.load(bias + at, mask=at < C, other=0.0).to(tl.float32)
+    tl.store(out + row * C + at, x.to(out.dtype.element_ty), mask=at < C)
+
+
+def scaled_rows(
+    sums_TO: Tensor,
+    scale_T1: Tensor,
+    scale_O: Tensor,
+    bias_O: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """sums · scale_T · scale_O (+ bias) of contiguous int32 or float32 sums, in one pass."""
+    num_rows, width = sums_TO.shape
+    out_TO = torch.empty((num_rows, width), dtype=out_dtype, device=sums_TO.device)
+    block = min(1024, triton.next_power_of_2(width))
+    if num_rows:
+        _scale_rows[(num_rows, triton.cdiv(width, block))](
+            *(sums_TO, scale_T1, scale_O, bias_O, out_TO),
+            C=width,
+            BLOCK=block,
+            HAS_BIAS=bias_O is not None,
+        )
+    return out_TO
+
+
 def rms_norm(x_TC: Tensor, gain_C: Tensor, eps: float) -> Tensor:
     """x / rms(x) · gain in the dtype of x."""
     _, normed, _ = _launch(x_TC, None, gain_C, eps, NO_CODES.value)
@@ -87,34 +126,22 @@ def add_rms_norm(x_TC: Tensor, y_TC: Tensor, gain_C: Tensor, eps: float) -> tupl
     return total, normed
 
 
-def rms_norm_fp8(x_TC: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm as FP8 codes and scale_T1."""
-    _, codes, scale_T1 = _launch(x_TC, None, gain_C, eps, FP8_CODES.value)
+def rms_norm_q(x_TC: Tensor, gain_C: Tensor, eps: float, kind: Kind) -> tuple[Tensor, Tensor]:
+    """The norm as codes and scale_T1."""
+    _, codes, scale_T1 = _launch(x_TC, None, gain_C, eps, CODES_OF[kind])
     return codes, scale_T1
 
 
-def add_rms_norm_fp8(
-    x_TC: Tensor, y_TC: Tensor, gain_C: Tensor, eps: float
+def add_rms_norm_q(
+    x_TC: Tensor, y_TC: Tensor, gain_C: Tensor, eps: float, kind: Kind
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + y, and its norm as FP8 codes and scale_T1."""
-    return _launch(x_TC, y_TC, gain_C, eps, FP8_CODES.value)
+    """x + y, and its norm as codes and scale_T1."""
+    return _launch(x_TC, y_TC, gain_C, eps, CODES_OF[kind])
 
 
-def rms_norm_int8(x_TC: Tensor, gain_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm as INT8 codes and scale_T1."""
-    _, codes, scale_T1 = _launch(x_TC, None, gain_C, eps, INT8_CODES.value)
-    return codes, scale_T1
-
-
-def quantise_rows_fp8(x_TC: Tensor) -> tuple[Tensor, Tensor]:
-    """FP8 codes and scale_T1 of rows."""
-    _, codes, scale_T1 = _launch(x_TC, None, None, 0.0, FP8_CODES.value)
-    return codes, scale_T1
-
-
-def quantise_rows_int8(x_TC: Tensor) -> tuple[Tensor, Tensor]:
-    """INT8 codes and scale_T1 of rows."""
-    _, codes, scale_T1 = _launch(x_TC, None, None, 0.0, INT8_CODES.value)
+def quantise_rows(x_TC: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Codes and scale_T1 of rows."""
+    _, codes, scale_T1 = _launch(x_TC, None, None, 0.0, CODES_OF[kind])
     return codes, scale_T1
 
 
@@ -138,17 +165,9 @@ def silu_mul(x_T2I: Tensor) -> Tensor:
     return out
 
 
-def silu_mul_fp8(x_T2I: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(gate) · up as FP8 codes and scale_T1."""
-    return _silu_mul_codes(x_T2I, FP8_CODES.value)
-
-
-def silu_mul_int8(x_T2I: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(gate) · up as INT8 codes and scale_T1."""
-    return _silu_mul_codes(x_T2I, INT8_CODES.value)
-
-
-def _silu_mul_codes(x_T2I: Tensor, codes: int) -> tuple[Tensor, Tensor]:
+def silu_mul_q(x_T2I: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """silu(gate) · up as codes and scale_T1."""
+    codes = CODES_OF[kind]
     num_rows, width = x_T2I.shape[0], x_T2I.shape[1] // 2
     out, scale_T1 = _codes_of(x_T2I, num_rows, width, codes)
     block = _block(width)

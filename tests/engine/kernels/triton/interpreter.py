@@ -1,7 +1,7 @@
 """Triton's interpreter, repaired where it computes wrongly or slowly, and the device of the tests.
 
-The interpreter keeps bfloat16 as its bits: it multiplies those in `tl.dot`, takes integers for
-them, and truncates where hardware rounds to nearest. Here torch converts and products are those of
+The interpreter keeps bfloat16 as its bits: it adds and multiplies those, takes integers for them,
+and truncates where hardware rounds to nearest. Here torch converts and products are those of
 the numbers. It also replaces all functions of the language again for every call of a function of a
 kernel, which takes most of the time; here it does so once.
 
@@ -32,7 +32,8 @@ def repair_interpreter() -> None:
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
-    original_cast, patch, patched = builder.cast_impl, interpreter._patch_lang, set()
+    original_cast, original_binary = builder.cast_impl, builder.binary_op
+    patch, patched = interpreter._patch_lang, set()
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: object) -> Any:
         product = np.matmul(_numbers(a), _numbers(b), dtype=d.data.dtype) + d.data
@@ -45,6 +46,17 @@ def repair_interpreter() -> None:
             return original_cast(self, value, target)
         data = _convert(value.data, *pair).view(interpreter._get_np_dtype(target))
         return interpreter.TensorHandle(data, target.scalar)
+
+    def binary_op(self: Any, a: Any, b: Any, operation: Any) -> Any:
+        import triton.language as tl
+
+        if a.dtype.scalar != tl.bfloat16 or b.dtype.scalar != tl.bfloat16:
+            return original_binary(self, a, b, operation)
+        result = operation(_numbers(a), _numbers(b))
+        if result.dtype == np.bool_:
+            return interpreter.TensorHandle(result, tl.int1)
+        bits = _convert(result.astype(np.float32), torch.float32, torch.bfloat16)
+        return interpreter.TensorHandle(bits, tl.bfloat16)
 
     def convert_float(data: Any, source: Any, target: Any, rounding: object) -> Any:
         types = _torch_dtypes()
@@ -62,6 +74,7 @@ def repair_interpreter() -> None:
         return NoScope()
 
     builder.create_dot, builder.cast_impl = create_dot, cast_impl
+    builder.binary_op = binary_op
     for name in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):
         setattr(builder, f"create_{name}", cast_impl)
     interpreter._convert_float = convert_float
@@ -100,5 +113,5 @@ def _numbers(handle: Any) -> Any:
     """The operand of a product as numbers that NumPy can multiply."""
     types = _torch_dtypes()
     if handle.dtype.is_floating():
-        return _convert(handle.data, types[handle.dtype], torch.float32)
+        return _convert(handle.data, types[handle.dtype.scalar], torch.float32)
     return handle.data

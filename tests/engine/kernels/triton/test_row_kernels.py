@@ -54,27 +54,26 @@ def test_rms_norm(dtype: torch.dtype, width: int) -> None:
     assert_near(normed, F.rms_norm((x + y).float(), (width,), gain.float(), 1e-5).to(dtype))
 
 
-def test_norm_with_codes() -> None:
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_norm_with_codes(kind: str) -> None:
     from ridgeline.engine.kernels.triton import norm
 
     x, y = random(4, 100), random(4, 100, seed=1)
     x[2] = y[2] = 0
     gain = random(100, seed=2)
     normed = F.rms_norm(x, (100,), gain, 1e-5)
-    assert_same_codes(norm.rms_norm_fp8(x, gain, 1e-5), normed)
-    assert_same_codes(norm.rms_norm_int8(x, gain, 1e-5), normed)
-    total, *codes = norm.add_rms_norm_fp8(x, y, gain, 1e-5)
+    assert_same_codes(norm.rms_norm_q(x, gain, 1e-5, kind), normed)
+    total, *codes = norm.add_rms_norm_q(x, y, gain, 1e-5, kind)
     assert torch.equal(total, x + y)
     assert_same_codes((codes[0], codes[1]), F.rms_norm(total, (100,), gain, 1e-5))
-    assert_same_codes(norm.quantise_rows_fp8(x), x)
-    assert_same_codes(norm.quantise_rows_int8(x), x)
+    assert_same_codes(norm.quantise_rows(x, kind), x)
 
 
 def test_int8_codes_round_half_to_even() -> None:
-    from ridgeline.engine.kernels.triton.norm import quantise_rows_int8
+    from ridgeline.engine.kernels.triton.norm import quantise_rows
 
     x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5, 3.0]], device=DEVICE)
-    codes, _ = quantise_rows_int8(x)
+    codes, _ = quantise_rows(x, "int8")
     assert codes.tolist() == [[127, 0, 2, 2, 0, -2, -126, 3]]
 
 
@@ -86,8 +85,20 @@ def test_silu_mul(dtype: torch.dtype) -> None:
     gate, up = x.float().chunk(2, dim=1)
     want = F.silu(gate) * up
     assert_near(norm.silu_mul(x), want.to(dtype))
-    assert_same_codes(norm.silu_mul_fp8(x), want)
-    assert_same_codes(norm.silu_mul_int8(x), want)
+    assert_same_codes(norm.silu_mul_q(x, "fp8"), want)
+    assert_same_codes(norm.silu_mul_q(x, "int8"), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_sums_are_scaled_by_row_and_output(dtype: torch.dtype) -> None:
+    from ridgeline.engine.kernels.triton.norm import scaled_rows
+
+    sums, scale_T1, scale_O, bias = (random(*s) for s in ((3, 1100), (3, 1), (1100,), (1100,)))
+    sums = (sums * 100).to(dtype)
+    want = sums * scale_T1 * scale_O
+    assert_near(scaled_rows(sums, scale_T1, scale_O, None, torch.float32), want)
+    got = scaled_rows(sums, scale_T1, scale_O, bias, torch.bfloat16)
+    assert_near(got, (want + bias).bfloat16())
 
 
 def test_no_rows() -> None:
