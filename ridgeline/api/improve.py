@@ -45,6 +45,13 @@ def optimize(
     calibration: str | Path | None = None,
     url: str | None = None,
     restart_cmd: str | None = None,
+    apply_cmd: str | None = None,
+    server_cmd: str | None = None,
+    docker: str | None = None,
+    kubernetes: str | None = None,
+    slurm: str | Path | None = None,
+    ray: str | Path | None = None,
+    ready_url: str | None = None,
     server: ServerKind | None = None,
     served_model_name: str | None = None,
     gpus: int | None = None,
@@ -77,6 +84,16 @@ def optimize(
         calibration: Predict with this file of `ridgeline calibrate`.
         url: Optimise the server at this address: 'http://127.0.0.1:{port}'.
         restart_cmd: Command that starts it; {flags} and {port} are filled in.
+        apply_cmd: Command that applies a configuration: RIDGELINE_FLAGS, or JSON in
+            RIDGELINE_CONFIG.
+        server_cmd: --apply-cmd: command line that the server runs with now.
+        docker: Container to run with other flags (docker or podman).
+        kubernetes: Deployment or StatefulSet to patch: NAMESPACE/NAME,
+            NAMESPACE/statefulset/NAME.
+        slurm: Job script with {flags} to submit; {node} in --url is the job's node.
+        ray: Ray Serve configuration that is deployed, of one LLM.
+        ready_url: Address that answers once a configuration is up (default: /v1/models of
+            --url).
         server: Kind of server (default: recognised by its command).
         served_model_name: Model to request from the server (default: the first it lists).
         gpus: GPUs that tensor parallelism and replicas may use (default: as the command has it).

@@ -13,6 +13,7 @@ from ridgeline.config.improve import (
     OptimizeOptions,
     QuantizeFiles,
     QuantizeOptions,
+    RehearsalOptions,
     TargetServerOptions,
     TrainDrafterFiles,
     TrainDrafterOptions,
@@ -256,13 +257,15 @@ _COMMANDS = (
         summary="Find the fastest configuration, and prove it.",
         details="Tries one technique at a time: measures, diagnoses, applies, verifies quality, "
         "and keeps only proven improvements. Optimises the engine here (MODEL), or a server that "
-        "--restart-cmd starts. Writes a report and a ridgeline.toml.",
+        "--restart-cmd starts, or one that runs in a container, on Kubernetes, Slurm or Ray Serve. "
+        "Writes a report and a ridgeline.toml.",
         examples=(
             "ridgeline optimize demo --budget 5m",
             "ridgeline optimize --url 'http://127.0.0.1:{port}' \\\n"
             "    --restart-cmd 'vllm serve ./model --port {port} {flags}'",
+            "ridgeline optimize ./model --url http://chat:8000 --kubernetes prod/chat --dry-run",
         ),
-        sections=(OptimizeOptions, TargetServerOptions, Settings),
+        sections=(OptimizeOptions, TargetServerOptions, RehearsalOptions, Settings),
     ),
     Command(
         name="quantize",

@@ -76,6 +76,70 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
             ambient=False,
         ),
     ] = None
+    apply_cmd: Annotated[
+        str | None,
+        About(
+            "Command that applies a configuration: RIDGELINE_FLAGS, or JSON in RIDGELINE_CONFIG.",
+            metavar="COMMAND",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    server_cmd: Annotated[
+        str | None,
+        About(
+            "--apply-cmd: command line that the server runs with now.",
+            metavar="COMMAND",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    docker: Annotated[
+        str | None,
+        About(
+            "Container to run with other flags (docker or podman).",
+            metavar="CONTAINER",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    kubernetes: Annotated[
+        str | None,
+        About(
+            "Deployment or StatefulSet to patch: NAMESPACE/NAME, NAMESPACE/statefulset/NAME.",
+            metavar="NAMESPACE/NAME",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    slurm: Annotated[
+        Path | None,
+        About(
+            "Job script with {flags} to submit; {node} in --url is the job's node.",
+            path="input",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    ray: Annotated[
+        Path | None,
+        About(
+            "Ray Serve configuration that is deployed, of one LLM.",
+            path="input",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    ready_url: Annotated[
+        str | None,
+        About(
+            "Address that answers once a configuration is up.",
+            metavar="URL",
+            unset="/v1/models of --url",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
     server: Annotated[
         ServerKind | None,
         About("Kind of server.", unset="recognised by its command", ambient=False),
@@ -94,6 +158,21 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
     start_timeout: Annotated[
         float, About("Maximum time for a start.", unit=DURATION, unset="10m", ambient=False)
     ] = 600.0
+
+
+class RehearsalOptions(Section, frozen=True, kw_only=True):
+    """Showing what a search would do to a server, without doing it."""
+
+    title: ClassVar[str] = "Another server"
+
+    dry_run: Annotated[
+        bool,
+        About(
+            "Print the commands that would change the server, and change nothing.",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = False
 
 
 class QuantizeFiles(Section, frozen=True, kw_only=True):

@@ -52,6 +52,7 @@ _LOAD_RULES: tuple[Rule, ...] = (
     Displaces("input_len", ("workload",)),
     Displaces("output_len", ("workload",)),
 )
+WAYS_TO_APPLY = ("restart_cmd", "apply_cmd", "docker", "kubernetes", "slurm", "ray")
 _JUDGED = ("html", "json", "accelerator", "model", "seed", "slo", "config")
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
@@ -86,8 +87,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("accelerator", ("url", "run")),
     ),
     "optimize": (
-        Needs("url", ("restart_cmd",)),
-        Needs("restart_cmd", ("url",)),
+        Needs("url", WAYS_TO_APPLY),
+        *(Needs(way, ("url",)) for way in WAYS_TO_APPLY),
+        Needs("server_cmd", ("apply_cmd",)),
+        Needs("ready_url", ("apply_cmd", "docker", "kubernetes", "ray")),
+        Needs("dry_run", ("url",)),
         Needs("server", ("url",)),
         Needs("served_model_name", ("url",)),
         Needs("api_key", ("url",)),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import msgspec
 
@@ -140,6 +140,10 @@ class LadderSearch:
             closing = await self._compare_with_baseline()
         except (KeyboardInterrupt, asyncio.CancelledError):
             ended = "interrupted"
+            # A wait that blocked has raised before the request to cancel was delivered: take it
+            # here, or it would discard the result.
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
         return self._result(ended, closing)
 
     def close(self) -> None:

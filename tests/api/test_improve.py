@@ -15,7 +15,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 from ridgeline.records.progress import ProgressEvent, silent
 from ridgeline.workflows.evaluate import evaluate as evaluate_workflow
-from ridgeline.workflows.optimize.restartable_server import RestartableServer
+from ridgeline.workflows.optimize.server_driver import RestartableServer
 
 
 @pytest.mark.slow

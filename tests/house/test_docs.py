@@ -114,6 +114,12 @@ def test_commands_and_flags_exist() -> None:
 
 
 FOREIGN_FLAGS = {
+    "--rm",
+    "--link",
+    "--volumes-from",
+    "--tmpfs",
+    "--sysctl",
+    "--local",
     "--cuda-graph-trace",
     "--enforce-eager",
     "--parallel",

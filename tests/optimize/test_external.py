@@ -20,6 +20,7 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.monitors.server_metrics import parse_page
 from ridgeline.measure.workload import parse_workload
+from ridgeline.optimize.drivers.server_process import ActiveServer, ServerCommand, ServerProcess
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.optimize.external.inferred_steps import infer_steps
 from ridgeline.optimize.external.server_deployment import (
@@ -33,7 +34,6 @@ from ridgeline.optimize.external.server_deployment import (
     server_info,
 )
 from ridgeline.optimize.external.server_flags import load_server_flags, server_flags_for
-from ridgeline.optimize.external.server_process import ActiveServer, ServerCommand, ServerProcess
 from ridgeline.optimize.ladder import candidates_of, load_default_ladder
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from tests.diagnose.mock_thread import mock_server
@@ -156,9 +156,9 @@ def test_two_configurations_run_side_by_side_and_stop(script: str, tmp_path: Pat
 
 
 def test_fixed_port_allows_one_server_at_a_time(tmp_path: Path, script: str) -> None:
-    from ridgeline.optimize.external.server_process import _free_port
+    from ridgeline.optimize.drivers.server_process import free_port
 
-    port = _free_port()
+    port = free_port()
     recipe = ServerCommand(
         url=f"http://127.0.0.1:{port}",
         command=script.replace("{port}", str(port)),

@@ -10,10 +10,10 @@ import pytest
 
 from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.errors import CannotRun
+from ridgeline.optimize.drivers.server_process import ServerCommand, replace_flags
 from ridgeline.optimize.external import server_deployment
 from ridgeline.optimize.external.server_deployment import check_rate_limit, post
 from ridgeline.optimize.external.server_flags import ServerFlags, load_server_flags
-from ridgeline.optimize.external.server_process import ServerCommand, replace_flags
 from ridgeline.optimize.ladder import load_default_ladder, unmet_need
 from ridgeline.optimize.time_budget import MAX_ROUNDS, MIN_ROUNDS, MIN_TRIALS, TimeBudget
 from ridgeline.records import RequestTrace, RunTrace

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
-from ridgeline.workflows.optimize.restartable_server import (
-    RestartableServer,
-    model_of_server,
-    server_recipe,
-)
+from ridgeline.workflows.optimize.restartable_server import model_of_server, server_recipe
 from ridgeline.workflows.optimize.server_costs import ServerCosts
+from ridgeline.workflows.optimize.server_driver import RestartableServer
 
 TWIN = "ridgeline twin --device l4 vllm serve llama-3.1-8b --port {port} {flags}"
 
@@ -21,7 +20,7 @@ def server_of(command: str) -> RestartableServer:
 
 
 def costs_of(command: str, model: str) -> tuple[ServerCosts, Settings]:
-    recipe = server_recipe(server_of(command))
+    recipe = server_recipe(server_of(command), Path())
     start = recipe.start_settings(Settings(model=model))
     return ServerCosts(machine=None, recipe=recipe, start=start), start  # type: ignore[arg-type]  # unused for twins
 
@@ -37,11 +36,11 @@ def costs_of(command: str, model: str) -> tuple[ServerCosts, Settings]:
     ],
 )
 def test_model_is_read_from_the_command_line(command: str, model: str) -> None:
-    assert model_of_server(server_of(command), None, "configured") == model
+    assert model_of_server(command, None, "configured") == model
 
 
 def test_named_model_precedes_that_of_the_command_line() -> None:
-    assert model_of_server(server_of(TWIN), "demo", "configured") == "demo"
+    assert model_of_server(TWIN, "demo", "configured") == "demo"
 
 
 def test_peaks_of_a_twin_are_those_of_its_device_in_the_served_dtype() -> None:

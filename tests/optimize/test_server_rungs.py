@@ -6,6 +6,7 @@ import shlex
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from ridgeline.config.settings import Settings, Speculative
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.workload import parse_workload
+from ridgeline.optimize.drivers.server_process import ServerCommand, replace_flags
 from ridgeline.optimize.external.server_deployment import (
     ModelAndKey,
     ServerAddress,
@@ -24,7 +26,6 @@ from ridgeline.optimize.external.server_deployment import (
     spread_logprobs,
 )
 from ridgeline.optimize.external.server_flags import load_server_flags
-from ridgeline.optimize.external.server_process import ServerCommand, replace_flags
 from ridgeline.optimize.external.server_rungs import (
     parallel_rungs,
     server_rungs,
@@ -38,7 +39,8 @@ from ridgeline.optimize.server_settings import (
     recorded_settings,
 )
 from ridgeline.twin.servers.command_line import ServerLine, read_command
-from ridgeline.workflows.optimize.restartable_server import RestartableServer, server_recipe
+from ridgeline.workflows.optimize.restartable_server import server_recipe
+from ridgeline.workflows.optimize.server_driver import RestartableServer
 
 COMMANDS = {
     "vllm": "vllm serve m",
@@ -51,7 +53,8 @@ SERVERS = tuple(COMMANDS)
 
 
 def recipe_of(command: str):  # type: ignore[no-untyped-def]
-    return server_recipe(RestartableServer(url="http://127.0.0.1:{port}", restart_cmd=command))
+    server = RestartableServer(url="http://127.0.0.1:{port}", restart_cmd=command)
+    return server_recipe(server, Path())
 
 
 @pytest.mark.parametrize("server", SERVERS)

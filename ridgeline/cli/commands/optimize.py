@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.cli.render.optimize import print_search
+from ridgeline.cli.render.optimize import print_dry_run, print_search
 from ridgeline.cli.render.optimize_progress import search_progress
-from ridgeline.config.improve import OptimizeOptions, TargetServerOptions
+from ridgeline.config.improve import OptimizeOptions, RehearsalOptions, TargetServerOptions
+from ridgeline.workflows.optimize.dry_run import dry_run
 from ridgeline.workflows.optimize.optimize import check_search, optimize
 from ridgeline.workflows.optimize.restartable_server import restartable_server
 
@@ -19,6 +20,9 @@ def optimize_command(call: Invocation) -> int:
     options, console = call.read(OptimizeOptions), Console()
     settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
+    if server is not None and call.read(RehearsalOptions).dry_run:
+        print_dry_run(console, dry_run(settings, options, server))
+        return 0
     check_search(settings, options, server, call.config)
     if server is None:
         call.settings(options.model)  # downloads the model

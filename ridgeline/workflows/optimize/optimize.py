@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -37,11 +39,11 @@ from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.models.fetch_models import fetch_models
 from ridgeline.workflows.optimize.restartable_server import (
-    RestartableServer,
     ServerRecipe,
     model_of_server,
     server_recipe,
 )
+from ridgeline.workflows.optimize.server_driver import RestartableServer
 from ridgeline.workflows.run_async import run_async
 
 ENGINE_FILES = ("report.html", "ladder.json", "ridgeline.toml", "vllm.sh")
@@ -96,30 +98,25 @@ def optimize(
     search with what it found so far. Raises UserError if an option is wrong or the budget hopeless.
     """
     started_s = time.perf_counter()
-    if server is not None:
-        model = model_of_server(server, options.model, settings.model)
-        settings = msgspec.structs.replace(settings, model=model)
-    job, ladder = job_of(settings, options), ladder_of(options.ladder)
-    recipe = None if server is None else server_recipe(server)
-    if recipe is not None:
-        start = recipe.start_settings(settings)
-        defaults = recipe.default_settings(settings)
-        job = msgspec.structs.replace(job, settings=start, defaults=defaults)
-        if options.ladder is None:
-            ladder = with_server_rungs(ladder, recipe.flags, recipe.num_devices)
-    calibration = _calibration(options, recipe)
-    workload = parse_workload(job.workload)
-    if server is None:
-        fetch_models(settings, observer)
-        load_spec(settings.model)  # an unknown name must not cost the probe
-    else:
-        load_planning_spec(settings.model)
-    observer(Message(text="probing this machine (a probe is kept for a day)"))
-    machine = probe()
-    with tempfile.TemporaryDirectory(prefix="ridgeline-logs-") as folder:
-        environment = _environment(
-            job, workload, machine, calibration, recipe, logs or Path(folder)
-        )
+    with ExitStack() as stack:
+        if logs is None:
+            logs = Path(stack.enter_context(TemporaryDirectory(prefix="ridgeline-logs-")))
+        logs.mkdir(parents=True, exist_ok=True)
+        recipe = None
+        if server is not None:
+            recipe = server_recipe(server, logs, partial(_report_line, observer))
+            stack.enter_context(recipe.driver)
+            settings = with_model_of_server(settings, options, recipe)
+        job, ladder = prepare_search(settings, options, recipe)
+        calibration = _calibration(options, recipe)
+        workload = parse_workload(job.workload)
+        if server is None:
+            fetch_models(settings, observer)
+            load_spec(settings.model)  # an unknown name must not cost the probe
+        else:
+            load_planning_spec(settings.model)
+        observer(Message(text="probing this machine (a probe is kept for a day)"))
+        environment = _environment(job, workload, probe(), calibration, recipe, logs)
         left_s = job.budget_s - (time.perf_counter() - started_s)
         job = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
         result = run_async(
@@ -128,6 +125,33 @@ def optimize(
     if recipe is None:
         return OptimizeResult(ladder=result, files=_engine_files(result))
     return OptimizeResult(ladder=result, files=_server_files(result, recipe, settings))
+
+
+def _report_line(observer: Observer, line: str) -> None:
+    observer(Message(text=line))
+
+
+def with_model_of_server(
+    settings: Settings, options: OptimizeOptions, recipe: ServerRecipe
+) -> Settings:
+    """The settings with the model whose sizes and tokenizer a search of a server uses."""
+    model = model_of_server(recipe.command.command, options.model, settings.model)
+    return msgspec.structs.replace(settings, model=model)
+
+
+def prepare_search(
+    settings: Settings, options: OptimizeOptions, recipe: ServerRecipe | None
+) -> tuple[OptimizeJob, Ladder]:
+    """The job and the ladder of the engine, or of a server. Raises BadInput."""
+    job, ladder = job_of(settings, options), ladder_of(options.ladder)
+    if recipe is None:
+        return job, ladder
+    job = msgspec.structs.replace(
+        job, settings=recipe.start_settings(settings), defaults=recipe.default_settings(settings)
+    )
+    if options.ladder is None:
+        ladder = with_server_rungs(ladder, recipe.flags, recipe.num_devices)
+    return job, ladder
 
 
 def check_search(
@@ -149,7 +173,7 @@ def check_search(
             fix="--budget 5m",
         )
     ladder_of(options.ladder)
-    recipe = None if server is None else server_recipe(server)
+    recipe = None if server is None else server_recipe(server, options.output)
     _calibration(options, recipe)
     names = ENGINE_FILES if server is None else SERVER_FILES
     written = {(options.output / name).resolve() for name in names}

@@ -9,49 +9,36 @@ from pathlib import Path, PurePath
 import msgspec
 
 from ridgeline.config.improve import TargetServerOptions
+from ridgeline.config.rules import WAYS_TO_APPLY
 from ridgeline.config.server import TwinServerOptions
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.diagnose.conditions import Value
 from ridgeline.measure.client.http_target import base_url
 from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.modelspec.families.shapes import shape_of_repository
+from ridgeline.optimize.drivers.base import Driver, Report
+from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ServerCommand
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
-from ridgeline.optimize.external.server_process import ServerCommand
 from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS, server_rungs
 from ridgeline.optimize.server_settings import FLAGS, ServerSettings
 from ridgeline.twin.config import parse_devices
 from ridgeline.twin.servers.command_line import find_command, server_kinds
+from ridgeline.workflows.optimize.server_driver import RestartableServer, open_driver
 
 WITHOUT_GRAPHS = ("--enforce-eager", "--disable-cuda-graph", "--disable-cuda-graphs")
 WITHOUT_OVERLAP = ("--no-async-scheduling", "--disable-overlap-schedule")
-DEFAULT_PORT = 8000  # of the commands that a result ends with
-
-
-class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server of another engine, and how to start it.
-
-    `url` and `restart_cmd` both contain `{port}`, so that two configurations can run at once, or
-    neither does; `restart_cmd` also contains `{flags}`. `server`: vllm, llama-server, sglang or
-    ridgeline; None means the one that the command names. `num_devices`: what tensor
-    parallelism and replicas may use (None: as the command has it).
-    """
-
-    url: str
-    restart_cmd: str
-    server: str | None = None
-    served_model_name: str | None = None
-    api_key: str | None = None
-    start_timeout_s: float = 600.0
-    num_devices: int | None = None
 
 
 def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
     """The server that the options name; None if they name none."""
-    if given.url is None or given.restart_cmd is None:
+    ways = {name: getattr(given, name) for name in WAYS_TO_APPLY}
+    if given.url is None or not any(ways.values()):
         return None
     return RestartableServer(
         url=given.url,
-        restart_cmd=given.restart_cmd,
+        **ways,
+        server_cmd=given.server_cmd,
+        ready_url=given.ready_url,
         server=given.server,
         served_model_name=given.served_model_name,
         api_key=given.api_key,
@@ -60,13 +47,13 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
     )
 
 
-def model_of_server(server: RestartableServer, named: str | None, configured: str) -> str:
+def model_of_server(command: str, named: str | None, configured: str) -> str:
     """The model whose sizes and tokenizer the search uses.
 
     That is the one named for the search, else the one in the server's command line, else the
     configured one. A published shape stands for a model whose files are not on this machine.
     """
-    found = find_command(server.restart_cmd)
+    found = find_command(command)
     model = named or (configured if found is None else found[1].model)
     if is_built_in(model) or Path(model).expanduser().exists():
         return model
@@ -75,10 +62,12 @@ def model_of_server(server: RestartableServer, named: str | None, configured: st
 
 
 class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A restartable server, checked: its command line and the flags that it knows."""
+    """A restartable server, checked: its command line, the flags that it knows, and what applies
+    them."""
 
     command: ServerCommand
     flags: ServerFlags
+    driver: Driver
     served_model_name: str | None = None
     num_devices: int | None = None
     api_key: str | None = None
@@ -149,15 +138,20 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return f"#!/bin/sh\nexec {shlex.join(words)}\n"
 
 
-def server_recipe(server: RestartableServer) -> ServerRecipe:
-    """Check the server's address, command line and kind. Raises BadInput."""
-    command = ServerCommand(
-        url=server.url, command=server.restart_cmd, start_timeout_s=server.start_timeout_s
-    )
-    base_url(command.at(DEFAULT_PORT))
+def server_recipe(
+    server: RestartableServer, folder: Path, report: Report = lambda line: None
+) -> ServerRecipe:
+    """Check the server's address, command line and kind, and read its present configuration.
+
+    `folder` receives what a driver writes while it applies configurations; `report` is called with
+    lines about them. Raises BadInput, and CannotRun if the server's state cannot be read.
+    """
+    base_url(server.url.replace("{port}", str(DEFAULT_PORT)).replace("{node}", "node"))
+    command, driver = open_driver(server, folder, report)
     return ServerRecipe(
         command=command,
-        flags=server_flags_for(server.restart_cmd, server.server),
+        flags=server_flags_for(command.command, server.server),
+        driver=driver,
         served_model_name=server.served_model_name,
         num_devices=server.num_devices,
         api_key=server.api_key,

@@ -24,6 +24,7 @@ from ridgeline.hardware.machine import Machine
 from ridgeline.measure.client.accepted_prompts import COMMON_WORDS, Vocabulary
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.measure.workload import Workload
+from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ActiveServer
 from ridgeline.optimize.environment import Deployment, Environment, Load, NextSteps
 from ridgeline.optimize.external.inferred_steps import infer_steps
 from ridgeline.optimize.external.server_deployment import (
@@ -36,7 +37,6 @@ from ridgeline.optimize.external.server_deployment import (
     read_settings,
     server_info,
 )
-from ridgeline.optimize.external.server_process import ActiveServer, ServerProcess
 from ridgeline.optimize.quality import load_quality_limits
 from ridgeline.records import RunTrace
 from ridgeline.roofline import Peaks
@@ -50,7 +50,7 @@ from ridgeline.workflows.load.tokenized_workload import (
     shared_prompt_share,
     workload_facts,
 )
-from ridgeline.workflows.optimize.restartable_server import DEFAULT_PORT, ServerRecipe
+from ridgeline.workflows.optimize.restartable_server import ServerRecipe
 from ridgeline.workflows.optimize.server_costs import ServerCosts
 from ridgeline.workflows.optimize.simulator import SimulatedEngine
 
@@ -156,7 +156,7 @@ class _ServerStarter:
     ) -> None:
         self._recipe, self._start, self._prompts, self._logs = recipe, start, prompts, logs
         self._vocab_size = vocab_size
-        self._active = ActiveServer(recipe.command.side_by_side)
+        self._active = ActiveServer(recipe.driver.side_by_side)
         self._token_numbers: TokenNumbers = {}
         self._numbers = count(1)
 
@@ -165,7 +165,7 @@ class _ServerStarter:
         recipe = self._recipe
         flags = recipe.flags.words(settings, self._start)
         log = self._logs / f"server-{next(self._numbers)}.log"
-        process = ServerProcess(recipe.command, flags, log)
+        process = recipe.driver.configure(flags, log)
 
         def activate() -> ServerAddress:
             self._active.activate(process)

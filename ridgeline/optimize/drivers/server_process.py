@@ -17,19 +17,24 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import IO
 
 import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.optimize.drivers.base import ServerHandle, Shell
+from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
+from ridgeline.optimize.drivers.shell import sleep_unless_interrupted
 from ridgeline.optimize.server_settings import REMOVE
 
 POLL_S = 0.1
 END_S = 20.0
 NEEDS_KEY = (401, 403)
 TAIL_CHARS = 600
+DEFAULT_PORT = 8000  # of the commands that are printed
 
 
 class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,9 +138,16 @@ def _is_flag(word: str) -> bool:
 class ServerProcess:
     """One configuration of the server; its output goes to `log`."""
 
-    def __init__(self, recipe: ServerCommand, flags: Sequence[str], log: Path) -> None:
-        self._recipe, self._log = recipe, log
-        port = _free_port() if recipe.side_by_side else None
+    def __init__(
+        self,
+        recipe: ServerCommand,
+        flags: Sequence[str],
+        log: Path,
+        note_groups: Callable[[int, bool], None] = lambda group, up: None,
+    ) -> None:
+        """`note_groups` is called with every process group that starts (True) or ends (False)."""
+        self._recipe, self._log, self._note_groups = recipe, log, note_groups
+        port = free_port() if recipe.side_by_side else None
         self.url, self.num_starts = recipe.at(port), 0
         self._words = recipe.words(flags, port)
         self._process: subprocess.Popen[bytes] | None = None
@@ -152,6 +164,12 @@ class ServerProcess:
         """
         if self.is_up:
             return
+        if answers(models_url(self.url)):
+            raise CannotRun(
+                "another server answers at this address already",
+                value=self.url,
+                fix="stop it, or write {port} in --url and --restart-cmd",
+            )
         self._out = self._log.open("ab")
         try:
             self._process = subprocess.Popen(
@@ -166,6 +184,7 @@ class ServerProcess:
             raise CannotRun(
                 "cannot start the server", value=self._words[0], fix=str(error)
             ) from None
+        self._note_groups(self._process.pid, True)
         try:
             self._await_answer(self._process)
         except BaseException:
@@ -175,12 +194,12 @@ class ServerProcess:
 
     def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
         stop_s = time.monotonic() + self._recipe.start_timeout_s
-        while not _answers(self.url):
+        while not answers(models_url(self.url)):
             if process.poll() is not None:
                 raise self._failure(f"it exited with code {process.returncode} while starting")
             if time.monotonic() > stop_s:
                 raise self._failure(f"no answer in {self._recipe.start_timeout_s:.0f} s")
-            time.sleep(POLL_S)
+            sleep_unless_interrupted(POLL_S)
 
     def _failure(self, what: str) -> CannotRun:
         tail = self._log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:].strip()
@@ -199,9 +218,59 @@ class ServerProcess:
                 process.wait(END_S)
             _signal(process.pid, signal.SIGKILL)
             process.wait()
+            self._note_groups(process.pid, False)
         if self._out is not None:
             self._out.close()
             self._out = None
+
+
+class ProcessDriver:
+    """A `Driver`: each configuration is a process in its own group."""
+
+    def __init__(self, command: ServerCommand, folder: Path) -> None:
+        self._command = command
+        self._script = RestoreScript(folder / RESTORE_SCRIPT)
+        self._running: list[int] = []  # process groups
+
+    @property
+    def side_by_side(self) -> bool:
+        return self._command.side_by_side
+
+    def __enter__(self) -> ProcessDriver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._script.remove()
+
+    def configure(self, flags: Sequence[str], log: Path) -> ServerProcess:
+        return ServerProcess(self._command, flags, log, self._note_group)
+
+    def plan(self, flags: Sequence[str]) -> list[Shell]:
+        port = DEFAULT_PORT if self.side_by_side else None
+        return [Shell(tuple(self._command.words(flags, port)))]
+
+    def plan_restore(self) -> list[Shell]:
+        """Nothing: the processes are Ridgeline's, and end with it."""
+        return []
+
+    def _note_group(self, group: int, up: bool) -> None:
+        """Keep the script that ends the processes if this one is killed."""
+        if up:
+            self._running.append(group)
+        else:
+            self._running.remove(group)
+        if not self._running:
+            self._script.remove()
+            return
+        groups = " ".join(f"-{number}" for number in self._running)
+        self._script.write(
+            [f"kill -TERM -- {groups}", f"sleep {END_S:.0f}", f"kill -KILL -- {groups}"]
+        )
 
 
 class ActiveServer:
@@ -209,25 +278,30 @@ class ActiveServer:
 
     def __init__(self, side_by_side: bool) -> None:
         self._side_by_side = side_by_side
-        self._up: ServerProcess | None = None
+        self._up: ServerHandle | None = None
 
-    def activate(self, server: ServerProcess) -> None:
+    def activate(self, server: ServerHandle) -> None:
         """Make sure that this server is up, stopping another one if necessary."""
         if not self._side_by_side and self._up is not None and self._up is not server:
             self._up.stop()
         self._up = server
         server.start()
 
-    def retire(self, server: ServerProcess) -> None:
+    def retire(self, server: ServerHandle) -> None:
         server.stop()
         if self._up is server:
             self._up = None
 
 
-def _answers(url: str) -> bool:
-    request = urllib.request.Request(f"{url.rstrip('/').removesuffix('/v1')}/v1/models")
+def models_url(url: str) -> str:
+    """Where an OpenAI-compatible server at this address lists its models."""
+    return f"{url.rstrip('/').removesuffix('/v1')}/v1/models"
+
+
+def answers(url: str) -> bool:
+    """Whether a GET succeeds, or is refused only for want of a key."""
     try:
-        with urllib.request.urlopen(request, timeout=5) as reply:
+        with urllib.request.urlopen(url, timeout=5) as reply:
             return bool(reply.status == 200)
     except urllib.error.HTTPError as error:
         return error.code in NEEDS_KEY  # it is up, and wants a key that the measurement has
@@ -240,7 +314,8 @@ def _signal(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,112 @@
+"""Chooses how configurations are applied to the server that the options name."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.config.rules import WAYS_TO_APPLY
+from ridgeline.errors import BadInput
+from ridgeline.optimize.drivers.base import Driver, Report, ServerControl
+from ridgeline.optimize.drivers.in_place import InPlaceDriver, Readiness
+from ridgeline.optimize.drivers.server_process import ProcessDriver, ServerCommand
+
+
+class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A server of another engine, and one way of applying a configuration to it.
+
+    `restart_cmd`: a command line with `{flags}`; it and `url` both contain `{port}`, so that two
+    configurations can run at once, or neither does. `apply_cmd`: a command that applies a
+    configuration to the server that `server_cmd` describes. `docker`: a container. `kubernetes`:
+    NAMESPACE/NAME of a Deployment. `slurm`: a job script with `{flags}`; `url` may contain
+    `{node}`. `ray`: the Serve configuration that is deployed. `ready_url`: answers once a
+    configuration is up (None: the list of models). `server`: vllm, sglang, trtllm, tgi,
+    llama-server or ridgeline; None means the one that the command line names. `num_devices`: what
+    tensor parallelism and replicas may use (None: as the command has it).
+    """
+
+    url: str
+    restart_cmd: str | None = None
+    apply_cmd: str | None = None
+    server_cmd: str | None = None
+    docker: str | None = None
+    kubernetes: str | None = None
+    slurm: Path | None = None
+    ray: Path | None = None
+    ready_url: str | None = None
+    server: str | None = None
+    served_model_name: str | None = None
+    api_key: str | None = None
+    start_timeout_s: float = 600.0
+    num_devices: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in WAYS_TO_APPLY if getattr(self, name) is not None]
+        flags = [f"--{name.replace('_', '-')}" for name in given]
+        if len(given) > 1:
+            raise BadInput("two ways of applying a configuration", value=" and ".join(flags))
+        if self.docker or self.kubernetes or self.ray or self.apply_cmd:
+            for placeholder in ("{port}", "{node}"):
+                if placeholder in self.url:
+                    raise BadInput(
+                        f"--url has {placeholder}, but {flags[0]} changes the server at one "
+                        "address",
+                        value=self.url,
+                    )
+
+
+def open_driver(
+    server: RestartableServer, folder: Path, report: Report
+) -> tuple[ServerCommand, Driver]:
+    """The server's command line, read where it runs, and what applies changes of it.
+
+    `folder` receives what a driver writes. Raises BadInput, and CannotRun if the server's present
+    state cannot be read.
+    """
+    if server.restart_cmd is not None:
+        command = _command(server, server.restart_cmd)
+        return command, ProcessDriver(command, folder)
+    if server.slurm is not None:
+        from ridgeline.optimize.drivers.slurm import SlurmDriver, SlurmScript
+
+        script = SlurmScript(server.slurm)
+        job = SlurmDriver(script, server.url, server.start_timeout_s, folder, report)
+        return _command(server, script.command), job
+    control = _control(server, folder)
+    command = _command(server, f"{shlex.join(control.read_command())} {{flags}}")
+    readiness = Readiness(path_url=server.ready_url, timeout_s=server.start_timeout_s)
+    return command, InPlaceDriver(control, command, readiness, folder, report)
+
+
+def _command(server: RestartableServer, command: str) -> ServerCommand:
+    return ServerCommand(url=server.url, command=command, start_timeout_s=server.start_timeout_s)
+
+
+def _control(server: RestartableServer, folder: Path) -> ServerControl:
+    if server.docker is not None:
+        from ridgeline.optimize.drivers.docker import DockerContainer
+
+        return DockerContainer(server.docker)
+    if server.kubernetes is not None:
+        from ridgeline.optimize.drivers.kubernetes import KubernetesWorkload
+
+        return KubernetesWorkload(server.kubernetes)
+    if server.ray is not None:
+        from ridgeline.optimize.drivers.ray_serve import RayApplication
+
+        return RayApplication(server.ray, folder)
+    if server.apply_cmd is None:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in WAYS_TO_APPLY)
+        raise BadInput("--url needs a way of applying a configuration", limit=flags)
+    from ridgeline.optimize.drivers.apply_command import ApplyCommand
+
+    if server.server_cmd is None:
+        raise BadInput(
+            "--apply-cmd needs the command line that the server runs with now",
+            fix="--server-cmd 'vllm serve MODEL --max-num-seqs 64'",
+        )
+    return ApplyCommand(
+        server.apply_cmd, server.server_cmd, server.url, server.start_timeout_s, folder
+    )
