@@ -134,7 +134,7 @@ def in_docker(place: Place) -> RestartableServer:
         "HostConfig": host,
         "Mounts": [
             {"Type": "bind", "Source": "/models", "Destination": "/models"},
-            {"Type": "volume", "Name": "cache", "Destination": "/root/.cache", "RW": True},
+            {"Type": "volume", "Name": "cache", "Destination": "/var/cache/hf", "RW": True},
         ],
         "NetworkSettings": {"Networks": {"compose_default": {"Aliases": ["vllm", "0123"]}}},
     }
@@ -370,7 +370,7 @@ def test_container_is_made_again_with_everything_it_has(place: Place) -> None:
     text = shlex.join(row["options"])
     for option in (
         "--volume /models:/models:ro",
-        "--mount type=volume,source=cache,target=/root/.cache",
+        "--mount type=volume,source=cache,target=/var/cache/hf",
         "--ipc host",
         "--shm-size 67108864",
         "--publish 8000:8000/tcp",
