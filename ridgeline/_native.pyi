@@ -1,6 +1,7 @@
 """Ridgeline's native kernels and machine probes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 
 def best_isa() -> str:
@@ -15,10 +16,10 @@ class PagedKv:
 
 class AttentionPlan:
     """
-    The runs of one step: (first position, number of rows, block table). Block ids are checked here, once.
+    The runs of one step: (first position, number of rows, block table) and, if it is not 0, the index of the table's first block. Block ids are checked here, once.
     """
 
-    def __init__(self, runs: list[tuple[int, int, tuple[int, ...]]], num_blocks: int, block_size: int) -> None: ...
+    def __init__(self, runs: list[tuple[Any, ...]], num_blocks: int, block_size: int) -> None: ...
 
     @property
     def num_rows(self) -> int: ...
@@ -68,9 +69,9 @@ class FusedSegment:
 
     def gate(self, weight: int, activation: str, for_weight: int) -> None: ...
 
-    def rope(self, num_q: int, num_k: int, num_heads: int, head_dim: int, rope: int, q_gain: int, k_gain: int, eps: float, kv: PagedKv | None, isa: str, norm_rows: bool = False, interleaved: bool = False) -> None: ...
+    def rope(self, num_q: int, num_k: int, num_heads: int, head_dim: int, rope: int, q_gain: int, k_gain: int, eps: float, kv: PagedKv | None, isa: str, norm_rows: bool = False, interleaved: bool = False, group: int = 0) -> None: ...
 
-    def attend(self, kv: PagedKv, num_heads: int, scale: float, window: int, softcap: float, isa: str, sinks: int = 0) -> None: ...
+    def attend(self, kv: PagedKv, num_heads: int, scale: float, window: int, softcap: float, isa: str, sinks: int = 0, group: int = 0) -> None: ...
 
     def mark(self, name: str) -> None: ...
 
@@ -78,6 +79,10 @@ class FusedSegment:
 
     def add_shared_expert(self, router: int, width: int) -> None: ...
 
+    @overload
+    def run_step(self, frame: FusedFrame, plans: Sequence[AttentionPlan], num_threads: int) -> None: ...
+
+    @overload
     def run_step(self, frame: FusedFrame, plan: AttentionPlan, num_threads: int) -> None: ...
 
     def run(self, frame: FusedFrame, attended: int, heads: int, num_threads: int) -> None: ...

@@ -44,7 +44,7 @@ struct AttentionArgs {
   int64_t stride_block, stride_head;
   const int32_t* row_start;    // [R + 1]: rows of run r are row_start[r] .. row_start[r+1]-1
   const int32_t* computed;     // [R]: position of the run's first row
-  const int32_t* table_start;  // [R + 1]: run r's blocks are table[table_start[r] ..]
+  const int32_t* table_start;  // [R]: position p of run r is in block table[table_start[r] + p / B]
   const int32_t* table;
   int num_runs, num_heads, num_kv_heads, head_dim, block_size;
   float scale;

@@ -172,7 +172,8 @@ struct Kernel {
 
   void locate_tile(int first_key, int num_keys, KeyTile& to) const {
     const char* k = a.k + item.kv_head * a.stride_head;
-    const int32_t* table = a.table + a.table_start[item.run];
+    const int32_t* table = a.table;
+    const int table_start = a.table_start[item.run];
     const int row = static_cast<int>(row_bytes(a.kind, a.head_dim));
     int block = first_key / a.block_size, within = first_key % a.block_size;
     to.num_keys = num_keys;
@@ -181,7 +182,7 @@ struct Kernel {
       const int left = a.block_size - within, count = left < num_keys - j ? left : num_keys - j;
       const int offset = F::kIsInt8 ? 0 : within * row;
       const int bytes = (F::kIsInt8 ? a.block_size : count) * row;
-      const char* data = k + table[block] * a.stride_block;
+      const char* data = k + table[table_start + block] * a.stride_block;
       to.spans[to.num_spans++] = {data, j, count, within, offset, bytes};
       j += count;
     }

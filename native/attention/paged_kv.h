@@ -35,20 +35,23 @@ struct PagedKv {
 
 // The runs of one step: which rows, which positions, which blocks.
 struct AttentionPlan {
-  std::vector<int32_t> row_start{0}, computed, table_start{0}, table;
+  std::vector<int32_t> row_start{0}, computed, table_start, table;
   std::vector<int32_t> block_of_row, within_block;  // where each row's keys and values are stored
-  int num_blocks, block_size;
+  int num_blocks, block_size, table_end = 0;
 
   int num_rows() const { return row_start.back(); }
 
-  // Adds a run of `count` rows from position `start` on, whose blocks are those in `table` from
-  // table_start.back() on.
-  void add_run(int start, int count) {
-    const int first = table_start.back(), end = static_cast<int>(table.size());
+  // Adds a run of `count` rows from position `start` on, whose blocks are those that were added to
+  // `table` since the last run. The first of them holds positions from first_place * block_size on:
+  // a layer with a window has given back those before.
+  void add_run(int start, int count, int first_place = 0) {
+    const int begin = table_end, end = static_cast<int>(table.size()), first = begin - first_place;
     require(start >= 0 && count >= 0, "a run has a negative size or position");
+    require(first_place >= 0 && start >= static_cast<int64_t>(first_place) * block_size,
+            "a run begins before its block table");
     require(start + static_cast<int64_t>(count) <= static_cast<int64_t>(end - first) * block_size,
             "a run's block table is too short");
-    for (int i = first; i < end; ++i)
+    for (int i = begin; i < end; ++i)
       require(table[i] >= 0 && table[i] < num_blocks, "a block id is outside the KV cache");
     for (int position = start; position < start + count; ++position) {
       block_of_row.push_back(table[first + position / block_size]);
@@ -56,7 +59,8 @@ struct AttentionPlan {
     }
     row_start.push_back(row_start.back() + count);
     computed.push_back(start);
-    table_start.push_back(end);
+    table_start.push_back(first);
+    table_end = end;
   }
 
   void check(const PagedKv& kv) const {

@@ -39,10 +39,9 @@ PagedKv make_paged_kv(uintptr_t k, uintptr_t v, const std::string& kind, int num
   return kv;
 }
 
-using Runs =
-    nb::typed<nb::list, nb::typed<nb::tuple, int, int, nb::typed<nb::tuple, int, nb::ellipsis>>>;
+using Runs = nb::typed<nb::list, nb::typed<nb::tuple, nb::any, nb::ellipsis>>;
 
-// Each run is (first position, number of rows, block table).
+// Each run is (first position, number of rows, block table[, index of the table's first block]).
 AttentionPlan make_plan(Runs runs, int num_blocks, int block_size) {
   require(num_blocks > 0 && block_size > 0, "the KV cache has no blocks");
   AttentionPlan plan;
@@ -52,7 +51,8 @@ AttentionPlan make_plan(Runs runs, int num_blocks, int block_size) {
     const nb::tuple run = nb::cast<nb::tuple>(item);
     for (nb::handle block : nb::cast<nb::tuple>(run[2]))
       plan.table.push_back(nb::cast<int32_t>(block));
-    plan.add_run(nb::cast<int>(run[0]), nb::cast<int>(run[1]));
+    const int first_place = run.size() > 3 ? nb::cast<int>(run[3]) : 0;
+    plan.add_run(nb::cast<int>(run[0]), nb::cast<int>(run[1]), first_place);
   }
   return plan;
 }
@@ -114,8 +114,8 @@ void bind_attention(nb::module_& m) {
           nb::arg("stride_head"), nb::arg("num_bytes"));
   nb::class_<AttentionPlan>(
       m, "AttentionPlan",
-      "The runs of one step: (first position, number of rows, block table). Block ids are "
-      "checked here, once.")
+      "The runs of one step: (first position, number of rows, block table) and, if it is not 0, the "
+      "index of the table's first block. Block ids are checked here, once.")
       .def(
           "__init__",
           [](AttentionPlan* self, Runs runs, int num_blocks, int block_size) {

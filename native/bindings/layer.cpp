@@ -65,7 +65,7 @@ void run(const Segment& segment, Frame& frame, uintptr_t attended, uintptr_t hea
          int num_threads) {
   require(num_threads > 0 && frame.num_rows > 0,
           "num_threads must be positive, and a step must have begun");
-  frame.plan = nullptr;
+  frame.plans.clear();
   frame.num_threads = num_threads;
   frame.slots[kAttended] = reinterpret_cast<float*>(attended);
   frame.slots[kQkv] = reinterpret_cast<float*>(heads);
@@ -73,11 +73,12 @@ void run(const Segment& segment, Frame& frame, uintptr_t attended, uintptr_t hea
   segment.run(frame);
 }
 
-// Runs a whole step.
-void run_step(const Segment& segment, Frame& frame, const AttentionPlan& plan, int num_threads) {
-  require(num_threads > 0 && frame.num_rows > 0,
-          "num_threads must be positive, and a step must have begun");
-  frame.plan = &plan;
+// Runs a whole step, with a plan for each group of layers.
+void run_step(const Segment& segment, Frame& frame, std::vector<const AttentionPlan*> plans,
+              int num_threads) {
+  require(num_threads > 0 && frame.num_rows > 0 && !plans.empty(),
+          "num_threads must be positive, and a step must have begun and have plans");
+  frame.plans = std::move(plans);
   frame.num_threads = num_threads;
   nb::gil_scoped_release release;
   segment.run(frame);
@@ -172,7 +173,7 @@ void bind_layer(nb::module_& m) {
           "rope",
           [](Segment& s, int num_q, int num_k, int num_heads, int head_dim, int rope,
              uintptr_t q_gain, uintptr_t k_gain, float eps, const PagedKv* kv,
-             const std::string& isa, bool norm_rows, bool interleaved) {
+             const std::string& isa, bool norm_rows, bool interleaved, int group) {
             require(
                 num_q > 0 && num_k > 0 && num_q + num_k <= num_heads && head_dim > 0 && rope >= 0,
                 "heads out of range");
@@ -180,22 +181,22 @@ void bind_layer(nb::module_& m) {
                             num_q + 2 * num_k == num_heads),
                     "the KV cache has other heads");
             s.add(rope_op({num_q, num_k, num_heads, head_dim, rope, floats(q_gain), floats(k_gain),
-                           eps, kv, &attention_ops(isa), norm_rows, interleaved}));
+                           eps, kv, &attention_ops(isa), norm_rows, interleaved, group}));
           },
           nb::arg("num_q"), nb::arg("num_k"), nb::arg("num_heads"), nb::arg("head_dim"),
           nb::arg("rope"), nb::arg("q_gain"), nb::arg("k_gain"), nb::arg("eps"),
           nb::arg("kv").none(), nb::arg("isa"), nb::arg("norm_rows") = false,
-          nb::arg("interleaved") = false)
+          nb::arg("interleaved") = false, nb::arg("group") = 0)
       .def(
           "attend",
           [](Segment& s, const PagedKv& kv, int num_heads, float scale, int window, float softcap,
-             const std::string& isa, uintptr_t sinks) {
+             const std::string& isa, uintptr_t sinks, int group) {
             add_attention(s, kv, {num_heads, scale, window, softcap, floats(sinks)},
-                          attention_ops(isa));
+                          attention_ops(isa), group);
             s.end_layer();
           },
           nb::arg("kv"), nb::arg("num_heads"), nb::arg("scale"), nb::arg("window"),
-          nb::arg("softcap"), nb::arg("isa"), nb::arg("sinks") = 0)
+          nb::arg("softcap"), nb::arg("isa"), nb::arg("sinks") = 0, nb::arg("group") = 0)
       .def("mark", &Segment::mark, nb::arg("name"))
       .def(
           "experts",
@@ -224,7 +225,13 @@ void bind_layer(nb::module_& m) {
             add_shared_expert(s, floats(router), width);
           },
           nb::arg("router"), nb::arg("width"))
-      .def("run_step", &run_step, nb::arg("frame"), nb::arg("plan"), nb::arg("num_threads"))
+      .def("run_step", &run_step, nb::arg("frame"), nb::arg("plans"), nb::arg("num_threads"))
+      .def(
+          "run_step",
+          [](const Segment& s, Frame& frame, const AttentionPlan& plan, int num_threads) {
+            run_step(s, frame, {&plan}, num_threads);
+          },
+          nb::arg("frame"), nb::arg("plan"), nb::arg("num_threads"))
       .def("run", &run, nb::arg("frame"), nb::arg("attended"), nb::arg("heads"),
            nb::arg("num_threads"));
 }

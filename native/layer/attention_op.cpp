@@ -15,6 +15,7 @@ struct LayerAttention {
   AttentionWork work;
   GrowingBuffer items, offsets;
   int64_t stride_row;  // of a row of kQkv, in floats
+  int group;           // index of the plan
 
   static void* allocate(void* owner, AttentionBuffer buffer, int64_t bytes) {
     LayerAttention& self = *static_cast<LayerAttention*>(owner);
@@ -37,10 +38,9 @@ class AttendOp : public Op {
  public:
   explicit AttendOp(std::shared_ptr<LayerAttention> layer) : layer_(std::move(layer)) {}
   void begin(Frame& frame) const override {
-    require(frame.plan && frame.plan->num_rows() == frame.num_rows,
-            "the step's runs were not given");
-    frame.plan->check(layer_->kv);
-    AttentionArgs args = attention_args(*frame.plan, layer_->kv, layer_->params);
+    const AttentionPlan& plan = frame.plan_of(layer_->group);
+    plan.check(layer_->kv);
+    AttentionArgs args = attention_args(plan, layer_->kv, layer_->params);
     args.num_threads = frame.num_threads;
     layer_->ops->plan(args, {layer_.get(), LayerAttention::allocate}, layer_->work);
     frame.partials.reserve(4 * layer_->work.num_floats);
@@ -73,12 +73,13 @@ class MergeOp : public Op {
 }  // namespace
 
 void add_attention(Segment& segment, const PagedKv& kv, const AttentionParams& params,
-                   const AttentionOps& ops) {
+                   const AttentionOps& ops, int group) {
   params.check(kv);
   auto layer = std::make_shared<LayerAttention>();
   layer->kv = kv;
   layer->params = params;
   layer->ops = &ops;
+  layer->group = group;
   layer->stride_row = (params.num_heads + int64_t{2} * kv.num_kv_heads) * kv.head_dim;
   segment.add(std::make_unique<AttendOp>(layer));
   segment.add(std::make_unique<MergeOp>(layer));

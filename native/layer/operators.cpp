@@ -121,7 +121,7 @@ class LinearOp : public Op {
   LinearOp(const PackedWeight* weight, Slot to, bool gated)
       : weight_(weight), to_(to), gated_(gated) {}
   void begin(Frame& frame) const override {
-    const bool is_bound = to_ == kOut || (to_ == kQkv && !frame.plan);
+    const bool is_bound = to_ == kOut || (to_ == kQkv && frame.plans.empty());
     if (!is_bound) frame.reserve(to_, weight_->num_out);
     require(frame.slots[to_], "a slot has no memory");
   }
@@ -177,8 +177,8 @@ class RopeOp : public Op {
  public:
   explicit RopeOp(const RopePlan& plan) : plan_(plan), kv_(plan.kv ? *plan.kv : PagedKv{}) {}
   void begin(Frame& frame) const override {
-    require(!plan_.kv == !frame.plan, "keys are stored exactly where the step's runs are known");
-    if (plan_.kv) frame.plan->check(kv_);
+    require(!plan_.kv == frame.plans.empty(), "keys are stored exactly where the step's runs are known");
+    if (plan_.kv) frame.plan_of(plan_.group).check(kv_);
     require(frame.positions && static_cast<size_t>(plan_.rope) < frame.ropes.size(),
             "there are no positions, or no such rotary embedding");
     const RopeTable& rope = frame.ropes[plan_.rope];
@@ -221,8 +221,9 @@ class RopeOp : public Op {
     }
   }
   void store(const Frame& frame, int64_t item, const float* keys) const {
-    const int64_t offset = frame.plan->block_offset(kv_, static_cast<int>(item));
-    const int32_t* within = frame.plan->within_block.data() + item;
+    const AttentionPlan& plan = *frame.plans[plan_.group];
+    const int64_t offset = plan.block_offset(kv_, static_cast<int>(item));
+    const int32_t* within = plan.within_block.data() + item;
     for (KvSide side : {KvSide::kKeys, KvSide::kValues}) {
       char* block = (side == KvSide::kKeys ? kv_.k : kv_.v) + offset;
       for (int h = 0; h < plan_.num_k; ++h, keys += plan_.head_dim, block += kv_.stride_head)

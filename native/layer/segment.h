@@ -78,8 +78,10 @@ struct Frame {
   GrowingBuffer partials;  // of an attention cut into chunks
   const int64_t* tokens = nullptr;
   const int64_t* positions = nullptr;
-  const AttentionPlan* plan = nullptr;  // null: attention runs elsewhere, between segments
-  int num_threads = 1;                  // at most
+  // A plan for each group of layers with block tables of its own; empty: attention runs elsewhere,
+  // between segments.
+  std::vector<const AttentionPlan*> plans;
+  int num_threads = 1;  // at most
   bool profiling = false;
   std::map<std::string, double> seconds;  // by operator name, where profiling
   std::vector<RopeTable> ropes;
@@ -91,6 +93,12 @@ struct Frame {
     return slots[slot] + row_index * width;
   }
   void reserve(Slot slot, int width);
+  // The plan of a layer's group. Throws std::invalid_argument if it was not given.
+  const AttentionPlan& plan_of(int group) const {
+    require(static_cast<size_t>(group) < plans.size() && plans[group]->num_rows() == num_rows,
+            "the step's runs were not given");
+    return *plans[group];
+  }
   int64_t bytes() const;
 };
 
@@ -236,9 +244,10 @@ struct GatePlan {
 std::unique_ptr<Op> gate_up_op(const GatePlan& plan);
 std::unique_ptr<Op> gate_op(const GatePlan& plan);
 
-// Attention of kQkv's rows over a cache, to kAttended: two operators (attention_op.cpp).
+// Attention of kQkv's rows over a cache, to kAttended: two operators (attention_op.cpp). `group` is
+// the index of the layer's plan.
 void add_attention(Segment& segment, const PagedKv& kv, const AttentionParams& params,
-                   const AttentionOps& ops);
+                   const AttentionOps& ops, int group = 0);
 
 // Heads of kQkv: q and k of each token normalised (where there are gains) and rotated; k and v
 // stored.
@@ -250,6 +259,7 @@ struct RopePlan {
   const AttentionOps* store;
   bool norm_rows = false;    // q, and k, are each normalised as one row over all heads
   bool interleaved = false;  // dimension 2i turns with 2i + 1, not i with i + rotated / 2
+  int group = 0;             // index of the layer's plan
 };
 std::unique_ptr<Op> rope_op(const RopePlan& plan);
 

@@ -263,7 +263,7 @@ struct Layer {
     frame.linear = isa.linear;
     frame.row = isa.row;
     frame.positions = positions.data();
-    frame.plan = &plan;
+    frame.plans = {&plan};
     frame.ropes.push_back({table.data(), 64, D});
     frame.slots[kResidual] = x.data();
     frame.reserve(kBranch, C);

@@ -35,6 +35,7 @@ from ridgeline.engine.tokenization import (
     load_tokenizer,
 )
 from ridgeline.modelspec.cost.kv_cache import has_states
+from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -97,6 +98,7 @@ def _target(resolved: ResolvedSettings) -> TargetModel:
         device,
         kv_format(resolved.kv_cache_dtype),
         resolved.max_num_seqs,
+        kv_layout(resolved.spec),
     )
     return TargetModel(decoder, kv, resolved.attention_backend, resolved.layer_backend)
 
@@ -117,6 +119,7 @@ def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = No
         chunked_prefill=resolved.enable_chunked_prefill,
         background_tokens=resolved.background_tokens,
         shares_prefixes=not has_states(resolved.spec),
+        kv_layout=kv_layout(resolved.spec),
     )
     return Scheduler(
         limits,
@@ -132,4 +135,4 @@ def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = No
 def _prefix_cache(resolved: ResolvedSettings, pool: BlockPool) -> BlockCache:
     if not resolved.enable_prefix_caching or has_states(resolved.spec):
         return NoPrefixCache()
-    return PrefixCache(pool, resolved.prefix_cache_ttl_s)
+    return PrefixCache(pool, resolved.prefix_cache_ttl_s, kv_layout(resolved.spec))

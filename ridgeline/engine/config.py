@@ -43,6 +43,7 @@ from ridgeline.modelspec.cost import (
     resident_weight_bytes,
     state_bytes,
 )
+from ridgeline.modelspec.cost.kv_layout import KvLayout, kv_layout
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import (
     apply_lm_head,
@@ -121,6 +122,8 @@ class Models(msgspec.Struct, frozen=True):
 
     weight_bytes: int
     kv_bytes_per_token: int
+    draft_kv_bytes: int
+    layout: KvLayout
 
     @staticmethod
     def of(spec: ModelSpec, speculation: ResolvedSpeculation | None, max_num_seqs: int) -> Models:
@@ -131,6 +134,8 @@ class Models(msgspec.Struct, frozen=True):
         return Models(
             int(resident_weight_bytes(spec)) + states + extra[0],
             kv_bytes_per_token(spec) + extra[1],
+            extra[1],
+            kv_layout(spec),
         )
 
 
@@ -146,7 +151,16 @@ def resolve(settings: Settings) -> ResolvedSettings:
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
     models = Models.of(spec, speculation, max_num_seqs)
-    inputs = _kv_inputs(settings, models, device, max_model_len, max_num_seqs, block_size)
+    max_num_batched_tokens = _max_num_batched_tokens(settings, device, why)
+    inputs = _kv_inputs(
+        models,
+        device,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        max_run_tokens=max_num_batched_tokens if settings.enable_chunked_prefill else max_model_len,
+        requested_bytes=settings.kv_cache_memory_bytes,
+    )
     if settings.max_model_len is None and settings.kv_cache_memory_bytes is None:
         max_model_len = fitting_model_len(inputs)
         if max_model_len < inputs.max_model_len:
@@ -168,7 +182,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
         device=str(device),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=_max_num_batched_tokens(settings, device, why),
+        max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_dtype=spec.kv_dtype,
         kv_cache_memory_bytes=budget.nbytes,
         num_blocks=budget.num_blocks,
@@ -429,25 +443,17 @@ def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
     return {"num_threads": plan.num_threads, "num_threads_decode": plan.num_threads_decode}
 
 
-def _kv_inputs(
-    settings: Settings,
-    models: Models,
-    device: torch.device,
-    max_model_len: int,
-    max_num_seqs: int,
-    block_size: int,
-) -> KvBudgetInputs:
+def _kv_inputs(models: Models, device: torch.device, **limits: Any) -> KvBudgetInputs:
     total, available = _memory(device)
     return KvBudgetInputs(
         weight_bytes=models.weight_bytes,
         kv_bytes_per_token=models.kv_bytes_per_token,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        block_size=block_size,
+        draft_kv_bytes=models.draft_kv_bytes,
+        layout=models.layout,
         memory_bytes=total,
         available_bytes=available,
         device=device.type,
-        requested_bytes=settings.kv_cache_memory_bytes,
+        **limits,
     )
 
 

@@ -40,6 +40,7 @@ from ridgeline.engine.tokenization.output import special_stops
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.hub.download import ensure_downloaded
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token
+from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.records import (
     EngineInfo,
     Event,
@@ -376,6 +377,7 @@ def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> Engi
         device=resolved.device,
         compute_dtype=resolved.dtype,
         default_sampling=resolved.default_sampling,
+        num_kv_groups=kv_layout(resolved.spec).num_groups,
     )
 
 

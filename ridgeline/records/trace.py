@@ -77,7 +77,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The served model, every resolved setting, and how each default was derived.
 
     `pooling` and `normalize`: how the model's own files say that its embeddings are made.
-    `default_sampling`: what requests get that leave these parameters out.
+    `default_sampling`: what requests get that leave these parameters out. A block holds positions
+    of one of `num_kv_groups` groups of layers.
     """
 
     model: str
@@ -94,6 +95,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     normalize: bool = True
     vocab_size: int | None = None
     default_sampling: SamplingDefaults = SamplingDefaults()
+    num_kv_groups: int = 1
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds in all layers; with windows, long sequences need less."""
+        return self.num_blocks * self.block_size // self.num_kv_groups
 
 
 BUSY_SHARE = 0.10  # of the CPU taken by others; beyond it, figures are not comparable

@@ -88,7 +88,8 @@ def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = 
         ),
     )
     if config.kv_tokens is not None:
-        memory = replace(memory, kv_tokens=config.kv_tokens)
+        blocks = config.kv_tokens // config.block_size * replica.cost.layout.num_groups
+        memory = replace(memory, kv_tokens=config.kv_tokens, kv_blocks=blocks)
     blocks = memory.kv_tokens // config.block_size
     if not blocks:
         raise DoesNotFit(
@@ -199,7 +200,7 @@ def resolved_settings(config: TwinConfig, model: TwinModel, spec: ModelSpec) -> 
         max_num_batched_tokens=model.max_num_batched_tokens,
         kv_cache_dtype=replica.kv_dtype,
         kv_cache_memory_bytes=int(memory.kv_bytes),
-        num_blocks=memory.kv_tokens // config.block_size,
+        num_blocks=memory.kv_blocks,
         block_size=config.block_size,
         attention_backend="modelled",
         layer_backend="modelled",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache, block_digest, root_digest
 from ridgeline.engine.scheduler.plan import StepPlan, draft_paths
-from ridgeline.engine.scheduler.sequence import State
+from ridgeline.engine.scheduler.sequence import Sequence, State
 
 if TYPE_CHECKING:
     from tests.invariants.world import World
@@ -61,7 +61,7 @@ def check_registry(world: World) -> None:
     assert sum(lane.num_running for lane in registry.lanes) == len(running)
     for seq in live:
         assert 0 <= seq.num_computed < seq.num_known
-        assert seq.state is State.RUNNING or not (seq.blocks or seq.num_computed)
+        assert seq.state is State.RUNNING or not (seq.all_blocks or seq.num_computed)
 
 
 def check_pool(world: World) -> None:
@@ -70,27 +70,41 @@ def check_pool(world: World) -> None:
     idle = pool.idle_blocks()
     assert len(idle) == len(set(idle)) == pool.num_idle
     assert sum(pool.is_published(block) for block in idle) == pool.num_cached
-    owners = Counter(block for seq in running for block in seq.blocks)
+    owners = Counter(block for seq in running for block in seq.all_blocks)
     branches = world.scheduler.draft_scheduler._branches._blocks.values()
-    owners.update(block for branch in branches for blocks in branch for block in blocks)
+    owners.update(b for own in branches for branch in own for blocks in branch for b in blocks)
     assert [pool.ref_count(b) for b in range(pool.num_blocks)] == [
         owners[b] for b in range(pool.num_blocks)
     ], "reference counts differ from the number of owners"
-    places: dict[int, tuple[str, int]] = {}
+    places: dict[int, tuple[str, int, int]] = {}
     for seq in running:
-        assert len(set(seq.blocks)) == len(seq.blocks) >= pool.num_blocks_for(seq.num_computed)
-        for place, block in enumerate(seq.blocks):
-            assert places.setdefault(block, (seq.request.tenant, place)) == (
-                seq.request.tenant,
-                place,
-            )
+        assert len(set(seq.all_blocks)) == len(seq.all_blocks)
+        for group, (table, first) in enumerate(world.scheduler._tables._tables(seq)):
+            assert first + len(table) >= pool.num_blocks_for(seq.num_computed)
+            for place, block in enumerate(table, start=first):
+                mine = (seq.request.tenant, group, place)
+                assert places.setdefault(block, mine) == mine
+        check_windows(world, seq)
+
+
+def check_windows(world: World, seq: Sequence) -> None:
+    """Layers with a window keep what the next token sees, and no more than a step's worth."""
+    layout, size = world.setup.layout, world.setup.block_size
+    if not layout.windowed or not seq.windows:
+        return
+    assert seq.first_place <= layout.first_place(seq.num_computed, size), "given back too early"
+    run_tokens = world.scheduler.limits.max_run_tokens
+    longest = layout.max_window_places(run_tokens, size)
+    assert all(len(table) <= longest for table in seq.windows), "blocks are not given back"
+    assert len({len(table) for table in seq.windows}) <= 1
 
 
 def check_cache(world: World, cache: PrefixCache) -> None:
     pool = world.scheduler.pool
     published = {b for b in range(pool.num_blocks) if pool.is_published(b)}
-    assert published == set(cache._digest_of) == set(cache._block_of.values())
-    for digest, block in cache._block_of.items():
+    entries = [entry for group in cache._block_of for entry in group.items()]
+    assert published == set(cache._entry_of) == {block for _, block in entries}
+    for digest, block in entries:
         text = world.slots[block][-1]
         assert text is not None, "a block was published before it was full"
         tenant, tokens = text
@@ -121,7 +135,9 @@ def check_trimmed(world: World) -> None:
     """After a commit no sequence owns blocks beyond its known tokens, and no branch is left."""
     assert not world.scheduler.draft_scheduler._branches._blocks
     for seq in world.running:
-        assert len(seq.blocks) <= world.scheduler.pool.num_blocks_for(seq.num_known), (
+        num_blocks = world.scheduler.pool.num_blocks_for(seq.num_known)
+        tables = world.scheduler._tables._tables(seq)
+        assert all(first + len(table) <= num_blocks for table, first in tables), (
             "a block of a rejected draft"
         )
 

@@ -14,7 +14,7 @@ def add_random(world: World, pick: Callable[[int, int], int]) -> None:
 
     There are few distinct prompts, so that prefixes are often shared: each extends one of two.
     """
-    capacity = world.setup.num_blocks * world.setup.block_size
+    capacity = world.setup.capacity
     num_prompt = pick(1, min(capacity - 1, 16))
     stem = pick(0, 1)
     max_tokens = pick(1, min(capacity - num_prompt, 14))

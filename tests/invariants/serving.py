@@ -18,6 +18,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
@@ -55,6 +56,7 @@ from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.speculate.token_tree import FixedTree, TokenTree, parse_tree
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import has_states
+from ridgeline.modelspec.cost.kv_layout import KvLayout, kv_layout
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 from ridgeline.records import Event, Failed, Request, Token
@@ -101,6 +103,15 @@ class Model:
     def target(self, kv: KvCache) -> TargetModel:
         layer_backend, _ = choose_forward("auto", self.spec, torch.device("cpu"), torch.float32)
         return TargetModel(self.decoder, kv, self.attention, layer_backend)
+
+    @property
+    def layout(self) -> KvLayout:
+        """Layers with a window give single blocks back, so that short texts show it.
+
+        The native kernels read whole tiles, which would be too long.
+        """
+        layout = kv_layout(self.spec)
+        return layout if self.attention == "native" else replace(layout, tile_tokens=1)
 
     @property
     def slack(self) -> float:
@@ -272,25 +283,30 @@ def _eagle(model: Model, schedule: Schedule, states: HiddenStates) -> EagleDraft
 def _build(
     model: Model, schedule: Schedule, requests: Sequence[Request]
 ) -> tuple[Scheduler, TorchRunner]:
-    pool = BlockPool(schedule.num_blocks, schedule.block_size)
+    layout, size = model.layout, schedule.block_size
+    run_tokens = schedule.max_num_batched_tokens if schedule.chunked else CONTEXT
+    num_blocks = layout.max_blocks(schedule.num_blocks * size, size, run_tokens)
+    pool = BlockPool(num_blocks, size)
     limits = SchedulerLimits(
         max_num_seqs=schedule.max_num_seqs,
         max_num_batched_tokens=schedule.max_num_batched_tokens,
         max_model_len=CONTEXT,
         chunked_prefill=schedule.chunked,
         shares_prefixes=not has_states(model.spec),
+        kv_layout=layout,
     )
     cached = schedule.prefix and limits.shares_prefixes
-    cache = PrefixCache(pool) if cached else NoPrefixCache()
+    cache = PrefixCache(pool, layout=layout) if cached else NoPrefixCache()
     policy = make_policy(schedule.policy, wait_s=2.0)
     kv = KvCache.allocate(
         model.spec,
-        schedule.num_blocks,
+        num_blocks,
         schedule.block_size,
         torch.float32,
         "cpu",
         kv_format(model.spec.kv_dtype),
         num_states=schedule.max_num_seqs,
+        layout=layout,
     )
     states = HiddenStates(window=64)
     attention = build_attention(model.attention, model.spec, kv)

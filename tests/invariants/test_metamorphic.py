@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -67,6 +68,8 @@ KINDS = [
     "llama-native-kv-bfloat16",
     "gpt-oss-native",
     "cohere2",
+    "gemma3",
+    "mistral",
     "llama4",
     "glm4-moe-native",
     "deepseek-v3",
@@ -89,6 +92,11 @@ def model(one_thread: None, request: pytest.FixtureRequest, tmp_path_factory: An
 
 def make_request(name: str, prompt: list[int], sampling: Sampling) -> Request:
     return Request(id=name, prompt=tuple(prompt), sampling=sampling, arrival_s=0.0)
+
+
+def with_max_tokens(request: Request, max_tokens: int) -> Request:
+    sampling = msgspec.structs.replace(request.sampling, max_tokens=max_tokens)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def tokens(count: int, salt: int = 0) -> list[int]:
@@ -152,8 +160,13 @@ def test_warm_prefix_cache_gives_the_tokens_of_a_cold_one(model: Model) -> None:
 @pytest.mark.parametrize("prefix", [False, True])
 def test_resumed_requests_give_the_tokens_of_single_ones(model: Model, prefix: bool) -> None:
     requests = some_requests()
-    [served] = serve(model, requests, Schedule(num_blocks=13, block_size=4, prefix=prefix))
-    assert served.num_preempted
+    schedule = Schedule(num_blocks=13, block_size=4, prefix=prefix)
+    if model.layout.windowed:  # blocks of windows come free while others grow: it takes longer
+        requests = [with_max_tokens(each, 40) for each in requests]
+        schedule = replace(schedule, num_blocks=25, max_num_batched_tokens=8)
+    [served] = serve(model, requests, schedule)
+    # Without layers that see everything, a sequence soon stops growing.
+    assert served.num_preempted or not model.layout.full
     check(model, requests, served)
 
 
@@ -180,7 +193,8 @@ def test_speculation_gives_the_tokens_of_single_requests(model: Model, schedule:
     *_, served = serve(model, requests, schedule)
     assert schedule.drafts != "prophet" or (served.num_accepted > 8 and served.num_rejected > 5)
     assert schedule.drafts == "ngram" or served.num_accepted + served.num_rejected
-    assert schedule.num_blocks > 100 or served.num_preempted
+    # Windows give back what others need (test_resumed_requests preempts them with longer texts).
+    assert schedule.num_blocks > 100 or served.num_preempted or model.layout.windowed
     assert not schedule.trees or schedule.drafts == "medusa" or served.num_branched
     check(model, requests, served)
 

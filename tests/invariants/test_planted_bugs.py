@@ -14,7 +14,7 @@ from ridgeline.engine.scheduler.batching.static import StaticBatching
 from ridgeline.engine.scheduler.kv import prefix_cache
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
-from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache
+from ridgeline.engine.scheduler.kv.prefix_cache import ComputedPrefix, PrefixCache
 from ridgeline.engine.scheduler.plan import Run, RunOutput
 from ridgeline.engine.scheduler.queue import sequence_registry
 from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
@@ -23,6 +23,7 @@ from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup
 from ridgeline.engine.scheduler.step_builder import StepBuilder, make_run
 from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
+from ridgeline.modelspec.cost.kv_layout import KvLayout
 from ridgeline.records import Event
 from tests.invariants.random_operations import add_random, end_random, fork_random
 from tests.invariants.world import Setup, World
@@ -31,8 +32,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def random_setup(rng: random.Random) -> Setup:
+    window = rng.randint(1, 9) if rng.random() < 0.4 else 0
     return Setup(
-        num_blocks=rng.randint(6, 12),
+        num_blocks=rng.randint(14, 40) if window else rng.randint(6, 12),
         block_size=rng.choice((1, 2, 4)),
         max_num_seqs=rng.randint(1, 5),
         max_num_batched_tokens=rng.randint(1, 12),
@@ -42,6 +44,8 @@ def random_setup(rng: random.Random) -> Setup:
         ttl_s=rng.choice((None, 0.5, 4.0)),
         drafts=rng.choice((0, 1, 5)),
         branches=rng.choice((0, 3)),
+        window=window,
+        has_full=rng.random() < 0.6,
     )
 
 
@@ -65,7 +69,7 @@ def run_random_world(rng: random.Random, num_operations: int = 40) -> World:
 
 
 def no_copy_on_write(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockTables, "_shared", lambda self, seq, num_blocks: [])
+    patch.setattr(BlockTables, "_shared", lambda self, seq, table, end: [])
 
 
 def publish_a_block_that_is_not_full(patch: pytest.MonkeyPatch) -> None:
@@ -146,8 +150,8 @@ def long_prompts_wait_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def evict_without_notice(patch: pytest.MonkeyPatch) -> None:
-    def init(self: PrefixCache, pool: BlockPool, ttl_s: float | None = None) -> None:
-        original(self, pool, ttl_s)
+    def init(self: PrefixCache, pool: BlockPool, *rest: Any) -> None:
+        original(self, pool, *rest)
         pool.on_evict = lambda block: None
 
     original = PrefixCache.__init__
@@ -197,8 +201,9 @@ def drafts_share_a_sample_index(patch: pytest.MonkeyPatch) -> None:
 
 
 def branches_lack_the_known_part(patch: pytest.MonkeyPatch) -> None:
-    def allocate_branch(self: BlockTables, seq: Sequence, num_tokens: int) -> list[int]:
-        return self._pool.allocate_many(self.num_branch_blocks(seq, num_tokens))
+    def allocate_branch(self: BlockTables, seq: Sequence, num_tokens: int) -> list[list[int]]:
+        num_places = self._num_branch_places(seq, num_tokens)
+        return [self._pool.allocate_many(num_places) for _ in range(self.num_groups)]
 
     patch.setattr(BlockTables, "allocate_branch", allocate_branch)
 
@@ -210,8 +215,8 @@ def release_the_accepted_branch(patch: pytest.MonkeyPatch) -> None:
 
 
 def leak_the_blocks_a_branch_replaces(patch: pytest.MonkeyPatch) -> None:
-    def accept_branch(self: BlockTables, seq: Sequence, blocks: list[int]) -> None:
-        seq.blocks[seq.num_computed // self.block_size :] = blocks
+    def accept_branch(self: BlockTables, seq: Sequence, branch: list[list[int]]) -> None:
+        seq.blocks[seq.num_computed // self.block_size :] = branch[0]
 
     patch.setattr(BlockTables, "accept_branch", accept_branch)
 
@@ -249,7 +254,80 @@ def runs_lack_the_slot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scheduler, "make_run", make_run_without_slot)
 
 
+def windows_are_one_place_short(patch: pytest.MonkeyPatch) -> None:
+    original = KvLayout.first_place
+
+    def first_place(self: KvLayout, position: int, block_size: int) -> int:
+        return original(self, position, block_size) + (position > self.window)
+
+    patch.setattr(KvLayout, "first_place", first_place)
+
+
+def windows_give_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables._slide
+
+    def slide(self: BlockTables, seq: Sequence) -> None:
+        if not seq.windows:
+            original(self, seq)
+
+    patch.setattr(BlockTables, "_slide", slide)
+
+
+def windows_lose_what_they_give_back(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables._slide
+
+    def slide(self: BlockTables, seq: Sequence) -> None:
+        for table in seq.windows:
+            for block in table:
+                self._pool.retain(block)
+        original(self, seq)
+        for table in seq.windows:
+            for block in table:
+                self._pool.release(block)
+
+    patch.setattr(BlockTables, "_slide", slide)
+
+
+def hits_ignore_the_windows(patch: pytest.MonkeyPatch) -> None:
+    def match_windows(self: PrefixCache, seq: Sequence, end: int) -> tuple[int, int]:
+        group = self._block_of[self._num_full]
+        while end and seq.digests[end - 1] not in group:
+            end -= 1
+        return (max(0, end - 1), end)
+
+    patch.setattr(PrefixCache, "_match_windows", match_windows)
+
+
+def forks_ignore_what_was_given_back(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables.shared_prefix
+
+    def shared_prefix(self: BlockTables, source: Sequence, num_known: int) -> ComputedPrefix:
+        self._num_windowed, num = 0, self._num_windowed
+        prefix = original(self, source, num_known)
+        self._num_windowed = num
+        assert prefix is not None
+        return prefix
+
+    patch.setattr(BlockTables, "shared_prefix", shared_prefix)
+
+
+def branches_share_one_window(patch: pytest.MonkeyPatch) -> None:
+    original = BlockTables.branch_tables
+
+    def branch_tables(self: BlockTables, seq: Sequence, branch: Any) -> Any:
+        blocks, windows = original(self, seq, branch)
+        return blocks, windows[:1] * len(windows)
+
+    patch.setattr(BlockTables, "branch_tables", branch_tables)
+
+
 PLANTS: list[Plant] = [
+    windows_are_one_place_short,
+    windows_give_nothing_back,
+    windows_lose_what_they_give_back,
+    hits_ignore_the_windows,
+    forks_ignore_what_was_given_back,
+    branches_share_one_window,
     resumed_sequences_keep_their_old_slot,
     released_slots_are_not_given_back,
     runs_lack_the_slot,

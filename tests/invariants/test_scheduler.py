@@ -22,12 +22,28 @@ SETUPS = st.builds(
     drafts=st.sampled_from((0, 1, 5)),
     branches=st.sampled_from((0, 0, 3)),
 )
+# Each place of a sequence takes a block of every group, so these pools are larger.
+WINDOWED = st.builds(
+    Setup,
+    num_blocks=st.integers(14, 40),
+    block_size=st.sampled_from((1, 2, 4)),
+    max_num_seqs=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(1, 12),
+    chunked=st.booleans(),
+    policy=st.sampled_from(("static", "continuous")),
+    prefix=st.booleans(),
+    ttl_s=st.sampled_from((None, 0.5, 4.0)),
+    drafts=st.sampled_from((0, 1, 5)),
+    branches=st.sampled_from((0, 0, 3)),
+    window=st.integers(1, 9),
+    has_full=st.booleans(),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """The setup and the operations are chosen by hypothesis."""
 
-    @initialize(setup=SETUPS)
+    @initialize(setup=SETUPS | WINDOWED)
     def build(self, setup: Setup) -> None:
         self.world = World(setup)
 

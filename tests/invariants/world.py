@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,6 +42,7 @@ from ridgeline.engine.scheduler.speculation.base import (
     StepCapacity,
 )
 from ridgeline.engine.scheduler.stopping import derive_seed
+from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
 from ridgeline.records import (
     Event,
     Failed,
@@ -83,18 +85,35 @@ class Setup:
     drafts: int = 0
     branches: int = 0
     background_tokens: int | None = 3
+    window: int = 0  # of two groups of layers, 0: all layers see everything
+    has_full: bool = True  # whether there are layers that see everything beside them
+
+    @property
+    def layout(self) -> KvLayout:
+        if not self.window:
+            return ONE_GROUP
+        full = (2,) if self.has_full else ()
+        return KvLayout(full, ((0,), (1,)), self.window, tile_tokens=1)
+
+    @property
+    def capacity(self) -> int:
+        """The longest sequence that fits."""
+        longest = self.num_blocks * self.block_size
+        run = self.max_num_batched_tokens if self.chunked else longest
+        return self.layout.max_tokens(self.num_blocks, self.block_size, run, longest)
 
     def build(self, drafts: DraftProposer | None = None) -> Scheduler:
         pool = BlockPool(self.num_blocks, self.block_size)
         limits = SchedulerLimits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.num_blocks * self.block_size,
+            max_model_len=self.capacity,
             chunked_prefill=self.chunked,
             aging_s=self.aging_s,
             background_tokens=self.background_tokens,
+            kv_layout=self.layout,
         )
-        cache = PrefixCache(pool, self.ttl_s) if self.prefix else NoPrefixCache()
+        cache = PrefixCache(pool, self.ttl_s, self.layout) if self.prefix else NoPrefixCache()
         policy = make_policy(self.policy, wait_s=self.wait_s)
         return Scheduler(limits, policy, pool, cache, eos_token_ids=(EOS,), drafts=drafts)
 
@@ -186,6 +205,20 @@ class OracleProposer:
         return tuple(t if self._rng.random() < 0.75 else (t + 1) % VOCAB for t in future)
 
 
+class _Table(NamedTuple):
+    """A run's block table for one group of layers, which see the last `span` positions."""
+
+    group: int
+    blocks: tuple[int, ...]
+    first_place: int
+    span: int
+
+    def block_of(self, position: int, block_size: int) -> int:
+        place = position // block_size - self.first_place
+        assert place >= 0, "a block that was given back is used"
+        return self.blocks[place]
+
+
 class World:
     """A scheduler, its runner's memory, and the answers according to the events so far."""
 
@@ -195,6 +228,7 @@ class World:
         self.slots: list[list[Text | None]] = [
             [None] * setup.block_size for _ in range(setup.num_blocks)
         ]
+        self.group_of: dict[int, int] = {}  # block -> the group of layers that wrote it
         self.answers: dict[tuple[str, int], Answer] = {}
         self.started: set[str] = set()
         self.num_requests = self.num_steps = self.num_preempted = self.num_copies = 0
@@ -312,6 +346,8 @@ class World:
         self.num_copies += len(plan.copies)
         for target, content in zip(targets, [list(self.slots[a]) for a in sources], strict=True):
             self.slots[target] = content
+        for source, target in plan.copies:
+            self.group_of[target] = self.group_of[source]
 
     def _take(self, run: Run) -> RunOutput:
         """Compute all paths and take the longest output, the last one among equals."""
@@ -328,13 +364,15 @@ class World:
         end = run.start + len(run.tokens) - run.num_drafts
         known = list(run.tokens[: end - run.start])
         assert known == answer.tokens[run.start : end], "tokens lost or duplicated"
-        for position in range(run.start):
-            assert self._slot(run, position) == _text(answer, position), (
-                "attention reads a wrong position"
-            )
+        for table in self._tables(run):
+            for position in range(max(0, run.start - table.span + 1), run.start):
+                assert self._slot(table, position) == _text(answer, position), (
+                    "attention reads a wrong position"
+                )
         fed = (*answer.tokens[:end], *run.drafts)
-        for position in range(run.start, len(fed)):
-            self._write(run, position, (answer.request.tenant, fed[: position + 1]))
+        for table in self._tables(run):
+            for position in range(run.start, len(fed)):
+                self._write(table, position, (answer.request.tenant, fed[: position + 1]))
         if run.sample is None:
             assert end < len(answer.tokens) and not run.num_drafts
             return RunOutput(prompt_logprobs=self._prompt_logprobs(run))
@@ -351,12 +389,25 @@ class World:
             if (token,) != fed[end + i : end + i + 1]:
                 return
 
-    def _slot(self, run: Run, position: int) -> Text | None:
-        size = self.setup.block_size
-        return self.slots[run.blocks[position // size]][position % size]
+    def _tables(self, run: Run) -> list[_Table]:
+        layout = self.setup.layout
+        assert bool(run.blocks) == bool(layout.full)
+        assert len(run.windows) == len(layout.windowed)
+        full = [_Table(0, run.blocks, 0, 1 << 30)] if layout.full else []
+        windows = [
+            _Table(1 + j, table, run.first_place, self.setup.window)
+            for j, table in enumerate(run.windows)
+        ]
+        return [*full, *windows]
 
-    def _write(self, run: Run, position: int, text: Text) -> None:
-        block = run.blocks[position // self.setup.block_size]
+    def _slot(self, table: _Table, position: int) -> Text | None:
+        block = table.block_of(position, self.setup.block_size)
+        assert self.group_of[block] == table.group, "layers read a block of other layers"
+        return self.slots[block][position % self.setup.block_size]
+
+    def _write(self, table: _Table, position: int, text: Text) -> None:
+        block = table.block_of(position, self.setup.block_size)
+        self.group_of[block] = table.group
         pool = self.scheduler.pool
         assert pool.ref_count(block) == 1, "a shared block is written"
         assert not pool.is_published(block), "a published block is written"

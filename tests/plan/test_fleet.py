@@ -74,7 +74,7 @@ def fleet(
 def conserved(scheduler: Scheduler) -> None:
     """Blocks: owned ones are exactly those in tables. Tokens: never more computed than known."""
     running = scheduler.running
-    tables = {block for seq in running for block in seq.blocks}
+    tables = {block for seq in running for block in seq.all_blocks}
     assert scheduler.pool.num_owned == len(tables)
     assert scheduler.pool.num_owned + scheduler.pool.num_idle == scheduler.pool.num_blocks
     for seq in running:

@@ -9,7 +9,7 @@ from ridgeline.workflows.serving.serve import ServedModel
 def served_lines(served: ServedModel) -> list[str]:
     """The resolved settings that matter most, and the addresses."""
     info = served.engine
-    capacity = info.num_blocks * info.block_size
+    capacity = info.kv_tokens
     kv_mib = capacity * info.kv_bytes_per_token / 2**20
     lines = [
         f"{info.device} · {info.compute_dtype} · weights {info.weight_bytes / 2**20:,.1f} MiB",

@@ -66,7 +66,13 @@ def choose(requested: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
 
 def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:
     """Build the backend `name` on `cache`, with states for the recurrent layers of `spec`."""
-    attention = attention_backend_of(name)(spec, cache)
+    backend = attention_backend_of(name)
+    if cache.layout.windowed and not getattr(backend, "has_groups", False):
+        from ridgeline.engine.attention.groups import GroupedAttention
+
+        attention: Attention = GroupedAttention(backend, spec, cache)
+    else:
+        attention = backend(spec, cache)
     if not has_states(spec):
         return attention
     from ridgeline.engine.attention.states import StateCache, StatefulAttention

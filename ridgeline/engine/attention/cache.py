@@ -13,6 +13,10 @@ transposing are a single copy.
 A layer with latent attention has one row per token in place of keys and values:
 kv [ block, 1, 1, position in block, rank + rope_dim ].
 
+Groups of layers that have block tables of their own (`KvLayout`) share their tensors, because a
+block belongs to one group at a time: the first layer of every group lies in one tensor, the second
+ones in the next.
+
 The cache knows nothing of sequences: the block pool manages block numbers, this holds the bytes.
 Memory starts as zeros (lazily, by the operating system), so that unused positions are always
 finite.
@@ -28,6 +32,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.kv_format import KvFormat, PlainKv
 from ridgeline.engine.kernels.large_pages import own_pages
+from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
@@ -35,14 +40,21 @@ class KvCache:
     """Keys and values of every layer.
 
     `layers[i]` is kv_N2KBW of layer i, stored in `format`; attention computes in `dtype`. Layers
-    without keys have K = 0. `num_states` sequences can keep states in recurrent layers.
+    without keys have K = 0. `num_states` sequences can keep states in recurrent layers. `layout`
+    says in which of a run's block tables a layer finds its blocks; `tensors` are the memory.
     """
 
     def __init__(
-        self, layers: Sequence[Tensor], format: KvFormat, dtype: torch.dtype, num_states: int = 1
+        self,
+        layers: Sequence[Tensor],
+        format: KvFormat,
+        dtype: torch.dtype,
+        num_states: int = 1,
+        layout: KvLayout = ONE_GROUP,
     ) -> None:
         self.layers, self.format, self.dtype = tuple(layers), format, dtype
-        self.num_states = num_states
+        self.num_states, self.layout = num_states, layout
+        self.tensors = tuple({id(layer): layer for layer in layers}.values())
         self.num_blocks, _, _, self.block_size, _ = self.layers[0].shape
 
     @staticmethod
@@ -54,37 +66,43 @@ class KvCache:
         device: torch.device | str,
         format: KvFormat | None = None,
         num_states: int = 1,
+        layout: KvLayout = ONE_GROUP,
     ) -> KvCache:
         """A zeroed cache of `num_blocks` blocks for every layer of `spec`.
 
-        `format` None stores plain numbers of the compute dtype `dtype`.
+        `format` None stores plain numbers of the compute dtype `dtype`. With a `layout` that has
+        windows, a block holds one group of layers.
         """
-        format = PlainKv(dtype) if format is None else format
-        return KvCache(
-            [
-                _zeros(
-                    (num_blocks, *tile_shape(layer.attention, block_size, format)),
-                    format.dtype,
-                    torch.device(device),
-                )
-                for layer in spec.layers
-            ],
-            format,
-            dtype,
-            num_states,
-        )
+        format, device = PlainKv(dtype) if format is None else format, torch.device(device)
+        shared: dict[int, Tensor] = {}  # by place within the group
+        layers = []
+        for i, layer in enumerate(spec.layers):
+            shape = (num_blocks, *tile_shape(layer.attention, block_size, format))
+            place = layout.place_of(i)
+            if place is None:
+                layers.append(_zeros(shape, format.dtype, device))
+                continue
+            if place not in shared:
+                shared[place] = _zeros(shape, format.dtype, device)
+            layers.append(shared[place])
+        return KvCache(layers, format, dtype, num_states, layout)
+
+    def only(self, kept: Sequence[int]) -> KvCache:
+        """The same memory for the layers `kept`, which find their blocks in the same tables."""
+        layers = [self.layers[i] for i in kept]
+        return KvCache(layers, self.format, self.dtype, layout=self.layout.only(kept))
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, given as (from, to), in every layer."""
+        """Copy whole blocks, given as (from, to), in every layer that has them."""
         if not copies:
             return
         pairs = torch.tensor(copies, device=self.layers[0].device)
         sources, targets = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
-        for kv_N2KBW in self.layers:
+        for kv_N2KBW in self.tensors:
             kv_N2KBW.index_copy_(0, targets, kv_N2KBW.index_select(0, sources))
 
 

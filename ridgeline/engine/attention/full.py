@@ -13,6 +13,7 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend, Attention, AttentionBackend
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import KeySpan, attend_prefill, causal_mask, needs_scores
+from ridgeline.engine.attention.groups import GroupedAttention
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.attention.states import StateCache
@@ -88,13 +89,15 @@ def self_attention(
     """
     if cache is None or attention is None or has_states(spec):
         return lambda tokens: FullAttention(spec, len(tokens), like)
-    backend, size = cast(AttentionBackend, type(attention)), cache.block_size
+    backend = attention.backend if isinstance(attention, GroupedAttention) else type(attention)
+    size = cache.block_size
     dtype, format = cache.dtype, cache.format
 
     def attend(tokens: Sequence[int]) -> Attend:
         blocks = tuple(range(-(-len(tokens) // size)))
         own = KvCache.allocate(spec, len(blocks), size, dtype, like.device, format)
-        return backend(spec, own).prepare([Run(0, 0, tuple(tokens), blocks, None)])
+        whole = cast(AttentionBackend, backend)(spec, own)
+        return whole.prepare([Run(0, 0, tuple(tokens), blocks, None)])
 
     return attend
 

@@ -40,9 +40,12 @@ ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: attention_isa.
 class NativeAttention:
     """Paged attention on the CPU in float32."""
 
+    has_groups = True  # takes the block tables of every group of layers by itself
+
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         self.attentions = tuple(layer.attention for layer in spec.layers)
-        self.cache = cache
+        self.cache, self.num_full = cache, int(bool(cache.layout.full))
+        self.groups = tuple(map(cache.layout.group_of, range(len(spec.layers))))
         self.paged_kv = tuple(
             _paged_kv(kv_N2KBW, cache.format.name, attention.head_dim)
             if attention.delta is None
@@ -75,28 +78,41 @@ class NativeAttention:
         return place
 
     def prepare(self, runs: Sequence[Run]) -> NativeStep:
-        return NativeStep(self, self.plan(runs))
+        return NativeStep(self, self.plans(runs))
 
-    def plan(self, runs: Sequence[Run]) -> _native.AttentionPlan:
-        """The step's runs as the kernels take them, checked against the cache."""
+    def plans(self, runs: Sequence[Run]) -> tuple[_native.AttentionPlan, ...]:
+        """The step's runs as the kernels take them, checked against the cache.
+
+        One plan for each group of layers that has block tables of its own (`KvLayout`).
+        """
         cache = self.cache
-        placed = [(run.start, len(run.tokens), run.blocks) for run in runs]
-        return _native.AttentionPlan(placed, cache.num_blocks, cache.block_size)
+        sizes = (cache.num_blocks, cache.block_size)
+        plans = []
+        if self.num_full:
+            placed = [(run.start, len(run.tokens), run.blocks) for run in runs]
+            plans.append(_native.AttentionPlan(placed, *sizes))
+        for j in range(len(cache.layout.windowed)):
+            windowed = [
+                (run.start, len(run.tokens), run.windows[j], run.first_place) for run in runs
+            ]
+            plans.append(_native.AttentionPlan(windowed, *sizes))
+        return tuple(plans)
 
 
 class NativeStep:
-    """One step of `NativeAttention`; `plan` is checked once and shared by all layers.
+    """One step of `NativeAttention`; `plans` are checked once and shared by the layers.
 
-    Native layers do not call it: attention is then part of their segment, with the same plan.
+    Native layers do not call it: attention is then part of their segment, with the same plans.
     """
 
-    def __init__(self, owner: NativeAttention, plan: _native.AttentionPlan) -> None:
-        self.owner, self.plan = owner, plan
+    def __init__(self, owner: NativeAttention, plans: tuple[_native.AttentionPlan, ...]) -> None:
+        self.owner, self.plans = owner, plans
 
     def __call__(
         self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
     ) -> Tensor:
-        owner, plan, attention = self.owner, self.plan, self.owner.attentions[layer]
+        owner, attention = self.owner, self.owner.attentions[layer]
+        plan = self.plans[owner.groups[layer]]
         _check(q_THD, plan.num_rows, attention.num_heads, attention.head_dim)
         _check(kv_T2KD, plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
         place, (row, kind, head, _) = owner.place(layer), kv_T2KD.stride()

@@ -37,7 +37,7 @@ class PagePrefetcher:
     def __init__(
         self, cache: KvCache, populate: Callable[[Tensor, int, int], bool] | None = None
     ) -> None:
-        self._layers = [layer for layer in cache.layers if layer.device.type == "cpu"]
+        self._layers = [layer for layer in cache.tensors if layer.device.type == "cpu"]
         self._populate = populate or populate_pages
         self._num_blocks = cache.num_blocks
         block_bytes = max([layer.nbytes // cache.num_blocks for layer in self._layers], default=1)

@@ -121,10 +121,10 @@ class NativeGreedyPath:
         packed, end = pack_rows(runs)
         num_rows = len(packed) // 2
         tokens, states_TC = packed.buffer_info()[0], self._buffer(num_rows, self._width)
-        plan = self._attention.plan(runs)
+        plans = self._attention.plans(runs)
         forward = self._forward
         forward.begin(num_rows, tokens, tokens + 8 * num_rows, end, states_TC.data_ptr())
-        forward.run_whole(self._attention, plan)
+        forward.run_whole(self._attention, plans)
         return num_rows, states_TC
 
 

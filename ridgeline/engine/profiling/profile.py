@@ -21,6 +21,7 @@ from ridgeline.engine.profiling.step_stats import shapes_of
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.engine.tokenization.event_texts import EventTexts
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
+from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.records import (
     OperatorTime,
     PhaseProfile,
@@ -151,7 +152,8 @@ def check_options(resolved: ResolvedSettings, options: ProfileOptions) -> None:
             limit=resolved.max_num_seqs,
             fix=f"--max-num-seqs {options.batch}",
         )
-    blocks = options.batch * -(-decode_tokens // resolved.block_size)
+    layout, run_tokens = kv_layout(resolved.spec), resolved.max_num_batched_tokens
+    blocks = options.batch * layout.max_blocks(decode_tokens, resolved.block_size, run_tokens)
     if blocks > resolved.num_blocks:
         raise DoesNotFit(
             "the KV cache cannot hold the profiled sequences",

@@ -47,11 +47,13 @@ class SamplePoint(msgspec.Struct, frozen=True):
 class DraftBranch(msgspec.Struct, frozen=True):
     """Alternative drafts from the position where a run's own drafts begin.
 
-    `blocks` are the sequence's blocks up to there, followed by blocks that only this branch owns.
+    `blocks` are the sequence's blocks up to there, followed by blocks that only this branch owns,
+    and so are `windows`.
     """
 
     drafts: tuple[int, ...]
     blocks: tuple[int, ...]
+    windows: tuple[tuple[int, ...], ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -66,6 +68,10 @@ class Run(msgspec.Struct, frozen=True):
     and one token more. `branches` are alternatives to those drafts. Together they form a tree whose
     root is the one known token that such a run feeds. `state_slot` is where recurrent layers keep
     the sequence's state.
+
+    Layers with a window have block tables of their own, one per group of layers (`KvLayout`), that
+    begin with the block of index `first_place`: position p lives in
+    windows[j][p // block_size - first_place]. `blocks` is empty if no layer sees everything.
     """
 
     seq_id: int
@@ -78,6 +84,8 @@ class Run(msgspec.Struct, frozen=True):
     num_drafts: int = 0
     branches: tuple[DraftBranch, ...] = ()
     state_slot: int = 0
+    windows: tuple[tuple[int, ...], ...] = ()
+    first_place: int = 0
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -118,7 +126,8 @@ def with_branch(trunk: Run, branch: DraftBranch) -> Run:
     """The run with a branch's drafts instead of the trunk's."""
     assert len(trunk.tokens) == trunk.num_drafts + 1
     tokens, num = (trunk.tokens[0], *branch.drafts), len(branch.drafts)
-    return msgspec.structs.replace(trunk, tokens=tokens, blocks=branch.blocks, num_drafts=num)
+    tables = {"blocks": branch.blocks, "windows": branch.windows}
+    return msgspec.structs.replace(trunk, tokens=tokens, num_drafts=num, **tables)
 
 
 def sample_points(run: Run) -> tuple[SamplePoint, ...]:

@@ -84,7 +84,7 @@ class Scheduler:
     ) -> None:
         self.limits, self.pool, self.cache, self.totals = limits, pool, cache, SchedulerTotals()
         self._rule = StopRule(eos_token_ids, limits.max_model_len)
-        self._tables = BlockTables(pool, cache)
+        self._tables = BlockTables(pool, cache, limits.kv_layout, limits.max_run_tokens)
         self._registry = SequenceRegistry(limits.aging_s, seed)
         self.draft_scheduler = DraftScheduler(
             drafts, self._rule, self._tables, self._registry, pool
@@ -266,8 +266,9 @@ class Scheduler:
     def is_predictable(self) -> bool:
         """Whether the next step follows from running and waiting interactive requests alone.
 
-        False with background requests, drafts, deadlines, expiring cache entries or events that
-        the next commit has to deliver. Ask between a commit and the next plan.
+        False with background requests, drafts, deadlines, expiring cache entries, layers with a
+        window or events that the next commit has to deliver. Ask between a commit and the next
+        plan.
         """
         background = self._registry.lanes[1]
         return not (
@@ -277,6 +278,7 @@ class Scheduler:
             or self._deadlines.next_s is not None
             or self.draft_scheduler.has_proposer
             or self.cache.expires
+            or self.limits.kv_layout.windowed
         )
 
     def next_admissions(self) -> list[Sequence] | None:
@@ -463,8 +465,9 @@ class Scheduler:
         if not self.limits.shares_prefixes or not self._admitter.ensure_slot(lane, self._step):
             self._registry.enqueue_resuming(seq)
             return
-        blocks = source.blocks[: self.pool.num_blocks_for(num_known)]
-        self._tables.adopt_prefix(seq, blocks, num_known - 1, self._now_s)
+        prefix = self._tables.shared_prefix(source, num_known)
+        assert prefix is not None, "the blocks of the latest step are given back after it"
+        self._tables.adopt_prefix(seq, prefix, self._now_s)
         self._registry.activate(seq)
         self.totals.num_forked += 1
 

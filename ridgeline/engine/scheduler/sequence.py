@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 
 from ridgeline.records import Request, Sampling, TokenLogprobs, Usage
 
@@ -24,10 +25,12 @@ class Sequence:
     """Known tokens (prompt and output), of which the first `num_computed` are in the KV cache.
 
     `key` orders sequences, lowest first, lane by lane. `blocks` is the block table: position p
-    lives in blocks[p // block_size]. `digests` is the hash chain over full blocks, as far as it has
-    been needed; the first `num_published` blocks have been offered to the prefix cache.
-    `state_slot` is unique among the running sequences.
-    `num_prompt_logprobs` is the number of alternatives to report per prompt position; None if none
+    lives in blocks[p // block_size]. `windows` are the block tables of the groups of layers with a
+    window (`KvLayout`), without the blocks that they have given back: position p lives in
+    windows[j][p // block_size - first_place]. `digests` is the hash chain over full blocks, as far
+    as it has been needed; the first `num_published` blocks have been offered to the prefix cache.
+    `state_slot` is unique among the running sequences. `num_prompt_logprobs` is the number of
+    alternatives to report per prompt position; None if none
     are due (any more).
     """
 
@@ -41,6 +44,8 @@ class Sequence:
     num_computed: int = 0
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
+    windows: list[list[int]] = field(default_factory=list)
+    first_place: int = 0
     digests: list[bytes] = field(default_factory=list)
     num_published: int = 0
     state_slot: int = 0
@@ -66,6 +71,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Known tokens that are not computed yet: at least one until the sequence finishes."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def all_blocks(self) -> list[int]:
+        """The blocks of every table."""
+        return [*self.blocks, *chain.from_iterable(self.windows)]
 
     @property
     def num_output(self) -> int:

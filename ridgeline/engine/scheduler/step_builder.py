@@ -71,16 +71,27 @@ def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SamplePoin
     num_blocks = -(-end // block_size)
     blocks = tuple(table if num_blocks == len(table) else table[:num_blocks])
     if seq.num_prompt_logprobs is None or not num_prompt_positions(seq, start, end):
-        return Run(seq.id, start, tokens, blocks, sample, state_slot=seq.state_slot)
-    following, num = seq.tokens[end] if end < seq.num_prompt else None, seq.num_prompt_logprobs
-    return Run(seq.id, start, tokens, blocks, sample, num, following, state_slot=seq.state_slot)
+        run = Run(seq.id, start, tokens, blocks, sample, state_slot=seq.state_slot)
+    else:
+        following, num = seq.tokens[end] if end < seq.num_prompt else None, seq.num_prompt_logprobs
+        run = Run(seq.id, start, tokens, blocks, sample, num, following, state_slot=seq.state_slot)
+    return _with_windows(run, seq, num_blocks) if seq.windows else run
+
+
+def _with_windows(run: Run, seq: Sequence, num_blocks: int) -> Run:
+    """The run with the sequence's tables of layers with a window, up to `num_blocks` places."""
+    num_kept = num_blocks - seq.first_place
+    windows = tuple([tuple(table[:num_kept]) for table in seq.windows])
+    return msgspec.structs.replace(run, windows=windows, first_place=seq.first_place)
 
 
 def with_drafts(run: Run, seq: Sequence, drafts: tuple[int, ...], block_size: int) -> Run:
     """The run with drafts appended to its known tokens; `seq` must have blocks for them."""
     tokens = run.tokens + drafts
-    blocks = tuple(seq.blocks[: -(-(run.start + len(tokens)) // block_size)])
-    return msgspec.structs.replace(run, tokens=tokens, blocks=blocks, num_drafts=len(drafts))
+    num_blocks = -(-(run.start + len(tokens)) // block_size)
+    blocks = tuple(seq.blocks[:num_blocks])
+    run = msgspec.structs.replace(run, tokens=tokens, blocks=blocks, num_drafts=len(drafts))
+    return _with_windows(run, seq, num_blocks) if seq.windows else run
 
 
 def num_prompt_positions(seq: Sequence, start: int, end: int) -> int:

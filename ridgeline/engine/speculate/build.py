@@ -22,6 +22,7 @@ from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.verify.verifier import DraftDistributions, RowObserver, Verifier
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_tables import UnusedTables
 from ridgeline.engine.scheduler.plan import Runner
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftProposer, NoDrafts
 from ridgeline.engine.speculate.config import (
@@ -48,6 +49,7 @@ from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.speculate.drafters.tokenizer_check import check_same_tokens
 from ridgeline.engine.speculate.token_tree import FixedTree, parse_tree
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
+from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.records import Sampling
 
 if TYPE_CHECKING:
@@ -134,6 +136,7 @@ def measure_steps(
         block_size=resolved.block_size,
         max_num_seqs=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
+        layout=kv_layout(resolved.spec),
     )
 
 
@@ -151,7 +154,8 @@ def measure_drafts(
     like_C = torch.zeros(resolved.spec.hidden_size, dtype=DTYPES[resolved.dtype])
     like_C = like_C.to(resolved.device)
     most, turns, found = min(8, resolved.max_num_seqs), 4, []
-    places = resolved.num_blocks // most * resolved.block_size
+    num_blocks = resolved.num_blocks // kv_layout(resolved.spec).num_groups
+    places = num_blocks // most * resolved.block_size
     length = max(1, min(MEASURED, places, resolved.max_model_len) - turns - max(DRAFTED))
     if states is not None and length < 2:
         return []
@@ -176,10 +180,11 @@ def measure_drafts(
 
 def _open(i: int, text: list[int], resolved: ResolvedSettings) -> DraftContext:
     """The `i`-th of several sequences placed on unused blocks, if there are any."""
-    num_blocks = -(-MEASURED // resolved.block_size)
-    blocks = tuple(range(i * num_blocks, (i + 1) * num_blocks))
-    known = blocks if blocks[-1] < resolved.num_blocks else ()
-    return DraftContext(-1 - i, text, 1, "", _GREEDY, 0, 99, len(text) - 1, known)
+    layout = kv_layout(resolved.spec)
+    unused = UnusedTables(layout, -(-MEASURED // resolved.block_size))
+    fits = (i + 1) * unused.num_places * layout.num_groups <= resolved.num_blocks
+    tables = unused.of(i) if fits else {}
+    return DraftContext(-1 - i, text, 1, "", _GREEDY, 0, 99, len(text) - 1, **tables)
 
 
 def _drafter(

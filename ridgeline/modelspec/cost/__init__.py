@@ -2,12 +2,12 @@
 
 from ridgeline.modelspec.cost.kv_cache import (
     has_states,
-    held_kv_bytes,
     kv_bytes,
     kv_bytes_per_token,
     layer_kv_bytes,
     state_bytes,
 )
+from ridgeline.modelspec.cost.kv_layout import KvLayout, held_kv_bytes, kv_layout
 from ridgeline.modelspec.cost.parameters import (
     LARGE_PARAMS,
     layer_params,
@@ -41,6 +41,7 @@ __all__ = [
     "NO_WORK",
     "CostModel",
     "ExpertGroup",
+    "KvLayout",
     "Shape",
     "StepWork",
     "WindowGroup",
@@ -50,6 +51,7 @@ __all__ = [
     "held_kv_bytes",
     "kv_bytes",
     "kv_bytes_per_token",
+    "kv_layout",
     "layer_kv_bytes",
     "layer_params",
     "norm_params",

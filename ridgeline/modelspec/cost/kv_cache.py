@@ -26,19 +26,10 @@ def kv_bytes_per_token(spec: ModelSpec) -> int:
     )
 
 
-def held_kv_bytes(spec: ModelSpec, context: int) -> int:
-    """Bytes of KV cache that Ridgeline's engine holds for one sequence of `context` tokens.
-
-    Its blocks span all layers, so layers with a window keep what has fallen out of it.
-    """
-    return context * kv_bytes_per_token(spec)
-
-
 def kv_bytes(spec: ModelSpec, context: int) -> int:
     """Bytes of KV cache that one sequence of `context` tokens can still read.
 
-    A window W keeps min(context, W): what engines hold that free blocks per group of layers, such
-    as vLLM.
+    A window W reads min(context, W). An engine holds whole blocks (`KvLayout.held_bytes`).
     """
     total = 0
     for layer in spec.layers:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.modelspec.cost.kv_cache import layer_kv_bytes, state_bytes
+from ridgeline.modelspec.cost.kv_layout import KvLayout, kv_layout
 from ridgeline.modelspec.cost.parameters import (
     attention_linears,
     count_layers,
@@ -146,6 +147,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     `state_bytes` is what a sequence keeps in recurrent layers: a step reads and writes it once.
     `linear_params` and `linear_outputs` count weights and activations written by the linears that
     every token uses, except the LM head; `fixed_weight_bytes` are their bytes and those of norms.
+    `layout` is how the layers share KV cache blocks.
     """
 
     windows: tuple[WindowGroup, ...]
@@ -156,6 +158,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     linear_outputs: int
     linear_flops_per_token: int
     head_flops: int
+    layout: KvLayout
     state_bytes: int = 0
 
     def step(self, shapes: Sequence[Shape], num_sampled: int) -> StepWork:
@@ -255,13 +258,13 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return sum([group.kv_bytes_per_token for group in self.windows])
 
     def kv_bytes(self, context: int) -> int:
-        """Bytes of KV cache and of states of one sequence of `context` tokens."""
-        return self.state_bytes + sum(
-            [
-                group.kv_bytes_per_token * min(context, group.window or context)
-                for group in self.windows
-            ]
-        )
+        """Bytes of KV cache and of states that one sequence of `context` tokens holds."""
+        return self.state_bytes + self.layout.held_bytes(context)
+
+    def kv_tokens(self, context: int) -> float:
+        """`kv_bytes` in tokens that every layer keeps: what a cache is counted in."""
+        padded = self.layout.position_bytes * self.layout.num_groups
+        return self.kv_bytes(context) / padded
 
 
 def visible(shapes: Sequence[Shape], window: int | None) -> tuple[int, int]:
@@ -293,6 +296,7 @@ def cost_model(spec: ModelSpec) -> CostModel:
         linear_outputs=sum(n * linear.num_out for linear, n in dense),
         linear_flops_per_token=sum(n * _layer_flops(layer) for layer, n in layers.items()),
         head_flops=2 * _products(spec.lm_head),
+        layout=kv_layout(spec),
         state_bytes=state_bytes(spec),
     )
 

@@ -134,7 +134,7 @@ def _prefill_rate(
 
 def _decode_batches(machine: Replica, demand: Demand) -> Iterator[int]:
     """Mean batches whose answers fit a decode replica's cache with three deviations to spare."""
-    per_request = machine.cost.kv_bytes(demand.isl + demand.osl) / machine.cost.kv_bytes_per_token
+    per_request = machine.cost.kv_tokens(demand.isl + demand.osl)
     for batch in batch_sizes():
         num_seqs = math.ceil(batch + 3 * math.sqrt(batch))
         limits = MemoryLimits(max_num_batched_tokens=num_seqs, max_num_seqs=num_seqs)

@@ -228,8 +228,8 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """A candidate for each batch and token budget that fits this replica."""
     price = _price(machine.device, space)
-    per_request = machine.cost.kv_bytes(demand.isl + demand.osl) / machine.cost.kv_bytes_per_token
-    longest = machine.cost.kv_bytes(demand.longest) / machine.cost.kv_bytes_per_token
+    per_request = machine.cost.kv_tokens(demand.isl + demand.osl)
+    longest = machine.cost.kv_tokens(demand.longest)
     for tokens in space.token_budgets:
         for batch in batch_sizes():
             point = _point(demand, batch, tokens)

@@ -146,17 +146,23 @@ def insert_transferred_kv(
     """Put the KV of a prompt computed by another engine into the prefix cache.
 
     The request that follows hits these blocks, unless others need them first. Inserts as many
-    full blocks as are idle and returns their number; 0 without a prefix cache.
+    full blocks (of every group of layers) as are idle; returns their number, 0 without a cache.
     """
     pool, cache = scheduler.pool, scheduler.cache
     if not isinstance(cache, PrefixCache):
         return 0
-    num_blocks = min((len(prompt) - 1) // pool.block_size, pool.num_idle)
+    layout = scheduler.limits.kv_layout
+    num_places = min((len(prompt) - 1) // pool.block_size, pool.num_idle // layout.num_groups)
+    first = (
+        layout.first_place(num_places * pool.block_size, pool.block_size) if layout.windowed else 0
+    )
     blocks: list[int] = []
     digest = root_digest(tenant)
-    for i in range(num_blocks):
+    for i in range(num_places):
         digest = block_digest(digest, prompt[i * pool.block_size : (i + 1) * pool.block_size])
-        blocks.append(pool.allocate())
-        cache.insert(digest, blocks[-1], now_s)
+        for group in range(layout.num_groups):
+            if i >= first or (layout.full and group == 0):
+                blocks.append(pool.allocate())
+                cache.insert(digest, blocks[-1], now_s, group)
     pool.release_all(blocks)
-    return num_blocks
+    return num_places

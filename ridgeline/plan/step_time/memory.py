@@ -43,8 +43,9 @@ class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on ONE device, and `kv_tokens` that the whole replica can cache.
 
-    `kv_bytes_per_token` is on one device, including copies; `kv_copies` is the number of copies of
-    each value over the tp devices.
+    `kv_blocks` is the size of the scheduler's pool, in blocks of one group of layers (`KvLayout`):
+    with windows, a long sequence needs fewer blocks than its tokens. `kv_bytes_per_token` is on one
+    device, including copies; `kv_copies` is the number of copies of each value over the tp devices.
     """
 
     device_bytes: int
@@ -56,6 +57,7 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: float
     kv_copies: float
     kv_tokens: int
+    kv_blocks: int
 
     def rows(self) -> tuple[tuple[str, float], ...]:
         """The budget as (label, bytes) rows."""
@@ -78,8 +80,10 @@ def memory_budget(machine: Replica, limits: MemoryLimits | None = None) -> Memor
     usable = machine.device.memory_bytes * limits.utilization
     activations = _activations(machine, limits)
     left = usable - machine.resident_bytes - activations - limits.runtime_bytes
-    per_token = machine.cost.kv_bytes_per_token / min(layout.tp, machine.num_kv_heads) / layout.pp
-    blocks = max(0, int(left // (per_token * limits.block_size)))
+    parts = min(layout.tp, machine.num_kv_heads) * layout.pp
+    per_token = machine.cost.kv_bytes_per_token / parts
+    blocks = max(0, int(left // (machine.cost.layout.block_bytes(limits.block_size) / parts)))
+    tokens = blocks // machine.cost.layout.num_groups * limits.block_size
     return MemoryBudget(
         device_bytes=machine.device.memory_bytes,
         usable_bytes=usable,
@@ -89,7 +93,8 @@ def memory_budget(machine: Replica, limits: MemoryLimits | None = None) -> Memor
         kv_bytes=max(0.0, left),
         kv_bytes_per_token=per_token,
         kv_copies=machine.kv_copies,
-        kv_tokens=blocks * limits.block_size * layout.num_attention,
+        kv_tokens=tokens * layout.num_attention,
+        kv_blocks=blocks * layout.num_attention,
     )
 
 
@@ -106,6 +111,8 @@ def _engine_budget(machine: Replica, limits: MemoryLimits, memory: MachineMemory
         available_bytes=memory.available_bytes,
         device="cpu",
         requested_bytes=limits.kv_bytes,
+        layout=machine.cost.layout,
+        max_run_tokens=limits.max_num_batched_tokens,
     )
     if limits.max_model_len is None and limits.kv_bytes is None:
         rule = msgspec.structs.replace(rule, max_model_len=fitting_model_len(rule))
@@ -123,7 +130,8 @@ def _engine_budget(machine: Replica, limits: MemoryLimits, memory: MachineMemory
         kv_bytes=nbytes,
         kv_bytes_per_token=per_token,
         kv_copies=1.0,
-        kv_tokens=blocks * limits.block_size,
+        kv_tokens=blocks // machine.cost.layout.num_groups * limits.block_size,
+        kv_blocks=blocks,
     )
 
 
@@ -138,9 +146,9 @@ def _activations(machine: Replica, limits: MemoryLimits) -> float:
 def require_fit(machine: Replica, budget: MemoryBudget, context: int, num_seqs: int = 1) -> None:
     """Raise DoesNotFit unless `num_seqs` sequences of `context` tokens fit the KV cache.
 
-    Layers with a sliding window count with the window's length.
+    Layers with a window count with the blocks that they keep while the sequences decode.
     """
-    needed = machine.cost.kv_bytes(context) / machine.cost.kv_bytes_per_token * num_seqs
+    needed = machine.cost.kv_tokens(context) * num_seqs
     if needed <= budget.kv_tokens:
         return
     gb = 1e9

@@ -169,8 +169,7 @@ def step_kinds(bench: StepBench, run: CalibrationRun) -> Iterator[TimedKind]:
     The cost of reading a stream shows where steps are short, so only the small model measures it.
     Decodes that the KV cache is too small for are left out.
     """
-    resolved = bench.engine.resolved
-    kv_tokens = resolved.num_blocks * resolved.block_size
+    kv_tokens = bench.engine.info.kv_tokens
     decodes = [shape for shape in DECODES if shape[0] * (shape[1] + MAX_OUTPUT_TOKENS) <= kv_tokens]
     yield "ttft", (0, 0), lambda: _request_overhead(bench, bench.ttft_s)
     if run.model == SMALL_MODEL:

@@ -20,7 +20,7 @@ from ridgeline.modelspec.cost import (
     StepWork,
     cost_model,
     decode_work,
-    kv_bytes_per_token,
+    kv_layout,
     prefill_work,
     resident_weight_bytes,
     step_work,
@@ -94,11 +94,12 @@ def resolved_facts(resolved: ResolvedSettings) -> dict[str, Value]:
 def _memory_facts(
     resolved: ResolvedSettings, machine: Machine, peaks: Peaks, request_tokens: int
 ) -> dict[str, Value]:
-    tokens = resolved.num_blocks * resolved.block_size
+    layout, size = kv_layout(resolved.spec), resolved.block_size
+    per_request = layout.max_blocks(request_tokens, size, resolved.max_num_batched_tokens)
     return {
         "model_weights_bytes": resident_weight_bytes(resolved.spec),
-        "kv_cache_bytes": tokens * kv_bytes_per_token(resolved.spec),
-        "kv_seqs": tokens // request_tokens,
+        "kv_cache_bytes": resolved.num_blocks * layout.block_bytes(size),
+        "kv_seqs": resolved.num_blocks // per_request,
         "bandwidth_bytes_s": peaks.bytes_s,
         "memory_bandwidth_bytes_s": machine.best_bandwidth_bytes_s,
     }

@@ -104,14 +104,16 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         max_num_seqs=slots,
         max_num_batched_tokens=tokens,
         max_model_len=min(model.spec.max_positions, max(longest_request, 1)),
+        kv_layout=model.cost.layout,
     )
 
     def make_scheduler() -> Scheduler:
-        num_blocks = fits.kv_tokens // BLOCK_SIZE
+        num_blocks = fits.kv_blocks
         # Counting free blocks is faster, but only named blocks can be cached or preempted.
         named = options.enable_prefix_caching or options.batch_share
         pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
-        cache = PrefixCache(pool) if options.enable_prefix_caching else NoPrefixCache()
+        caching = options.enable_prefix_caching
+        cache = PrefixCache(pool, layout=limits.kv_layout) if caching else NoPrefixCache()
         return Scheduler(limits, make_policy("continuous"), pool, cache)
 
     step_times: StepTimes = ModelledStepTimes(model, _speculation(options))

@@ -81,7 +81,7 @@ def open_twin(
 
 def _opening_lines(line: ServerLine, engine: ReplicatedEngine, start_s: float) -> list[str]:
     info = engine.info
-    tokens = info.num_blocks * info.block_size
+    tokens = info.kv_tokens
     lines = [
         f"{line.server}: {info.device}",
         f"KV cache {tokens:,} tokens per replica · context {info.max_model_len:,}",

@@ -37,23 +37,23 @@ def test_only_full_and_computed_blocks_are_published(pool: BlockPool) -> None:
 def test_a_hit_never_covers_the_last_token(pool: BlockPool) -> None:
     cache, seq = PrefixCache(pool), computed(pool, list(range(8)), 8)
     cache.publish(seq, 0.0)
-    assert cache.match(sequence(list(range(8))), 0.0) == seq.blocks[:1]
-    assert cache.match(sequence(list(range(9))), 0.0) == seq.blocks
-    assert cache.match(sequence(list(range(4))), 0.0) == []
+    assert cache.match(sequence(list(range(8))), 0.0).blocks == seq.blocks[:1]
+    assert cache.match(sequence(list(range(9))), 0.0).blocks == seq.blocks
+    assert cache.match(sequence(list(range(4))), 0.0).blocks == []
 
 
 def test_hit_ends_where_the_tokens_differ(pool: BlockPool) -> None:
     cache, seq = PrefixCache(pool), computed(pool, list(range(12)), 12)
     cache.publish(seq, 0.0)
     other = [*range(4), 99, *range(5, 13)]  # the third block is equal, but not what precedes it
-    assert cache.match(sequence(other), 0.0) == seq.blocks[:1]
+    assert cache.match(sequence(other), 0.0).blocks == seq.blocks[:1]
 
 
 def test_tenants_never_share_blocks(pool: BlockPool) -> None:
     cache, seq = PrefixCache(pool), computed(pool, list(range(8)), 8, tenant="a")
     cache.publish(seq, 0.0)
-    assert cache.match(sequence(list(range(9)), tenant="b"), 0.0) == []
-    assert cache.match(sequence(list(range(9)), tenant="a"), 0.0) == seq.blocks
+    assert cache.match(sequence(list(range(9)), tenant="b"), 0.0).blocks == []
+    assert cache.match(sequence(list(range(9)), tenant="a"), 0.0).blocks == seq.blocks
 
 
 def test_first_block_with_some_content_is_kept(pool: BlockPool) -> None:
@@ -61,7 +61,7 @@ def test_first_block_with_some_content_is_kept(pool: BlockPool) -> None:
     one, two = (computed(pool, list(range(5)), 5) for _ in range(2))
     cache.publish(one, 0.0)
     cache.publish(two, 0.0)
-    assert cache.match(sequence(list(range(5))), 0.0) == one.blocks[:1]
+    assert cache.match(sequence(list(range(5))), 0.0).blocks == one.blocks[:1]
     assert not pool.is_published(two.blocks[0])
 
 
@@ -71,7 +71,7 @@ def test_evicted_blocks_are_not_hit(pool: BlockPool) -> None:
     pool.release_all(seq.blocks)
     for _ in range(7):  # six unused blocks, then the tail
         pool.allocate()
-    assert cache.match(sequence(list(range(9))), 0.0) == seq.blocks[:1]
+    assert cache.match(sequence(list(range(9))), 0.0).blocks == seq.blocks[:1]
     pool.allocate()
     assert len(cache) == 0
 
@@ -83,8 +83,8 @@ def test_time_to_live_starts_with_the_last_use(pool: BlockPool) -> None:
     assert len(cache) == 2  # in use: its time to live has not started
     cache.touch(seq.blocks, 60.0)
     pool.release_all(seq.blocks)
-    assert cache.match(sequence(list(range(9))), 70.0) == seq.blocks
-    assert cache.match(sequence(list(range(9))), 70.1) == []
+    assert cache.match(sequence(list(range(9))), 70.0).blocks == seq.blocks
+    assert cache.match(sequence(list(range(9))), 70.1).blocks == []
     assert pool.num_cached == 0
 
 

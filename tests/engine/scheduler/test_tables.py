@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
-from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.kv.prefix_cache import ComputedPrefix, NoPrefixCache, PrefixCache
 from tests.engine.scheduler.helpers import sequence
 
 SIZE = 4
@@ -28,7 +28,7 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
     pool, tables = make(6)
     one, two = sequence(list(range(6))), sequence(list(range(6)))
     tables.reserve(one, 6)
-    tables.adopt_prefix(two, one.blocks, 5, 0.0)
+    tables.adopt_prefix(two, ComputedPrefix(one.blocks, 5), 0.0)
     shared = one.blocks[1]
     assert tables.reserve(two, 1)
     assert two.blocks[0] == one.blocks[0]
@@ -40,7 +40,7 @@ def test_the_last_sharer_writes_in_place() -> None:
     _, tables = make(6)
     one, two = sequence(list(range(6))), sequence(list(range(6)))
     tables.reserve(one, 6)
-    tables.adopt_prefix(two, one.blocks, 5, 0.0)
+    tables.adopt_prefix(two, ComputedPrefix(one.blocks, 5), 0.0)
     one.num_computed = 5
     assert tables.reserve(one, 1)
     assert tables.reserve(two, 1)
@@ -52,7 +52,7 @@ def test_copy_source_is_not_reused_while_the_plan_is_made() -> None:
     pool, tables = make(3)
     one, two = sequence(list(range(2))), sequence(list(range(2)))
     tables.reserve(one, 2)
-    tables.adopt_prefix(two, one.blocks, 1, 0.0)
+    tables.adopt_prefix(two, ComputedPrefix(one.blocks, 1), 0.0)
     origin = one.blocks[0]
     one.num_computed = 1
     assert tables.reserve(one, 1)
@@ -68,10 +68,11 @@ def test_copy_of_a_copy_is_redirected_to_the_source() -> None:
     one, two, three = (sequence(list(range(2)), computed=1) for _ in range(3))
     tables.reserve(one, 1)
     two.num_computed = three.num_computed = 0
-    tables.adopt_prefix(two, one.blocks, 1, 0.0)
+    tables.adopt_prefix(two, ComputedPrefix(one.blocks, 1), 0.0)
     origin = one.blocks[0]
     assert tables.reserve(one, 1)
-    tables.adopt_prefix(three, one.blocks, 1, 0.0)  # from a block that the plan has yet to fill
+    # From a block that the plan has yet to fill.
+    tables.adopt_prefix(three, ComputedPrefix(one.blocks, 1), 0.0)
     assert tables.reserve(three, 1)
     assert tables.take_copies() == ((origin, one.blocks[0]), (origin, three.blocks[0]))
     assert [pool.ref_count(seq.blocks[0]) for seq in (one, two, three)] == [1, 1, 1]
@@ -97,8 +98,9 @@ def test_num_blocks_needed_is_what_adopt_prefix_and_reserve_take() -> None:
     for computed in (4, 8, 9):
         child = sequence(list(range(10)))
         blocks = one.blocks[: pool.num_blocks_for(computed)]
-        needed, idle = tables.num_blocks_needed(child.num_known, blocks, computed), pool.num_idle
-        tables.adopt_prefix(child, blocks, computed, 0.0)
+        prefix = ComputedPrefix(blocks, computed)
+        needed, idle = tables.num_blocks_needed(child.num_known, prefix), pool.num_idle
+        tables.adopt_prefix(child, prefix, 0.0)
         assert tables.reserve(child, child.num_pending)
         assert idle - pool.num_idle == needed
         tables.release(child, 0.0)

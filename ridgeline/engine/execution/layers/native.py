@@ -84,7 +84,7 @@ class NativeForward:
         addresses = (tokens_T.data_ptr(), positions_T.data_ptr())
         self.begin(num_rows, *addresses, end, out_TC.data_ptr())
         if isinstance(attend, NativeStep):
-            self.run_whole(attend.owner, attend.plan)
+            self.run_whole(attend.owner, attend.plans)
         else:
             self._run_segments(attend, num_rows)
         return out_TC
@@ -98,10 +98,16 @@ class NativeForward:
         self._update_rope_tables(end)
         self.frame.begin(num_rows, tokens, positions, out)
 
-    def run_whole(self, attention: NativeAttention, plan: _native.AttentionPlan) -> None:
+    def run_whole(
+        self, attention: NativeAttention, plans: tuple[_native.AttentionPlan, ...]
+    ) -> None:
         """Compute the step that was begun, attention included."""
         threads = self.num_threads or torch.get_num_threads()
-        self._whole_segment(attention).run_step(self.frame, plan, threads)
+        segment = self._whole_segment(attention)
+        if len(plans) == 1:
+            segment.run_step(self.frame, plans[0], threads)
+        else:
+            segment.run_step(self.frame, plans, threads)
 
     def _whole_segment(self, attention: NativeAttention) -> _native.FusedSegment:
         """The step as one segment, built at the first step with this attention."""

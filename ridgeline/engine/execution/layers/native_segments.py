@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -117,11 +118,15 @@ class _Writer:
             yield Op("rope", lambda s: s.rope(*rope_args, None, "auto", **kinds))
             return
         owner, place = self.attention, self.attention.place(layer_index)
-        yield Op("rope+kv_write", lambda s: s.rope(*rope_args, place, owner.isa, **kinds))
+        group: dict[str, Any] = {}
+        if owner.groups[layer_index]:
+            group["group"] = owner.groups[layer_index]
+        stored = kinds | group
+        yield Op("rope+kv_write", lambda s: s.rope(*rope_args, place, owner.isa, **stored))
         site = owner.attentions[layer_index]
         assert heads_of(layer) == (site.num_heads, site.num_kv_heads, site.head_dim)
         window, softcap = site.window or 0, site.softcap or 0.0
-        sinks = sinks_argument(*layer.sinks) if layer.sinks else {}
+        sinks = (sinks_argument(*layer.sinks) if layer.sinks else {}) | group
         yield Op(
             "attention",
             lambda s: s.attend(place, num_heads, site.scale, window, softcap, owner.isa, **sinks),
@@ -252,7 +257,7 @@ def _gain(norm: Norm) -> int:
     return gain_C.data_ptr()
 
 
-def _rope_kinds(layer: AttentionLayer) -> dict[str, bool]:
+def _rope_kinds(layer: AttentionLayer) -> dict[str, Any]:
     """What the norm and rotation of q and k have that most models do not."""
     kinds = {
         "norm_rows": isinstance(layer.norm_qk, QkRowNorm),

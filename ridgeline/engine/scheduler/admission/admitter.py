@@ -17,7 +17,7 @@ from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching.base import BatchingPolicy, QueueView
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
-from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache
+from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache, ComputedPrefix
 from ridgeline.engine.scheduler.queue.lanes import Lane
 from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
 from ridgeline.engine.scheduler.sequence import Sequence
@@ -29,13 +29,6 @@ class Admitted(msgspec.Struct, frozen=True):
 
     seq: Sequence
     num_tokens: int
-
-
-class ComputedPrefix(msgspec.Struct, frozen=True):
-    """Blocks that already hold a sequence's first `num_computed` tokens."""
-
-    blocks: list[int]
-    num_computed: int
 
 
 class Admitter:
@@ -78,9 +71,9 @@ class Admitter:
         if not self._make_room(seq, prefix, lane, step):
             return None
         (lane.resuming if seq.group.started else lane.unstarted).pop()
-        self._tables.adopt_prefix(seq, prefix.blocks, prefix.num_computed, step.now_s)
-        reserved = self._tables.reserve(seq, seq.num_pending)
-        assert reserved, "num_blocks_needed and reserve disagree"
+        self._tables.adopt_prefix(seq, prefix, step.now_s)
+        reserved = self._tables.reserve_known(seq)
+        assert reserved, "num_blocks_needed and reserve_known disagree"
         self._registry.activate(seq)
         return Admitted(seq, num_tokens)
 
@@ -113,15 +106,15 @@ class Admitter:
     def _find_prefix(self, seq: Sequence, now_s: float) -> ComputedPrefix:
         """What need not be computed again: a sibling's prompt, or else a prefix hit."""
         if not self._limits.shares_prefixes:
-            return ComputedPrefix([], 0)
+            return ComputedPrefix()
         source = seq.group.find_computed_prompt(seq)
         if source is not None:
-            blocks = source.blocks[: self._pool.num_blocks_for(seq.num_prompt)]
-            return ComputedPrefix(blocks, seq.num_prompt - 1)
+            prefix = self._tables.shared_prefix(source, seq.num_prompt)
+            if prefix is not None:
+                return prefix
         if seq.num_prompt_logprobs is not None:  # these need the logits of every prompt position
-            return ComputedPrefix([], 0)
-        blocks = self._cache.match(seq, now_s)
-        return ComputedPrefix(blocks, len(blocks) * self._pool.block_size)
+            return ComputedPrefix()
+        return self._cache.match(seq, now_s)
 
     def _make_room(
         self, seq: Sequence, prefix: ComputedPrefix, lane: Lane, step: StepBuilder
@@ -136,17 +129,18 @@ class Admitter:
         return True
 
     def _num_missing(self, seq: Sequence, prefix: ComputedPrefix, lane: Lane) -> int:
-        """Missing blocks; each running sequence keeps one idle block to grow into."""
-        needed = self._tables.num_blocks_needed(seq.num_known, prefix.blocks, prefix.num_computed)
-        return needed + self._registry.num_running_up_to(lane) - self._pool.num_idle
+        """Missing blocks; each running sequence keeps idle ones for a block of positions."""
+        needed = self._tables.num_blocks_needed(seq.num_known, prefix)
+        kept = self._registry.num_running_up_to(lane) * self._tables.num_groups
+        return needed + kept - self._pool.num_idle
 
     def _num_preemptible(self, prefix: ComputedPrefix, lane: Lane) -> int:
         """Blocks that preempting lower-priority lanes would free, apart from those of `prefix`."""
         lower = self._registry.running[self._registry.num_running_up_to(lane) :]
         if not lower:
             return 0
-        owners = Counter(block for seq in lower for block in seq.blocks)
-        kept = set(prefix.blocks)
+        owners = Counter(block for seq in lower for block in seq.all_blocks)
+        kept = set(prefix.all_blocks)
         return sum(self._pool.ref_count(b) == n and b not in kept for b, n in owners.items())
 
     def _queue_view(self, lane: Lane, step: StepBuilder, num_tokens: int = 0) -> QueueView:

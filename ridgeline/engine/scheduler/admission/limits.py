@@ -8,6 +8,7 @@ import msgspec
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.errors import BadInput, DoesNotFit
+from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
 from ridgeline.records import Request
 
 MAX_PRIORITY = 1_000_000
@@ -21,7 +22,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     worth one priority level. `background_tokens` is the most tokens of background requests in a
     step that also serves interactive ones; None derives it from measured step times. Without
     `shares_prefixes` no sequence starts from what another one computed: models with recurrent
-    layers keep states that only their own sequence can continue.
+    layers keep states that only their own sequence can continue. `kv_layout` names the groups of
+    layers that have block tables of their own.
     """
 
     max_num_seqs: int
@@ -31,6 +33,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     aging_s: float = 30.0
     background_tokens: int | None = None
     shares_prefixes: bool = True
+    kv_layout: KvLayout = ONE_GROUP
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -42,6 +45,11 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not (self.aging_s > 0 and math.isfinite(self.aging_s)):
             raise BadInput("aging_s must be positive and finite", value=self.aging_s, limit="> 0 s")
+
+    @property
+    def max_run_tokens(self) -> int:
+        """The most tokens of one sequence in a step."""
+        return self.max_num_batched_tokens if self.chunked_prefill else self.max_model_len
 
 
 def check_request(request: Request, limits: SchedulerLimits, pool: BlockPool) -> None:
@@ -72,7 +80,12 @@ def check_request(request: Request, limits: SchedulerLimits, pool: BlockPool) ->
             limit=f"{num_output} tokens",
         )
     # The last output token is never fed back, so it takes no position in the cache.
-    capacity, needed = pool.num_blocks * pool.block_size, max_tokens_of(request, limits) - 1
+    needed = max_tokens_of(request, limits) - 1
+    if not limits.kv_layout.windowed:
+        capacity = pool.num_blocks * pool.block_size
+    else:
+        sizes = (pool.num_blocks, pool.block_size, limits.max_run_tokens)
+        capacity = limits.kv_layout.max_tokens(*sizes, max(needed, 1))
     if needed > capacity:
         spare = capacity + 1 - len(request.prompt)
         raise DoesNotFit(

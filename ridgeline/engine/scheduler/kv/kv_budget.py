@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from ridgeline.errors import DoesNotFit
+from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
 
 GIB = 1 << 30
 _SHARE = {"cpu": 0.5, "cuda": 0.9}  # of what the weights leave
@@ -24,7 +25,12 @@ _CUDA_WORKSPACE_BYTES = 2 * GIB  # activations, logits and the allocator's slack
 
 
 class KvBudgetInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the budget is derived from; `requested_bytes` overrides the derivation."""
+    """What the budget is derived from; `requested_bytes` overrides the derivation.
+
+    `kv_bytes_per_token` counts the target model and its draft model, of which `draft_kv_bytes` are
+    the draft model's. `max_run_tokens` is the most tokens of one sequence in a step, which layers
+    with a window keep beyond it.
+    """
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -35,15 +41,33 @@ class KvBudgetInputs(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: int
     device: str
     requested_bytes: int | None
+    layout: KvLayout = ONE_GROUP
+    max_run_tokens: int = 1
+    draft_kv_bytes: int = 0
 
     @property
     def block_bytes(self) -> int:
-        return self.block_size * self.kv_bytes_per_token
+        """Bytes of a block of one group of layers, and of the draft model's block beside it."""
+        if not self.layout.windowed:
+            return self.block_size * self.kv_bytes_per_token
+        return self.layout.block_bytes(self.block_size) + self.block_size * self.draft_kv_bytes
 
     @property
     def blocks_per_sequence(self) -> int:
         """Blocks for one sequence of `max_model_len` tokens."""
-        return -(-self.max_model_len // self.block_size)
+        return self.layout.max_blocks(self.max_model_len, self.block_size, self.max_run_tokens)
+
+    def longest_sequence(self, nbytes: int) -> int:
+        """Tokens of the longest sequence that a cache of `nbytes` holds.
+
+        With windows, up to `max_model_len`: a model in which every layer has one has no limit.
+        """
+        num_blocks = nbytes // self.block_bytes
+        if not self.layout.windowed:
+            return num_blocks * self.block_size
+        return self.layout.max_tokens(
+            num_blocks, self.block_size, self.max_run_tokens, self.max_model_len
+        )
 
     @property
     def left_bytes(self) -> int:
@@ -87,9 +111,19 @@ def kv_budget(inputs: KvBudgetInputs) -> KvBudget:
             "weights and KV cache exceed the available memory\n" + budget_table(inputs, nbytes),
             fix=f"use --kv-cache-memory-bytes {spare}" if fits else _shorten(inputs, spare),
         )
-    block = f"{inputs.block_size} tokens · {size(inputs.kv_bytes_per_token)}"
     return KvBudget(
-        nbytes=nbytes, num_blocks=num_blocks, why=why, num_blocks_why=f"{size(nbytes)} / ({block})"
+        nbytes=nbytes, num_blocks=num_blocks, why=why, num_blocks_why=_why_blocks(inputs, nbytes)
+    )
+
+
+def _why_blocks(inputs: KvBudgetInputs, nbytes: int) -> str:
+    if not inputs.layout.windowed:
+        block = f"{inputs.block_size} tokens · {size(inputs.kv_bytes_per_token)}"
+        return f"{size(nbytes)} / ({block})"
+    num_groups, num_windowed = inputs.layout.num_groups, len(inputs.layout.windowed)
+    return (
+        f"{size(nbytes)} / {size(inputs.block_bytes)} for {inputs.block_size} tokens of one of"
+        f" {num_groups} groups of layers; {num_windowed} of them keep a window only"
     )
 
 
@@ -116,7 +150,7 @@ def fitting_model_len(inputs: KvBudgetInputs) -> int:
     It is `max_model_len` where not even a short one fits, which `kv_budget` then reports.
     """
     nbytes, _ = _default_bytes(inputs)
-    tokens = nbytes // inputs.block_bytes * inputs.block_size
+    tokens = inputs.longest_sequence(nbytes)
     if tokens >= inputs.max_model_len or tokens < MIN_MODEL_LEN:
         return inputs.max_model_len
     return tokens // _LEN_MULTIPLE * _LEN_MULTIPLE or tokens
@@ -124,7 +158,7 @@ def fitting_model_len(inputs: KvBudgetInputs) -> int:
 
 def _shorten(inputs: KvBudgetInputs, nbytes: int) -> str:
     """Advice for a cache of `nbytes`: shorter sequences, or else less memory used elsewhere."""
-    tokens = nbytes // inputs.block_bytes * inputs.block_size
+    tokens = inputs.longest_sequence(nbytes)
     if tokens >= 1:
         return f"use --max-model-len {min(tokens, inputs.max_model_len)}"
     missing = size(inputs.weight_bytes + inputs.block_bytes)
@@ -134,7 +168,7 @@ def _shorten(inputs: KvBudgetInputs, nbytes: int) -> str:
 def budget_table(inputs: KvBudgetInputs, nbytes: int) -> str:
     """The arithmetic behind a budget of `nbytes`, one line per term."""
     per_sequence = inputs.blocks_per_sequence * inputs.block_bytes
-    capacity = nbytes // inputs.block_bytes * inputs.block_size
+    capacity = nbytes // inputs.block_bytes * inputs.block_size // inputs.layout.num_groups
     rows = [
         ("memory available", size(inputs.available_bytes), f"of {size(inputs.memory_bytes)}"),
         ("weights", size(inputs.weight_bytes), ""),

@@ -16,6 +16,8 @@ Invariants.
   * Cached blocks cost nothing: they stay in the pool's idle list and are reused, least recently
     released first. `ttl_s` additionally drops what has not been used for that long (time is an
     argument).
+  * Groups of layers have blocks of their own (`KvLayout`). Those with a window only need the blocks
+    of the last window before the end of the hit: a hit ends where every group has what it needs.
 
 When it loses. Prompts that do not share a beginning of at least one block: hashing costs about 1 µs
 per block and gains nothing. A hit shortens the step; it does not make the sequence's own memory any
@@ -29,11 +31,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from hashlib import blake2b
+from itertools import chain
 from typing import Protocol
+
+import msgspec
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.errors import BadInput
+from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
 
 DIGEST_BYTES = 32
 
@@ -49,6 +55,29 @@ def block_digest(parent: bytes, tokens: Seq[int]) -> bytes:
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
+class ComputedPrefix(msgspec.Struct, frozen=True):
+    """Blocks that already hold a sequence's first `num_computed` tokens.
+
+    `windows` are those of each windowed group of layers, from index `first_place` of its table on;
+    () where there are none.
+    """
+
+    blocks: list[int] = []
+    num_computed: int = 0
+    windows: list[list[int]] = []
+    first_place: int = 0
+
+    @property
+    def all_blocks(self) -> list[int]:
+        """The blocks of every group."""
+        return [*self.blocks, *chain.from_iterable(self.windows)]
+
+    @property
+    def end_place(self) -> int:
+        """Index in the block tables of the place after the last block."""
+        return self.first_place + len(self.windows[0]) if self.windows else len(self.blocks)
+
+
 class BlockCache(Protocol):
     """What the scheduler needs from a prefix cache. Instants are seconds on the caller's clock."""
 
@@ -59,8 +88,8 @@ class BlockCache(Protocol):
     def expires(self) -> bool:
         """Whether entries have a time to live."""
 
-    def match(self, seq: Sequence, now_s: float) -> list[int]:
-        """The blocks that hold the longest cached beginning of `seq`; the caller retains them."""
+    def match(self, seq: Sequence, now_s: float) -> ComputedPrefix:
+        """The longest cached beginning of `seq`; the caller retains its blocks."""
 
     def record_lookup(self, queried: int, hit: int) -> None:
         """Count a lookup whose result was used, in tokens."""
@@ -89,8 +118,8 @@ class NoPrefixCache:
     def __init__(self) -> None:
         self.queried_tokens = self.hit_tokens = 0
 
-    def match(self, seq: Sequence, now_s: float) -> list[int]:
-        return []
+    def match(self, seq: Sequence, now_s: float) -> ComputedPrefix:
+        return ComputedPrefix()
 
     def record_lookup(self, queried: int, hit: int) -> None:
         pass
@@ -118,36 +147,62 @@ class PrefixCache:
     their block is reused.
     """
 
-    def __init__(self, pool: BlockPool, ttl_s: float | None = None) -> None:
+    def __init__(
+        self, pool: BlockPool, ttl_s: float | None = None, layout: KvLayout = ONE_GROUP
+    ) -> None:
         if ttl_s is not None and not ttl_s > 0:
             raise BadInput(
                 "the prefix cache's time to live must be positive", value=ttl_s, limit="> 0 s"
             )
         self.queried_tokens = self.hit_tokens = 0
         self._pool, self._ttl_s = pool, math.inf if ttl_s is None else ttl_s
-        self._block_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
+        self._layout, self._num_full = layout, int(bool(layout.full))
+        # By group, in the order of `KvLayout.groups`.
+        self._block_of: list[dict[bytes, int]] = [{} for _ in range(layout.num_groups)]
+        self._entry_of: dict[int, tuple[int, bytes]] = {}  # block -> group and digest
         self._used_s: OrderedDict[int, float] = OrderedDict()  # block -> last use, oldest first
         pool.on_evict = self._remove_entry
 
     def __len__(self) -> int:
-        return len(self._block_of)
+        return len(self._entry_of)
 
     @property
     def expires(self) -> bool:
         return self._ttl_s < math.inf
 
-    def match(self, seq: Sequence, now_s: float) -> list[int]:
-        num_blocks = (seq.num_known - 1) // self._pool.block_size
+    def match(self, seq: Sequence, now_s: float) -> ComputedPrefix:
+        size = self._pool.block_size
+        num_blocks = (seq.num_known - 1) // size
         self._extend_digests(seq, num_blocks)
         self.expire(now_s)
-        blocks = []
-        for digest in seq.digests[:num_blocks]:
-            block = self._block_of.get(digest)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        blocks: list[int] = []
+        if self._num_full:
+            for digest in seq.digests[:num_blocks]:
+                block = self._block_of[0].get(digest)
+                if block is None:
+                    break
+                blocks.append(block)
+            num_blocks = len(blocks)
+        if not self._layout.windowed:
+            return ComputedPrefix(blocks, num_blocks * size)
+        first, end = self._match_windows(seq, num_blocks)
+        groups = self._block_of[self._num_full :]
+        windows = [[group[digest] for digest in seq.digests[first:end]] for group in groups]
+        return ComputedPrefix(blocks[:end], end * size, windows, first)
+
+    def _match_windows(self, seq: Sequence, end: int) -> tuple[int, int]:
+        """(first place, end) of the last window that all windowed groups have, up to `end`.
+
+        Searches backwards, and moves the end to each block that is missing.
+        """
+        size, groups = self._pool.block_size, self._block_of[self._num_full :]
+        place = end
+        while place > (first := self._layout.first_place(end * size, size)):
+            place -= 1
+            digest = seq.digests[place]
+            if not all(digest in group for group in groups):
+                end = place
+        return first, end
 
     def record_lookup(self, queried: int, hit: int) -> None:
         self.queried_tokens += queried
@@ -159,16 +214,19 @@ class PrefixCache:
             return
         self._extend_digests(seq, num_full)
         for i in range(seq.num_published, num_full):
-            self.insert(seq.digests[i], seq.blocks[i], now_s)
+            if self._num_full:
+                self.insert(seq.digests[i], seq.blocks[i], now_s)
+            for group, table in enumerate(seq.windows, start=self._num_full):
+                self.insert(seq.digests[i], table[i - seq.first_place], now_s, group)
         seq.num_published = num_full
 
-    def insert(self, digest: bytes, block: int, now_s: float) -> None:
-        """Publish a full, computed block under its digest.
+    def insert(self, digest: bytes, block: int, now_s: float, group: int = 0) -> None:
+        """Publish a full, computed block of a group of layers under its digest.
 
         The first block with some content wins: a second one stays private to its owner.
         """
-        if digest not in self._block_of:
-            self._block_of[digest], self._digest_of[block] = block, digest
+        if digest not in self._block_of[group]:
+            self._block_of[group][digest], self._entry_of[block] = block, (group, digest)
             self._used_s[block] = now_s
             self._pool.publish(block)
 
@@ -179,7 +237,7 @@ class PrefixCache:
                 self._used_s.move_to_end(block)
 
     def invalidate(self, block: int) -> None:
-        if block in self._digest_of:
+        if block in self._entry_of:
             self._remove_entry(block)
             self._pool.unpublish(block)
 
@@ -194,7 +252,7 @@ class PrefixCache:
                 self.invalidate(block)
 
     def clear(self) -> None:
-        for block in list(self._digest_of):
+        for block in list(self._entry_of):
             self.invalidate(block)
 
     def _extend_digests(self, seq: Sequence, num_blocks: int) -> None:
@@ -208,5 +266,6 @@ class PrefixCache:
             digests.append(parent)
 
     def _remove_entry(self, block: int) -> None:
-        del self._block_of[self._digest_of.pop(block)]
+        group, digest = self._entry_of.pop(block)
+        del self._block_of[group][digest]
         del self._used_s[block]

@@ -16,7 +16,8 @@ class DraftContext(msgspec.Struct, frozen=True):
 
     `tokens` are its known tokens: read them during the call, do not change or keep them. Nothing
     learned from one `tenant`'s text may show in the speed of another. The first `num_computed`
-    known tokens are in the KV cache, in `blocks`, which have room for all of them.
+    known tokens are in the KV cache, in `blocks`, which have room for all of them; `windows` and
+    `first_place` are the tables of layers with a window, as in a `Run`.
     """
 
     seq_id: int
@@ -28,6 +29,14 @@ class DraftContext(msgspec.Struct, frozen=True):
     max_drafts: int
     num_computed: int = 0
     blocks: tuple[int, ...] = ()
+    windows: tuple[tuple[int, ...], ...] = ()
+    first_place: int = 0
+
+    @property
+    def num_places(self) -> int:
+        """Blocks of positions for which every block table has room."""
+        ends = [self.first_place + len(table) for table in self.windows]
+        return min([len(self.blocks), *ends] if self.blocks else ends, default=0)
 
 
 class StepCapacity(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ class DraftBranches:
 
     def __init__(self, tables: BlockTables) -> None:
         self._tables = tables
-        self._blocks: dict[int, list[list[int]]] = {}
+        self._blocks: dict[int, list[list[list[int]]]] = {}  # of each branch, by group of layers
 
     def add(
         self,
@@ -42,7 +42,7 @@ class DraftBranches:
         run = step.runs[i]
         if len(run.tokens) != run.num_drafts + 1:
             return  # further known tokens that the run feeds are not in the cache yet
-        branches, place = [], seq.num_computed // self._tables.block_size
+        branches = []
         for chain in chains:
             num_tokens = 1 + len(chain)
             num_blocks = self._tables.num_branch_blocks(seq, num_tokens)
@@ -52,7 +52,7 @@ class DraftBranches:
             self._blocks.setdefault(seq.id, []).append(blocks)
             step.budget.left -= num_tokens
             num_spare -= num_blocks
-            branches.append(DraftBranch(chain, (*seq.blocks[:place], *blocks)))
+            branches.append(DraftBranch(chain, *self._tables.branch_tables(seq, blocks)))
         step.runs[i] = msgspec.structs.replace(run, branches=tuple(branches))
 
     def resolve(self, seq: EngineSequence | None, run: Run, output: RunOutput) -> Run:

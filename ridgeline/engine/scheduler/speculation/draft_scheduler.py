@@ -178,6 +178,8 @@ class DraftScheduler:
             max_drafts,
             run.start,
             run.blocks,
+            run.windows,
+            run.first_place,
         )
 
     def _attach(
@@ -188,7 +190,7 @@ class DraftScheduler:
         seq = self._registry.find_running(run.seq_id)
         assert seq is not None
         num_tokens = len(run.tokens) + len(drafts)
-        spare = self._pool.num_idle - len(self._registry.running)
+        spare = self._num_spare()
         if not drafts or self._tables.num_missing_blocks(seq, num_tokens) > max(0, spare):
             return
         if self._tables.reserve(seq, num_tokens):
@@ -196,5 +198,9 @@ class DraftScheduler:
             step.runs[i] = with_drafts(run, seq, drafts, self._pool.block_size)
             chains = self._proposer.alternatives(seq.id)
             if chains and drafts == proposed:
-                spare = self._pool.num_idle - len(self._registry.running)
-                self._branches.add(step, i, seq, chains, spare)
+                self._branches.add(step, i, seq, chains, self._num_spare())
+
+    def _num_spare(self) -> int:
+        """Idle blocks beyond those that running sequences may need in the next step."""
+        kept = len(self._registry.running) * self._tables.num_groups
+        return self._pool.num_idle - kept

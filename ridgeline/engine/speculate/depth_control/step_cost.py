@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import ridgeline._native as _native
+from ridgeline.engine.scheduler.kv.block_tables import UnusedTables
 from ridgeline.engine.scheduler.plan import Run, Runner, SamplePoint, StepPlan
+from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
 from ridgeline.records import Sampling
 
 Grid = Mapping[tuple[int, int], float]
@@ -84,17 +86,19 @@ def measure(
     block_size: int,
     max_num_seqs: int,
     max_model_len: int,
+    layout: KvLayout = ONE_GROUP,
     budget_s: float = BUDGET_S,
 ) -> dict[tuple[int, int], float]:
     """Median seconds of decode steps on unused blocks of the cache.
 
     Ends after `budget_s` with the smaller batches measured.
     """
-    longest = min(max_model_len, num_blocks * block_size, CONTEXT + max(DEPTHS) + 1)
+    places = num_blocks // layout.num_groups
+    longest = min(max_model_len, places * block_size, CONTEXT + max(DEPTHS) + 1)
     depths = [depth for depth in DEPTHS if depth + 2 <= longest]
     context = max(1, longest - max(depths) - 1)
-    blocks_each = -(-longest // block_size)
-    most = max(1, min(max_num_seqs, num_blocks // blocks_each))
+    tables = UnusedTables(layout, -(-longest // block_size))
+    most = max(1, min(max_num_seqs, places // tables.num_places))
     begun_s = clock()
     found: dict[tuple[int, int], float] = {}
     for runs in sorted({*(b for b in BATCHES if b < most), most}):
@@ -104,7 +108,7 @@ def measure(
                 return found
             if depth > DEEP and (late or runs * (depth + 1) > MOST_ROWS):
                 break
-            plan = _plan(runs, depth, context, blocks_each)
+            plan = _plan(runs, depth, context, tables)
             found[runs, runs * (depth + 1)] = _median_s(runner, plan, clock)
     return found
 
@@ -116,7 +120,7 @@ def _median_s(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> flo
     return times[(repeats - 1) // 2]
 
 
-def _plan(runs: int, depth: int, context: int, blocks_each: int) -> StepPlan:
+def _plan(runs: int, depth: int, context: int, tables: UnusedTables) -> StepPlan:
     at = SamplePoint(_GREEDY, 0, 0, 0, is_argmax=True)
     return StepPlan(
         0,
@@ -125,9 +129,9 @@ def _plan(runs: int, depth: int, context: int, blocks_each: int) -> StepPlan:
                 seq_id=i,
                 start=context,
                 tokens=(1,) * (depth + 1),
-                blocks=tuple(range(i * blocks_each, (i + 1) * blocks_each)),
                 sample=at,
                 num_drafts=depth,
+                **tables.of(i),
             )
             for i in range(runs)
         ),

@@ -98,7 +98,7 @@ class SelfDrafter:
 
     def _begin(self, each: DraftContext, depth: int) -> PartialDraft:
         """A draft as deep as there are positions; the last token, which is not fed, needs none."""
-        places = len(each.blocks) * self._block_size - len(each.tokens)
+        places = each.num_places * self._block_size - len(each.tokens)
         fits = len(each.tokens) - each.num_computed <= CHUNK and places >= 0
         depth = min(depth, places + 1) if fits else 0
         return PartialDraft(each, depth, numbers_for(each, depth, self._draws))
@@ -111,7 +111,15 @@ def _run(guess: PartialDraft) -> Run:
         start, tokens = each.num_computed, tuple(each.tokens[each.num_computed :])
     else:
         start, tokens = num_known + len(guess.drafts) - 1, (guess.drafts[-1],)
-    return Run(each.seq_id, start, tokens, each.blocks, None)
+    return Run(
+        seq_id=each.seq_id,
+        start=start,
+        tokens=tokens,
+        blocks=each.blocks,
+        sample=None,
+        windows=each.windows,
+        first_place=each.first_place,
+    )
 
 
 class LayerChoice(msgspec.Struct, frozen=True):

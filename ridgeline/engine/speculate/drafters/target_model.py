@@ -44,7 +44,7 @@ class TargetModel:
         forward = layer_backend_of(self.layer_backend)(body)
         return TargetModel(
             Decoder(body, forward, self.decoder.lm_head, 0),
-            KvCache([cache.layers[i] for i in kept], cache.format, cache.dtype),
+            cache.only(kept),
             self.attention_backend,
             self.layer_backend,
         )
