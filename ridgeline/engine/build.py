@@ -11,7 +11,7 @@ import torch
 
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
-from ridgeline.engine.attention.page_prefetch import PagePrefetcher
+from ridgeline.engine.execution.page_prefetch import PagePrefetcher
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.dtype import DTYPES

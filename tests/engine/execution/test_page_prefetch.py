@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline import Engine, Sampling
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import PlainKv
-from ridgeline.engine.attention.page_prefetch import PagePrefetcher, populate_pages
+from ridgeline.engine.execution.page_prefetch import PagePrefetcher, populate_pages
 from ridgeline.engine.kernels.large_pages import LARGE_PAGE, own_pages
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 
@@ -117,7 +117,7 @@ def test_device_memory_is_not_prefetched() -> None:
 @pytest.mark.slow
 def test_engine_prefetches_pages_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
-    monkeypatch.setattr("ridgeline.engine.attention.page_prefetch.populate_pages", asked)
+    monkeypatch.setattr("ridgeline.engine.execution.page_prefetch.populate_pages", asked)
     with Engine.open("demo", kv_cache_memory_bytes=96 << 20, max_model_len=2048) as engine:
         wait_for_pages()
         at_start = max(end for _, _, end in asked.spans)
