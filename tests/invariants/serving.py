@@ -56,7 +56,7 @@ from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.speculate.token_tree import FixedTree, TokenTree, parse_tree
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import has_states
-from ridgeline.modelspec.cost.kv_layout import KvLayout, kv_layout
+from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout, kv_layout
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 from ridgeline.records import Event, Failed, Request, Token
@@ -85,6 +85,7 @@ class Model:
     spec: ModelSpec = field(repr=False)  # hypothesis prints arguments
     decoder: Decoder = field(repr=False)
     attention: str
+    gives_back: bool = True  # whether layers with a window give blocks back
     references: dict[bytes, list[int]] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -110,6 +111,8 @@ class Model:
 
         The native kernels read whole tiles, which would be too long.
         """
+        if not self.gives_back:
+            return ONE_GROUP
         layout = kv_layout(self.spec)
         return layout if self.attention == "native" else replace(layout, tile_tokens=1)
 
@@ -158,6 +161,7 @@ class Schedule:
     drafts: str = ""
     depth: int = 3
     trees: bool = False
+    max_model_len: int = CONTEXT
 
 
 @dataclass
@@ -284,13 +288,13 @@ def _build(
     model: Model, schedule: Schedule, requests: Sequence[Request]
 ) -> tuple[Scheduler, TorchRunner]:
     layout, size = model.layout, schedule.block_size
-    run_tokens = schedule.max_num_batched_tokens if schedule.chunked else CONTEXT
+    run_tokens = schedule.max_num_batched_tokens if schedule.chunked else schedule.max_model_len
     num_blocks = layout.max_blocks(schedule.num_blocks * size, size, run_tokens)
     pool = BlockPool(num_blocks, size)
     limits = SchedulerLimits(
         max_num_seqs=schedule.max_num_seqs,
         max_num_batched_tokens=schedule.max_num_batched_tokens,
-        max_model_len=CONTEXT,
+        max_model_len=schedule.max_model_len,
         chunked_prefill=schedule.chunked,
         shares_prefixes=not has_states(model.spec),
         kv_layout=layout,

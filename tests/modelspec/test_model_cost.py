@@ -20,6 +20,8 @@ from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.format import INT8
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, rewrite_linears, with_dtype
+from tests.engine.scheduler.helpers import make_request, step
+from tests.engine.scheduler.helpers import scheduler as make_scheduler
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_pricing_a_step_is_cheap_enough_for_the_simulator() -> None:
 def test_inspect_the_kv_budget_and_the_cache_agree_on_bytes(model: str) -> None:
     """The printed size is the allocated one, with windows, with latent attention and without."""
     spec, context, size = load_planning_spec(model), 8192, 16
-    cache = KvCache.allocate(spec, context // size, size, torch.bfloat16, "meta")
+    layout = cost.kv_layout(spec)
     inputs = KvBudgetInputs(
         weight_bytes=0,
         kv_bytes_per_token=cost.kv_bytes_per_token(spec),
@@ -241,9 +243,48 @@ def test_inspect_the_kv_budget_and_the_cache_agree_on_bytes(model: str) -> None:
         available_bytes=1 << 40,
         device="cpu",
         requested_bytes=None,
+        layout=layout,
     )
+    scheduler = make_scheduler(
+        num_blocks=2 * inputs.blocks_per_sequence,
+        block_size=size,
+        max_num_batched_tokens=512,
+        max_model_len=context + 8,
+        kv_layout=layout,
+    )
+    scheduler.add(make_request("a", context - 2, max_tokens=8))
+    while not scheduler.running or scheduler.running[0].num_computed < context:
+        step(scheduler)
+    num_blocks = scheduler.pool.num_owned
+    cache = KvCache.allocate(spec, num_blocks, size, torch.bfloat16, "meta", layout=layout)
     printed = {row.name: row.value for row in inspect_table(spec)}["at 8,192 tokens"]
     assert printed == cost.held_kv_bytes(spec, context) == cache.nbytes
-    assert printed == inputs.blocks_per_sequence * inputs.block_bytes
+    assert printed == num_blocks * inputs.block_bytes
+    assert printed == cost.cost_model(spec).kv_bytes(context)
+    # The budget leaves room for the largest step beyond each window.
+    assert printed <= inputs.blocks_per_sequence * inputs.block_bytes
     has_windows = any(layer.attention.window for layer in spec.layers)
-    assert (cost.kv_bytes(spec, context) < printed) == has_windows
+    assert cost.kv_bytes(spec, context) <= printed
+    assert (printed < context * cost.kv_bytes_per_token(spec)) == has_windows
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 100])
+@pytest.mark.parametrize("chunk", [None, 32])
+def test_kv_layout_bounds_what_the_scheduler_holds(window: int, chunk: int | None) -> None:
+    """`max_blocks` is reached by prompts in steps of `step_tokens`, and never exceeded."""
+    size, step_tokens, num_tokens = 4, 24, 300
+    layout = cost.KvLayout((0,), ((1,), (2,)), None if chunk else window, chunk, 1)
+    bound = layout.max_blocks(num_tokens, size, step_tokens)
+    scheduler = make_scheduler(
+        num_blocks=bound,
+        block_size=size,
+        max_num_batched_tokens=step_tokens,
+        max_model_len=num_tokens,
+        kv_layout=layout,
+    )
+    scheduler.add(make_request("a", num_tokens - 1, max_tokens=1))
+    while scheduler.has_work:
+        step(scheduler)
+    assert scheduler.totals.num_preempted == 0
+    assert layout.max_tokens(bound, size, step_tokens, 2 * num_tokens) >= num_tokens
+    assert layout.max_tokens(bound - 1, size, step_tokens, 2 * num_tokens) < num_tokens
