@@ -201,9 +201,9 @@ def test_decodes_beyond_the_cache_are_left_out() -> None:
     run = CalibrationRun(model="m", quantization=None)
 
     def asked(num_blocks: int) -> list[tuple[int, int]]:
-        resolved = SimpleNamespace(num_blocks=num_blocks, block_size=16)
+        info = SimpleNamespace(kv_tokens=num_blocks * 16)
         bench = SimpleNamespace(
-            engine=SimpleNamespace(resolved=resolved), decode=None, prefill=lambda *shape: None
+            engine=SimpleNamespace(info=info), decode=None, prefill=lambda *shape: None
         )
         bench.decode = bench.prefill
         return [shape for kind, shape, _ in step_kinds(bench, run) if kind == "decode"]

@@ -21,6 +21,7 @@ from ridgeline.engine.speculate.depth_control.step_cost import (
     StepTimeCurve,
     measure,
 )
+from ridgeline.modelspec.checkpoints.load import load_spec
 from tests.engine.speculate.slow_cost import SlowStepCost
 
 
@@ -176,9 +177,8 @@ def test_drafting_is_timed_on_texts_that_fit_the_context(
         def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
             pass
 
-    spec = SimpleNamespace(hidden_size=8)
     asked = {"max_num_seqs": 8, "max_model_len": max_model_len, "num_blocks": num_blocks}
-    more = {"block_size": 16, "spec": spec, "dtype": "float32", "device": "cpu"}
+    more = {"block_size": 16, "spec": load_spec("demo"), "dtype": "float32", "device": "cpu"}
     resolved = cast(ResolvedSettings, SimpleNamespace(**asked, **more))
     found = measure_drafts(Minds(), resolved, time.perf_counter)
     assert [each[:2] for each in found] == [(1, 1), (1, 4), (8, 1), (8, 4)]
