@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from ridgeline.api.improve import evaluate, optimize, quantize
     from ridgeline.api.inspect import doctor, inspect
     from ridgeline.api.measure import bench, compare, diagnose
-    from ridgeline.api.planning import calibrate, catalogue, cost, pack, plan, predict, simulate
+    from ridgeline.api.planning import (
+        calibrate,
+        capacity,
+        catalogue,
+        cost,
+        pack,
+        plan,
+        predict,
+        simulate,
+    )
     from ridgeline.api.server import serve
     from ridgeline.api.text import batch, chat, generate, stream
     from ridgeline.engine.engine import Engine
@@ -33,6 +42,7 @@ __all__ = [
     "batch",
     "bench",
     "calibrate",
+    "capacity",
     "catalogue",
     "chat",
     "compare",
@@ -59,6 +69,7 @@ _HOMES = {
     "batch": "ridgeline.api.text",
     "bench": "ridgeline.api.measure",
     "calibrate": "ridgeline.api.planning",
+    "capacity": "ridgeline.api.planning",
     "catalogue": "ridgeline.api.planning",
     "chat": "ridgeline.api.text",
     "compare": "ridgeline.api.measure",

@@ -97,7 +97,7 @@ PYTHON_SECTIONS = {
     "Generate text": ("generate", "stream", "chat", "batch", "Engine", "Sampling"),
     "Measure": ("bench", "diagnose", "compare"),
     "Improve": ("optimize", "quantize", "evaluate"),
-    "Plan": ("plan", "predict", "simulate", "cost", "catalogue", "pack", "calibrate"),
+    "Plan": ("plan", "predict", "simulate", "cost", "capacity", "catalogue", "pack", "calibrate"),
     "Serve": ("serve",),
     "Explain and inspect": ("explain", "inspect", "doctor"),
 }

@@ -10,6 +10,7 @@ from ridgeline.config.planning import (
     PLANNING_SLO,
     TABLES_URL,
     CalibrateOptions,
+    CapacityOptions,
     CatalogueOptions,
     Cluster,
     CostOptions,
@@ -23,12 +24,14 @@ from ridgeline.records.price import Commitment
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.calibrate import calibrate as calibrate_workflow
 from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
+from ridgeline.workflows.planning import capacity as capacity_workflow
 from ridgeline.workflows.planning import catalogue as catalogue_workflow
 from ridgeline.workflows.planning import cost as cost_workflow
 from ridgeline.workflows.planning import pack as pack_workflow
 from ridgeline.workflows.planning import plan as plan_workflow
 from ridgeline.workflows.planning import predict as predict_workflow
 from ridgeline.workflows.planning import simulate as simulate_workflow
+from ridgeline.workflows.planning.capacity import CapacityResult
 from ridgeline.workflows.planning.catalogue import CatalogueResult
 from ridgeline.workflows.planning.cost import CostResult
 from ridgeline.workflows.planning.pack import PackResult
@@ -376,6 +379,52 @@ def cost(
         UserError: An option is wrong, or what it describes cannot run.
     """
     return cost_workflow.cost(command_options("cost", CostOptions, locals()))
+
+
+def capacity(
+    model: str,
+    *,
+    accelerator: str | None = None,
+    context: str | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str | None = None,
+    max_devices: int = 8,
+    memory_utilization: float = 0.9,
+    commitment: Commitment = "on-demand",
+    device_prices: str | Path | None = None,
+    catalogue: str | Path | None = None,
+) -> CapacityResult:
+    """Show which devices hold a model, and how many sequences of which length.
+
+    >>> import ridgeline
+    >>> row, = ridgeline.capacity("llama-3.1-8b", accelerator="l4", context="4096").rows
+    >>> row.num_devices, row.num_seqs[4096] > 0
+    (1, True)
+
+    Args:
+        model: Name of a published architecture, a config.json, or a model directory.
+        accelerator: Accelerators to consider, separated by commas (default: all).
+        context: Context lengths in tokens, separated by commas (default: 2048, 8192, 32768,
+            131072 and the model's own limit).
+        quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4,
+            mxfp4 or nvfp4 (default: as stored).
+        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8 or int8 (default: as
+            stored).
+        max_devices: Maximum devices, split by tensor parallelism.
+        memory_utilization: Share of the memory that the engine may use.
+        commitment: Which of the catalogue's prices to count with: on-demand, spot,
+            reserved-1y, reserved-3y or owned.
+        device_prices: TOML file of [[price]] rows to use with the catalogue's;
+            `ridgeline catalogue --output` writes one.
+        catalogue: TOML catalogue of accelerators to use instead of the built-in.
+
+    Returns:
+        For each device the smallest replica, least memory first, and why others are too small.
+
+    Raises:
+        UserError: An option is wrong, or a file cannot be read.
+    """
+    return capacity_workflow.capacity(command_options("capacity", CapacityOptions, locals()))
 
 
 def catalogue(

@@ -41,6 +41,7 @@ FUNCTIONS = {
     "predict": "planning:predict",
     "simulate": "simulate:simulate_command",
     "cost": "planning:cost",
+    "capacity": "planning:capacity",
     "catalogue": "planning:catalogue",
     "pack": "planning:pack",
     "calibrate": "calibrate:calibrate",

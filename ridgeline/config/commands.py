@@ -22,6 +22,7 @@ from ridgeline.config.load import BenchOptions, BenchReport, BenchTarget, Diagno
 from ridgeline.config.option import About, Option, Section, options_of
 from ridgeline.config.planning import (
     CalibrateOptions,
+    CapacityOptions,
     CatalogueOptions,
     CostOptions,
     PackOptions,
@@ -320,6 +321,16 @@ _COMMANDS = (
         summary="Compare the cost of a fleet with API providers.",
         examples=("ridgeline cost llama-3.1-8b --accelerator h100-sxm --request-rate 5",),
         sections=(CostOptions,),
+    ),
+    Command(
+        name="capacity",
+        group="Plan",
+        summary="Show which devices hold a model, and how many sequences.",
+        examples=(
+            "ridgeline capacity llama-3.1-70b",
+            "ridgeline capacity llama-3.1-8b --accelerator l4 --quantization int4",
+        ),
+        sections=(CapacityOptions,),
     ),
     Command(
         name="catalogue",

@@ -399,6 +399,43 @@ class CostOptions(Section, frozen=True, kw_only=True):
     today: date | None = None
 
 
+class CapacityOptions(Section, frozen=True, kw_only=True):
+    """A model to hold in memory."""
+
+    title: ClassVar[str] = "Model"
+    table: ClassVar[str] = "capacity"
+    prefix: ClassVar[str] = "capacity_"
+
+    model: Annotated[str, shared.SHAPE]
+    accelerator: Annotated[
+        str | None,
+        shared.ACCELERATOR.but(
+            help="Accelerators to consider, separated by commas.", metavar="NAMES", unset="all"
+        ),
+    ] = None
+    context: Annotated[
+        str | None,
+        About(
+            "Context lengths in tokens, separated by commas.",
+            metavar="LENGTHS",
+            unset="2048, 8192, 32768, 131072 and the model's own limit",
+            since="0.3",
+        ),
+    ] = None
+    quantization: Annotated[str | None, shared.QUANTIZATION] = None
+    kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
+    max_devices: Annotated[
+        int, About("Maximum devices, split by tensor parallelism.", unit=COUNT)
+    ] = 8
+    memory_utilization: Annotated[
+        float, About("Share of the memory that the engine may use.", unit=SHARE, since="0.3")
+    ] = 0.9
+    commitment: Annotated[Commitment, shared.COMMITMENT] = "on-demand"
+    device_prices: Annotated[Path | None, shared.DEVICE_PRICES] = None
+    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
+    json: Annotated[bool, shared.JSON] = False
+
+
 class CatalogueOptions(Section, frozen=True, kw_only=True):
     """Accelerators and their prices."""
 

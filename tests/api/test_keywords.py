@@ -29,6 +29,7 @@ from ridgeline.config.load import BenchOptions, BenchTarget, DiagnoseOptions
 from ridgeline.config.option import Section, options_of
 from ridgeline.config.planning import (
     CalibrateOptions,
+    CapacityOptions,
     CatalogueOptions,
     CostOptions,
     PackOptions,
@@ -65,6 +66,7 @@ NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]
     improve.evaluate: ((EvaluateOptions,), OUTPUTS),
     explain: ((ExplainOptions,), OUTPUTS),
     serve: ((ServeModel, ServerOptions, TwinOptions), set()),
+    planning.capacity: ((CapacityOptions,), OUTPUTS),
     planning.catalogue: ((CatalogueOptions,), {*OUTPUTS, "output"}),
     planning.pack: ((PackOptions,), OUTPUTS),
     planning.calibrate: ((CalibrateOptions,), {*OUTPUTS, "output"}),
@@ -152,6 +154,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (serve, {"port": 70000}, "port is out of range"),
     (serve, {"host": "0.0.0.0", "model": "demo"}, "no API key is configured"),
     (serve, {"batch_window": "22:00-06:00"}, "batch_window has no effect without batch_store"),
+    (planning.capacity, {"model": "llama-3.1-8b", "context": "9e9"}, "needs lengths in tokens"),
     (planning.catalogue, {"device": "h100"}, "several accelerators match"),
     (planning.pack, {"models": "m.toml", "accelerator": "h100-sxm=1"}, "cannot read the models"),
     (planning.calibrate, {}, "needs either a model"),

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.planning.capacity import print_capacity
 from ridgeline.cli.render.planning.catalogue import print_catalogue
 from ridgeline.cli.render.planning.cost import print_cost
 from ridgeline.cli.render.planning.pack import pack_table
 from ridgeline.cli.render.planning.plan import print_manifests, print_plan
 from ridgeline.cli.render.planning.predict import prediction_table
 from ridgeline.config.planning import (
+    CapacityOptions,
     CatalogueOptions,
     CostOptions,
     PackOptions,
@@ -21,6 +23,7 @@ from ridgeline.config.planning import (
 )
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
+from ridgeline.workflows.planning.capacity import capacity as measure_capacity
 from ridgeline.workflows.planning.catalogue import catalogue as read_devices
 from ridgeline.workflows.planning.cost import cost as compare_cost
 from ridgeline.workflows.planning.pack import pack as place_models
@@ -119,3 +122,14 @@ def catalogue(call: Invocation) -> None:
         print(json_line(result.to_dict()))
     else:
         print_catalogue(result, Console(highlight=False), one=options.device is not None)
+
+
+def capacity(call: Invocation) -> int:
+    """`ridgeline capacity`; 2 if no device holds the model."""
+    options = call.read(CapacityOptions)
+    result = measure_capacity(options)
+    if options.json:
+        print(json_line(result.to_dict()))
+    else:
+        print_capacity(result, Console(highlight=False), named=options.accelerator is not None)
+    return 0 if result.rows else SOME_FAILED
