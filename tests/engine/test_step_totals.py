@@ -38,6 +38,8 @@ def test_waiting_time_is_split_by_the_short_resource() -> None:
     assert figures["step_waiting_s"] == pytest.approx(2 * (3 + 2 + 1))
     assert figures["step_full_waiting_s"] == pytest.approx(6)
     assert figures["step_spent_waiting_s"] == pytest.approx(4)
+    assert figures["step_slot_s"] == pytest.approx(4 * 8)
+    assert figures["step_wasted_slot_s"] == pytest.approx(2 * (2 + 2))  # not with none waiting
     assert figures["step_plan_s"] == pytest.approx(2.0) and figures["step_busy_s"] == pytest.approx(
         8.0
     )

@@ -51,6 +51,11 @@ class FakeNvml:
     def nvmlDeviceGetPowerUsage(self, handle):
         return 350_500
 
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if handle:
+            raise NVMLError("Not Supported")
+        return 1_234_567
+
     def nvmlDeviceGetEnforcedPowerLimit(self, handle):
         return 700_000
 

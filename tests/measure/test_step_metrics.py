@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ridgeline.measure.metrics.step_metrics import (
@@ -9,8 +10,14 @@ from ridgeline.measure.metrics.step_metrics import (
     latency_bounds,
     occupancy,
     utilisation,
+    wasted_steps,
 )
-from ridgeline.measure.metrics.summary import peak_concurrency, steady_output_tok_s, summarise
+from ridgeline.measure.metrics.summary import (
+    peak_concurrency,
+    queue_age,
+    steady_output_tok_s,
+    summarise,
+)
 from ridgeline.roofline import Peaks, Work
 
 PEAKS = Peaks(flops_s=1000.0, bytes_s=100.0)
@@ -120,3 +127,37 @@ def test_peak_concurrency_ends_before_it_begins(request_trace):
         request_trace(scheduled_s=1.0, token_s=(1.2,), finished_s=2.0),
     )
     assert peak_concurrency(requests) == 2
+
+
+def test_slots_are_wasted_only_while_requests_wait(step_stat, run_trace):
+    steps = [
+        step_stat([(1, 9)] * 2, num_running=2, num_waiting=3, run_s=0.1),
+        step_stat([(1, 9)] * 2, num_running=2, num_waiting=0, run_s=0.3),
+        step_stat([(1, 9)] * 8, num_running=8, num_waiting=5, run_s=0.1),
+    ]
+    found = occupancy(run_trace([], steps=steps, duration_s=1.0))
+    assert found is not None
+    assert found.wasted_slots == pytest.approx(6 * 0.1 / (8 * 0.5))
+
+
+def test_steps_are_wasted_by_recomputation_and_failures(step_stat, request_trace, run_trace):
+    answer = request_trace(prompt_tokens=30, cached_tokens=20, token_s=(0.2, 0.3, 0.4))
+    needed = [step_stat([(10, 20)]), step_stat([(1, 30)]), step_stat([(1, 31)])]
+    assert wasted_steps(run_trace([answer], steps=needed)) == 0.0
+    again = [*needed, step_stat([(12, 20)])]
+    assert wasted_steps(run_trace([answer], steps=again)) == pytest.approx(0.5)
+    failed = msgspec.structs.replace(answer, error="timeout")
+    assert wasted_steps(run_trace([failed], steps=needed)) == 1.0
+
+
+def test_queue_age_is_that_of_the_oldest_waiting_request(request_trace):
+    def waiting(sent_s, started_s):
+        made = request_trace(token_s=(100.0,))
+        return msgspec.structs.replace(made, sent_s=sent_s, started_s=started_s)
+
+    found = queue_age([waiting(0.0, 10.0), waiting(1.0, 5.0), waiting(2.0, 12.0)])
+    assert found is not None
+    assert found.max_s == 10.0 and found.waiting_share == 1.0
+    # ages 0 to 10 in ten seconds, then 8 to 10 in two
+    assert found.mean_s == pytest.approx((50 + 18) / 12)
+    assert queue_age([waiting(0.0, None)]) is None

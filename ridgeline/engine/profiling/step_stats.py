@@ -28,6 +28,8 @@ _SUMS = (
     *("tokens", "seqs", "slots", "busy_s", "flops", "bytes"),
     # Waiting sequences times seconds: in all; with every slot taken; with the token budget spent.
     *("plan_s", "waiting_s", "full_waiting_s", "spent_waiting_s"),
+    # Slots times seconds: in all; empty while sequences waited.
+    *("slot_s", "wasted_slot_s"),
 )
 
 
@@ -51,10 +53,12 @@ class StepTotals:
         waiting_s = stat.num_waiting * busy_s
         full = stat.num_running >= stat.max_num_seqs
         spent = not full and num_tokens >= self._spent
+        wasted_s = max(0, stat.max_num_seqs - stat.num_running) * busy_s if waiting_s else 0.0
         num_seqs = min(len(stat.shapes), stat.num_running)  # a draft tree has several paths
         row = (
             *(num_tokens, num_seqs, stat.max_num_seqs, busy_s, work.flops, work.bytes),
             *(stat.plan_s, waiting_s, waiting_s * full, waiting_s * spent),
+            *(stat.max_num_seqs * busy_s, wasted_s),
         )
         self._sums = tuple(map(add, self._sums, row))
         self._recent.append(row)

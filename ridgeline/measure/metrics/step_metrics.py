@@ -81,7 +81,10 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
     by its time (how full the slots were while the device was busy), `batch_fill_tokens` by its
     tokens (how full the batch of the mean token was), `batch_fill_steps` weights all steps equally.
     KV occupancy is used / all blocks, weighted by time. `busy_share` and `plan_share` are the time
-    in steps and in planning over the wall time.
+    in steps and in planning over the wall time. `wasted_slots`: share of the slots' time in steps
+    that was empty while requests waited. `wasted_steps`: share of the computed tokens that no
+    answer holds: computed again after a preemption, rejected drafts, and those of requests that
+    failed, were cancelled or timed out.
     """
 
     num_steps: int
@@ -97,6 +100,8 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
     cache_hit_rate: float | None
     busy_share: float
     plan_share: float
+    wasted_slots: float
+    wasted_steps: float
 
 
 def occupancy(run: RunTrace) -> Occupancy | None:
@@ -122,7 +127,34 @@ def occupancy(run: RunTrace) -> Occupancy | None:
         cache_hit_rate=cache_hit_rate(run.steps),
         busy_share=_ratio(sum(times), run.duration_s),
         plan_share=_ratio(sum(step.plan_s for step in run.steps), run.duration_s),
+        wasted_slots=wasted_slots(steps),
+        wasted_steps=wasted_steps(run),
     )
+
+
+def wasted_slots(steps: Sequence[StepStat]) -> float:
+    """Share of the slots' time that was empty while requests waited; with speculation, a
+    sequence with several runs in a step takes one slot."""
+    empty_s = sum(
+        max(0, step.max_num_seqs - step.num_running) * step.run_s
+        for step in steps
+        if step.num_waiting
+    )
+    return _ratio(empty_s, sum(step.max_num_seqs * step.run_s for step in steps))
+
+
+def wasted_steps(run: RunTrace) -> float:
+    """Share of the computed tokens that no answer holds.
+
+    An answer needs its uncached prompt and all of its tokens but the last, which is never computed.
+    """
+    computed = sum(step.num_tokens for step in run.steps)
+    needed = sum(
+        request.prompt_tokens - request.cached_tokens + max(0, request.output_tokens - 1)
+        for request in run.requests
+        if request.error is None
+    )
+    return max(0.0, _ratio(computed - needed, computed))
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -77,6 +78,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     queue: Distribution | None
     publish: Distribution | None
     client_queue: Distribution | None
+    queue_age: QueueAge | None
     goodput: Goodput | None
     occupancy: Occupancy | None
     validity: Validity
@@ -127,6 +129,7 @@ def _summary(run: RunTrace, slo: Slo | None) -> Summary:
         **_latencies(done),
         user_tok_s=distribution(map(user_tok_s, done)),
         fluidity=_fluidity(done, slo),
+        queue_age=queue_age(run.requests),
         goodput=goodput(run, slo) if slo is not None else None,
         occupancy=occupancy(run),
         validity=validity_of(run),
@@ -198,6 +201,43 @@ def peak_concurrency(requests: tuple[RequestTrace, ...]) -> int:
         in_flight += change
         peak = max(peak, in_flight)
     return peak
+
+
+class QueueAge(msgspec.Struct, frozen=True, kw_only=True):
+    """Age of the oldest request that has been sent and has not started.
+
+    `mean_s`: over the time in which one waited. `max_s`: its peak. `waiting_share`: share of the
+    time from the first send to the last start in which one waited.
+    """
+
+    mean_s: float
+    max_s: float
+    waiting_share: float
+
+
+def queue_age(requests: Sequence[RequestTrace]) -> QueueAge | None:
+    """The age of the queue; None if the server does not report when requests started."""
+    waits = sorted(
+        (request.sent_s, request.started_s)
+        for request in requests
+        if request.started_s is not None and request.started_s >= request.sent_s
+    )
+    if not waits:
+        return None
+    area = waiting_s = 0.0
+    until_s = waits[0][0]  # up to here, an earlier request was the oldest
+    for sent_s, started_s in waits:
+        begin_s = max(until_s, sent_s)
+        if started_s > begin_s:
+            area += ((started_s - sent_s) ** 2 - (begin_s - sent_s) ** 2) / 2
+            waiting_s += started_s - begin_s
+            until_s = started_s
+    span_s = max(end_s for _, end_s in waits) - waits[0][0]
+    return QueueAge(
+        mean_s=area / waiting_s if waiting_s else 0.0,
+        max_s=max(end_s - sent_s for sent_s, end_s in waits),
+        waiting_share=waiting_s / span_s if span_s > 0 else 0.0,
+    )
 
 
 def _tokens_per_chunk(done: list[RequestTrace]) -> float | None:

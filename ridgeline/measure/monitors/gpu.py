@@ -44,9 +44,10 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReading(GpuFigures, frozen=True, kw_only=True):
-    """One GPU at one time."""
+    """One GPU at one time. `energy_j`: since the driver was loaded."""
 
     slowed_by: tuple[str, ...] = ()
+    energy_j: float | None = None
 
 
 class GpuUsage(GpuFigures, frozen=True, kw_only=True):
@@ -116,6 +117,7 @@ class NvmlGpus:
             power_limit_w=_thousandth(query(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
             clock_share=None if clock is None or not highest else clock / highest,
             slowed_by=_reasons(query(self._clock_events, handle)),
+            energy_j=_thousandth(query(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)),
         )
 
     def _clock_events(self, handle: Any) -> int:

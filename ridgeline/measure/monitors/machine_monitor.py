@@ -11,6 +11,7 @@ import time
 
 import msgspec
 
+from ridgeline.measure.monitors.energy import NOT_MEASURABLE, EnergyUse, Rapl, gpu_joules
 from ridgeline.measure.monitors.gpu import GpuReading, Gpus, GpuUsage, gpu_usages
 from ridgeline.measure.monitors.polling import PERIOD_S, Polling
 from ridgeline.measure.monitors.process_usage import (
@@ -22,10 +23,14 @@ from ridgeline.measure.monitors.process_usage import (
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage during a run. `notes`: why `process` or `gpus` are missing."""
+    """Usage during a run. `notes`: why `process` or `gpus` are missing.
+
+    `energy`: None if the server is not on this machine.
+    """
 
     process: ProcessUsage | None = None
     gpus: tuple[GpuUsage, ...] = ()
+    energy: EnergyUse | None = None
     notes: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, float]:
@@ -51,6 +56,7 @@ class MachineMonitor:
     """Reads the machine while an `async with` block runs.
 
     `pid`: the root of the server's processes; None: unknown, for the reason `why_no_process`.
+    `rapl`: None if this machine's energy is not the server's.
     """
 
     def __init__(
@@ -59,11 +65,14 @@ class MachineMonitor:
         gpus: Gpus,
         *,
         why_no_process: str = "",
+        rapl: Rapl | None = None,
         period_s: float = PERIOD_S,
     ) -> None:
         self._pid, self._gpus, self._why = pid, gpus, why_no_process
         self._processes: list[ProcessReading] = []
         self._readings: list[tuple[GpuReading, ...]] = []
+        self._times_s: list[float] = []
+        self._rapl, self._cpu_readings = rapl, list[tuple[int, ...]]()
         self._polling = Polling(self._read, period_s)
 
     @property
@@ -83,6 +92,8 @@ class MachineMonitor:
         """Discard the readings of the warm-up and start again."""
         self._processes.clear()
         self._readings.clear()
+        self._times_s.clear()
+        self._cpu_readings.clear()
         await self._read()
 
     def report(self) -> MachineReport:
@@ -90,7 +101,24 @@ class MachineMonitor:
         return MachineReport(
             process=process_usage(self._processes),
             gpus=gpu_usages(self._readings),
+            energy=self._energy(),
             notes=tuple(filter(None, notes)),
+        )
+
+    def _energy(self) -> EnergyUse | None:
+        if self._rapl is None:
+            return None
+        cpu_j, gpu_j = (
+            self._rapl.joules(self._cpu_readings),
+            gpu_joules(self._readings, self._times_s),
+        )
+        why_cpu = self._rapl.why_none or f"{NOT_MEASURABLE}the run was too short"
+        why_gpu = self._gpus.why_none or f"{NOT_MEASURABLE}a card reports neither energy nor power"
+        return EnergyUse(
+            cpu_j=cpu_j,
+            gpu_j=gpu_j,
+            why_no_cpu="" if cpu_j is not None else why_cpu,
+            why_no_gpu="" if gpu_j is not None else why_gpu,
         )
 
     async def _read(self) -> bool:
@@ -105,3 +133,6 @@ class MachineMonitor:
         gpus = self._gpus.read()
         if gpus:
             self._readings.append(gpus)
+            self._times_s.append(time.monotonic())
+        if self._rapl is not None:
+            self._cpu_readings.append(self._rapl.read())

@@ -64,6 +64,11 @@ OWN_COUNTERS = {
         "waiting_spent_seconds",
         "The part of it with a slot free, but the token budget used up.",
     ),
+    "step_slot_s": ("slot_seconds", "Step time, times the number of slots."),
+    "step_wasted_slot_s": (
+        "wasted_slot_seconds",
+        "The part of it in which a slot was empty while sequences waited.",
+    ),
     "step_flops": ("step_flops", "FLOPs of the steps, by the model's spec."),
     "step_bytes": ("step_bytes", "Bytes that the steps had to move, by the model's spec."),
     "speculation_saved_s": (

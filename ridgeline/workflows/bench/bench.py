@@ -87,6 +87,9 @@ class BenchResult(Result, frozen=True, kw_only=True):
             more["use"] = msgspec.to_builtins(self.use)
         if self.cost is not None:
             more["cost"] = msgspec.to_builtins(self.cost)
+        energy = self.observed.machine.energy
+        if energy is not None and energy.joules is not None and self.summary.output_tokens:
+            more["joules_per_output_token"] = energy.joules / self.summary.output_tokens
         if self.normalised is not None:
             more["normalised"] = msgspec.to_builtins(self.normalised)
         return dict(plain(result))
@@ -104,7 +107,11 @@ class BenchResult(Result, frozen=True, kw_only=True):
     def tables(self) -> list[MonitorTable]:
         """What was observed: the server's metrics, its device, the machine."""
         return observed_tables(
-            self.observed, self.use, self.device_name, in_process=self.in_process
+            self.observed,
+            self.use,
+            self.device_name,
+            in_process=self.in_process,
+            num_tokens=self.summary.output_tokens,
         )
 
     def save_log(self, path: str | Path) -> Path:

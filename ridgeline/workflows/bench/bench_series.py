@@ -151,7 +151,13 @@ class BenchSeries(Result, frozen=True, kw_only=True):
             shown.summary,
             shown.options.slo,
             cost=self.cost,
-            monitors=observed_tables(shown.observed, None, "", in_process=self.in_process),
+            monitors=observed_tables(
+                shown.observed,
+                None,
+                "",
+                in_process=self.in_process,
+                num_tokens=shown.summary.output_tokens,
+            ),
             series=RunSeries(
                 label="req/s" if self.points else "run",
                 figures=tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ridgeline.measure.metrics.remote_utilisation import RemoteUtilisation
+from ridgeline.measure.monitors.energy import EnergyUse
 from ridgeline.measure.monitors.gpu import GpuUsage
 from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.process_usage import ProcessUsage
@@ -18,19 +19,26 @@ Row = tuple[str, str, str]
 
 
 def observed_tables(
-    observed: Observed, use: RemoteUtilisation | None, device_name: str, *, in_process: bool
+    observed: Observed,
+    use: RemoteUtilisation | None,
+    device_name: str,
+    *,
+    in_process: bool,
+    num_tokens: int = 0,
 ) -> list[MonitorTable]:
     """The server's metrics, the device's utilisation and the machine; tables without rows are
     left out.
 
-    An engine in this process reports no metrics: its step records are more precise.
+    `num_tokens`: output tokens, for the energy per token. An engine in this process reports no
+    metrics: its step records are more precise.
     """
+    machine = tuple(machine_rows(observed.machine, in_process=in_process, num_tokens=num_tokens))
     tables = [
         MonitorTable(
             "server metrics", () if observed.server is None else tuple(_server(observed.server))
         ),
         MonitorTable("device", tuple(_device(use, device_name))),
-        MonitorTable("machine", tuple(machine_rows(observed.machine, in_process=in_process))),
+        MonitorTable("machine", machine),
     ]
     return [table for table in tables if table.rows]
 
@@ -65,14 +73,31 @@ def _device(use: RemoteUtilisation | None, device_name: str) -> Iterator[Row]:
     yield "MFU, MBU", f"{use.mfu:.1%}", f"{mbu}, of {device_name}, over the whole run"
 
 
-def machine_rows(machine: MachineReport, *, in_process: bool) -> Iterator[Row]:
+def machine_rows(machine: MachineReport, *, in_process: bool, num_tokens: int = 0) -> Iterator[Row]:
     """One row per measured figure, and one per thing that could not be measured."""
     if machine.process is not None:
         yield from _process(machine.process, in_process)
     for number, gpu in enumerate(machine.gpus):
         yield from _gpu(f"GPU {number}", gpu)
+    if machine.energy is not None:
+        yield from _energy(machine.energy, num_tokens)
     for note in machine.notes:
         yield "not measured", "–", note
+
+
+def _energy(energy: EnergyUse, num_tokens: int) -> Iterator[Row]:
+    """Joules of the whole machine, and per output token."""
+    scope = "whole packages, other processes included (RAPL)"
+    yield "CPU energy", *_joules(energy.cpu_j, num_tokens, scope, energy.why_no_cpu)
+    if energy.gpu_j is not None:
+        yield "GPU energy", *_joules(energy.gpu_j, num_tokens, "all cards (NVML)", "")
+
+
+def _joules(joules: float | None, num_tokens: int, scope: str, why: str) -> tuple[str, str]:
+    if joules is None:
+        return "–", why
+    per_token = f"{joules / num_tokens:.3g} J per output token; " if num_tokens else ""
+    return f"{joules:,.0f}", f"J: {per_token}{scope}"
 
 
 def _process(process: ProcessUsage, in_process: bool) -> Iterator[Row]:

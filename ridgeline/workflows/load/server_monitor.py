@@ -12,6 +12,7 @@ import msgspec
 
 from ridgeline.measure.client.http_target import base_url, connection_pool
 from ridgeline.measure.client.load_client import OnStart
+from ridgeline.measure.monitors.energy import Rapl
 from ridgeline.measure.monitors.gpu import NoGpus, open_gpus
 from ridgeline.measure.monitors.machine_load import LoadMeter
 from ridgeline.measure.monitors.machine_monitor import MachineMonitor, MachineReport
@@ -66,10 +67,10 @@ def metrics_scraper(url: str, api_key: str | None) -> ServerMonitor:
 def watch_machine(url: str | None) -> MachineMonitor:
     """Watches this process, or the server's processes if they are on this machine."""
     if url is None:
-        return MachineMonitor(os.getpid(), open_gpus())
+        return MachineMonitor(os.getpid(), open_gpus(), rapl=Rapl())
     address = urlsplit(base_url(url))
     if not is_local(address.hostname or ""):
         return MachineMonitor(None, NoGpus(""), why_no_process=NOT_LOCAL)
     port = address.port or (443 if address.scheme == "https" else 80)
     why = f"no process found on port {port} (it may belong to another user or a container)"
-    return MachineMonitor(listening_process(port), open_gpus(), why_no_process=why)
+    return MachineMonitor(listening_process(port), open_gpus(), why_no_process=why, rapl=Rapl())

@@ -124,6 +124,11 @@ def _latencies(summary: Summary, options: BenchOptions, bounds: LatencyBounds) -
             title, scale = SHARES[name]
             shown = [f"{scale * v:.1f}" for v in (values.mean, *map(values.p, options.percentiles))]
             table.add_row(title, *shown, *none, str(values.count))
+    if summary.queue_age is not None:
+        age = summary.queue_age
+        row = [_ms(age.mean_s), *[""] * (len(options.percentiles) - 1), _ms(age.max_s)]
+        title = "     queue age (mean, maximum)"
+        table.add_row(title, *row, *none, "", style="dim")
     if summary.queue is not None and "queue" not in options.metrics:
         row = _row(summary.queue, options.percentiles)
         table.add_row("     until it first ran", *row[:-1], *none, row[-1], style="dim")
@@ -237,6 +242,8 @@ def _occupancy_rows(occupancy: Occupancy) -> Iterator[tuple[str, str, str]]:
     if occupancy.cache_hit_rate is not None:
         yield "cache hits", f"{occupancy.cache_hit_rate:.0%}", "of the prompt tokens looked up"
     yield "preemptions", str(occupancy.num_preemptions), ""
+    yield "wasted slots", f"{occupancy.wasted_slots:.0%}", "empty while requests waited"
+    yield "wasted steps", f"{occupancy.wasted_steps:.0%}", "computed tokens that no answer holds"
     planning = f"planning {occupancy.plan_share:.1%} of the wall time"
     yield "engine busy", f"{occupancy.busy_share:.0%}", planning
 
