@@ -57,10 +57,8 @@ def test_gpu_energy_is_counted_or_integrated_from_power() -> None:
 def test_report_has_joules_per_token_or_the_reason() -> None:
     used = EnergyUse(cpu_j=120.0, gpu_j=None, why_no_gpu="no card")
     assert used.joules == 120.0
-    rows = dict(
-        (row[0], row)
-        for row in machine_rows(MachineReport(energy=used), in_process=True, num_tokens=60)
-    )
+    measured = MachineReport(energy=used)
+    rows = {row[0]: row for row in machine_rows(measured, in_process=True, num_tokens=60)}
     assert rows["CPU energy"][1:] == (
         "120",
         "J: 2 J per output token; whole packages, other processes included (RAPL)",

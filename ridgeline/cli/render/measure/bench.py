@@ -45,10 +45,14 @@ def print_bench(result: BenchResult, out: Console, layout: ReportLayout = "ridge
     if layout == "vllm":
         out.print(result.to_vllm_text(), markup=False)
     else:
+        is_busy = result.run.machine_load is not None and result.run.machine_load.is_busy
+        if is_busy:  # what follows is not about the server
+            out.print(f"! {result.diagnosis}", style="yellow", markup=False, soft_wrap=True)
         out.print(bench_tables(result))
         for table in result.tables():
             out.print(observed_table(table))
-        out.print(result.diagnosis, markup=False, soft_wrap=True)
+        if not is_busy:
+            out.print(result.diagnosis, markup=False, soft_wrap=True)
     if result.cost is not None:
         out.print(cost_line(result.cost), markup=False, soft_wrap=True)
 
@@ -126,9 +130,9 @@ def _latencies(summary: Summary, options: BenchOptions, bounds: LatencyBounds) -
             table.add_row(title, *shown, *none, str(values.count))
     if summary.queue_age is not None:
         age = summary.queue_age
-        row = [_ms(age.mean_s), *[""] * (len(options.percentiles) - 1), _ms(age.max_s)]
-        title = "     queue age (mean, maximum)"
-        table.add_row(title, *row, *none, "", style="dim")
+        blanks = [""] * (len(options.percentiles) - 1)
+        row = [_ms(age.mean_s), *blanks, f"max {_ms(age.max_s)}"]
+        table.add_row("     age of the queue", *row, *none, "", style="dim")
     if summary.queue is not None and "queue" not in options.metrics:
         row = _row(summary.queue, options.percentiles)
         table.add_row("     until it first ran", *row[:-1], *none, row[-1], style="dim")
