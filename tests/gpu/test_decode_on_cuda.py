@@ -14,7 +14,7 @@ from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.checkpoints.load import load_decoder
-from ridgeline.engine.execution.graphs.decode import CudaCapture, DecodeGraphs
+from ridgeline.engine.execution.graphs.decode import CudaCapture, DecodeGraphs, why_no_graphs
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -50,6 +50,8 @@ def make_runner(
     built = build_attention(attention, spec, cache)
     runner = TorchRunner(decoder, cache, built)
     if graphs:
+        if why := why_no_graphs(decoder, built):
+            pytest.skip(why)
         assert isinstance(built, TableAttention)
         runner.use_graphs(DecodeGraphs(decoder, built, 64, CudaCapture()))
     return runner

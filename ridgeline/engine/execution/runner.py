@@ -24,7 +24,7 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import self_attention
 from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.execution.batch import StepBatch, make_batch
-from ridgeline.engine.execution.graphs.decode import DecodeGraphs
+from ridgeline.engine.execution.graphs.decode import DecodeGraphs, why_no_graphs
 from ridgeline.engine.execution.greedy_fast_path import (
     ReusedBuffer,
     StateBuffer,
@@ -104,9 +104,7 @@ class TorchRunner:
         """Whether decode steps run from CUDA graphs, and why not."""
         if self.graphs is not None:
             return self.graphs.describe()
-        where = self.decoder.device.type
-        reason = "the attention backend has no block tables" if where == "cuda" else f"on {where}"
-        return f"no CUDA graphs: {reason}"
+        return f"no CUDA graphs: {why_no_graphs(self.decoder, self.attention)}"
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a plan: feed every run's tokens and sample where requested."""

@@ -19,9 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.engine.kernels.scaled_products import Kind
 from ridgeline.engine.kernels.triton import load
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class RoundedOps:
+    """Operators whose result is rounded for the 8-bit product that follows."""
+
+    rms_norm: Callable[[Tensor, Tensor, float, Kind], tuple[Tensor, Tensor]]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, Kind], tuple[Tensor, Tensor, Tensor]]
+    silu_mul: Callable[[Tensor, Kind], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,8 @@ class PointwiseOps:
 
     `rms_norm(x_TC, gain_C, eps)`; `add_rms_norm(x_TC, y_TC, gain_C, eps)` returns x + y and its
     norm; `silu_mul(gate_up_T2I)` returns silu(gate) · up; `rotate(heads_TXD, cos_T1R, sin_T1R)`
-    rotates in place (the first half of sin is negated).
+    rotates in place (the first half of sin is negated). `rounded` has the first three with one
+    argument more, the kind that their result is rounded to: 8-bit rows and their scale_T1.
     """
 
     name: str
@@ -38,6 +49,7 @@ class PointwiseOps:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
     rotate: Callable[[Tensor, Tensor, Tensor], None]
+    rounded: RoundedOps | None = None
 
 
 def rms_norm(x_TC: Tensor, gain_C: Tensor, eps: float) -> Tensor:
@@ -116,4 +128,5 @@ def compiled_ops() -> PointwiseOps:
 def triton_ops() -> PointwiseOps:
     """Ridgeline's Triton kernels."""
     norm = load("norm")
-    return PointwiseOps("triton", norm.rms_norm, norm.add_rms_norm, norm.silu_mul, rotate)
+    rounded = RoundedOps(norm.rms_norm_q, norm.add_rms_norm_q, norm.silu_mul_q)
+    return PointwiseOps("triton", norm.rms_norm, norm.add_rms_norm, norm.silu_mul, rotate, rounded)

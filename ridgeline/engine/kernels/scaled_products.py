@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.engine.kernels.triton import load, why_not
+
 Kind = Literal["int8", "fp8"]
 LARGEST: dict[Kind, float] = {"int8": 127.0, "fp8": 448.0}
 STORED: dict[Kind, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -34,6 +36,9 @@ _FP8_CAPABILITY = (8, 9)
 
 def quantise_rows(x_TI: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     """Rows as 8-bit numbers p_TI and their float32 scale_T1, with x ≈ p · scale."""
+    if x_TI.is_cuda and not why_not(x_TI.device):
+        p_TI, scale_T1 = load("norm").quantise_rows(x_TI, kind)
+        return p_TI, scale_T1
     x_TI = x_TI.float()
     scale_T1 = x_TI.abs().amax(-1, keepdim=True).clamp_(min=_TINY).div_(LARGEST[kind])
     p_TI = x_TI / scale_T1
@@ -55,6 +60,10 @@ def multiply(
     dtype: torch.dtype,
 ) -> Tensor:
     """y_TO in `dtype` of rows and weights of one kind."""
+    if q_OI.is_cuda and len(p_TI) <= FEW_ROWS and not why_not(q_OI.device):
+        kernel = load("linear").w8a8
+        streamed_TO: Tensor = kernel(p_TI, scale_T1, q_OI, scale_O, bias_O, out_dtype=dtype)
+        return streamed_TO
     sums_TO = _sums_int8(p_TI, q_OI) if q_OI.dtype == torch.int8 else None
     if sums_TO is None:
         if _has_scaled_mm(q_OI, dtype):
@@ -63,6 +72,9 @@ def multiply(
             )
             return y_TO if bias_O is None else y_TO.add_(bias_O)
         sums_TO = F.linear(p_TI.float(), q_OI.float())
+    elif q_OI.is_cuda and not why_not(q_OI.device):
+        scaled_TO: Tensor = load("norm").scaled_rows(sums_TO, scale_T1, scale_O, bias_O, dtype)
+        return scaled_TO
     y_TO = sums_TO * scale_O * scale_T1
     return (y_TO if bias_O is None else y_TO.add_(bias_O)).to(dtype)
 
@@ -80,12 +92,3 @@ def _has_scaled_mm(q_OI: Tensor, dtype: torch.dtype) -> bool:
         return False
     fits = all(size % _MULTIPLE == 0 for size in q_OI.shape)
     return fits and torch.cuda.get_device_capability(q_OI.device) >= _FP8_CAPABILITY
-
-
-def why_not(num_out: int, num_in: int, device: torch.device) -> str | None:
-    """Why INT8 products of this size cannot run on a device; None if they can."""
-    if device.type != "cuda":
-        return "needs CUDA"
-    if num_out % 8 or num_in % 8:
-        return "needs sizes that are multiples of 8 on CUDA"
-    return None

@@ -12,8 +12,6 @@ on every device: the result differs between devices by the rounding of float32 s
 
 When it loses. E4M3 has 3 bits of mantissa: rows without outliers lose more than in INT8. On a CPU
 this is the reference of the GPU's arithmetic, computed in float32 after widening, and slow.
-
-Shape legend: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -21,18 +19,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.engine.kernels.scaled_products import multiply, quantise_rows, quantise_weight
+from ridgeline.engine.quant.scaled import ScaledLinear
 from ridgeline.modelspec.model import LinearSpec
 
 
 class Fp8Linear:
-    """y_TO = W x_TI (+ bias_O) in E4M3."""
-
-    __slots__ = ("bias_O", "dtype", "q_OI", "scale_O")
-
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> None:
-        self.q_OI, self.scale_O = quantise_weight(weight_OI, "fp8")
-        self.bias_O, self.dtype = bias_O, dtype
+    """Builds `ScaledLinear`s of E4M3."""
 
     @staticmethod
     def build(
@@ -41,9 +33,8 @@ class Fp8Linear:
         bias_O: Tensor | None,
         device: torch.device,
         compute_dtype: torch.dtype,
-    ) -> Fp8Linear:
-        bias = None if bias_O is None else bias_O.to(device=device, dtype=compute_dtype)
-        return Fp8Linear(weight_ON.to(device), bias, compute_dtype)
+    ) -> ScaledLinear:
+        return ScaledLinear(weight_ON.to(device), bias_O, compute_dtype, "fp8")
 
     @staticmethod
     def describe(spec: LinearSpec, device: torch.device) -> str:
@@ -53,14 +44,3 @@ class Fp8Linear:
         if torch.cuda.get_device_capability(device) < (8, 9):
             return "E4M3 weights and activations, widened: this card has no FP8 tensor cores"
         return "E4M3 weights and activations on FP8 tensor cores"
-
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        if not len(x_TI):
-            return x_TI.new_empty(0, len(self.q_OI), dtype=self.dtype)
-        p_TI, scale_T1 = quantise_rows(x_TI, "fp8")
-        return multiply(p_TI, scale_T1, self.q_OI, self.scale_O, self.bias_O, self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        bias = 0 if self.bias_O is None else self.bias_O.nbytes
-        return self.q_OI.nbytes + self.scale_O.nbytes + bias

@@ -21,7 +21,9 @@ from ridgeline.engine.execution.graphs.decode import (
     DecodeGraphs,
     StepOutputs,
     first_largest,
+    make_decode_graphs,
     run_eagerly,
+    why_no_graphs,
 )
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.decoder import Decoder
@@ -182,3 +184,18 @@ def test_first_largest_is_the_lowest_id_of_equal_logits() -> None:
     nan, inf = float("nan"), float("inf")
     logits = torch.tensor([[0.0, 2.0, 2.0], [nan, 1.0, 0.0], [-inf] * 3, [3.0, 1.0, 2.0]])
     assert first_largest(logits).tolist() == [1, NO_TOKEN, NO_TOKEN, 0]
+
+
+def test_reasons_against_graphs_are_named(model: tuple[ModelSpec, Decoder]) -> None:
+    spec, decoder = model
+    cache = KvCache.allocate(spec, 4, BLOCK_SIZE, torch.float32, "cpu")
+    attention = build_attention("tables", spec, cache)
+    assert why_no_graphs(decoder, attention) == "the device is cpu"
+    assert make_decode_graphs(decoder, attention, 16) is None
+    runner = make_runner(model, graphs=False)
+    assert runner.describe_graphs() == "no CUDA graphs: the device is cpu"
+    assert runner.graph_counters() == {}
+    runner = make_runner(model, graphs=True)
+    Sequences(runner, [3]).step([0])
+    assert runner.describe_graphs().startswith("CUDA graphs of up to 256 rows")
+    assert runner.graph_counters()["num_graph_replays"] == 1.0

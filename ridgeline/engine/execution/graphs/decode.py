@@ -39,6 +39,7 @@ from ridgeline.engine.execution.graphs.buckets import (
     smallest_fitting,
 )
 from ridgeline.engine.execution.graphs.inputs import StepInputs
+from ridgeline.engine.kernels.triton import load, why_not
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.batched import no_token_error
 from ridgeline.engine.scheduler.plan import Run
@@ -233,12 +234,27 @@ class DecodeGraphs:
 
 def first_largest(logits_RV: Tensor) -> Tensor:
     """The first largest logit of each row, int32; `NO_TOKEN` where it is not finite."""
-    largest_R, token_R = logits_RV.max(1)
-    return token_R.where(largest_R.isfinite(), NO_TOKEN).int()
+    if logits_RV.is_cuda and not why_not(logits_RV.device):
+        token_R: Tensor = load("sampling").first_largest(logits_RV)
+        return token_R
+    largest_R, index_R = logits_RV.max(1)
+    return index_R.where(largest_R.isfinite(), NO_TOKEN).int()
+
+
+def why_no_graphs(decoder: Decoder, attention: Attention) -> str | None:
+    """Why decode steps cannot be captured; None if they can."""
+    if decoder.device.type != "cuda":
+        return f"the device is {decoder.device.type}"
+    if not isinstance(attention, TableAttention):
+        return "the attention backend has no block tables"
+    if any(layer.mlp.router is not None for layer in decoder.spec.layers):
+        return "the rows of each expert are counted on the host"
+    return None
 
 
 def make_decode_graphs(decoder: Decoder, attention: Attention, max_len: int) -> DecodeGraphs | None:
-    """Graphs of a decoder on a GPU; None elsewhere, or without block tables."""
-    if decoder.device.type != "cuda" or not isinstance(attention, TableAttention):
+    """Graphs of a decoder on a GPU; None where `why_no_graphs` has a reason."""
+    if why_no_graphs(decoder, attention) is not None:
         return None
+    assert isinstance(attention, TableAttention)
     return DecodeGraphs(decoder, attention, max_len, CudaCapture())

@@ -34,6 +34,7 @@ from ridgeline.engine.kernels.triton import load
 from ridgeline.engine.model.base import DecoderBody
 from ridgeline.engine.model.layers import Block, GatedMlp, RmsNorm, attention_of, no_qk_norm
 from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.scaled import ScaledLinear
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import ModelSpec
 
@@ -81,15 +82,56 @@ def _gain(norm: object) -> Tensor:
     return norm.gain_C
 
 
+Rows = Tensor | tuple[Tensor, Tensor]
+"""Rows in the compute dtype, or 8-bit rows and their scales for the product that reads them."""
+
+
+def multiply(linear: Linear, rows: Rows) -> Tensor:
+    """The product of rows that were made for this linear."""
+    if isinstance(rows, Tensor):
+        return linear(rows)
+    assert isinstance(linear, ScaledLinear)
+    return linear.multiply_rounded(*rows)
+
+
+class RowOps:
+    """Operators that round their result where the linear that reads it multiplies 8-bit rows."""
+
+    def __init__(self, ops: PointwiseOps) -> None:
+        self.plain, self.rounded = ops, ops.rounded
+
+    def first_norm(self, x_TC: Tensor, gain_C: Tensor, eps: float, reader: Linear) -> Rows:
+        if self.rounded is None or not isinstance(reader, ScaledLinear):
+            return self.plain.rms_norm(x_TC, gain_C, eps)
+        return self.rounded.rms_norm(x_TC, gain_C, eps, reader.kind)
+
+    def add_norm(
+        self, x_TC: Tensor, y_TC: Tensor, gain_C: Tensor, eps: float, reader: Linear | None
+    ) -> tuple[Tensor, Rows]:
+        if self.rounded is None or not isinstance(reader, ScaledLinear):
+            return self.plain.add_rms_norm(x_TC, y_TC, gain_C, eps)
+        sum_TC, *rows = self.rounded.add_rms_norm(x_TC, y_TC, gain_C, eps, reader.kind)
+        return sum_TC, (rows[0], rows[1])
+
+    def gate(self, gate_up_T2I: Tensor, reader: Linear) -> Rows:
+        if self.rounded is None or not isinstance(reader, ScaledLinear):
+            return self.plain.silu_mul(gate_up_T2I)
+        return self.rounded.silu_mul(gate_up_T2I, reader.kind)
+
+
 class FusedForward:
     """A Llama-like decoder around one set of fused operators."""
 
     def __init__(self, body: DecoderBody, ops: PointwiseOps) -> None:
-        self.body, self.ops, self.eps = body, ops, body.spec.norm_eps
+        self.body, self.pointwise, self.eps = body, ops, body.spec.norm_eps
+        self.ops = RowOps(ops)
         self.layers = tuple(map(FusedLayer.of, body.blocks))
         # The norm at the end of a layer is the first of the next one, or the last of all.
-        later = [layer.attention_gain_C for layer in self.layers[1:]]
-        self.next_gains = (*later, _gain(body.norm))
+        later = [(layer.qkv, layer.attention_gain_C) for layer in self.layers[1:]]
+        self.next_norms: tuple[tuple[Linear | None, Tensor], ...] = (
+            *later,
+            (None, _gain(body.norm)),
+        )
 
     @staticmethod
     def storage_format(format: Format) -> Format:
@@ -102,19 +144,19 @@ class FusedForward:
         if body.embed_scale != 1.0:
             x_TC = x_TC * body.embed_scale
         rotations = body.ropes.at(positions_T, end)
-        normed_TC = ops.rms_norm(x_TC, self.layers[0].attention_gain_C, eps)
-        for index, (layer, next_gain_C) in enumerate(
-            zip(self.layers, self.next_gains, strict=True)
-        ):
-            o_TX = self._attention(normed_TC, layer, rotations[layer.rope], attend, index)
-            x_TC, normed_TC = ops.add_rms_norm(x_TC, layer.o(o_TX), layer.mlp_gain_C, eps)
-            gated_TI = ops.silu_mul(layer.gate_up(normed_TC))
-            x_TC, normed_TC = ops.add_rms_norm(x_TC, layer.down(gated_TI), next_gain_C, eps)
-        return normed_TC
+        rows = ops.first_norm(x_TC, self.layers[0].attention_gain_C, eps, self.layers[0].qkv)
+        for index, layer in enumerate(self.layers):
+            o_TX = self._attention(rows, layer, rotations[layer.rope], attend, index)
+            x_TC, rows = ops.add_norm(x_TC, layer.o(o_TX), layer.mlp_gain_C, eps, layer.gate_up)
+            y_TC = multiply(layer.down, ops.gate(multiply(layer.gate_up, rows), layer.down))
+            reader, gain_C = self.next_norms[index]
+            x_TC, rows = ops.add_norm(x_TC, y_TC, gain_C, eps, reader)
+        assert isinstance(rows, Tensor)
+        return rows
 
     def _attention(
         self,
-        normed_TC: Tensor,
+        rows: Rows,
         layer: FusedLayer,
         rotation: tuple[Tensor, Tensor],
         attend: Attend,
@@ -122,7 +164,7 @@ class FusedForward:
     ) -> Tensor:
         """Attention's input to the output projection, [T, H · D]."""
         num_heads, num_keys = layer.num_heads, layer.num_kv_heads
-        heads_TXD = layer.qkv(normed_TC).view(-1, num_heads + 2 * num_keys, layer.head_dim)
+        heads_TXD = multiply(layer.qkv, rows).view(-1, num_heads + 2 * num_keys, layer.head_dim)
         qk_TXD = heads_TXD[:, : num_heads + num_keys]
         if layer.norm_qk is not no_qk_norm:
             layer.norm_qk(qk_TXD)
@@ -133,7 +175,7 @@ class FusedForward:
             self._rope_store(heads_TXD, layer, rotation, attend, index)
             o_THD = attend.attend_stored(q_THD, kv_T2KD, index, *layer.sinks)
         else:
-            self.ops.rotate(qk_TXD, *rotation)
+            self.pointwise.rotate(qk_TXD, *rotation)
             o_THD = attend(q_THD, kv_T2KD, index, *layer.sinks)
         return o_THD.reshape(-1, num_heads * layer.head_dim)
 

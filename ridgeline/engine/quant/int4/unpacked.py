@@ -22,7 +22,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.engine.kernels.triton import load, why_not
 from ridgeline.engine.quant.int4.quantise import Int4Weights
+
+FEW_ROWS = 64
+"""Up to this many rows, the kernel that streams the weights is used."""
+HALF = 64
+
+
+def pack_halves(q_OI: Tensor) -> Tensor:
+    """Bytes [O, J] of nibbles (uint8, 0..15): 64 bytes for each 128 inputs.
+
+    Byte j of such a block holds its input j in the low nibble and its input 64 + j in the high one,
+    so that a kernel reads each half of the activations as it lies. Missing inputs are zeros.
+    """
+    halves_OB2J = F.pad(q_OI, (0, -q_OI.shape[1] % (2 * HALF))).unflatten(1, (-1, 2, HALF))
+    low_OBJ, high_OBJ = halves_OB2J.unbind(2)
+    return torch.flatten(low_OBJ | (high_OBJ << 4), 1)
+
+
+def unpack_halves(packed_OJ: Tensor) -> Tensor:
+    """The nibbles of `pack_halves`, padding included."""
+    halves_OBJ = packed_OJ.unflatten(1, (-1, HALF))
+    return torch.stack((halves_OBJ & 15, halves_OBJ >> 4), 2).flatten(1)
 
 
 class UnpackedInt4:
@@ -34,21 +56,40 @@ class UnpackedInt4:
         self, weights: Int4Weights, group_size: int, bias_O: Tensor | None, dtype: torch.dtype
     ) -> None:
         self.num_in, self.group_size = weights.q_OI.shape[1], group_size
-        q_OI = F.pad(weights.q_OI, (0, -self.num_in % group_size))
-        self.packed_OJ = (q_OI[:, ::2] | q_OI[:, 1::2] << 4).contiguous()
+        self.packed_OJ = pack_halves(weights.q_OI)
         self.scale_OG = weights.scale_OG.float() * weights.factor_O.float().unsqueeze(1)
         self.zero_OG, self.bias_O, self.dtype = weights.zero_OG, bias_O, dtype
 
     def widen(self) -> Tensor:
         """The weights in the compute dtype, [O, I]."""
-        packed_OJ = self.packed_OJ
-        q_OI = torch.stack((packed_OJ & 15, packed_OJ >> 4), -1).flatten(1)
-        q_OGJ = q_OI.view(len(q_OI), -1, self.group_size).to(torch.int8)
+        if self.packed_OJ.is_cuda and not why_not(self.packed_OJ.device):
+            weight_OI: Tensor = load("widen").widen_int4(
+                self.packed_OJ,
+                self.scale_OG,
+                self.zero_OG,
+                group_size=self.group_size,
+                num_in=self.num_in,
+                dtype=self.dtype,
+            )
+            return weight_OI
+        q_OI = unpack_halves(self.packed_OJ)
+        num_padded = self.scale_OG.shape[1] * self.group_size
+        q_OGJ = q_OI[:, :num_padded].unflatten(1, (-1, self.group_size)).to(torch.int8)
         zero = 8 if self.zero_OG is None else self.zero_OG.to(torch.int8).unsqueeze(2)
         dense_OGJ = (q_OGJ - zero) * self.scale_OG.unsqueeze(2)
-        return dense_OGJ.flatten(1)[:, : self.num_in].to(self.dtype)
+        return torch.flatten(dense_OGJ, 1)[:, : self.num_in].to(self.dtype)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
+        if x_TI.is_cuda and 0 < len(x_TI) <= FEW_ROWS and not why_not(x_TI.device):
+            streamed_TO: Tensor = load("linear").w4a16(
+                x_TI,
+                self.packed_OJ,
+                self.scale_OG,
+                self.zero_OG,
+                group_size=self.group_size,
+                bias_O=self.bias_O,
+            )
+            return streamed_TO
         return F.linear(x_TI, self.widen(), self.bias_O)
 
     @property

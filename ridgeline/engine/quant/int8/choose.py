@@ -41,7 +41,6 @@ GEMMS = MappingProxyType(
         "native": "ridgeline.engine.quant.int8.native:NativeGemm",
         "fbgemm": "ridgeline.engine.quant.int8.fbgemm:FbgemmGemm",
         "onednn": "ridgeline.engine.quant.int8.onednn:OnednnGemm",
-        "scaled": "ridgeline.engine.quant.int8.scaled:ScaledGemm",
         "int_mm": "ridgeline.engine.quant.int8.int_mm:IntMmGemm",
         "reference": "ridgeline.engine.quant.int8.reference:ReferenceGemm",
     }
@@ -68,8 +67,6 @@ def gemm_kind(name: str) -> type[GemmKind]:
 
 def order(device: torch.device) -> tuple[str, ...]:
     """Kernels that may be chosen on `device`, the fastest first."""
-    if device.type == "cuda":
-        return ("scaled",)
     return "native", "fbgemm", "onednn", "int_mm"
 
 

@@ -14,6 +14,7 @@ from ridgeline.engine.quant.int8.base import Gemm
 from ridgeline.engine.quant.int8.choose import ChosenGemm, choose
 from ridgeline.engine.quant.int8.quantise import quantise
 from ridgeline.engine.quant.packed import PackedLinear
+from ridgeline.engine.quant.scaled import ScaledLinear
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import LinearSpec
 
@@ -62,6 +63,8 @@ class Int8Linear:
                 fix="use --device cpu",
             )
         chosen = choose(device, spec.num_out, spec.num_in)
+        if device.type == "cuda":
+            return ScaledLinear(weight_ON.to(device), bias_O, compute_dtype, "int8")
         bias_O = None if bias_O is None else bias_O.to(device)
         if chosen.name == "native":
             q_OI, scale_O = quantise(weight_ON, chosen.weight_range)
@@ -70,13 +73,16 @@ class Int8Linear:
 
     @staticmethod
     def describe(spec: LinearSpec, device: torch.device) -> str:
-        """Which kernel will compute this linear on this machine, and why. Raises CannotRun."""
+        """Which kernel will compute this linear on this machine, and why. Raises CannotRun.
+
+        On CUDA, the exact product of many rows; few rows stream the weights.
+        """
         return choose(device, spec.num_out, spec.num_in).reason
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         if not len(x_TI):
             return x_TI.new_empty(0, self.num_out, dtype=self._dtype)
-        y_TO = self._gemm(x_TI if self.chosen.name == "scaled" else x_TI.float())
+        y_TO = self._gemm(x_TI.float())
         if self._bias_O is not None:
             y_TO += self._bias_O
         return y_TO.to(self._dtype)

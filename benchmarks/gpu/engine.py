@@ -1,0 +1,103 @@
+"""Whole requests through `Engine` on this GPU: tokens per second, the host included.
+
+    python benchmarks/gpu/engine.py [--model dummy:llama-3.1-8b] [--formats bf16,fp8,int8,int4]
+        [--requests 1,32,128] [--input 512] [--output 128] [--speculation] [--json FILE]
+
+Requests start at once and are greedy with random prompts; the first batch of each size, which
+captures graphs, is not counted. `--speculation` decodes with n-gram drafts over prompts that repeat
+themselves, whose answers a model of random weights repeats as well, and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ridgeline.engine.engine import Engine
+from ridgeline.records import Sampling
+
+
+def prompts_of(count: int, length: int, vocab_size: int, seed: int, repeat: int) -> list[list[int]]:
+    """Random prompts; with `repeat`, each says the same `repeat` tokens again and again."""
+    rng = random.Random(seed)
+    prompts = []
+    for _ in range(count):
+        words = [rng.randrange(3, vocab_size) for _ in range(repeat or length)]
+        prompts.append((words * (length // len(words) + 1))[:length])
+    return prompts
+
+
+def measure(engine: Engine, count: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """One line: `count` requests at once."""
+    sampling = Sampling(temperature=0.0, max_tokens=asked.output, ignore_eos=True)
+    vocab_size = engine.info.vocab_size
+    repeat = 24 if asked.speculation else 0
+    engine.generate(prompts_of(count, asked.input, vocab_size, 1, repeat), sampling)
+    before, began_s = engine.counters(), time.perf_counter()
+    engine.generate(prompts_of(count, asked.input, vocab_size, 2, repeat), sampling)
+    took_s = time.perf_counter() - began_s
+    after = engine.counters()
+    steps = after["num_steps"] - before["num_steps"]
+    line = {
+        "requests": count,
+        "seconds": round(took_s, 3),
+        "output_tok_s": round(count * asked.output / took_s, 1),
+        "steps": steps,
+        "ms_per_step": round(1e3 * took_s / steps, 3),
+        "graph_replays": after.get("num_graph_replays", 0) - before.get("num_graph_replays", 0),
+        "plan_s": round(after["step_plan_s"] - before["step_plan_s"], 3),
+        "busy_s": round(after["step_busy_s"] - before["step_busy_s"], 3),
+    }
+    for name in ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"):
+        if name in after:
+            line[name] = after[name] - before[name]
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--model", default="dummy:llama-3.1-8b")
+    parser.add_argument("--formats", default="bf16,fp8")
+    parser.add_argument("--requests", default="1,32,128")
+    parser.add_argument("--input", type=int, default=512)
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--speculation", action="store_true")
+    parser.add_argument("--json", type=Path, default=None)
+    asked = parser.parse_args()
+    lines: list[dict[str, Any]] = []
+    drafts: list[Any] = [None, {"method": "ngram"}] if asked.speculation else [None]
+    for format in ["bf16"] if asked.speculation else asked.formats.split(","):
+        for speculation in drafts:
+            engine = Engine.open(
+                asked.model,
+                device=asked.device,
+                quantization=None if format == "bf16" else format,
+                max_model_len=asked.input + asked.output + 16,
+                max_num_seqs=max(map(int, asked.requests.split(","))),
+                speculative_config=speculation,
+            )
+            with engine:
+                for count in map(int, asked.requests.split(",")):
+                    line = {"format": format, "speculation": speculation}
+                    lines.append(line | measure(engine, count, asked))
+                    print(lines[-1], flush=True)
+                derivations = dict(engine.info.derivations)
+            del engine
+            gc.collect()
+            if asked.device == "cuda":
+                torch.cuda.empty_cache()
+            if asked.json is not None:
+                record = {"torch": torch.__version__, "lines": lines, "why": derivations}
+                asked.json.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
