@@ -16,6 +16,11 @@
 
 from __future__ import annotations
 
+DECODE_ERRORS = (ValueError, RecursionError)
+"""What decoders raise for malformed data: json, msgspec, tomllib and UTF-8 raise subclasses of
+ValueError, and all of them RecursionError where values are nested too deeply."""
+_MAX_PART_CHARS = 600
+
 
 class RidgelineError(Exception):
     """Base of every deliberate exception."""
@@ -35,15 +40,20 @@ class UserError(RidgelineError):
         super().__init__(self._render())
 
     def _render(self) -> str:
-        parts = [self.what]
+        parts = [_shorten(self.what)]
         if self.value is not None:
-            shown = repr(self.value) if isinstance(self.value, str) else self.value
-            parts.append(f"got {shown}")
+            shown = repr(self.value) if isinstance(self.value, str) else str(self.value)
+            parts.append(f"got {_shorten(shown)}")
         if self.limit is not None:
             parts.append(f"limit: {self.limit}")
         if self.fix:
-            parts.append(f"fix: {self.fix}")
+            parts.append(f"fix: {_shorten(self.fix)}")
         return "; ".join(parts)
+
+
+def _shorten(text: str) -> str:
+    """A file may have a name or a value of any length; a message has not."""
+    return text if len(text) <= _MAX_PART_CHARS else f"{text[:_MAX_PART_CHARS]}…"
 
 
 class BadInput(UserError):

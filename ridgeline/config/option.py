@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 import msgspec
 
 from ridgeline.config.units import Range, Unit
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 
 PathUse = Literal["input", "file", "folder"]
 """What a path names: something read, a file written, a folder written into."""
@@ -313,7 +313,7 @@ def _read_struct(value: Any, kind: type[msgspec.Struct], where: str) -> msgspec.
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except DECODE_ERRORS as error:
             raise BadInput(f"{where} is not valid JSON", value=value, fix=str(error)) from None
     if not isinstance(value, dict):
         raise BadInput(f"{where} must be a JSON object", value=value, fix='write {"key": value}')

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ridgeline.config.commands import TABLES
 from ridgeline.config.option import Section, options_of
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 
 Values = dict[str, Any]
 S = TypeVar("S", bound=Section)
@@ -28,7 +28,7 @@ def read_config(path: Path) -> dict[str, Values]:
         raise BadInput(
             "cannot read the configuration file", value=str(path), fix=error.strerror
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput(
             "the configuration file is not valid TOML", value=str(path), fix=str(error)
         ) from None

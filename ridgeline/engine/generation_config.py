@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.errors import BadInput, BadModel, UserError
+from ridgeline.errors import DECODE_ERRORS, BadInput, BadModel, UserError
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
-from ridgeline.modelspec.checkpoints.json_files import read_json
+from ridgeline.modelspec.checkpoints.json_files import file_errors, read_json
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.records import SamplingDefaults
 
@@ -37,6 +37,7 @@ _GGUF_NAMES = {
 _FIX = "use --generation-config vllm, which ignores the model's sampling defaults"
 
 
+@file_errors()
 def read_sampling_defaults(model: str, generation_config: str = "auto") -> SamplingDefaults:
     """The defaults that `--generation-config` names.
 
@@ -71,7 +72,7 @@ def _defaults(values: Mapping[str, Any], names: Mapping[str, str], where: str) -
     named = {own: values[name] for name, own in names.items() if values.get(name) is not None}
     try:
         return msgspec.convert(named, SamplingDefaults)
-    except (msgspec.ValidationError, UserError) as error:
+    except (*DECODE_ERRORS, UserError) as error:
         raise BadModel(
             "a sampling default of the model cannot be used",
             value=str(error),

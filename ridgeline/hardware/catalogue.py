@@ -16,7 +16,7 @@ from importlib.resources import files
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.records.price import Commitment
 
 
@@ -130,7 +130,7 @@ def load_catalogue(text: str | None = None) -> dict[str, Accelerator]:
     try:
         document = tomllib.loads(text)
         rows = msgspec.convert(document.get("accelerator", []), list[_Row])
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput("the accelerator catalogue is malformed", fix=str(error)) from None
     accelerators: dict[str, Accelerator] = {}
     for row in rows:

@@ -58,6 +58,7 @@ from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.packed import PackedLinear, needs_cpu, take_digits
 from ridgeline.engine.quant.ready import linear_of
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
+from ridgeline.modelspec.checkpoints.json_files import file_errors
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import PACKED_FILE
 from ridgeline.modelspec.cost import shares_table, table_dtype
@@ -75,6 +76,7 @@ from ridgeline.modelspec.model import (
 )
 
 
+@file_errors()
 def load_decoder(
     model: str,
     spec: ModelSpec,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.json_files import file_errors
 
 FLOATS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 ALL = FLOATS | {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -34,6 +35,7 @@ class TensorEntry(NamedTuple):
     dtype: str
 
 
+@file_errors()
 def entries_of(directory: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, TensorEntry]:
     """Every tensor of a model directory by name. Raises BadModel for any inconsistency."""
     index = directory / INDEX
@@ -45,6 +47,7 @@ def entries_of(directory: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str,
     return read_header(single, dtypes)
 
 
+@file_errors()
 def read_header(file: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, TensorEntry]:
     """The tensors of one file, checked against its size."""
     size = file.stat().st_size

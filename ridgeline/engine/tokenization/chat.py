@@ -158,10 +158,10 @@ class _Compiled:
         _check_variables(chat.variables, own_variables)
         try:
             return self._template.render({**chat.variables, **own_variables})
+        except (RecursionError, MemoryError, AttributeError, AssertionError, NameError) as error:
+            raise _rejected(type(error).__name__) from None
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise _rejected(str(error) or type(error).__name__) from None
-        except (RecursionError, MemoryError, AttributeError, AssertionError) as error:
-            raise _rejected(type(error).__name__) from None
 
 
 def _text_of(part: object) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from ridgeline.engine.tokenization.chat import ChatTemplate, JinjaTemplate, NoChatTemplate
 from ridgeline.engine.tokenization.template_process import ProcessTemplate
-from ridgeline.errors import BadModel
+from ridgeline.errors import DECODE_ERRORS, BadModel
 from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.special_tokens import special_token_names, tokenizer_config
 
@@ -68,7 +68,7 @@ class _Templates(msgspec.Struct):
 def _configured(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     try:
         found = msgspec.convert(config, _Templates).chat_template
-    except msgspec.ValidationError as error:
+    except DECODE_ERRORS as error:
         raise BadModel(f"tokenizer_config.json of {path}: {error}") from None
     if isinstance(found, list):
         return {each.name: each.template for each in found}

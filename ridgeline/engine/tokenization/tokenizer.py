@@ -30,7 +30,7 @@ from ridgeline.engine.tokenization.template_process import ProcessTemplate
 from ridgeline.engine.tokenization.vocabulary_files import UnreadTokenizer, read_vocabulary_files
 from ridgeline.errors import BadInput, BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
-from ridgeline.modelspec.checkpoints.json_files import read_json
+from ridgeline.modelspec.checkpoints.json_files import file_errors, read_json
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ _MIN_TOKEN_CHARS = 16  # of an unknown word, or blanks that a normaliser drops
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's tokens for single bytes
 
 
+@file_errors()
 def load_tokenizer(model: str) -> Tokenizer:
     """The tokenizer of a model directory, a GGUF file or "demo".
 
@@ -232,9 +233,9 @@ class HfTokenizer:
             encoding = self.inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[
                 0
             ]
-        except BaseException as error:
-            if isinstance(error, Exception) or type(error).__name__ != "PanicException":
-                raise
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # the library raises bare Exception, and panics of Rust
             raise BadInput(
                 "the model's tokenizer failed on this text", value=str(error)[:200], fix="change it"
             ) from None

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.measure.client.accepted_prompts import (
     CHAT,
     COMMON_WORDS,
@@ -261,7 +261,7 @@ class _StreamReader:
             return
         try:
             chunk = decode_chunk(event.data)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             self._record.record_failure(f"the server sent a malformed chunk: {error}")
             return
         failure = error_message(chunk)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.measure.client.http_connection import OK, HttpConnectionError, HttpConnectionPool
 from ridgeline.measure.monitors.server_metrics import identify_server, metric_names, parse_page
 from ridgeline.records import EngineInfo
@@ -59,7 +60,7 @@ async def _get(pool: HttpConnectionPool, path: str) -> str:
 def _document(text: str) -> Mapping[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return {}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.results import event_log_parquet
@@ -141,7 +141,7 @@ def context_from_results(folder: Path) -> RunContext | None:
     for path in sorted(folder.glob("*.json")):
         try:
             saved.append(msgspec.json.decode(path.read_bytes(), type=_SavedResult).ridgeline)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *DECODE_ERRORS):
             continue
     return RunContext(server=saved[0].server, machine=saved[0].machine) if len(saved) == 1 else None
 
@@ -189,5 +189,5 @@ def _lines(run: RunTrace, context: RunContext | None) -> Iterable[LogLine]:
 def _decode(path: Path, number: int, line: bytes) -> LogLine:
     try:
         return _DECODER.decode(line)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{path}:{number}: not a line of an event log ({error})") from None

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.measure.metrics.goodput import validity_of
 from ridgeline.measure.metrics.latency import e2e_s, itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.results import aiperf, inference_perf
@@ -52,12 +53,12 @@ def read_result(path: Path) -> LoadedResult:
         return _event_log(path)
     try:
         document = msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return _lines(path, data)
     for reader in _READERS:
         try:
             return reader(str(path), document)
-        except (NotThisFormat, KeyError, TypeError, IndexError, AttributeError):
+        except (NotThisFormat, LookupError, TypeError, AttributeError, ArithmeticError):
             continue
     raise unreadable_error(path, "it has the keys of none of these tools")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, Prompt, PromptMessage
 
 _FORM = '{"prompt": "text", "output_tokens": 128}'
@@ -62,7 +62,7 @@ def read_workload(path: Path) -> FileWorkload:
 def _request(where: str, number: int, line: str) -> LoadRequest:
     try:
         row = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{where}: not JSON ({error})", fix=f"write {_FORM}") from None
     if not isinstance(row, dict):
         raise BadInput(f"{where}: not an object", value=line[:60], fix=f"write {_FORM}")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.measure.workload.base import ChatPrompt, LoadRequest, PromptMessage, UserTurn
 
 CHARS_PER_TOKEN = 4
@@ -79,7 +79,7 @@ def _read(path: str) -> list[tuple[UserTurn, ...]]:
         rows = msgspec.json.decode(Path(path).read_bytes(), type=list[_Conversation])
     except OSError as error:
         raise BadInput("cannot read the conversations", value=path, fix=str(error)) from None
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"not a ShareGPT file ({error})", value=path, fix=f"write {_FORM}") from None
     parsed = [_turns(row.conversations) for row in rows]
     usable = [turns for turns in parsed if turns and len(turns[0].text) <= MAX_FIRST_CHARS]

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.config.units import MAX_LENGTH
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.measure.workload.synthetic import FIRST_ID
 
@@ -116,7 +116,7 @@ def mooncake(path: str) -> TraceWorkload:
             continue
         try:
             record = msgspec.json.decode(line, type=_Mooncake)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise BadInput(f"{path}:{number}: not a line of a Mooncake trace ({error})") from None
         lengths = (record.input_length, record.output_length)
         at_s, blocks = record.timestamp / 1000, tuple(record.hash_ids)

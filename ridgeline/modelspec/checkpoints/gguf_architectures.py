@@ -233,7 +233,7 @@ def _keys(file: Gguf) -> dict[str, Any]:
 
 
 def _same(key: str, value: Any) -> Any:
-    if isinstance(value, list) and value and key in _SHARED and len(set(value)) == 1:
+    if isinstance(value, list) and value and key in _SHARED and value.count(value[0]) == len(value):
         return value[0]
     return value
 

@@ -24,6 +24,8 @@ from ridgeline.modelspec.checkpoints.locate import is_dummy, local_path
 
 _AGAIN = "the file is damaged or half downloaded; fetch it again"
 _MAX_COUNT = 100_000_000
+_MAX_DEPTH = 4  # of arrays within arrays
+_MAX_ALIGNMENT = 1 << 20
 _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",
@@ -147,6 +149,51 @@ def _read_once(path: Path, size: int, modified: int) -> Gguf:
             return _Header(path, data).read()
 
 
+_KEY_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "general.architecture": str,
+    "tokenizer.ggml.model": str,
+    "tokenizer.ggml.pre": str,
+    "tokenizer.chat_template": str,
+    "tokenizer.ggml.tokens": list,
+    "tokenizer.ggml.scores": list,
+    "tokenizer.ggml.merges": list,
+    "tokenizer.ggml.token_type": list,
+    "tokenizer.ggml.bos_token_id": int,
+    "tokenizer.ggml.eos_token_id": int,
+}
+_ITEM_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "tokenizer.ggml.tokens": str,
+    "tokenizer.ggml.scores": (int, float),
+    "tokenizer.ggml.merges": str,
+    "tokenizer.ggml.token_type": int,
+}
+
+
+def _check_types(metadata: Mapping[str, Any]) -> None:
+    """BadModel where a key that several readers rely on holds a value of another type."""
+    for key, kinds in _KEY_TYPES.items():
+        value = metadata.get(key)
+        if value is not None and not isinstance(value, kinds):
+            raise _wrong_type(key, value)
+    for key, kinds in _ITEM_TYPES.items():
+        items = metadata.get(key, ())
+        if wrong := next((item for item in items if not isinstance(item, kinds)), None):
+            raise _wrong_type(key, wrong)
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 1 <= alignment <= _MAX_ALIGNMENT:
+        raise BadModel(
+            "the alignment of the GGUF file is not a number of bytes",
+            value=alignment,
+            limit=f"1..{_MAX_ALIGNMENT}",
+            fix=_AGAIN,
+        )
+
+
+def _wrong_type(key: str, value: object) -> BadModel:
+    kind = type(value).__name__
+    return BadModel(f"the GGUF key {key} holds a value of the type {kind}", value=value, fix=_AGAIN)
+
+
 class _Header:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
@@ -163,8 +210,9 @@ class _Header:
             key = self._string()
             metadata[key] = self._value(self._number("<I"))
         table = [self._entry() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", 32))
-        start = -(-self._at // max(1, alignment)) * max(1, alignment)
+        _check_types(metadata)
+        alignment = metadata.get("general.alignment", 32)
+        start = -(-self._at // alignment) * alignment
         placed = {
             name: self._placed(name, shape, kind, start + offset)
             for name, shape, kind, offset in table
@@ -194,7 +242,7 @@ class _Header:
     def _string(self) -> str:
         return self._take(self._count()).decode("utf-8", errors="replace")
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return self._number(_SCALARS[kind])
         if kind == _STRING:
@@ -207,7 +255,17 @@ class _Header:
         if inner in _SCALARS:
             form = f"<{count}{_SCALARS[inner][1]}"
             return list(struct.unpack(form, self._take(struct.calcsize(form))))
-        return [self._value(inner) for _ in range(count)]
+        if depth >= _MAX_DEPTH:
+            raise BadModel(
+                "a GGUF metadata value has too many arrays within arrays",
+                value=f"more than {depth}",
+                limit=_MAX_DEPTH,
+                fix=_AGAIN,
+            )
+        # Each inner array has a type and a count, so the file bounds how many can follow.
+        if self._at + 12 * count > len(self._data):
+            raise BadModel("the GGUF header exceeds the file", value=str(self._path), fix=_AGAIN)
+        return [self._value(inner, depth + 1) for _ in range(count)]
 
     def _strings(self, count: int) -> list[str]:
         data, at, out = self._data, self._at, []

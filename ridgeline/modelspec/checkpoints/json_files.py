@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ridgeline.errors import BadModel
+from ridgeline.errors import DECODE_ERRORS, BadModel
 
 MAX_JSON_BYTES = 50_000_000
+
+
+@contextmanager
+def file_errors() -> Iterator[None]:
+    """Raise BadModel, with the file and the system's reason, for every OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise BadModel(
+            "a file of the model cannot be read",
+            value=None if error.filename is None else str(error.filename),
+            fix=error.strerror or str(error),
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -36,5 +51,5 @@ def _load(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadModel("cannot read the file", value=str(path), fix=str(error)) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadModel("the file is not valid JSON", value=str(path), fix=str(error)) from None

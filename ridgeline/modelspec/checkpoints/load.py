@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.gguf_spec import gguf_spec
-from ridgeline.modelspec.checkpoints.json_files import read_json
+from ridgeline.modelspec.checkpoints.json_files import file_errors, read_json
 from ridgeline.modelspec.checkpoints.locate import dummy_shape, is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY, packed_formats, with_packed_formats
 from ridgeline.modelspec.checkpoints.quantised import with_quantised_formats
@@ -29,6 +29,7 @@ from ridgeline.modelspec.families.shapes import shape_config
 from ridgeline.modelspec.model import ModelSpec
 
 
+@file_errors()
 def load_spec(model: str) -> ModelSpec:
     """The spec of a model directory, a GGUF file, "demo", or `dummy:NAME`. Raises BadModel.
 

@@ -14,7 +14,7 @@ from ridgeline.errors import BadModel
 from ridgeline.hub.names import HubModel, parse_remote
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
 from ridgeline.modelspec.checkpoints.gguf_spec import gguf_spec
-from ridgeline.modelspec.checkpoints.json_files import read_json
+from ridgeline.modelspec.checkpoints.json_files import file_errors, read_json
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import (
     BUILT_IN,
@@ -42,6 +42,7 @@ _NARROWEST_FLOAT = 16  # bits; narrower GGUF tensors are quantised
 _PER_TENSOR_FP8 = "fbgemm_fp8"  # of which only the size is read
 
 
+@file_errors()
 def load_planning_spec(model: str) -> ModelSpec:
     """The spec of a published shape, a config.json, a model directory, a GGUF file or a built-in
     model, in the format of its weights.

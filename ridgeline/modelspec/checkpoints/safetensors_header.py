@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.modelspec.checkpoints.json_files import MAX_JSON_BYTES
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -42,7 +43,7 @@ def read_header(file: Path) -> dict[str, Any]:
             return {}
         try:
             header = json.loads(stream.read(length))
-        except ValueError:
+        except DECODE_ERRORS:
             return {}
     return header if isinstance(header, dict) else {}
 

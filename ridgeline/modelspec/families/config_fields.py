@@ -78,6 +78,10 @@ _FIXES = {
 }
 
 
+MAX_COUNT = 1 << 40
+"""Of anything that a config.json counts."""
+
+
 class ConfigFields:
     """The fields of one config.json on top of a family's defaults. Wrong types raise BadModel."""
 
@@ -101,8 +105,9 @@ class ConfigFields:
         value = self.raw(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.bad(key, "a positive integer")
-        if at_most is not None and value > at_most:
-            raise self.bad(key, f"at most {at_most}")
+        limit = MAX_COUNT if at_most is None else at_most
+        if value > limit:
+            raise self.bad(key, f"at most {limit}")
         return value
 
     def opt_count(self, key: str) -> int | None:
@@ -111,8 +116,8 @@ class ConfigFields:
     def whole(self, key: str) -> int:
         """An integer >= 0."""
         value = self.raw(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.bad(key, "an integer >= 0")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
+            raise self.bad(key, f"0..{MAX_COUNT}")
         return value
 
     def number(self, key: str) -> float:

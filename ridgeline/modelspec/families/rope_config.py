@@ -172,7 +172,7 @@ def _kind(values: ConfigFields, fields: RopeFields, given: Mapping[str, Any]) ->
         name = "default"
     if name == "yarn" and fields.yarn_means_longrope:
         name = "longrope"
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         raise BadModel(
             f"{values.where}: the rope type is not supported", value=name, limit=", ".join(KINDS)
         )

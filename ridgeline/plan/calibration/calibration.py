@@ -24,7 +24,7 @@ from typing import Annotated
 
 import msgspec
 
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.hardware.machine import rate_at
 from ridgeline.plan.calibration.interference import InterferenceTrace, Positive
@@ -302,7 +302,7 @@ def load_calibration(path: Path) -> Calibration:
         )
     try:
         calibration = msgspec.json.decode(data, type=Calibration)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise BadInput("cannot read the calibration", value=str(path), fix=str(error)) from None
     _check(calibration, path)
     return calibration

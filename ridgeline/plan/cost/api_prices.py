@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 
 STALE_DAYS = 365
 MILLION = 1e6
@@ -99,7 +99,7 @@ def load_prices(text: str | None = None) -> dict[str, ApiPrice]:
         text = files("ridgeline.plan.cost").joinpath("api_prices.toml").read_text(encoding="utf-8")
     try:
         rows = msgspec.convert(tomllib.loads(text).get("price", []), list[ApiPrice])
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput("the price file is malformed", fix=str(error)) from None
     for row in rows:
         if not row.source.strip():

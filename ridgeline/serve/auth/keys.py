@@ -26,7 +26,7 @@ from typing import Annotated
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 
 MAX_NAME_CHARS = 100
 _MAX_FILE_BYTES = 1 << 20
@@ -138,7 +138,7 @@ def _read(file: Path) -> list[ApiKey]:
             raise BadInput("the file of API keys is too large", value=str(file), limit=limit)
         table = tomllib.loads(file.read_text(encoding="utf-8"))
         keys = msgspec.convert(table, _KeyFile).keys
-    except (OSError, ValueError) as error:  # TOML and msgspec errors are ValueErrors
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadInput("the file of API keys cannot be read", value=str(error)) from None
     if not keys:
         raise BadInput("the file of API keys is empty", value=str(file))

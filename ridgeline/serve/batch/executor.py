@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
+from ridgeline.errors import DECODE_ERRORS
 from ridgeline.records import Sampling
 from ridgeline.serve.auth.keys import ANONYMOUS, Caller
 from ridgeline.serve.auth.middleware import CALLER
@@ -135,7 +136,7 @@ def _result(lease: Lease, status: int, response: bytes) -> BatchResult:
     """The line of the output or error file, and the tokens to charge."""
     try:
         usage = msgspec.json.decode(response, type=_ResponseBody).usage or _ResponseTokens()
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return failed_result(lease, "server_error", "the server's response is not JSON")
     line = {
         "id": lease.request_id,

@@ -13,7 +13,7 @@ import msgspec
 
 from ridgeline.config.improve import OptimizeOptions
 from ridgeline.config.settings import Settings, with_default_performance
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import DECODE_ERRORS, BadInput, CannotRun
 from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import Workload, parse_workload
@@ -213,7 +213,7 @@ def ladder_of(path: Path | None) -> Ladder:
         return load_default_ladder()
     try:
         return parse_ladder(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadInput("cannot read the ladder", value=str(path), fix=str(error)) from None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.plan.fleet.packing import Packing, Tenant
 from ridgeline.plan.fleet.packing import pack as place_tenants
 from ridgeline.report.json_line import plain
@@ -37,7 +37,7 @@ def _read_models(path: Path) -> list[Tenant]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         models = msgspec.convert(document.get("model", []), list[Tenant])
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadInput("cannot read the models", value=str(path), fix=str(error)) from None
     if not models:
         raise BadInput(

@@ -9,9 +9,8 @@ from time import perf_counter
 from typing import Any
 
 import httpx
-import msgspec
 
-from ridgeline.errors import BadInput, RidgelineError
+from ridgeline.errors import DECODE_ERRORS, BadInput, RidgelineError
 from ridgeline.measure.client.http_target import authorization, base_url, no_server_error
 from ridgeline.measure.client.sse_parser import SseParser
 from ridgeline.measure.client.stream_chunks import (
@@ -128,7 +127,7 @@ class RemoteConversation:
     def _chunk(self, data: bytes) -> Chunk:
         try:
             chunk = decode_chunk(data)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise RidgelineError(f"{self.url} sent a chunk that is malformed: {error}") from None
         if (problem := error_message(chunk)) is not None:
             raise RidgelineError(problem)
