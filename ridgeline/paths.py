@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-CACHE_VARIABLE = "RIDGELINE_CACHE"
+from ridgeline.config.option import options_of
+from ridgeline.config.tools import EnvironmentOptions
+
+CACHE_VARIABLE = options_of(EnvironmentOptions)["cache"].env
 
 
 def default_cache_dir() -> Path:

@@ -10,6 +10,7 @@ from ridgeline.config.load import BenchOptions
 from ridgeline.config.option import Option, Section, options_of
 from ridgeline.config.rules import RULES, Displaces, Fixed, Needs, Restricts, Rule
 from ridgeline.config.settings import Settings
+from ridgeline.config.tools import EnvironmentOptions
 from ridgeline.config.units import PORT
 
 SHARED: dict[type[Section], str] = {Settings: "Engine options", BenchOptions: "Load options"}
@@ -50,11 +51,6 @@ kv_cache_memory_bytes = "2GiB"
 port = 8000
 ```
 
-`RIDGELINE_CACHE`, an environment variable only, names the folder where Ridgeline keeps downloaded
-models and measurements of this machine; without it, that is `$XDG_CACHE_HOME/ridgeline` or
-`~/.cache/ridgeline`. Models of the Hugging Face Hub lie in its own cache ([models by
-name](../guides/models.md)).
-
 From Python, `ridgeline.config.sources.read_config` reads a file, and the values of a table are the
 keyword arguments of the functions that take these options.
 
@@ -86,6 +82,12 @@ def configuration_page() -> str:
         lines += [f"## [{table}] {{ #{table} }}", "", f"{section.__doc__}".split("\n")[0], ""]
         lines += _table(("key", "value", "default", "meaning", "environment", "since"), rows)
         lines.append("")
+    variables = [
+        (f"`{option.env}`", option.metavar, option.default_text, option.about.help)
+        for option in options_of(EnvironmentOptions).values()
+    ]
+    lines += [f"## {EnvironmentOptions.title}", "", f"{EnvironmentOptions.__doc__}", ""]
+    lines += [*_table(("environment", "value", "default", "meaning"), variables), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

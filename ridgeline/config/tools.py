@@ -288,3 +288,33 @@ class MockServerOptions(Section, frozen=True, kw_only=True):
     list_scripts: Annotated[
         bool, About("List the scripts, and exit.", flag="list", ambient=False)
     ] = False
+
+
+class EnvironmentOptions(Section, frozen=True, kw_only=True):
+    """What only the environment sets: it holds for every command and for the Python API."""
+
+    title: ClassVar[str] = "Environment only"
+
+    cache: Annotated[
+        Path | None,
+        About(
+            "Folder of downloaded models and of measurements of this machine. Models of the "
+            "Hugging Face Hub lie in its own cache (HF_HOME).",
+            unset="`$XDG_CACHE_HOME/ridgeline`, else `~/.cache/ridgeline`",
+            flag="",
+            env="RIDGELINE_CACHE",
+            ambient=False,
+            path="folder",
+        ),
+    ] = None
+    native_isa: Annotated[
+        str | None,
+        About(
+            "Instruction set of the native kernels, to compare their variants.",
+            unset="the widest that the CPU runs",
+            flag="",
+            env="RIDGELINE_NATIVE_ISA",
+            ambient=False,
+            metavar="ISA",
+        ),
+    ] = None

@@ -50,6 +50,22 @@ def download(model: RemoteModel, observer: Observer = silent) -> Path:
     return path
 
 
+def config_folder(name: str, observer: Observer = silent) -> Path | None:
+    """The folder with the config.json of a repository of which no weights are here.
+
+    Downloads that file if needed. None for every other name: of a local model, of a file, or of a
+    repository that is in the cache. Raises BadModel, DownloadFailed.
+    """
+    model = parse_remote(name)
+    if not isinstance(model, HubModel) or model.quantization is not None:
+        return None
+    if find_cached(model) is not None:
+        return None
+    from ridgeline.hub.hub_download import download_config
+
+    return download_config(model, observer)
+
+
 def _check_online(model: RegistryModel | ModelUrl) -> None:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         name = model.name if isinstance(model, RegistryModel) else str(model)

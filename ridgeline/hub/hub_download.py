@@ -21,7 +21,13 @@ import ridgeline
 from ridgeline.errors import BadModel, DownloadFailed, UserError
 from ridgeline.hub.names import HubModel
 from ridgeline.hub.progress import DownloadMeter
-from ridgeline.hub.repository_files import repository_folder, select_files
+from ridgeline.hub.repository_files import (
+    CONFIG_FILES,
+    cached_commit,
+    repository_folder,
+    select_files,
+    snapshot_files,
+)
 from ridgeline.hub.verify import sha256_of
 from ridgeline.records.progress import Message, Observer
 
@@ -59,6 +65,38 @@ def download_repository(
     _remember_revision(model, str(info.sha))
     first = paths[0]
     return first if first.suffix == ".gguf" else first.parent
+
+
+def download_config(
+    model: HubModel, observer: Observer, *, sleep: Callable[[float], None] = time.sleep
+) -> Path:
+    """The folder with a model's config.json, of which no weights are downloaded.
+
+    Also fetches the files in which older tools keep the format of quantised weights. Raises
+    BadModel if the repository has no config.json, DownloadFailed as `download_repository` does.
+    """
+    from huggingface_hub import HfApi
+
+    if "config.json" in snapshot_files(model):
+        return repository_folder(model.repo) / "snapshots" / str(cached_commit(model))
+    api = HfApi(library_name="ridgeline", library_version=ridgeline.__version__)
+    with _translate_errors(model, api.endpoint):
+        info = _retry_when_limited(
+            partial(api.model_info, model.repo, revision=model.revision, files_metadata=True),
+            observer,
+            sleep,
+        )
+        files = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+        if "config.json" not in files:
+            raise BadModel(
+                f"the repository {model.repo} has no config.json",
+                value=str(model),
+                fix=f"run ridgeline pull {model} to read the model's files",
+            )
+        selected = [files[name] for name in CONFIG_FILES if name in files]
+        paths = _fetch_files(api, model, info, selected, observer)
+    _remember_revision(model, str(info.sha))
+    return paths[0].parent
 
 
 def _retry_when_limited(

@@ -12,6 +12,8 @@ from ridgeline.errors import BadModel
 from ridgeline.hub.names import HubModel
 
 INDEX = "model.safetensors.index.json"
+CONFIG_FILES = ("config.json", "quantize_config.json", "hf_quant_config.json")
+"""What says a model's sizes and the format of its weights."""
 _PLAIN = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _FOLDERS = ("additional_chat_templates/", "1_Pooling/")
 _NOT_A_MODEL = re.compile(r"(^|[._-])(mmproj|imatrix)([._-]|$)", re.IGNORECASE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.generation_config import read_sampling_defaults
@@ -12,11 +13,13 @@ from ridgeline.engine.tokenization import (
     load_tokenizer,
 )
 from ridgeline.errors import BadInput
+from ridgeline.hub.download import config_folder
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY
+from ridgeline.modelspec.checkpoints.planning import config_planning_spec
 from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
@@ -32,7 +35,7 @@ class ModelInspection(Result, frozen=True, kw_only=True):
 
     `default_sampling`: that of requests which leave it out, from generation_config.json.
     `tokenizer`: its size and BOS, or why only token ids are accepted. `self_check`: one entry per
-    layer of a quantised checkpoint, empty for other models.
+    layer of a quantised checkpoint, empty for other models. `note` says what was not read.
     """
 
     model: str
@@ -41,6 +44,7 @@ class ModelInspection(Result, frozen=True, kw_only=True):
     tokenizer: str
     default_sampling: SamplingDefaults
     self_check: tuple[LayerCheck, ...]
+    note: str = ""
 
     @property
     def is_sound(self) -> bool:
@@ -51,10 +55,14 @@ class ModelInspection(Result, frozen=True, kw_only=True):
 def inspect_model(model: str, *, against: str | None = None) -> ModelInspection:
     """Describe `model`; a quantised checkpoint is read and checked layer by layer.
 
-    `against`: the original of a quantised model, to measure the error of its weights. Raises
-    BadModel, also for a tokenizer that is larger than the model's vocabulary, and BadInput for an
-    original of a model that is not quantised.
+    `against`: the original of a quantised model, to measure the error of its weights. Of a
+    repository of the Hugging Face Hub that is not downloaded, only config.json is read: nothing is
+    checked then. Raises BadModel, also for a tokenizer that is larger than the model's vocabulary,
+    BadInput for an original of a model that is not quantised, and DownloadFailed.
     """
+    folder = config_folder(model) if against is None else None
+    if folder is not None:
+        return _inspect_config(folder, model)
     spec = load_spec(model)
     return ModelInspection(
         model=spec.name,
@@ -63,6 +71,20 @@ def inspect_model(model: str, *, against: str | None = None) -> ModelInspection:
         tokenizer=describe_tokenizer(model, spec.vocab_size),
         default_sampling=read_sampling_defaults(model),
         self_check=_self_check(model, spec, against),
+    )
+
+
+def _inspect_config(folder: Path, model: str) -> ModelInspection:
+    """What config.json alone says."""
+    spec = config_planning_spec(folder, model)
+    return ModelInspection(
+        model=spec.name,
+        rows=tuple(inspect_table(spec)),
+        layers=tuple(layer_groups(spec)),
+        tokenizer="not read",
+        note=f"only config.json was read; ridgeline pull {model} downloads the rest",
+        default_sampling=SamplingDefaults(),
+        self_check=(),
     )
 
 

@@ -191,3 +191,58 @@ def test_models_lists_what_was_pulled(tmp_path: Path) -> None:
     assert rows["org/m"]["path"] == path and rows["org/m"]["commit"] == COMMIT
     assert rows["org/m"]["family"] == "llama" and rows["org/m"]["disk_bytes"] > len(WEIGHTS)
     assert rows["demo"]["fits"] and rows["demo"]["num_params"] > 5e6
+
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+UNPULLED = Repository(
+    files={"config.json": json.dumps(CONFIG).encode(), "model.safetensors": WEIGHTS}
+)
+
+
+def run_ridgeline(
+    hub: HubState, home: Path, *words: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """A command with an empty home, from this hub."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "RIDGELINE_"))}
+    places = {"HF_HOME": str(home / "hf"), "RIDGELINE_CACHE": str(home / "ridgeline")}
+    return subprocess.run(
+        [sys.executable, "-m", "ridgeline", *words],
+        env={**kept, **places, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_inspect_and_predict_read_only_the_config_of_an_unpulled_model(tmp_path: Path) -> None:
+    with loopback_hub(org__m=UNPULLED) as hub:
+        inspected = run_ridgeline(hub, tmp_path, "inspect", "org/m")
+        assert inspected.returncode == 0, inspected.stderr
+        assert "only config.json was read; ridgeline pull org/m" in inspected.stdout
+        lengths = ("--accelerator", "h100-sxm", "--input-len", "20", "--output-len", "8")
+        predicted = run_ridgeline(hub, tmp_path, "predict", "org/m", *lengths)
+        assert predicted.returncode == 0, predicted.stderr
+        assert not hub.downloads(), "weights were downloaded"
+    offline = run_ridgeline(hub, tmp_path, "inspect", "org/m", HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, "config.json is in the cache"
+    refused = run_ridgeline(hub, tmp_path / "empty", "inspect", "org/m", HF_HUB_OFFLINE="1")
+    failed(refused, "not in the cache", "HF_HUB_OFFLINE")
+    gone = run_ridgeline(hub, tmp_path / "empty", "inspect", "org/m")
+    failed(gone, "the download of org/m failed", hub.url, "check the network")
+
+
+def test_a_repository_without_config_is_not_planned(tmp_path: Path) -> None:
+    with loopback_hub(org__g=GGUF) as hub:
+        done = run_ridgeline(hub, tmp_path, "inspect", "org/g")
+        failed(done, "org/g has no config.json", "ridgeline pull org/g")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.errors import BadInput, BadModel
+from ridgeline.errors import BadInput, DownloadFailed
 from ridgeline.hub.names import HubModel, ModelUrl, parse_remote, served_name
 from ridgeline.hub.repository_files import select_files
 from ridgeline.modelspec.checkpoints.locate import local_path
@@ -64,7 +64,7 @@ def test_clients_know_a_model_by_its_repository() -> None:
 
 def test_planning_knows_a_published_repository_without_a_download() -> None:
     assert load_planning_spec("Qwen/Qwen3-0.6B") == load_planning_spec("qwen3-0.6b")
-    with pytest.raises(BadModel, match="ridgeline pull no-such/model"):
+    with pytest.raises(DownloadFailed, match="ridgeline pull no-such/model"):
         load_planning_spec("no-such/model")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from ridgeline.cli.params.fetch_model import fetch_model
+from ridgeline.cli.params.fetch_model import fetch_model, names_repository
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.inspect import check_lines, inspection_tables
 from ridgeline.config.tools import InspectOptions
@@ -17,8 +17,9 @@ FAULTY = 1
 def inspect(call: Invocation) -> int:
     """`ridgeline inspect`."""
     options = call.read(InspectOptions)
-    for name in filter(None, (options.model, options.against)):
-        fetch_model(name)
+    if options.against is not None or not names_repository(options.model):
+        for name in filter(None, (options.model, options.against)):
+            fetch_model(name)
     inspection = inspect_model(options.model, against=options.against)
     if options.json:
         print(json_line(inspection.to_dict()))

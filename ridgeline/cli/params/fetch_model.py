@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 
+def names_repository(name: str) -> bool:
+    """Whether a name stands for a repository of safetensors on the Hugging Face Hub."""
+    from ridgeline.hub.names import HubModel, parse_remote
+
+    model = parse_remote(name)
+    return isinstance(model, HubModel) and model.quantization is None
+
+
 def fetch_model(name: str) -> str:
     """Download the model unless it is here; returns its name. Raises BadModel, DownloadFailed."""
     from ridgeline.hub.cache import find_cached

@@ -27,7 +27,9 @@ def inspection_tables(inspection: ModelInspection) -> Group:
 
 
 def check_lines(inspection: ModelInspection) -> Iterator[str]:
-    """The result of the self-check; no lines for a model without one."""
+    """What was not read, and the result of the self-check if there was one."""
+    if inspection.note:
+        yield inspection.note
     checks = inspection.self_check
     if not checks:
         return

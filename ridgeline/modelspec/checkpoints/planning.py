@@ -6,11 +6,13 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
+from ridgeline.hub.download import config_folder
 from ridgeline.hub.names import HubModel, parse_remote
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
 from ridgeline.modelspec.checkpoints.gguf_spec import gguf_spec
@@ -47,7 +49,9 @@ def load_planning_spec(model: str) -> ModelSpec:
     """The spec of a published shape, a config.json, a model directory, a GGUF file or a built-in
     model, in the format of its weights.
 
-    Raises BadModel if there is no such model or its config is not understood.
+    Of a repository of the Hugging Face Hub that is not downloaded, only its config.json is. Raises
+    BadModel if there is no such model or its config is not understood, DownloadFailed if the hub
+    cannot be reached.
     """
     name = dummy_shape(model) if is_dummy(model) else model
     if planning_row(name):
@@ -59,6 +63,9 @@ def load_planning_spec(model: str) -> ModelSpec:
         shape = repository_shape(remote.repo) if isinstance(remote, HubModel) else None
         if shape is not None:
             return load_planning_spec(shape)
+    folder = config_folder(name)
+    if folder is not None:
+        return config_planning_spec(folder, str(remote))
     if is_gguf(name):
         return _gguf_planning_spec(name)
     path = local_path(name)
@@ -78,6 +85,12 @@ def load_planning_spec(model: str) -> ModelSpec:
     if config.get("model_type") in FAMILIES and (is_packed or quantization is None):
         return _in_serving_formats(load_spec(name))
     return planning_spec({**config, KEY: quantization}, path.name)
+
+
+def config_planning_spec(folder: Path, name: str) -> ModelSpec:
+    """The spec of a model of which only config.json is here."""
+    config = read_json(folder / "config.json")
+    return planning_spec({**config, KEY: quantization_config_of(folder, config)}, name)
 
 
 def planning_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
