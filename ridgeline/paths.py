@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ridgeline.config.option import options_of
-from ridgeline.config.tools import EnvironmentOptions
-
-CACHE_VARIABLE = options_of(EnvironmentOptions)["cache"].env
+CACHE_VARIABLE = "RIDGELINE_CACHE"
 
 
 def default_cache_dir() -> Path:

@@ -78,3 +78,9 @@ def test_weights_are_fetched_last() -> None:
     ]
     selected = select_files(names, HubModel(repo="o/r"))
     assert selected[-1] == "model.safetensors" and set(selected) == {*names} - {"x.py"}
+
+
+def test_the_option_table_names_the_variables_that_the_code_reads() -> None:
+    rows = options_of(EnvironmentOptions)
+    assert rows["cache"].env == CACHE_VARIABLE
+    assert rows["native_isa"].env == ISA_VARIABLE
