@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.config.option import options_of
+from ridgeline.config.tools import EnvironmentOptions
+from ridgeline.engine.kernels.native_linear import ISA_VARIABLE
 from ridgeline.errors import BadInput, DownloadFailed
 from ridgeline.hub.names import HubModel, ModelUrl, parse_remote, served_name
 from ridgeline.hub.repository_files import select_files
 from ridgeline.modelspec.checkpoints.locate import local_path
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.paths import CACHE_VARIABLE
 
 URL = "https://host.example/a/m.Q4_0.gguf"
 
