@@ -86,7 +86,7 @@ def optimize(
         restart_cmd: Command that starts it; {flags} and {port} are filled in.
         apply_cmd: Command that applies a configuration: RIDGELINE_FLAGS, or JSON in
             RIDGELINE_CONFIG.
-        server_cmd: --apply-cmd: command line that the server runs with now.
+        server_cmd: Command line that the server runs with now, for --apply-cmd and --advise.
         docker: Container to run with other flags (docker or podman).
         kubernetes: Deployment or StatefulSet to patch: NAMESPACE/NAME,
             NAMESPACE/statefulset/NAME.

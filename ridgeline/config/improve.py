@@ -88,7 +88,7 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
     server_cmd: Annotated[
         str | None,
         About(
-            "--apply-cmd: command line that the server runs with now.",
+            "Command line that the server runs with now, for --apply-cmd and --advise.",
             metavar="COMMAND",
             ambient=False,
             since="0.3",
@@ -169,6 +169,14 @@ class RehearsalOptions(Section, frozen=True, kw_only=True):
         bool,
         About(
             "Print the commands that would change the server, and change nothing.",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = False
+    advise: Annotated[
+        bool,
+        About(
+            "Measure the server as it runs, and rank changes by their predicted gain.",
             ambient=False,
             since="0.3",
         ),

@@ -43,7 +43,7 @@ from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.ladder import Ladder, RungCandidate, defaults_candidate
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.ranking.rung_ranking import Ranking
-from ridgeline.optimize.result import Ended, LadderResult, Trial
+from ridgeline.optimize.result import ConfigurationSummary, Ended, LadderResult, NotTried, Trial
 from ridgeline.optimize.result_builder import (
     SearchTotals,
     TrialEvidence,
@@ -65,6 +65,31 @@ LOWER_STARTS = 3
 
 class InterruptedEarlyError(RidgelineError):
     """Interrupted before the baseline was measured; there is no result."""
+
+
+class RankedRungs(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured baseline, its best load (requests/s), and the rungs by their predicted gain."""
+
+    baseline: ConfigurationSummary
+    rate: float
+    forecasts: tuple[Forecast, ...]
+    left_out: tuple[NotTried, ...]
+
+
+async def rank_rungs(
+    job: OptimizeJob,
+    environment: Environment,
+    ladder: Ladder,
+    *,
+    clock: Callable[[], float],
+    observer: Observer = silent,
+) -> RankedRungs:
+    """Measure the baseline and rank the ladder. Raises BadInput if the budget is too small."""
+    search = LadderSearch(job, environment, ladder, TimeBudget(job.budget_s, clock), observer)
+    try:
+        return await search.rank_without_trials()
+    finally:
+        search.close()
 
 
 async def optimize(
@@ -145,6 +170,21 @@ class LadderSearch:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
         return self._result(ended, closing)
+
+    async def rank_without_trials(self) -> RankedRungs:
+        """Measure the baseline and predict every rung's gain, without applying anything."""
+        await self._measure_baseline()
+        self._runner.stage("Ranking", "predicting the gain of every rung")
+        baseline = self._running_baseline
+        promising = self._ranking.rank(baseline, self._tried, ())
+        return RankedRungs(
+            baseline=summarise_configuration(
+                "baseline", baseline, baseline.runs, self._environment, self._job
+            ),
+            rate=baseline.rate,
+            forecasts=tuple(promising),
+            left_out=self._ranking.left_out,
+        )
 
     def close(self) -> None:
         """Close every configuration that is still open."""

@@ -22,7 +22,7 @@ import pytest
 from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.optimize.drivers import in_place, slurm
 from ridgeline.optimize.drivers.apply_command import flag_values
-from ridgeline.optimize.drivers.base import Driver
+from ridgeline.optimize.drivers.base import Change, Driver
 from ridgeline.optimize.drivers.docker import DockerContainer
 from ridgeline.optimize.drivers.kubernetes import KubernetesWorkload
 from ridgeline.optimize.drivers.ray_serve import engine_arguments
@@ -401,6 +401,16 @@ def test_container_that_cannot_be_made_again_is_refused(
 ) -> None:
     with pytest.raises(CannotRun, match=named):
         docker_with(place, **host).read_command()
+
+
+def test_entrypoint_joined_by_podman_is_taken_from_the_image(place: Place) -> None:
+    control = docker_with(place)
+    containers = place.state["containers"]
+    containers["vllm"]["document"]["Config"]["Entrypoint"] = "vllm serve"
+    place.write(containers=containers)
+    assert control.read_command() == ("vllm", "serve", *place.words)
+    commands = control.change_commands(Change((), ("vllm", "serve", "m")))
+    assert "--entrypoint" not in commands[1].words
 
 
 def test_container_of_someone_else_is_not_removed(place: Place) -> None:

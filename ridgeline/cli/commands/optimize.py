@@ -5,9 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.cli.render.optimize import print_dry_run, print_search
+from ridgeline.cli.render.advice import print_advice, print_dry_run
+from ridgeline.cli.render.optimize import print_search
 from ridgeline.cli.render.optimize_progress import search_progress
 from ridgeline.config.improve import OptimizeOptions, RehearsalOptions, TargetServerOptions
+from ridgeline.workflows.optimize.advise import advise
 from ridgeline.workflows.optimize.dry_run import dry_run
 from ridgeline.workflows.optimize.optimize import check_search, optimize
 from ridgeline.workflows.optimize.restartable_server import restartable_server
@@ -20,7 +22,13 @@ def optimize_command(call: Invocation) -> int:
     options, console = call.read(OptimizeOptions), Console()
     settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
-    if server is not None and call.read(RehearsalOptions).dry_run:
+    rehearsal = call.read(RehearsalOptions)
+    if server is not None and rehearsal.advise:
+        with search_progress(console) as observer:
+            advice = advise(settings, options, server, observer=observer)
+        print_advice(console, advice)
+        return 0
+    if server is not None and rehearsal.dry_run:
         print_dry_run(console, dry_run(settings, options, server))
         return 0
     check_search(settings, options, server, call.config)

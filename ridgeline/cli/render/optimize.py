@@ -10,11 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.cli.render.optimize_progress import VERDICT_STYLES
-from ridgeline.optimize.drivers.shell import shell_line
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.output.headline import headline
 from ridgeline.optimize.result import ConfigurationSummary, LadderResult, Trial
-from ridgeline.workflows.optimize.dry_run import DryRun
 
 
 def print_search(console: Console, result: LadderResult, paths: Sequence[Path]) -> None:
@@ -81,27 +79,3 @@ def _trial_cells(trial: Trial) -> tuple[Text, ...]:
         Text(number_format.quality(trial), style="dim"),
         Text(trial.verdict, style=VERDICT_STYLES.get(trial.verdict, "yellow")),
     )
-
-
-def print_dry_run(console: Console, run: DryRun) -> None:
-    """The server as it runs, the commands of the first change, the other flags, and the way
-    back."""
-
-    def line(text: str, style: str = "") -> None:
-        console.print(Text(text, style=style), soft_wrap=True, highlight=False)
-
-    line(f"Dry run: nothing is changed. The server ({run.server_kind}) runs as:", "bold")
-    line(f"  {run.server_command}")
-    if run.changes:
-        first = run.changes[0]
-        line(f"\nA trial, here {first.label}, runs:", "bold")
-        for command in first.commands:
-            line(f"  {shell_line(command)}")
-        line(f"\nThe trials of the first round ({len(run.changes)}) set:", "bold")
-        for change in run.changes:
-            line(f"  {' '.join(change.flags)}")
-    line("\nTo restore, after every failed trial and at the end:", "bold")
-    for command in run.restore:
-        line(f"  {shell_line(command)}")
-    if not run.restore:
-        line("  nothing: the servers that it starts end with it")

@@ -17,6 +17,7 @@ from ridgeline.errors import CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
 from ridgeline.optimize.drivers.shell import run
 
+PROGRAMS = ("docker", "podman")
 STOP_S = 60
 LABEL = "ridgeline.former"
 LOG_LINES = "60"
@@ -65,7 +66,7 @@ class DockerContainer:
 
     def __init__(self, name: str, program: str | None = None) -> None:
         self._container = name
-        self._program = program or ("docker" if shutil.which("docker") else "podman")
+        self._program = program or ""
         self._document: dict[str, Any] = {}
         self._image: dict[str, Any] = {}
         self._candidate = f"{name}-ridgeline"
@@ -75,7 +76,7 @@ class DockerContainer:
         return f"container {self._container}"
 
     def read_command(self) -> tuple[str, ...]:
-        self._document = self._inspect("container", self._container)
+        self._document = self._find()
         if self._document["HostConfig"].get("AutoRemove"):
             raise CannotRun(
                 "the container was started with --rm: stopping it would delete it",
@@ -122,7 +123,10 @@ class DockerContainer:
 
     @property
     def _entrypoint(self) -> tuple[str, ...]:
-        return _words(self._document["Config"].get("Entrypoint"))
+        given = self._document["Config"].get("Entrypoint")
+        of_image = _words(self._image["Config"].get("Entrypoint"))
+        # Podman 4 joins a container's entrypoint with blanks; its image has the words.
+        return of_image if given == " ".join(of_image) else _words(given)
 
     def _run_words(self, change: Change) -> tuple[str, ...]:
         entrypoint = self._entrypoint
@@ -149,6 +153,17 @@ class DockerContainer:
                 fix="rename it",
             )
         run((self._program, "rm", "--force", self._candidate))
+
+    def _find(self) -> dict[str, Any]:
+        """The container's document, from the program that has it. Raises CannotRun."""
+        programs = [self._program] if self._program else list(filter(shutil.which, PROGRAMS))
+        errors = []
+        for self._program in programs or PROGRAMS[:1]:
+            try:
+                return self._inspect("container", self._container)
+            except CannotRun as error:
+                errors.append(str(error))
+        raise CannotRun("cannot read the container", value=self._container, fix="; ".join(errors))
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any]:
         documents = json.loads(run((self._program, "inspect", "--type", kind, name)))
@@ -179,7 +194,7 @@ def _environment(
     shipped = set(image["Config"].get("Env") or ())
     for text in document["Config"].get("Env") or ():
         name, _, value = text.partition("=")
-        if text not in shipped and name not in ("HOSTNAME", "container"):
+        if text not in shipped and name not in ("HOSTNAME", "container", "TERM"):
             yield name, value
 
 
@@ -267,7 +282,7 @@ def _network(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _words(value: object) -> tuple[str, ...]:
-    """Podman gives an entrypoint as one text, docker as a list."""
-    if not value:
-        return ()
-    return (value,) if isinstance(value, str) else tuple(map(str, value))  # type: ignore[call-overload]
+    """An entrypoint: a list, or text in older versions of podman."""
+    if isinstance(value, str):
+        return tuple(value.split())
+    return tuple(map(str, value)) if isinstance(value, list) else ()

@@ -32,7 +32,7 @@ WITHOUT_OVERLAP = ("--no-async-scheduling", "--disable-overlap-schedule")
 def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
     """The server that the options name; None if they name none."""
     ways = {name: getattr(given, name) for name in WAYS_TO_APPLY}
-    if given.url is None or not any(ways.values()):
+    if given.url is None:
         return None
     return RestartableServer(
         url=given.url,

@@ -12,6 +12,7 @@ from ridgeline.errors import BadInput
 from ridgeline.optimize.drivers.base import Driver, Report, ServerControl
 from ridgeline.optimize.drivers.in_place import InPlaceDriver, Readiness
 from ridgeline.optimize.drivers.server_process import ProcessDriver, ServerCommand
+from ridgeline.optimize.external.server_flags import load_server_flags
 
 
 class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,32 @@ def open_driver(
     command = _command(server, f"{shlex.join(control.read_command())} {{flags}}")
     readiness = Readiness(path_url=server.ready_url, timeout_s=server.start_timeout_s)
     return command, InPlaceDriver(control, command, readiness, folder, report)
+
+
+def read_server(
+    server: RestartableServer, folder: Path, report: Report
+) -> tuple[ServerCommand, Driver | None]:
+    """The command line of a server that is only measured, and what would apply changes of it.
+
+    Without `--server-cmd` or a place to read it from, the server's defaults are assumed. Raises
+    BadInput.
+    """
+    if server.kubernetes or server.docker or server.ray or server.apply_cmd:
+        return open_driver(server, folder, report)
+    if server.restart_cmd is not None or server.slurm is not None:
+        raise BadInput(
+            "--advise measures a server that runs: it starts none",
+            fix="--server-cmd with the command line that it runs with",
+        )
+    if server.server_cmd is not None:
+        return _command(server, f"{server.server_cmd} {{flags}}"), None
+    if server.server is None:
+        raise BadInput(
+            "--advise needs to know the server's flags",
+            fix="--server-cmd 'vllm serve MODEL …', or --server vllm for its defaults",
+        )
+    program = load_server_flags()[server.server].programs[0]
+    return _command(server, f"{program} {{flags}}"), None
 
 
 def _command(server: RestartableServer, command: str) -> ServerCommand:

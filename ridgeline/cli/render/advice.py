@@ -1,0 +1,84 @@
+"""Changes of a server that were not made: a dry run, and advice."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+
+from rich.console import Console
+from rich.text import Text
+
+from ridgeline.optimize.drivers.shell import shell_line
+from ridgeline.optimize.output import number_format
+from ridgeline.workflows.optimize.advise import AdvisedChange, ServerAdvice
+from ridgeline.workflows.optimize.dry_run import DryRun
+
+
+def print_dry_run(console: Console, run: DryRun) -> None:
+    """The server as it runs, the commands of the first change, the other flags, and the way
+    back."""
+    line = partial(_line, console)
+    line(f"Dry run: nothing is changed. The server ({run.server_kind}) runs as:", "bold")
+    line(f"  {run.server_command}")
+    if run.changes:
+        first = run.changes[0]
+        line(f"\nA trial, here {first.label}, runs:", "bold")
+        for command in first.commands:
+            line(f"  {shell_line(command)}")
+        line(f"\nThe trials of the first round ({len(run.changes)}) set:", "bold")
+        for change in run.changes:
+            line(f"  {shlex.join(change.flags)}")
+    line("\nTo restore, after every failed trial and at the end:", "bold")
+    for command in run.restore:
+        line(f"  {shell_line(command)}")
+    if not run.restore:
+        line("  nothing: the servers that it starts end with it")
+
+
+def print_advice(console: Console, advice: ServerAdvice) -> None:
+    """The server as measured, changes by predicted gain, and how to verify one."""
+    line, measured = partial(_line, console), advice.baseline.measured
+    line(f"\nThe server ({advice.server_kind}) as it runs", "bold")
+    line(f"  {advice.command}")
+    if advice.assumed:
+        line(f"  assumed: {advice.assumed}", "yellow")
+    line(
+        f"  {number_format.rate(measured.goodput_req_s)} req/s within the SLO · "
+        f"TTFT p95 {number_format.duration(measured.ttft_p95_s)} · "
+        f"TPOT p95 {number_format.duration(measured.tpot_p95_s)} · "
+        f"{number_format.cost(advice.baseline.cost)} per 1M output tokens"
+    )
+    line(f"  {advice.baseline.finding.sentence}")
+    line("\nChanges, by predicted gain (nothing was changed)", "bold")
+    for number, change in enumerate(advice.changes, 1):
+        _print_change(console, number, change)
+    if not advice.changes:
+        line("  none: no change is predicted to gain")
+    for left_out in advice.left_out:
+        line(f"  not advised: {left_out.label}: {left_out.reason}", "dim")
+    line("\nTo verify a change, measure before and after it:", "bold")
+    for command in advice.verify:
+        line(f"  {command}")
+    if any(change.lossy for change in advice.changes):
+        line(f"  {advice.verify_quality}   # the lossy ones: quality")
+
+
+def _print_change(console: Console, number: int, change: AdvisedChange) -> None:
+    line, predicted = partial(_line, console), change.predicted
+    gain = "gain not predicted"
+    if predicted is not None:
+        gain = f"{predicted.gain:.2f}x [{predicted.low:.2f}, {predicted.high:.2f}]"
+    dollars = f", {number_format.dollars(change.dollars)} per 1M output" if change.dollars else ""
+    lossy = " (lossy: verify quality)" if change.lossy else ""
+    line(f"{number:>3}. {change.label}{lossy}: {gain}{dollars}", "bold" if predicted else "")
+    if change.note:
+        line(f"     {change.note}", "dim")
+    line(f"     flags    {shlex.join(change.flags)}")
+    for command in change.apply:
+        line(f"     apply    {command}")
+    line(f"     helps    {change.why}", "dim")
+    line(f"     hurts    {change.hurts_when}", "dim")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True, highlight=False)

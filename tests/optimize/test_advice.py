@@ -1,0 +1,115 @@
+"""Advice: a server is measured, changes are predicted, and nothing is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from ridgeline.cli.main import main
+from ridgeline.cli.render.advice import print_advice
+from ridgeline.config.improve import OptimizeOptions
+from ridgeline.config.settings import Settings
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.optimize.drivers.fixed_server import FixedServer
+from ridgeline.optimize.environment import Deployment
+from ridgeline.optimize.job import OptimizeJob
+from ridgeline.optimize.ladder import Ladder, candidates_of, load_default_ladder
+from ridgeline.optimize.ranking.predictor import Forecast
+from ridgeline.optimize.result import GainPrediction
+from ridgeline.optimize.search import RankedRungs, rank_rungs
+from ridgeline.workflows.optimize import advise as workflow
+from ridgeline.workflows.optimize.server_driver import RestartableServer, read_server
+from tests.optimize.simulated_servers import Fake
+from tests.optimize.test_search import job
+
+
+async def ranked(fake: Fake) -> tuple[RankedRungs, list[Settings]]:
+    environment, opened = fake.environment(), []
+
+    @contextmanager
+    def open_counted(settings: Settings) -> Iterator[Deployment]:
+        opened.append(settings)
+        with environment.open(settings) as deployment:
+            yield deployment
+
+    counted = msgspec.structs.replace(environment, open=open_counted)
+    result = await rank_rungs(job(), counted, load_default_ladder(), clock=fake.clock)
+    return result, opened
+
+
+async def test_changes_are_ranked_by_prediction_and_only_the_baseline_is_opened() -> None:
+    result, opened = await ranked(Fake())
+    assert opened == [job().settings]
+    assert result.baseline.measured.goodput_req_s > 0
+    gains = [f.predicted.gain for f in result.forecasts if f.predicted and not f.predicted.note]
+    assert gains[0] > 1.5
+    first = result.forecasts[0].predicted
+    assert first is not None and first.low < first.gain < first.high
+    assert result.left_out
+
+
+SERVER_CMD = "vllm serve dummy:llama-3.1-8b --max-num-seqs 1"
+
+
+async def test_advice_has_flags_intervals_and_commands_to_verify(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forecast_of, _ = await ranked(Fake())
+    server = RestartableServer(url="http://127.0.0.1:9", server_cmd=SERVER_CMD)
+    monkeypatch.setattr(workflow, "probe", lambda: None)
+    monkeypatch.setattr(workflow, "run_async", lambda coroutine: coroutine)
+
+    def rank(job: OptimizeJob, environment: object, ladder: Ladder, **_: object) -> RankedRungs:
+        [rung] = [row for row in ladder.rungs if row.id == "batch-limit"]
+        forecasts = [
+            Forecast(candidate=row, predicted=GainPrediction(gain=2.0, low=1.6, high=2.4))
+            for row in candidates_of(rung, job.settings, {"max_num_seqs": 1})
+        ]
+        return msgspec.structs.replace(forecast_of, forecasts=tuple(forecasts))
+
+    monkeypatch.setattr(workflow, "rank_rungs", rank)
+    monkeypatch.setattr(
+        "ridgeline.workflows.optimize.server_environment.server_environment",
+        lambda *_: Fake().environment(),
+    )
+    advice = workflow.advise(Settings(model="demo"), OptimizeOptions(model="demo"), server)
+    assert advice.server_kind == "vllm" and advice.command == SERVER_CMD and not advice.assumed
+    assert any("ridgeline compare" in line for line in advice.verify)
+    change = next(row for row in advice.changes if "--max-num-seqs" in row.flags)
+    assert change.flags[1] in change.command and "--max-num-seqs 1" not in change.command + " "
+    assert change.predicted is not None and change.dollars is not None
+    print_advice(Console(width=200), advice)
+    text = capsys.readouterr().out
+    assert "nothing was changed" in text and "ridgeline compare before after" in text
+    assert f"flags    --max-num-seqs {change.flags[1]}" in text
+
+
+def test_server_without_known_flags_needs_a_hint(tmp_path: Path) -> None:
+    server = RestartableServer(url="http://h")
+    with pytest.raises(BadInput, match="--server-cmd"):
+        read_server(server, tmp_path, print)
+    command, place = read_server(msgspec.structs.replace(server, server="sglang"), tmp_path, print)
+    assert command.command.startswith("sglang") and place is None
+    with pytest.raises(BadInput, match="starts none"):
+        read_server(
+            msgspec.structs.replace(server, restart_cmd="vllm serve m {flags}"), tmp_path, print
+        )
+
+
+def test_measured_server_takes_no_flags(tmp_path: Path) -> None:
+    server = FixedServer("http://127.0.0.1:9")
+    assert server.configure([], tmp_path) is server
+    with pytest.raises(CannotRun, match="only measured"):
+        server.configure(["--x"], tmp_path)
+    with pytest.raises(CannotRun, match="does not answer"):
+        server.start()
+
+
+def test_advice_without_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "demo", "--advise"]) == 2
+    assert "--url" in capsys.readouterr().err
