@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FUNCTIONS = {
     "serve": "run.serve:serve",
+    "route": "run.route:route",
     "chat": "run.chat:chat",
     "generate": "run.generate:generate",
     "batch": "run.batch:batch",

@@ -30,7 +30,13 @@ from ridgeline.config.planning import (
     PredictOptions,
     SimulateOptions,
 )
-from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions, TwinServerOptions
+from ridgeline.config.server import (
+    RouteOptions,
+    ServeModel,
+    ServerOptions,
+    TwinOptions,
+    TwinServerOptions,
+)
 from ridgeline.config.settings import Settings
 from ridgeline.config.tools import (
     AlertsOptions,
@@ -143,6 +149,19 @@ _COMMANDS = (
             "ridgeline serve llama-3.1-8b --twin --device h100-sxm",
         ),
         sections=(ServeModel, ServerOptions, TwinOptions, Settings),
+    ),
+    Command(
+        name="route",
+        group="Run",
+        summary="Route requests to several servers, and lose none when one fails.",
+        details="A gateway for Ridgeline's servers and any other with the OpenAI API. Behind "
+        "Ridgeline, another server continues the stream of one that was killed, byte by byte; "
+        "behind other servers it ends in an error event.",
+        examples=(
+            "ridgeline route --backend http://10.0.0.7:8000 --backend http://10.0.0.8:8000",
+            "ridgeline route --backend http://127.0.0.1:8001 --policy prefix-aware --port 8080",
+        ),
+        sections=(RouteOptions,),
     ),
     Command(
         name="chat",

@@ -20,6 +20,9 @@ from ridgeline.errors import BadInput
 from ridgeline.records import Slo
 
 ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml", "openai"]
+RoutingPolicy = Literal[
+    "round-robin", "least-loaded", "power-of-two", "prefix-aware", "session", "ttft"
+]
 ReasoningFormat = Literal["think", "think_open", "openai_gptoss"]
 SPEED = About(
     "Modelled seconds per second of real time.",
@@ -196,6 +199,105 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The SLO of requests that name no class: the default class's, else the first one's."""
         classes = self.parsed_slo_classes
         return classes[self.default_slo_class or next(iter(classes))] if classes else None
+
+
+class RouteOptions(Section, frozen=True, kw_only=True):
+    """A gateway in front of several servers."""
+
+    title: ClassVar[str] = "Gateway"
+    table: ClassVar[str] = "route"
+    prefix: ClassVar[str] = "route_"
+
+    backend: Annotated[
+        tuple[str, ...],
+        About(
+            "URL of a server to route to, such as http://10.0.0.7:8000 (repeatable).",
+            metavar="URL",
+            required=True,
+            since="0.3",
+        ),
+    ] = ()
+    policy: Annotated[
+        RoutingPolicy, About("How a backend is chosen for a request.", since="0.3")
+    ] = "ttft"
+    host: Annotated[
+        str,
+        About(
+            "Address to listen on. Anything but loopback needs an API key or --insecure.",
+            metavar="ADDRESS",
+            since="0.3",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, About("Port to listen on; 0 takes a free one.", unit=PORT, since="0.3")
+    ] = 8080
+    api_key: Annotated[
+        str | None,
+        About(
+            "Key that clients must send; backends get it too.",
+            metavar="KEY",
+            env="RIDGELINE_API_KEY",
+            since="0.3",
+        ),
+    ] = None
+    insecure: Annotated[
+        bool, About("Serve non-local clients without a key, at your own risk.", since="0.3")
+    ] = False
+    allowed_hosts: Annotated[
+        str, About("Accepted Host headers, separated by commas.", metavar="HOSTS", since="0.3")
+    ] = ""
+    slo_classes: Annotated[
+        str,
+        About(
+            "SLOs by request class, for --policy ttft: 'chat=ttft:500;bulk=e2e:60000'.",
+            metavar="CLASSES",
+            since="0.3",
+        ),
+    ] = ""
+    park_timeout_s: Annotated[
+        float,
+        About(
+            "Maximum wait of a request for a backend that is ready.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+            since="0.3",
+        ),
+    ] = 30.0
+    max_num_parked: Annotated[
+        int, About("Maximum requests that wait for a backend.", unit=COUNT, since="0.3")
+    ] = 1024
+    silence_s: Annotated[
+        float,
+        About(
+            "Time without a byte after which a backend is asked whether it is alive.",
+            unit=DURATION,
+            range=Range(0, 3600, exclusive=True),
+            since="0.3",
+        ),
+    ] = 5.0
+    retry_share: Annotated[
+        float,
+        About(
+            "Maximum share of requests that are sent again after an error.",
+            unit=NUMBER,
+            range=Range(0, 1),
+            since="0.3",
+        ),
+    ] = 0.1
+    shutdown_timeout_s: Annotated[
+        int,
+        About(
+            "Maximum wait for running requests after SIGTERM.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+            since="0.3",
+        ),
+    ] = 30
+
+    @property
+    def parsed_slo_classes(self) -> dict[str, Slo]:
+        """SLOs by the name of their class."""
+        return parse_slo_classes(self.slo_classes)
 
 
 class TwinServerOptions(Section, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 Invariants
 - `choose` returns an id of `active`, which is not empty, and changes no load.
 - A policy has bounded memory: a router runs for months.
-- Nothing here has a clock or randomness of its own: instants and seeds are arguments.
+- No policy reads a clock or draws an unseeded number: instants and seeds are arguments.
 """
 
 from __future__ import annotations

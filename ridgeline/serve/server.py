@@ -15,16 +15,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from ridgeline.config.server import ServerOptions
 from ridgeline.errors import BadInput
 from ridgeline.serve.auth.middleware import is_loopback
 from ridgeline.serve.connection import ConnectionLimits, limited_protocol
-from ridgeline.serve.service import Service
+from ridgeline.serve.drain import DrainState
 
 _BACKLOG = 2048
 """Connections that may wait in the system."""
@@ -85,7 +86,7 @@ def run(
     GracefulServer(config, app.state.service, on_ready, admin).run(sockets=[listener])
 
 
-def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     """uvicorn's configuration. Its own graceful shutdown is short: requests had their time while
     the server drained."""
     limits = ConnectionLimits(
@@ -114,6 +115,20 @@ class AdminListener(NamedTuple):
     listener: socket.socket
 
 
+class DrainedService(Protocol):
+    """What a server needs of its app to stop it gracefully."""
+
+    @property
+    def drain(self) -> DrainState: ...
+
+    @property
+    def options(self) -> ServerOptions: ...
+
+    def end_streams(self) -> None:
+        """End every open response with an error that says why."""
+        ...
+
+
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, which drains before it stops, and returns after a signal.
 
@@ -123,7 +138,7 @@ class GracefulServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        service: Service,
+        service: DrainedService,
         on_ready: Callable[[], None] = lambda: None,
         admin: AdminListener | None = None,
     ) -> None:

@@ -15,6 +15,7 @@ FLOOR = {
 PARTS = {
     "engine.scheduler",
     "engine",
+    "fleet",
     "routing",
     "serve",
     "measure",
@@ -40,6 +41,7 @@ LAW: dict[str, set[str]] = {
     "engine": FLOOR | {"engine.scheduler", "_native"},
     "compress": FLOOR | {"engine", "engine.scheduler"},
     "serve": FLOOR,
+    "fleet": FLOOR | {"routing", "serve"},
     "measure": FLOOR,
     "diagnose": FLOOR | {"measure"},
     "plan": FLOOR | {"engine.scheduler", "routing"},
@@ -71,6 +73,7 @@ FORBIDDEN: dict[str, set[str]] = {
         "threading",
     },
     "serve": {"torch", "numpy", "transformers"},
+    "fleet": {"torch", "numpy", "transformers"},
     "measure": {"torch", "transformers"},
     "diagnose": {"torch"},
     "plan": {"torch", "time", "random"},

@@ -9,7 +9,7 @@ A gateway sends `x-ridgeline-resumable: 1` with a streamed request. The response
     : end                                       after the last event
     : migrate                                   in place of an error: continue elsewhere
 
-A comment is a block of its own, which readers of server-sent events skip; JSON has no raw line
+A comment is a separate block, which readers of server-sent events skip; JSON has no raw line
 breaks, so that no event contains one. What precedes a comment is complete. To continue, the same
 body goes to any replica with the field `ridgeline_resume`: the header's object, `opened` (whether
 `open` was seen) and `tokens`, a list per choice. The response consists of the bytes that are

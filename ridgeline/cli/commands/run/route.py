@@ -1,0 +1,19 @@
+"""`ridgeline route`: a gateway in front of several servers."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.config.server import RouteOptions
+from ridgeline.workflows.serving.route import route as run_gateway
+
+
+def route(call: Invocation) -> None:
+    """`ridgeline route`: until SIGINT or SIGTERM."""
+    console = Console(stderr=True, highlight=False)
+
+    def show(url: str) -> None:
+        console.print(f"routing {url}", markup=False, soft_wrap=True)
+
+    run_gateway(call.read(RouteOptions), on_ready=show)

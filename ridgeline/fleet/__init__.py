@@ -1,0 +1,1 @@
+"""Several servers as one: a gateway that routes, relays and resumes."""

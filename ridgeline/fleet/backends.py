@@ -1,0 +1,203 @@
+"""The backends of a gateway: which are ready, their models, and their load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from ridgeline.fleet.call import RoutedCall
+from ridgeline.fleet.upstream import BackendAddress, BackendLost, Headers, UpstreamPool
+from ridgeline.routing.base import FleetLoad, Router
+
+log = logging.getLogger("ridgeline.fleet")
+
+BackendState = Literal["starting", "ready", "draining", "down"]
+_MAX_PROBE_BYTES = 1 << 20
+_PROBE_TIMEOUT_S = 2.0
+_MAX_LATE_PROBES = 3
+_FAST_PROBE_S = 0.2  # while a backend is not ready
+
+
+class _ModelCard(msgspec.Struct):
+    id: str
+
+
+class _ModelCards(msgspec.Struct):
+    data: list[_ModelCard] = []
+
+
+class Backend:
+    """One server. `id` is its place in the fleet's loads."""
+
+    def __init__(self, backend_id: int, address: BackendAddress) -> None:
+        self.id, self.address = backend_id, address
+        self.pool = UpstreamPool(address)
+        self.state: BackendState = "starting"
+        self.models: tuple[str, ...] = ()
+        self.num_suspects = self.num_late_probes = 0
+        self.probe_now = asyncio.Event()
+
+    def serves(self, model: str | None) -> bool:
+        return model is None or not self.models or model in self.models
+
+
+class Backends:
+    """All backends of a gateway, and the policy that chooses among them.
+
+    `probe_interval_s`: time between two questions whether a backend is ready. `headers` go with
+    them. `silence_s`: time without a byte of a response after which its backend is asked whether it
+    is alive. `on_ready` is called when a backend becomes ready.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[BackendAddress],
+        router: Router,
+        *,
+        probe_interval_s: float = 1.0,
+        silence_s: float = 5.0,
+        headers: Headers | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.load, self._router = FleetLoad(), router
+        self.all = [Backend(self.load.add_replica(), address) for address in addresses]
+        self._probe_interval_s, self._headers = probe_interval_s, headers or []
+        self._silence_s = silence_s
+        self.on_ready = on_ready
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model that a backend serves."""
+        return tuple(dict.fromkeys(model for backend in self.all for model in backend.models))
+
+    def choose(self, call: RoutedCall) -> Backend | None:
+        """A ready backend for the call; None if there is none now.
+
+        A call that was on a backend when it crashed is a suspect, and goes to a backend that has no
+        other: if that one crashes too, it is known why.
+        """
+        ready = [b for b in self.all if b.state == "ready" and b.serves(call.model)]
+        candidates = [b for b in ready if b.id not in call.excluded] or ready
+        if call.num_crashes:
+            candidates = [b for b in candidates if not b.num_suspects] or candidates
+        if not candidates:
+            return None
+        return self.all[self._router.choose(call, [b.id for b in candidates], self.load)]
+
+    def serves(self, model: str | None) -> bool:
+        """Whether any backend serves the model, or might: one that never answered may."""
+        return any(backend.serves(model) for backend in self.all)
+
+    def mark_down(self, backend: Backend, why: str) -> None:
+        """The backend broke a connection: nothing goes to it until it says that it is ready."""
+        if backend.state != "down":
+            log.warning("backend %s is down: %s", backend.address, why)
+        backend.state = "down"
+        backend.pool.close()
+        backend.probe_now.set()
+
+    def mark_draining(self, backend: Backend) -> None:
+        """The backend refuses new requests."""
+        if backend.state == "ready":
+            backend.state = "draining"
+        backend.probe_now.set()
+
+    async def start(self) -> None:
+        """Begin to ask the backends whether they are ready."""
+        self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self.all]
+        self._tasks.append(asyncio.create_task(self._watch_silence()))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for backend in self.all:
+            backend.pool.close()
+
+    async def is_alive(self, backend: Backend, timeout_s: float) -> bool:
+        """Whether the backend answers `/health` in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._get(backend, b"/health") is not None
+        except (BackendLost, TimeoutError):
+            return False
+
+    async def _watch_silence(self) -> None:
+        """Break the connections of backends that neither send nor answer."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._silence_s / 4)
+            for backend in self.all:
+                silent_s = loop.time() - self._silence_s
+                silent = [c for c in backend.pool.busy if c.last_byte_s < silent_s]
+                if silent and not await self.is_alive(backend, 1.0):
+                    self.mark_down(backend, f"no byte for {self._silence_s:g} s")
+                    for connection in silent:
+                        connection.close()
+
+    async def _watch(self, backend: Backend) -> None:
+        while True:
+            try:
+                await self._probe(backend)
+            except Exception:
+                log.exception("the probe of %s failed", backend.address)
+            ready = backend.state == "ready"
+            pause_s = self._probe_interval_s if ready else _FAST_PROBE_S
+            backend.probe_now.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await backend.probe_now.wait()
+            if not ready:  # asked again at once, a process that starts would be asked in a loop
+                await asyncio.sleep(min(pause_s, 0.05))
+
+    async def _probe(self, backend: Backend) -> None:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                status, _ = await self._ask(backend, b"/ready")
+                if status == 404:  # not Ridgeline
+                    status, _ = await self._ask(backend, b"/health")
+                is_ready = status == 200
+                if is_ready and backend.state != "ready":
+                    backend.models = await self._models(backend)
+        except TimeoutError:  # a server that computes may answer late once
+            backend.num_late_probes += 1
+            if backend.num_late_probes >= _MAX_LATE_PROBES:
+                self.mark_down(backend, "it does not answer")
+            return
+        except BackendLost as lost:
+            if backend.state in ("ready", "draining"):
+                self.mark_down(backend, str(lost))
+            return
+        backend.num_late_probes = 0
+        if is_ready and backend.state != "ready":
+            log.info("backend %s is ready", backend.address)
+            backend.state = "ready"
+            self.on_ready()
+        elif not is_ready and backend.state == "ready":
+            backend.state = "draining"
+
+    async def _models(self, backend: Backend) -> tuple[str, ...]:
+        body = await self._get(backend, b"/v1/models")
+        try:
+            cards = msgspec.json.decode(body or b"{}", type=_ModelCards)
+        except msgspec.DecodeError:
+            return ()
+        return tuple(card.id for card in cards.data)
+
+    async def _get(self, backend: Backend, path: bytes) -> bytes | None:
+        """The body of a page; None for an error."""
+        status, body = await self._ask(backend, path)
+        return body if status == 200 else None
+
+    async def _ask(self, backend: Backend, path: bytes) -> tuple[int, bytes]:
+        connection = await backend.pool.exchange(b"GET", path, self._headers)
+        try:
+            return connection.status, await connection.read_all(_MAX_PROBE_BYTES)
+        finally:
+            backend.pool.release(connection)

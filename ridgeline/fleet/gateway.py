@@ -1,0 +1,367 @@
+"""The gateway: an ASGI app that sends each request to one of several backends.
+
+    choose a backend ─▶ relay its bytes ─▶ done
+          ▲                    │
+          └── lost, stopping, refused: what the client has stays valid
+
+Before the first byte of a response, a request is sent again elsewhere. After it, a stream behind
+Ridgeline is resumed: another backend continues with the next byte. Behind other servers it ends in
+an error event: never in silence. A request whose backends crash three times in a row without
+bringing it any further is taken for the cause, and refused for ten minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.fleet.backends import Backend, Backends
+from ridgeline.fleet.call import RoutedCall, prompt_pieces, read_body
+from ridgeline.fleet.client_side import ClientResponse, read_request_body
+from ridgeline.fleet.metrics import GatewayMetrics
+from ridgeline.fleet.parking import Parking
+from ridgeline.fleet.reconnect import RetainedStreams
+from ridgeline.fleet.relay import BrokenStream
+from ridgeline.fleet.retry_budget import RetryBudget
+from ridgeline.fleet.upstream import BackendLost, Headers, UpstreamConnection
+from ridgeline.records import Slo
+from ridgeline.routing.base import FleetLoad
+from ridgeline.serve.errors import ApiError, ClientDisconnected, error_response
+from ridgeline.serve.generation.disconnect import cancel_on_disconnect
+from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER, RESUME_FIELD
+from ridgeline.serve.metrics.registry import CONTENT_TYPE
+
+log = logging.getLogger("ridgeline.fleet")
+
+GENERATION_PATHS = frozenset(
+    ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/invocations")
+)
+ROUTED_PATHS = GENERATION_PATHS | {
+    *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/messages/count_tokens"),
+    *("/tokenize", "/detokenize"),
+}
+MAX_CRASHES = 3
+_DENIED_S = 600.0
+_MAX_DENIED = 1000
+_MAX_ATTEMPTS = 64
+_MAX_WHOLE_BYTES = 256 << 20
+_RETRIED = (500, 502, 503, 504)
+_MAX_RETRIES = 3
+_PAUSE_S = 0.1
+_HOP_HEADERS = {
+    *(b"host", b"content-length", b"connection", b"keep-alive", b"transfer-encoding", b"te"),
+    *(b"upgrade", b"expect", b"proxy-connection", b"trailer", b"accept-encoding"),
+    *(RESUMABLE_HEADER.encode(), b"last-event-id"),
+}
+_KEPT_BACK = {
+    *(b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server"),
+    IDENTITY_HEADER.encode(),
+}
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`slo_classes`: SLOs by the name of their class, for policies that heed them."""
+
+    max_body_bytes: int = 4 << 20
+    slo_classes: dict[str, Slo] = {}
+
+
+class Gateway:
+    """Routes requests to `backends`."""
+
+    def __init__(
+        self, backends: Backends, parking: Parking, budget: RetryBudget, config: GatewayConfig
+    ) -> None:
+        self.backends, self.parking, self._budget = backends, parking, budget
+        self._config = config
+        self.metrics = GatewayMetrics(backends, parking)
+        self._denied: OrderedDict[bytes, float] = OrderedDict()
+        self._retained = RetainedStreams()
+        backends.on_ready = parking.release
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        try:
+            if scope["path"] in ROUTED_PATHS and scope["method"] == "POST":
+                await self._route(scope, receive, send)
+            else:
+                await self._page(scope, receive, send)
+        except ApiError as error:
+            if not isinstance(error, ClientDisconnected):
+                await error_response(error, scope["path"])(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.backends.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.backends.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The gateway's own pages."""
+        path, content_type, body = scope["path"], b"application/json", b""
+        is_ready = any(backend.state == "ready" for backend in self.backends.all)
+        if path in ("/health", "/ping", "/ready"):
+            if path != "/health" and not is_ready:
+                raise ApiError(503, "no backend is ready")
+        elif path == "/metrics":
+            body, content_type = self.metrics.render(), CONTENT_TYPE.encode()
+        elif path == "/v1/models" and scope["method"] == "GET":
+            cards = [
+                {"id": model, "object": "model", "created": 0, "owned_by": "ridgeline"}
+                for model in self.backends.models
+            ]
+            body = msgspec.json.encode({"object": "list", "data": cards})
+        else:
+            raise ApiError(404, "the gateway does not route this path")
+        headers = [(b"content-type", content_type)] if body else []
+        await ClientResponse(path, send).whole(200, headers, body)
+
+    # -- one request
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_request_body(receive, self._config.max_body_bytes)
+        call = self._read_call(scope, body)
+        self.metrics.count("requests")
+        now_s = asyncio.get_running_loop().time()
+        self._budget.note_request(now_s)
+        if self._denied.get(call.digest, 0.0) > now_s:
+            self.metrics.count("denied")
+            raise ApiError(500, "this request is refused: backends crashed while they served it")
+        response = ClientResponse(call.path, send, scope["headers"])
+        self._reconnect(call, response)
+        try:
+            async with cancel_on_disconnect(receive):
+                await self._serve(call, response)
+        finally:
+            if response.has_event_ids:
+                self._retained.keep(call)
+
+    def _reconnect(self, call: RoutedCall, response: ClientResponse) -> None:
+        """Continue the stream that the client names; ApiError 404 if it is not known."""
+        call.relay.adds_ids = response.has_event_ids
+        if response.last_event_id:
+            relay = self._retained.find(response.last_event_id, call.digest)
+            if relay is None:
+                raise ApiError(404, "the stream of this Last-Event-ID is not known (any more)")
+            call.relay = relay
+            self.metrics.count("reconnected")
+
+    def _read_call(self, scope: Scope, body: bytes) -> RoutedCall:
+        headers: Headers = scope["headers"]
+        by_name = dict(headers)
+        fields, key = read_body(body), by_name.get(b"authorization", by_name.get(b"x-api-key", b""))
+        if not self.backends.serves(fields.model):
+            known = ", ".join(self.backends.models)
+            message = f"The model `{str(fields.model)[:200]}` does not exist; served: {known}"
+            raise ApiError(404, message, param="model")
+        prefix, num_prompt = prompt_pieces(fields, key)
+        slo_class = fields.slo_class or by_name.get(b"x-ridgeline-slo", b"").decode("latin-1")
+        slo = self._config.slo_classes.get(slo_class)
+        session = by_name.get(b"x-session-id", b"").decode("latin-1")
+        return RoutedCall(
+            path=scope["path"],
+            body=body,
+            headers=[pair for pair in headers if pair[0] not in _HOP_HEADERS],
+            model=fields.model,
+            streamed=bool(fields.stream) and scope["path"] in GENERATION_PATHS,
+            prefix=prefix,
+            num_prompt=num_prompt,
+            session=session or fields.prompt_cache_key or fields.user or str(prefix[:1]),
+            ttft_slo_s=None if slo is None else slo.ttft_s,
+            timeout_s=None if fields.timeout_ms is None else fields.timeout_ms / 1000,
+        )
+
+    async def _serve(self, call: RoutedCall, response: ClientResponse) -> None:
+        """Send the call to backends until one has answered it."""
+        try:
+            for _ in range(_MAX_ATTEMPTS):
+                backend = await self._choose(call)
+                if await self._attempt(call, backend, response):
+                    return
+            raise ApiError(503, f"{_MAX_ATTEMPTS} attempts failed")
+        except ApiError as error:
+            if not response.has_started:
+                raise
+            self.metrics.count("lost")
+            log.error("a stream is lost: %s", error.message)
+            await response.fail(error)
+
+    async def _choose(self, call: RoutedCall) -> Backend:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + min(self.parking.timeout_s, call.timeout_s or 1e9)
+        while (backend := self.backends.choose(call)) is None:
+            call.excluded.clear()
+            await self.parking.wait(deadline_s)
+        return backend
+
+    async def _attempt(self, call: RoutedCall, backend: Backend, response: ClientResponse) -> bool:
+        """One backend's turn; False if another one has to continue."""
+        attempt = _Attempt(call, backend, self.backends.load)
+        is_resumed = call.relay.num_units > 0
+        try:
+            connection = await backend.pool.exchange(b"POST", *_request(call))
+            try:
+                if connection.status != 200:
+                    return await self._pass_on_error(attempt, connection, response)
+                is_done = await attempt.answer(connection, response)
+            finally:
+                backend.pool.release(connection)
+            if is_resumed and attempt.has_progressed:
+                self.metrics.count("resumed")
+            if not is_done:  # the backend is stopping, and said so
+                self.metrics.count("migrated")
+                self.backends.mark_draining(backend)
+                call.excluded = {backend.id}
+            return is_done
+        except (BackendLost, BrokenStream) as lost:
+            self._note_lost(attempt, lost, response)
+            return False
+        finally:
+            attempt.end()
+
+    async def _pass_on_error(
+        self, attempt: _Attempt, connection: UpstreamConnection, response: ClientResponse
+    ) -> bool:
+        """Try elsewhere if that may help and is within the budget; else the error is the answer."""
+        call, backend, status = attempt.call, attempt.backend, connection.status
+        body = await connection.read_all(_MAX_WHOLE_BYTES)
+        if status == 503 and (b"connection", b"close") in connection.headers:
+            self.backends.mark_draining(backend)
+        call.excluded.add(backend.id)
+        call.num_retries += 1
+        if response.has_started or call.relay.num_units:
+            if status not in _RETRIED and status != 429:
+                raise ApiError(502, "a backend refused to continue the stream")
+            await asyncio.sleep(_PAUSE_S)
+            return False
+        now_s = asyncio.get_running_loop().time()
+        if status in _RETRIED and call.num_retries <= _MAX_RETRIES and self._budget.grant(now_s):
+            self.metrics.count("retried")
+            return False
+        await response.whole(status, _response_headers(connection), body)
+        return True
+
+    def _note_lost(
+        self, attempt: _Attempt, lost: BackendLost | BrokenStream, response: ClientResponse
+    ) -> None:
+        """The backend broke off. Raises ApiError if no other may continue."""
+        call, backend = attempt.call, attempt.backend
+        call.excluded = {backend.id}
+        if isinstance(lost, BackendLost):
+            self.backends.mark_down(backend, str(lost))
+        if isinstance(lost, BrokenStream) or not lost.is_refusal:  # else it never saw the request
+            call.num_crashes = 1 if attempt.has_progressed else call.num_crashes + 1
+        if call.num_crashes >= MAX_CRASHES:
+            self._deny(call)
+            raise ApiError(500, f"{MAX_CRASHES} backends in a row crashed on this request")
+        if response.has_started and not call.relay.is_resumable:
+            raise ApiError(502, "the backend broke off, and its stream cannot be resumed")
+
+    def _deny(self, call: RoutedCall) -> None:
+        self._denied[call.digest] = asyncio.get_running_loop().time() + _DENIED_S
+        while len(self._denied) > _MAX_DENIED:
+            self._denied.popitem(last=False)
+
+
+class _Attempt:
+    """One backend's turn at a call, and its share of the backend's load until `end`."""
+
+    def __init__(self, call: RoutedCall, backend: Backend, load: FleetLoad) -> None:
+        self.call, self.backend, self._load = call, backend, load
+        self._now_s = asyncio.get_running_loop().time
+        self._sent_s, self._num_before = self._now_s(), call.relay.num_units
+        self._has_first, self._is_suspect = False, call.num_crashes > 0
+        load.note_sent(backend.id, call.num_prompt)
+        backend.num_suspects += self._is_suspect
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the client has more of its stream than before."""
+        return self.call.relay.num_units > self._num_before
+
+    async def answer(self, connection: UpstreamConnection, response: ClientResponse) -> bool:
+        """Relay the response; False if the backend asks another one to continue it.
+
+        Raises BackendLost or BrokenStream.
+        """
+        headers = dict(connection.headers)
+        if not headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            body = await connection.read_all(_MAX_WHOLE_BYTES)
+            self._note_first()
+            await response.whole(200, _response_headers(connection), body)
+            return True
+        relay = self.call.relay
+        relay.begin(headers.get(IDENTITY_HEADER.encode()))
+        await self._relay(connection, response)
+        if relay.is_resumable and not relay.has_ended:
+            if relay.is_migrating:
+                return False
+            raise BackendLost("its stream has no end", has_begun=True)
+        if not response.has_started:
+            await response.start(200, _response_headers(connection))
+        await response.end(relay.flush())
+        return True
+
+    async def _relay(self, connection: UpstreamConnection, response: ClientResponse) -> None:
+        """Pass the stream on. Raises BackendLost or BrokenStream."""
+        relay = self.call.relay
+        while data := await connection.read():  # until the first whole event
+            self._note_first()
+            if passed := relay.feed(data):
+                if not response.has_started:
+                    await response.start(200, _response_headers(connection))
+                response.write(passed)
+                break
+
+        def pass_on(data: bytes) -> bool:
+            try:
+                passed = relay.feed(data)
+            except BrokenStream:
+                connection.close()
+                return False
+            return not passed or response.write(passed)
+
+        while not connection.is_complete:
+            await response.drain()
+            await connection.pump(pass_on)
+        await response.drain()
+        if rest := connection.take_rest():
+            pass_on(rest)
+            await response.drain()
+
+    def end(self) -> None:
+        """The backend's turn is over."""
+        self.backend.num_suspects -= self._is_suspect
+        if not self._has_first:
+            self._load.note_lost(self.backend.id, self.call.num_prompt)
+        self._load.note_ended(self.backend.id)
+
+    def _note_first(self) -> None:
+        if not self._has_first:
+            self._has_first = True
+            num_tokens, backend_id = self.call.num_prompt, self.backend.id
+            self._load.note_first_token(backend_id, num_tokens, self._sent_s, self._now_s())
+
+
+def _request(call: RoutedCall) -> tuple[bytes, Headers, bytes]:
+    """Path, headers and body for a backend."""
+    body, headers = call.body, call.headers
+    if call.streamed:
+        headers = [*headers, (RESUMABLE_HEADER.encode(), b"1")]
+    point = call.relay.resume_point()
+    if point is not None:
+        fields = msgspec.json.decode(body)
+        body = msgspec.json.encode({**fields, RESUME_FIELD: point})
+    return call.path.encode(), headers, body
+
+
+def _response_headers(connection: UpstreamConnection) -> Headers:
+    return [pair for pair in connection.headers if pair[0] not in _KEPT_BACK]

@@ -1,0 +1,80 @@
+"""Metrics of a gateway. Every series exists from the start, at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ridgeline.fleet.backends import Backends
+from ridgeline.fleet.parking import Parking
+
+_COUNTERS = {
+    "requests": "Requests that were routed.",
+    "resumed": "Streams that another backend continued.",
+    "migrated": "Resumed streams whose backend asked for it, because it was stopping.",
+    "lost": "Streams that ended in an error because no backend could continue them.",
+    "retried": "Requests that were sent to another backend before their response began.",
+    "denied": "Requests refused because their like crashed backends.",
+    "reconnected": "Streams continued for a client that had lost its connection.",
+}
+_STATES = ("ready", "starting", "draining", "down")
+
+
+class GatewayMetrics:
+    """Counters by name, and the state of the backends at the time of a scrape."""
+
+    def __init__(self, backends: Backends, parking: Parking) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._counters = {
+            name: Counter(f"ridgeline_fleet_{name}", text, registry=self.registry)
+            for name, text in _COUNTERS.items()
+        }
+        self.registry.register(_BackendCollector(backends, parking))
+
+    def count(self, name: str) -> None:
+        self._counters[name].inc()
+
+    def render(self) -> bytes:
+        """The page that a scraper reads."""
+        return generate_latest(self.registry)
+
+
+class _BackendCollector(Collector):
+    def __init__(self, backends: Backends, parking: Parking) -> None:
+        self._backends, self._parking = backends, parking
+
+    def collect(self) -> Iterable[Metric]:
+        backends, load = self._backends.all, self._backends.load
+        states = GaugeMetricFamily(
+            "ridgeline_fleet_backends", "Backends, by state.", labels=["state"]
+        )
+        for state in _STATES:
+            states.add_metric([state], sum(backend.state == state for backend in backends))
+        yield states
+        parked = GaugeMetricFamily(
+            "ridgeline_fleet_parked", "Requests that wait for a backend to be ready."
+        )
+        parked.add_metric([], self._parking.num_parked)
+        yield parked
+        suspects = GaugeMetricFamily(
+            "ridgeline_fleet_suspects", "Requests running that were on a backend when it crashed."
+        )
+        suspects.add_metric([], sum(backend.num_suspects for backend in backends))
+        yield suspects
+        in_flight = GaugeMetricFamily(
+            "ridgeline_fleet_in_flight", "Requests in flight, by backend.", labels=["backend"]
+        )
+        queued = GaugeMetricFamily(
+            "ridgeline_fleet_queued_tokens",
+            "Prompt tokens, by estimate, of requests without a first token, by backend.",
+            labels=["backend"],
+        )
+        for backend in backends:
+            in_flight.add_metric([str(backend.address)], load.in_flight[backend.id])
+            queued.add_metric([str(backend.address)], load.queued_tokens[backend.id])
+        yield in_flight
+        yield queued

@@ -1,0 +1,280 @@
+"""Connections to a backend: one request at a time, kept open after a complete response.
+
+Received bytes are parsed by `httptools` inside `data_received` and wait for `read`; the connection
+stops reading while more than `MAX_UNREAD_BYTES` wait, so that a slow client slows its backend and
+fills no memory. A connection that breaks raises `BackendLost`, which says whether a byte of the
+response had come. An idle connection that the backend closes at the moment of its reuse has not
+reached it: the request is sent again on a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from ridgeline.errors import BadInput
+
+MAX_UNREAD_BYTES = 256 << 10
+_MAX_HEADERS = 100
+_MAX_IDLE = 64
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class BackendLost(Exception):
+    """The backend broke the connection. `has_begun`: it had sent something; `is_refusal`: it never
+    accepted the connection."""
+
+    def __init__(self, why: str, *, has_begun: bool = False, is_refusal: bool = False) -> None:
+        super().__init__(why)
+        self.has_begun, self.is_refusal = has_begun, is_refusal
+
+
+class BackendAddress(msgspec.Struct, frozen=True):
+    """Where a backend listens. `prefix` precedes every path."""
+
+    host: str
+    port: int
+    tls: bool = False
+    prefix: str = ""
+
+    @staticmethod
+    def parse(url: str) -> BackendAddress:
+        """The address in `http://host:port/prefix`. Raises BadInput."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            parts, port = urlsplit(""), 0
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadInput(
+                "--backend is not the URL of a server", value=url, fix="write http://HOST:PORT"
+            )
+        return BackendAddress(parts.hostname, port, parts.scheme == "https", parts.path.rstrip("/"))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection; the response to its current request."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.is_lost = False
+        self._is_paused = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self.status, self.headers = 0, cast("Headers", [])
+        self.has_headers = self.is_complete = self.has_begun = False
+        self._unread: list[bytes] = []
+        self._num_unread = 0
+        self._sink: Callable[[bytes], bool] | None = None
+        self.last_byte_s = asyncio.get_running_loop().time()
+
+    def send(self, request: bytes) -> None:
+        """Send a request; the response to the one before must be complete."""
+        self._begin()
+        assert self._transport is not None
+        self._transport.write(request)
+
+    async def read_headers(self) -> None:
+        """Wait for the status and the headers. Raises BackendLost."""
+        while not self.has_headers:
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """The bytes of the body that have come; b"" at its end. Raises BackendLost."""
+        while not self._unread:
+            if self.is_complete:
+                return b""
+            await self._wait()
+        return self._take_unread()
+
+    async def pump(self, sink: Callable[[bytes], bool]) -> None:
+        """Pass the bytes of the body to `sink` as they come, until their end or until it returns
+        False. Called inside `data_received`, it costs no wake-up of a task per token. Raises
+        BackendLost."""
+        if self._unread and not sink(self._take_unread()):
+            return
+        self._sink = sink
+        while self._sink is not None and not self.is_complete:
+            await self._wait()
+        self._sink = None
+
+    def take_rest(self) -> bytes:
+        """What has come and was not passed on."""
+        return self._take_unread() if self._unread else b""
+
+    def _take_unread(self) -> bytes:
+        data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
+        self._unread.clear()
+        self._num_unread = 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return data
+
+    async def read_all(self, max_bytes: int) -> bytes:
+        """The whole body. Raises BackendLost, also for more than `max_bytes`."""
+        parts, size = [], 0
+        while data := await self.read():
+            size += len(data)
+            if size > max_bytes:
+                raise BackendLost(f"its response is larger than {max_bytes} bytes", has_begun=True)
+            parts.append(data)
+        return b"".join(parts)
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.is_complete and not self.is_lost and self._parser.should_keep_alive()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _wait(self) -> None:
+        if self.is_lost:
+            raise BackendLost("the connection broke", has_begun=self.has_begun)
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.has_begun = True
+        self.last_byte_s = asyncio.get_running_loop().time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.close()
+            self.is_lost = True
+        if self._sink is not None and self._unread and not self._sink(self._take_unread()):
+            self._sink = None
+        if self._sink is None or self.is_complete or self.is_lost:
+            self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        if exc is None and self.has_headers:  # a body of unknown length ends with the connection
+            names = {name for name, _ in self.headers}
+            self.is_complete |= not names & {b"content-length", b"transfer-encoding"}
+        self._wake()
+
+    # -- httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= _MAX_HEADERS:
+            raise httptools.HttpParserError("too many headers")
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status, self.has_headers = self._parser.get_status_code(), True
+
+    def on_body(self, data: bytes) -> None:
+        self._unread.append(data)
+        self._num_unread += len(data)
+        if self._num_unread > MAX_UNREAD_BYTES and not self._is_paused and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
+class UpstreamPool:
+    """Connections to one backend."""
+
+    def __init__(self, address: BackendAddress, connect_timeout_s: float = 2.0) -> None:
+        self.address, self._connect_timeout_s = address, connect_timeout_s
+        self._idle: list[UpstreamConnection] = []
+        self.busy: set[UpstreamConnection] = set()
+
+    async def exchange(
+        self, method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes = b""
+    ) -> UpstreamConnection:
+        """Send a request and wait for the headers of its response. Raises BackendLost."""
+        request = self._request(method, path, headers, body)
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_lost:
+                continue
+            try:
+                return await self._send(connection, request)
+            except BackendLost as lost:
+                if lost.has_begun:
+                    raise
+                self.close()  # they were opened before it stopped, and are as stale
+        return await self._send(await self._connect(), request)
+
+    def release(self, connection: UpstreamConnection) -> None:
+        """Keep the connection for the next request, if its response is complete."""
+        self.busy.discard(connection)
+        if connection.is_reusable and len(self._idle) < _MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _send(self, connection: UpstreamConnection, request: bytes) -> UpstreamConnection:
+        self.busy.add(connection)
+        connection.send(request)
+        try:
+            await connection.read_headers()
+        except BaseException:
+            self.busy.discard(connection)
+            connection.close()
+            raise
+        return connection
+
+    async def _connect(self) -> UpstreamConnection:
+        address, loop = self.address, asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    UpstreamConnection, address.host, address.port, ssl=address.tls or None
+                )
+        except TimeoutError:
+            raise BackendLost(
+                f"no connection within {self._connect_timeout_s:g} s", is_refusal=True
+            ) from None
+        except OSError as error:
+            why = f"no connection: {error.strerror or error}"
+            raise BackendLost(why, is_refusal=True) from None
+        return connection
+
+    def _request(
+        self, method: bytes, path: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> bytes:
+        address = self.address
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        lines = [
+            b"%b %b%b HTTP/1.1\r\nhost: %b:%d\r\n"
+            % (method, address.prefix.encode(), path, host.encode(), address.port)
+        ]
+        lines += [b"%b: %b\r\n" % pair for pair in headers]
+        if body or method == b"POST":
+            lines.append(b"content-length: %d\r\n" % len(body))
+        return b"".join((*lines, b"\r\n", body))

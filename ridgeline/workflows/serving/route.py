@@ -1,0 +1,38 @@
+"""Run a gateway until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from ridgeline.config.server import RouteOptions, ServerOptions
+from ridgeline.errors import BadInput
+from ridgeline.fleet.app import GatewayService, create_gateway_app
+from ridgeline.serve.server import GracefulServer, check_exposed, listen, url_of, uvicorn_config
+
+
+def route(options: RouteOptions, *, on_ready: Callable[[str], None] = lambda url: None) -> None:
+    """Route requests to the backends until SIGINT or SIGTERM.
+
+    `on_ready` is called with the gateway's URL when requests are accepted. Raises BadInput.
+    """
+    if not options.backend:
+        raise BadInput(
+            "a gateway needs a backend", fix="add --backend http://HOST:PORT, once per server"
+        )
+    server_options = ServerOptions(
+        host=options.host,
+        port=options.port,
+        api_key=options.api_key,
+        insecure=options.insecure,
+        allowed_hosts=options.allowed_hosts,
+        shutdown_timeout_s=options.shutdown_timeout_s,
+    )
+    check_exposed(server_options)
+    service = GatewayService(server_options)
+    app = create_gateway_app(options, service)
+    with listen(server_options) as listener:
+        config = uvicorn_config(app, replace(server_options, port=listener.getsockname()[1]))
+        url = url_of(listener)
+        GracefulServer(config, service, lambda: on_ready(url)).run(sockets=[listener])

@@ -1,0 +1,94 @@
+"""Backends that are scripted: in process, on loopback ports, with faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+
+from ridgeline.config.server import RouteOptions, ServerOptions
+from ridgeline.fleet.app import GatewayService, create_gateway_app
+
+Handler = Callable[["ScriptedBackend", dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class ScriptedBackend:
+    """Answers POST by `handler`; its probes say that it is ready while `is_ready`."""
+
+    def __init__(self, handler: Handler, model: str = "m") -> None:
+        self.handler, self.model, self.is_ready = handler, model, True
+        self.bodies: list[dict[str, Any]] = []
+        self.url = ""
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET"):
+                    status = b"200 OK" if self.is_ready else b"503 Unavailable"
+                    body = b'{"data":[{"id":"%b"}]}' % self.model.encode()
+                    length = b"content-length: %d\r\n\r\n" % len(body)
+                    writer.write(b"HTTP/1.1 " + status + b"\r\n" + length + body)
+                    continue
+                length_at = head.lower().index(b"content-length:") + 15
+                num_bytes = int(head[length_at:].split(b"\r\n")[0])
+                body = await reader.readexactly(num_bytes)
+                self.bodies.append(msgspec.json.decode(body))
+                await self.handler(self, self.bodies[-1], writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    def abort(self) -> None:
+        """Break every connection."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def gateway_over(*backends: ScriptedBackend, **options: Any) -> AsyncIterator[Any]:
+    """A client of a gateway in this process over scripted backends."""
+    servers = []
+    for backend in backends:
+        server = await asyncio.start_server(backend.serve, "127.0.0.1", 0)
+        backend.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        servers.append(server)
+    service = GatewayService(ServerOptions())
+    options.setdefault("policy", "round-robin")
+    urls = tuple(backend.url for backend in backends)
+    app: Any = create_gateway_app(RouteOptions(backend=urls, **options), service)
+    asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    asked.put_nowait({"type": "lifespan.startup"})
+    states: asyncio.Queue[Any] = asyncio.Queue()
+    lifespan: asyncio.Task[None] = asyncio.create_task(
+        app({"type": "lifespan"}, asked.get, states.put)
+    )
+    await states.get()
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for _ in range(200):
+                if (await http.get("/ready")).status_code == 200:
+                    break
+                await asyncio.sleep(0.02)
+            yield http
+    finally:
+        asked.put_nowait({"type": "lifespan.shutdown"})
+        await lifespan
+        for server, backend in zip(servers, backends, strict=True):
+            server.close()
+            backend.abort()
+        await asyncio.sleep(0.01)

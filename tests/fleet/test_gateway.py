@@ -1,0 +1,228 @@
+"""The gateway over scripted backends: faults before, during and after a response."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fleet.scripted import HEAD, ScriptedBackend, chunk, gateway_over
+
+BODY = {"model": "m", "prompt": "x", "stream": True}
+TOKENS = range(10, 16)
+
+
+def event(token: int) -> bytes:
+    return b'data: {"t":%d}\n\n' % token
+
+
+WHOLE = b"".join(map(event, TOKENS)) + b"data: [DONE]\n\n"
+
+
+def ridgeline(
+    *, dies_after: int | None = None, migrates_after: int | None = None
+) -> ScriptedBackend:
+    """A backend that continues after the tokens of the resume point."""
+
+    async def answer(
+        backend: ScriptedBackend, body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        point = body.get("ridgeline_resume", {})
+        identity = b'x-ridgeline-resume: {"id":"c-1","created":1,"seed":1}\r\n\r\n'
+        writer.write(HEAD + identity)
+        sent = sum(map(len, point.get("tokens", ())))
+        for number, token in enumerate(TOKENS[sent:]):
+            if number == dies_after:
+                await writer.drain()
+                raise ConnectionError
+            if number == migrates_after:
+                writer.write(chunk(b": migrate\n\n") + b"0\r\n\r\n")
+                backend.is_ready = False
+                return
+            writer.write(chunk(event(token) + b": 0:%d\n\n" % token))
+            await asyncio.sleep(0.002)
+        writer.write(chunk(b"data: [DONE]\n\n: end\n\n") + b"0\r\n\r\n")
+
+    return ScriptedBackend(answer)
+
+
+def other_server(*, dies_after: int | None = None) -> ScriptedBackend:
+    async def answer(
+        backend: ScriptedBackend, body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(HEAD + b"\r\n")
+        for number, token in enumerate(TOKENS):
+            if number == dies_after:
+                writer.write(chunk(event(token)[:7]))
+                await writer.drain()
+                raise ConnectionError
+            writer.write(chunk(event(token)))
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    return ScriptedBackend(answer)
+
+
+def refusing(status: int, body: bytes = b"{}") -> ScriptedBackend:
+    async def answer(
+        backend: ScriptedBackend, _: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        writer.write(b"HTTP/1.1 %d No\r\n" % status + length + body)
+
+    return ScriptedBackend(answer)
+
+
+async def post(http: httpx.AsyncClient, **headers: str) -> httpx.Response:
+    return await http.post("/v1/completions", json=BODY, headers=headers)
+
+
+async def counter(http: httpx.AsyncClient, name: str) -> float:
+    page = (await http.get("/metrics")).text
+    line = next(x for x in page.splitlines() if x.startswith(f"ridgeline_fleet_{name}_total "))
+    return float(line.rsplit(" ", 1)[1])
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 3, 5])
+async def test_stream_continues_on_another_backend(dies_after: int) -> None:
+    dying, other = ridgeline(dies_after=dies_after), ridgeline()
+    async with gateway_over(dying, other) as http:
+        reply = await post(http)
+        assert reply.content == WHOLE
+        assert "x-ridgeline-resume" not in reply.headers
+        assert await counter(http, "lost") == 0
+    if dies_after:
+        point = other.bodies[0]["ridgeline_resume"]
+        assert point["tokens"] == [list(TOKENS[:dies_after])] and point["id"] == "c-1"
+
+
+async def test_stopping_backend_is_left_without_a_word_to_the_client() -> None:
+    async with gateway_over(ridgeline(migrates_after=2), ridgeline()) as http:
+        assert (await post(http)).content == WHOLE
+        assert await counter(http, "migrated") == 1
+
+
+async def test_other_servers_stream_ends_in_an_error_event() -> None:
+    async with gateway_over(other_server(dies_after=2)) as http:
+        reply = await post(http)
+        assert reply.content.startswith(event(10) + event(11) + b'data: {"error"')
+        assert reply.content.endswith(b"data: [DONE]\n\n")
+        assert await counter(http, "lost") == 1
+    async with gateway_over(other_server()) as http:
+        assert (await post(http)).content == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("path", "start"),
+    [("/v1/messages", b"event: error\n"), ("/v1/responses", b"event: error\n")],
+)
+async def test_error_event_is_that_of_the_api(path: str, start: bytes) -> None:
+    async with gateway_over(other_server(dies_after=1)) as http:
+        reply = await http.post(path, json=BODY)
+        assert reply.content.startswith(event(10) + start)
+
+
+async def test_request_that_crashes_backends_is_refused() -> None:
+    backends = [ridgeline(dies_after=0) for _ in range(4)]
+    async with gateway_over(*backends) as http:
+        reply = await post(http)
+        assert reply.status_code == 500 and "crashed" in reply.json()["error"]["message"]
+        assert sum(len(backend.bodies) for backend in backends) == 3
+        again = await post(http)
+        assert again.status_code == 500 and "refused" in again.json()["error"]["message"]
+        assert sum(len(backend.bodies) for backend in backends) == 3
+
+
+async def test_error_before_the_first_byte_is_tried_elsewhere() -> None:
+    failing, working = refusing(500), ridgeline()
+    async with gateway_over(failing, working) as http:
+        for _ in range(3):
+            assert (await post(http)).content == WHOLE
+        assert await counter(http, "retried") >= 1
+
+
+async def test_clients_own_errors_are_passed_on() -> None:
+    async with gateway_over(refusing(400, b'{"error":{"message":"no"}}')) as http:
+        reply = await post(http)
+        assert reply.status_code == 400 and reply.json() == {"error": {"message": "no"}}
+
+
+async def test_request_waits_for_a_backend_and_then_for_no_longer() -> None:
+    backend = ridgeline()
+    async with gateway_over(backend, park_timeout_s=1.0) as http:
+        backend.is_ready = False
+        await asyncio.sleep(1.3)
+        waiting = asyncio.create_task(post(http))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        backend.is_ready = True
+        assert (await waiting).content == WHOLE
+        backend.is_ready = False
+        await asyncio.sleep(1.3)
+        reply = await post(http)
+        assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
+
+
+async def test_models_are_routed_to_the_backends_that_serve_them() -> None:
+    first, second = ridgeline(), ridgeline()
+    second.model = "other"
+    async with gateway_over(first, second) as http:
+        for _ in range(4):
+            await http.post("/v1/completions", json={**BODY, "model": "other"})
+        assert len(second.bodies) == 4 and not first.bodies
+        reply = await http.post("/v1/completions", json={**BODY, "model": "none"})
+        assert reply.status_code == 404 and "m, other" in reply.json()["error"]["message"]
+        models = (await http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in models] == ["m", "other"]
+
+
+async def test_client_continues_after_its_last_event() -> None:
+    async with gateway_over(ridgeline()) as http:
+        reply = await post(http, **{"x-ridgeline-event-ids": "1"})
+        events = reply.content.split(b"\n\n")
+        assert events[1].endswith(b"id: c-1/2")
+        rest = await post(http, **{"last-event-id": "c-1/2"})
+        assert rest.status_code == 200
+        assert rest.content == reply.content[reply.content.index(b'data: {"t":12}') :]
+        assert (await post(http, **{"last-event-id": "c-9/2"})).status_code == 404
+        other = await http.post(
+            "/v1/completions", json={**BODY, "n": 2}, headers={"last-event-id": "c-1/2"}
+        )
+        assert other.status_code == 404
+
+
+async def test_silent_backend_is_left() -> None:
+    async def hang(_: ScriptedBackend, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        identity = b'x-ridgeline-resume: {"id":"c-1","created":1,"seed":1}\r\n\r\n'
+        writer.write(HEAD + identity + chunk(event(10) + b": 0:10\n\n"))
+        await writer.drain()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        stopped.set()
+        await asyncio.sleep(30)
+
+    stopped = asyncio.Event()
+    silent, other = ScriptedBackend(hang), ridgeline()
+    serve = silent.serve
+
+    async def serve_until_stopped(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if stopped.is_set():
+            await asyncio.sleep(30)
+        await serve(reader, writer)
+
+    silent.serve = serve_until_stopped  # type: ignore[method-assign]
+    async with gateway_over(silent, other, silence_s=0.5) as http:
+        async with asyncio.timeout(15):
+            assert (await post(http)).content == WHOLE
+
+
+async def test_paths_of_the_gateway_and_bad_bodies() -> None:
+    async with gateway_over(ridgeline()) as http:
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/v1/batches")).status_code == 404
+        assert (await http.post("/v1/files", content=b"x")).status_code == 404
+        large = await http.post("/v1/completions", content=b"x" * (5 << 20))
+        assert large.status_code == 413
+        assert (await http.get("/ready", headers={"host": "evil.example"})).status_code == 403
