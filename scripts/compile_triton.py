@@ -74,6 +74,7 @@ def norms() -> None:
 def linear(kind: str, rows: int = 16, group: int = 128, num_out: int = 4096) -> None:
     from ridgeline.engine.kernels.triton import linear
 
+    linear.ALWAYS_ASM = True
     x, scale_O = zeros(rows, 4096), zeros(num_out, dtype=torch.float32)
     if kind == "int4":
         packed, scales = zeros(num_out, 2048, dtype=torch.uint8), zeros(num_out, 4096 // group)
@@ -162,6 +163,7 @@ def describe(kernel: Any, capability: int) -> str:
     counts = {
         "wgmma": ptx.count("wgmma.mma_async"),
         "mma": ptx.count("mma.sync"),
+        "st.shared": ptx.count("st.shared"),
         "cp.async": ptx.count("cp.async.c"),
         "ld.v4": len(re.findall(r"ld\.global[^ ]*v4", ptx)),
     }

@@ -6,10 +6,10 @@ batch (16 columns at least); they are widened in registers, so that only codes t
 are divided (split-K) until all multiprocessors have work. The program that finishes an output last
 adds the parts, in their order, so that no second launch and no atomic sum is needed.
 
-INT4 weights (`pack_int4`) are widened without conversions: the bits 0x4300 | q are the bfloat16
-number 128 + q (0x6400 | q the float16 number 1024 + q), from which zero-points are subtracted
-exactly. Scales of groups of 64 or more multiply the float32 sums; those of smaller groups multiply
-the weights.
+INT4 weights (`pack_int4`) are widened without integer conversions, whose rate would be the bound:
+the bits 0x4300 | q are the bfloat16 number 128 + q (0x6400 | q the float16 number 1024 + q), and
+zero-points enter as sums of activations. Scales of groups of 64 or more multiply the float32 sums;
+those of smaller groups multiply the weights.
 
 Source. Weight-only kernels: Frantar et al. 2024 (Marlin, arXiv:2408.11743); split-K for skinny
 products: Hoque et al. 2024 (arXiv:2402.00025).
@@ -44,6 +44,10 @@ INPUTS = 128
 """Inputs of a step, and of a block of packed nibbles."""
 
 
+ALWAYS_ASM = False
+"""Whether the instructions of a GPU are also used on the CPU: to compile for one that is absent."""
+
+
 class Scales(NamedTuple):
     """Those of outputs or of groups, zero-points of groups, and those of rows."""
 
@@ -53,27 +57,80 @@ class Scales(NamedTuple):
 
 
 class SkinnyTile(NamedTuple):
-    """`rows` of the batch and `inputs` at a time, for 64 outputs; `splits` of the inputs."""
+    """`rows` of the batch and `inputs` at a time, for `outputs`; `splits` of all inputs."""
 
     rows: int
     inputs: int
     splits: int
     num_warps: int = 4
     num_stages: int = 5
+    outputs: int = OUTPUTS
 
 
 @triton.jit
-def _widen_nibbles(nibbles, zero, DTYPE: tl.constexpr):
-    """nibbles - zero in bfloat16 or float16, without integer conversions; else by conversion."""
-    if tl.bfloat16 == DTYPE:
-        biased = (nibbles.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
-        wide = biased - (zero + 128.0).to(tl.bfloat16)
-    elif tl.float16 == DTYPE:
-        biased = (nibbles.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
-        wide = biased - (zero + 1024.0).to(tl.float16)
+def _widen_packed(packed, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """(low nibbles - 8, high nibbles - 8) of bytes, exactly, in `DTYPE`.
+
+    With `ASM`, four bytes at a time: their nibbles become the low bits of 16-bit numbers of a known
+    exponent, from which a fused multiply-add takes the rest; 1.5 instructions per weight.
+    """
+    if ASM and tl.bfloat16 == DTYPE:
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a, b, one, offset;
+            prmt.b32 a, $4, 0, 0x4140;
+            prmt.b32 b, $4, 0, 0x4342;
+            mov.b32 one, 0x3F803F80;
+            mov.b32 offset, 0xC308C308;
+            lop3.b32 $0, a, 0x000F000F, 0x43004300, 0xEA;
+            lop3.b32 $1, b, 0x000F000F, 0x43004300, 0xEA;
+            shr.u32 a, a, 4;
+            shr.u32 b, b, 4;
+            lop3.b32 $2, a, 0x000F000F, 0x43004300, 0xEA;
+            lop3.b32 $3, b, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $0, $0, one, offset;
+            fma.rn.bf16x2 $1, $1, one, offset;
+            fma.rn.bf16x2 $2, $2, one, offset;
+            fma.rn.bf16x2 $3, $3, one, offset;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,r",
+            [packed],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    elif ASM and tl.float16 == DTYPE:
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a, b, offset;
+            prmt.b32 a, $4, 0, 0x4140;
+            prmt.b32 b, $4, 0, 0x4342;
+            mov.b32 offset, 0xE408E408;
+            lop3.b32 $0, a, 0x000F000F, 0x64006400, 0xEA;
+            lop3.b32 $1, b, 0x000F000F, 0x64006400, 0xEA;
+            shr.u32 a, a, 4;
+            shr.u32 b, b, 4;
+            lop3.b32 $2, a, 0x000F000F, 0x64006400, 0xEA;
+            lop3.b32 $3, b, 0x000F000F, 0x64006400, 0xEA;
+            add.rn.f16x2 $0, $0, offset;
+            add.rn.f16x2 $1, $1, offset;
+            add.rn.f16x2 $2, $2, offset;
+            add.rn.f16x2 $3, $3, offset;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,r",
+            [packed],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=4,
+        )
     else:
-        wide = nibbles.to(tl.float32) - zero
-    return wide
+        low = ((packed & 0xF).to(tl.int8) - 8).to(DTYPE)
+        high = ((packed >> 4).to(tl.int8) - 8).to(DTYPE)
+    return low, high
 
 
 @triton.jit
@@ -91,48 +148,93 @@ def _fold_plain(
 
 @triton.jit
 def _fold_half(
-    acc, nibbles, x_at, scale, zero, o, o_seen, t_seen, k, num_in, num_groups,
+    acc, w, x_at, scale, zero, o, o_seen, t_seen, k, num_in, num_groups,
     GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """acc + w x of the inputs k .. k + HALF - 1, whose nibbles are given."""
+    """acc + w x of the inputs k .. k + HALF - 1, with w = nibbles - 8."""
     i = k + tl.arange(0, HALF)
     x = tl.load(x_at + i[None, :], mask=t_seen[:, None] & (i < num_in)[None, :], other=0.0)
     if GROUP >= HALF:  # one group: its scale multiplies the sum
         at = o * num_groups + tl.minimum(k // GROUP, num_groups - 1)
         s = tl.load(scale + at, mask=o_seen, other=0.0).to(tl.float32)
-        z = tl.full([o.shape[0]], 8.0, tl.float32)
-        if HAS_ZERO:
-            z = tl.load(zero + at, mask=o_seen, other=0).to(tl.float32)
-        w = _widen_nibbles(nibbles, z[:, None], x.dtype)
-        acc += tl.dot(w, tl.trans(x), input_precision=PRECISION) * s[:, None]
+        part = tl.dot(w, tl.trans(x), input_precision=PRECISION)
+        if HAS_ZERO:  # sums of (8 - zero) x
+            z = 8.0 - tl.load(zero + at, mask=o_seen, other=0).to(tl.float32)
+            part += z[:, None] * tl.sum(x.to(tl.float32), 1)[None, :]
+        acc += part * s[:, None]
     else:
         at = (o * num_groups)[:, None] + tl.minimum(i // GROUP, num_groups - 1)[None, :]
         s = tl.load(scale + at, mask=o_seen[:, None], other=0.0).to(x.dtype)
-        z = tl.full([o.shape[0], HALF], 8.0, tl.float32)
         if HAS_ZERO:
-            z = tl.load(zero + at, mask=o_seen[:, None], other=0).to(tl.float32)
-        w = _widen_nibbles(nibbles, z, x.dtype) * s
-        acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+            z = 8.0 - tl.load(zero + at, mask=o_seen[:, None], other=0).to(tl.float32)
+            w = w + z.to(x.dtype)
+        acc = tl.dot(w * s, tl.trans(x), acc, input_precision=PRECISION)
     return acc
 
 
 @triton.jit
 def _fold_int4(
     acc, x_at, w, scale, zero, o, o_seen, t_seen, k, num_in, w_stride, num_groups,
-    GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """acc + w x of the inputs k .. k + BK - 1, the second half of them in the high nibbles."""
+    """acc + w x of the inputs k .. k + BK - 1, the second half of each 128 in the high nibbles."""
     HALF: tl.constexpr = BK // 2
     j = k // 2 + tl.arange(0, HALF)
     packed = tl.load(w + (o * w_stride)[:, None] + j[None, :], mask=o_seen[:, None], other=0)
+    low, high = _widen_packed(packed, x_at.dtype.element_ty, ASM)
     acc = _fold_half(
-        acc, packed & 0xF, x_at, scale, zero, o, o_seen, t_seen, k, num_in, num_groups,
+        acc, low, x_at, scale, zero, o, o_seen, t_seen, k, num_in, num_groups,
         GROUP, HAS_ZERO, HALF, PRECISION,
     )  # fmt: skip
     return _fold_half(
-        acc, packed >> 4, x_at, scale, zero, o, o_seen, t_seen, k + HALF, num_in, num_groups,
+        acc, high, x_at, scale, zero, o, o_seen, t_seen, k + HALF, num_in, num_groups,
         GROUP, HAS_ZERO, HALF, PRECISION,
     )  # fmt: skip
+
+
+@triton.jit
+def _group_of(scale, zero, o, o_seen, group, num_groups, HAS_ZERO: tl.constexpr):
+    """(scales, 8 - zero-points) of one group of every output."""
+    at = o * num_groups + tl.minimum(group, num_groups - 1)
+    s = tl.load(scale + at, mask=o_seen, other=0.0).to(tl.float32)
+    z = tl.zeros_like(s)
+    if HAS_ZERO:
+        z = 8.0 - tl.load(zero + at, mask=o_seen, other=0).to(tl.float32)
+    return s, z
+
+
+@triton.jit
+def _fold_wide_groups(
+    acc, x_at, w, scale, zero, o, o_seen, t_seen, first, end, num_in, w_stride, num_groups,
+    GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, BK: tl.constexpr, ASM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc + w x of the inputs first .. end - 1, in steps of inputs that share a group.
+
+    The scales of the next step are read a step ahead: Triton pipelines the operands of products
+    alone, and a step would wait for the memory.
+    """
+    HALF: tl.constexpr = BK // 2
+    s, z = _group_of(scale, zero, o, o_seen, first // GROUP, num_groups, HAS_ZERO)
+    for k in range(first, end, BK):
+        next_group = (k + BK) // GROUP
+        next_s, next_z = _group_of(scale, zero, o, o_seen, next_group, num_groups, HAS_ZERO)
+        i, j = k + tl.arange(0, HALF), k // 2 + tl.arange(0, HALF)
+        low_seen = t_seen[:, None] & (i < num_in)[None, :]
+        high_seen = t_seen[:, None] & (i + HALF < num_in)[None, :]
+        x_low = tl.load(x_at + i[None, :], mask=low_seen, other=0.0)
+        x_high = tl.load(x_at + HALF + i[None, :], mask=high_seen, other=0.0)
+        packed = tl.load(w + (o * w_stride)[:, None] + j[None, :], mask=o_seen[:, None], other=0)
+        low, high = _widen_packed(packed, x_low.dtype, ASM)
+        part = tl.dot(low, tl.trans(x_low), input_precision=PRECISION)
+        part = tl.dot(high, tl.trans(x_high), part, input_precision=PRECISION)
+        if HAS_ZERO:  # sums of (8 - zero) x
+            sums = tl.sum(x_low.to(tl.float32), 1) + tl.sum(x_high.to(tl.float32), 1)
+            part += z[:, None] * sums[None, :]
+        acc += part * s[:, None]
+        s, z = next_s, next_z
+    return acc
 
 
 @triton.jit
@@ -157,7 +259,7 @@ def _multiply(
     num_groups,
     KIND: tl.constexpr, GROUP: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_ZERO: tl.constexpr,
     HAS_ROW_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, INTEGER: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr,
+    ASM: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr,
     SPLITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """N outputs of M rows, over one part of the inputs."""
@@ -172,13 +274,19 @@ def _multiply(
     first = split * blocks * BK
     end = tl.minimum(first + blocks * BK, num_in)
     acc = tl.zeros([N, M], tl.int32 if INTEGER else tl.float32)
-    for k in range(first, end, BK):
-        if KIND == 4:
+    if KIND == 4 and GROUP >= BK:
+        acc = _fold_wide_groups(
+            acc, x_at, w, scale, zero, o, o_seen, t_seen, first, end, num_in, w_stride, num_groups,
+            GROUP, HAS_ZERO, BK, ASM, PRECISION,
+        )  # fmt: skip
+    elif KIND == 4:
+        for k in range(first, end, BK):
             acc = _fold_int4(
                 acc, x_at, w, scale, zero, o, o_seen, t_seen, k, num_in, w_stride, num_groups,
-                GROUP, HAS_ZERO, BK, PRECISION,
+                GROUP, HAS_ZERO, BK, ASM, PRECISION,
             )  # fmt: skip
-        else:
+    else:
+        for k in range(first, end, BK):
             acc = _fold_plain(acc, x_at, w, o, o_seen, t_seen, k, num_in, w_stride, BK, PRECISION)
     is_last = True
     if SPLITS > 1:
@@ -300,9 +408,9 @@ def _launch(
     if num_rows == 0:
         return out_TO
     tile = tile or skinny_tile(num_rows, num_out, num_in, x_TI.device)
-    grid = (triton.cdiv(num_out, OUTPUTS), tile.splits, triton.cdiv(num_rows, tile.rows))
+    grid = (triton.cdiv(num_out, tile.outputs), tile.splits, triton.cdiv(num_rows, tile.rows))
     num_parts = grid[0] * grid[1] * grid[2] if tile.splits > 1 else 0
-    size = (num_parts, OUTPUTS * tile.rows)
+    size = (num_parts, tile.outputs * tile.rows)
     is_integer = x_TI.dtype == torch.int8
     sums = torch.int32 if is_integer else torch.float32
     partial = torch.empty(size, dtype=sums, device=x_TI.device)
@@ -317,9 +425,10 @@ def _launch(
         HAS_ZERO=zero is not None,
         HAS_ROW_SCALE=row_scale is not None,
         INTEGER=is_integer,
+        ASM=x_TI.device.type == "cuda" or ALWAYS_ASM,
         HAS_BIAS=bias_O is not None,
         M=tile.rows,
-        N=OUTPUTS,
+        N=tile.outputs,
         BK=tile.inputs,
         SPLITS=tile.splits,
         PRECISION="ieee" if x_TI.dtype == torch.float32 else "tf32",
