@@ -135,12 +135,7 @@ def _parsed(text: str | None, parse: Callable[[str], str]) -> str | None:
 def _measure(options: CapacityOptions, replica: Replica, contexts: Sequence[int]) -> DeviceCapacity:
     limits = MemoryLimits(utilization=options.memory_utilization)
     budget = memory_budget(replica, limits)
-    tokens = budget.kv_tokens
-    per_token = replica.cost.kv_bytes_per_token
-
-    def kv_tokens(context: int) -> float:
-        return replica.cost.kv_bytes(context) / per_token
-
+    tokens, kv_tokens = budget.kv_tokens, replica.cost.kv_tokens
     price = replica.device.price(options.commitment)
     num_devices = replica.layout.num_devices
     return DeviceCapacity(
@@ -161,6 +156,6 @@ def _longest(replica: Replica, tokens: int) -> int:
     low, high = 0, replica.spec.max_positions
     while low < high:
         middle = (low + high + 1) // 2
-        fits = replica.cost.kv_bytes(middle) <= tokens * replica.cost.kv_bytes_per_token
+        fits = replica.cost.kv_tokens(middle) <= tokens
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
