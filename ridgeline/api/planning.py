@@ -262,7 +262,8 @@ def simulate(
         accelerator: Accelerator of the catalogue, or a mixed fleet: h100-sxm=2,l40s=4
             (default: the calibrated one).
         replicas: Replicas; with --autoscale, the minimum.
-        decode_replicas: Disaggregation: replicas that decode, while the others prefill.
+        decode_replicas: Disaggregation: how many of --replicas decode, while the others
+            prefill.
         router: How requests are routed to replicas.
         tensor_parallel_size: Devices that every layer is split over.
         expert_parallel_size: Devices that whole experts are spread over.

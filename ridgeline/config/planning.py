@@ -236,7 +236,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     decode_replicas: Annotated[
         int,
         About(
-            "Disaggregation: replicas that decode, while the others prefill.",
+            "Disaggregation: how many of --replicas decode, while the others prefill.",
             unit=COUNT,
             range=Range(0, MAX_REPLICAS),
         ),

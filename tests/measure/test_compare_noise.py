@@ -22,18 +22,26 @@ RUN_SD = 0.012  # run-to-run noise of a quiet machine
 LOAD: dict[str, str | float] = {"workload": "chat", "num_requests": NUM_REQUESTS}
 
 
-def generated_run(seed: int, *, slower: float = 1.0, hog: bool = False) -> LoadedResult:
+def generated_run(
+    seed: int,
+    *,
+    slower: float = 1.0,
+    hog: bool = False,
+    run_sd: float = RUN_SD,
+    correlation: float = 0.7,
+) -> LoadedResult:
     """A run of one load: requests differ by their lengths, share a queue, and the machine's speed.
 
-    A hog takes 15 to 60 % of the CPU; the meter reads that with an error of 3 %.
+    `correlation`: of the queue from request to request. A hog takes 15 to 60 % of the CPU; the
+    meter reads that with an error of 3 %.
     """
     rng = random.Random(f"{seed}/run")
     taken = rng.uniform(0.15, 0.6) if hog else rng.uniform(0.0, 0.03)
-    speed = slower * math.exp(rng.gauss(0, RUN_SD)) / (1 - taken)
+    speed = slower * math.exp(rng.gauss(0, run_sd)) / (1 - taken)
     lengths = random.Random("the load")
     queue, ttft, tpot = 0.0, [], []
     for _ in range(NUM_REQUESTS):
-        queue = 0.7 * queue + rng.gauss(0, 0.08)
+        queue = correlation * queue + rng.gauss(0, 0.08)
         prompt, batch = lengths.gauss(0, 0.5), lengths.gauss(0, 0.1)
         ttft.append(speed * 0.2 * math.exp(prompt + queue + rng.gauss(0, 0.1)))
         tpot.append(speed * 0.03 * math.exp(batch + 0.2 * queue + rng.gauss(0, 0.03)))

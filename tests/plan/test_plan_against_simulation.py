@@ -18,7 +18,7 @@ from ridgeline.plan.fleet.search import Candidate, SearchSpace, search
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.fleet import simulate_fleet
 from ridgeline.plan.simulate.records import FleetConfig, ReplicaConfig, SimulatedRequest
-from ridgeline.plan.simulate.summary import summarise
+from ridgeline.plan.simulate.summary import FleetSummary, summarise
 from ridgeline.plan.step_time.memory import BLOCK_SIZE
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import build_replica
@@ -48,6 +48,13 @@ def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
 
 def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> float:
     """Share of the requests that met the SLO, without the first tenth as warm-up."""
+    found = simulated(planned, isl, osl, slo, rate)
+    assert found.attainment is not None
+    return found.attainment
+
+
+def simulated(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> FleetSummary:
+    """The planned replica under Poisson arrivals."""
     machine = build_replica(load_planning_spec(MODEL), CATALOGUE[DEVICE], Layout())
     limits = SchedulerLimits(
         max_num_seqs=planned.max_num_seqs,
@@ -64,9 +71,7 @@ def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> f
         SimulatedRequest(at_s=float(at), num_prompt=isl, num_output=osl) for at in np.cumsum(gaps)
     ]
     build = ReplicaConfig(name=DEVICE, scheduler=scheduler, step_times=ModelledStepTimes(machine))
-    found = summarise(simulate_fleet(requests, FleetConfig(replicas=(build,))), slo)
-    assert found.attainment is not None
-    return found.attainment
+    return summarise(simulate_fleet(requests, FleetConfig(replicas=(build,))), slo)
 
 
 @pytest.mark.slow
@@ -96,3 +101,23 @@ def test_planned_rate_meets_the_slo_and_overload_misses_it(
     assert planned.holds
     assert attained(planned, isl, osl, slo, SPARED * planned.rate) >= slo.attainment
     assert attained(planned, isl, osl, slo, OVERLOAD * planned.rate) < slo.attainment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [4.0, 10.0])
+def test_planned_percentiles_are_those_of_the_simulated_load(rate: float) -> None:
+    """Not those of the replica's full rate, which may be far above that load."""
+    slo = Slo.parse("ttft:1000 tpot:50")
+    demand = Demand(rate=rate, isl=2000, osl=300, isl_p95=2000, longest=2300)
+    space = SearchSpace(
+        devices=(DEVICE,),
+        weight_dtypes=("bfloat16",),
+        kv_dtypes=("bfloat16",),
+        max_devices_per_replica=1,
+    )
+    fleet = search(load_planning_spec(MODEL), demand, slo, space, CATALOGUE).fleets[0]
+    assert fleet.num_replicas == 1
+    found = simulated(fleet, 2000, 300, slo, rate)
+    assert found.ttft is not None and found.tpot is not None
+    assert fleet.ttft_s == pytest.approx(found.ttft.p95, rel=0.25)
+    assert fleet.tpot_s == pytest.approx(found.tpot.p95, rel=0.25)

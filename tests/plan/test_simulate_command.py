@@ -52,6 +52,14 @@ def test_more_replicas_reduce_tpot(capsys: pytest.CaptureFixture[str]) -> None:
     assert four["device_hours"] == pytest.approx(4 * four["duration_s"] / 3600)
 
 
+def test_decode_replicas_are_part_of_the_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    split = simulated(capsys, "--replicas", "3", "--decode-replicas", "1")
+    assert split["most_replicas"] == 3
+    assert split["device_hours"] == pytest.approx(3 * split["duration_s"] / 3600)
+    assert main([*SMALL, "--replicas", "2", "--decode-replicas", "2"]) == 2
+    assert "--replicas 3" in capsys.readouterr().err
+
+
 def test_recorded_workload_writes_page_and_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,7 +61,8 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     """One metric.
 
     `ratio` is B/A with its 95 % interval; `p_value` is corrected for the number of metrics;
-    `reason` if inconclusive.
+    `reason` if inconclusive. `holds_below`: with one run per side, the change is seen as long as
+    runs of one configuration differ by less than this (standard deviation of the logarithm).
     """
 
     metric: str
@@ -74,6 +75,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     detectable: float | None
     outcome: Outcome
     reason: str = ""
+    holds_below: float | None = None
 
     def __str__(self) -> str:
         shown = f"{self.metric}: {_value(self.metric, self.a)} → {_value(self.metric, self.b)}"
@@ -84,7 +86,10 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{shown}, change [{_percent(self.low)} {_percent(self.ratio)} {_percent(self.high)}] "
             f"(p = {self.p_value:.3f} {sign} 0.05), detectable from {100 * self.detectable:.1f}%: "
         )
-        return change + (f"inconclusive: {self.reason}" if self.reason else self.outcome)
+        holds = ""
+        if self.holds_below is not None:
+            holds = f", if runs of one configuration differ by less than {self.holds_below:.1%}"
+        return change + (f"inconclusive: {self.reason}" if self.reason else self.outcome + holds)
 
 
 def _percent(ratio: float) -> str:
@@ -212,7 +217,26 @@ def _conclude(test: _Tested, p_value: float | None, threshold: float) -> MetricC
         detectable=math.exp(POWER * test.spread.error) - 1,
         outcome=outcome,
         reason=reason,
+        holds_below=_holds_below(test, test.spread, threshold) if not reason else None,
     )
+
+
+def _holds_below(test: _Tested, spread: LogRatio, threshold: float) -> float | None:
+    """The run-to-run deviation at which a change of single runs would no longer be seen."""
+    if len(test.pair.a) > 1 or not _is_beyond(spread, math.log1p(threshold)):
+        return None
+    queues = QUEUE_EXCESS * spread.error
+    low, high = RUN_TO_RUN, abs(spread.mid)
+    if high <= low:
+        return None
+    for _ in range(20):
+        middle = (low + high) / 2
+        error = math.hypot(queues, math.sqrt(2) * middle)
+        if _is_beyond(add_error(spread, error), math.log1p(threshold)):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _geometric(values: Sequence[float]) -> float:

@@ -63,8 +63,10 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One replica at one load, and the fleet of such replicas that serves the demand.
 
-    Times in seconds. `max_num_seqs`: slots for three standard deviations above the mean `batch`.
-    `holds`: the predictions meet the SLO; `sure`: the upper ends of the 80 % intervals do, too.
+    Times in seconds. `ttft_s` and `tpot_s` are at the SLO's attainment (p95 by default): at the
+    replica's full `rate`, of the fleets of a `SearchResult` at the demanded load. `max_num_seqs`:
+    slots for three standard deviations above the mean `batch`. At the full rate, `holds`: the
+    predictions meet the SLO; `sure`: the upper ends of the 80 % intervals do, too.
     """
 
     device: str
@@ -133,9 +135,10 @@ def search(
             left_out[_kind(machine)] = "its memory fits no request of the workload"
     meeting = [candidate for candidate in everything if candidate.holds]
     affordable = [candidate for candidate in meeting if _affordable(candidate, space)]
+    fleets = sorted(_best_of_kind(affordable), key=ranking_key)
     return SearchResult(
         num_candidates=len(everything),
-        fleets=tuple(sorted(_best_of_kind(affordable), key=ranking_key)),
+        fleets=tuple(_at_demand(spec, fleet, demand, slo, catalogue) for fleet in fleets),
         front=pareto_front(everything),
         left_out=left_out,
         over_budget=None if affordable or not meeting else min(meeting, key=ranking_key),
@@ -297,6 +300,44 @@ def _candidate(
         output_dollars_per_mtok=_per_mtok(dollars, 1 - share, demand.rate * demand.osl),
         watts=watts,
         joules_per_output_token=None if watts is None else watts / (demand.rate * demand.osl),
+    )
+
+
+def _at_demand(
+    spec: ModelSpec,
+    fleet: Candidate,
+    demand: Demand,
+    slo: Slo,
+    catalogue: Mapping[str, Accelerator],
+) -> Candidate:
+    """The fleet with the latencies of the demanded load, which may be far below its full rate."""
+    machine = build_replica(
+        spec,
+        catalogue[fleet.device],
+        fleet.layout,
+        weight_dtype=fleet.weight_dtype,
+        kv_dtype=fleet.kv_dtype,
+    )
+    rate, low, high = demand.rate / fleet.num_replicas, 1, fleet.batch
+    while low < high:
+        middle = (low + high) // 2
+        point = _point(demand, middle, fleet.max_num_batched_tokens)
+        if _poisson_load(machine, point, demand.input_cv2).rate < rate:
+            low = middle + 1
+        else:
+            high = middle
+    point = _point(demand, low, fleet.max_num_batched_tokens)
+    spread = concurrency(machine, point, demand.input_cv2)
+    if spread is None:
+        return fleet
+    ttft_s, tpot_s = _latency_quantiles(machine, demand, slo, point, spread)
+    ttft_s, tpot_s = min(ttft_s, fleet.ttft_s), min(tpot_s, fleet.tpot_s)
+    return msgspec.structs.replace(
+        fleet,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        ttft_interval_s=interval(ttft_s, machine.efficiency.ttft_error),
+        tpot_interval_s=interval(tpot_s, machine.efficiency.tpot_error),
     )
 
 

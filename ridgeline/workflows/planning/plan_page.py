@@ -30,7 +30,7 @@ def plan_page(plan: PlanResult, slo: Slo) -> str:
         lede=f"{demand.rate:g} requests/s of {demand.isl} tokens in, {demand.osl} out, under "
         f"{slo}; {plan.num_candidates:,} candidates.",
         bill="" if plan.bill is None else plan.bill.sentence,
-        fleets=_fleets(plan.fleets),
+        fleets=_fleets(plan.fleets, slo.attainment),
         front=front_figure(plan.front, slo),
         memory=_memory(plan),
         memory_intro=f"{best.device}, {best.layout}, {best.weight_dtype} weights, "
@@ -77,10 +77,12 @@ def _scale(values: Sequence[float], start: float, end: float) -> Scale:
     return Scale(low=min(values) / 1.2, high=max(values) * 1.2, start=start, end=end, log=True)
 
 
-def _fleets(fleets: Sequence[Candidate]) -> HtmlTable:
-    columns = ("TTFT ms", "80 %", "TPOT ms", "80 %", "$/h", "$/1M in", "$/1M out", "kW")
+def _fleets(fleets: Sequence[Candidate], attainment: float) -> HtmlTable:
+    """Latencies at the SLO's attainment, under the demanded load."""
+    share = f"p{100 * attainment:g} ms"
+    latencies = (f"TTFT {share}", "80 %", f"TPOT {share}", "80 %")
     return HtmlTable(
-        columns=("fleet", "weights", "KV", *columns),
+        columns=("fleet", "weights", "KV", *latencies, "$/h", "$/1M in", "$/1M out", "kW"),
         rows=[_fleet_row(candidate) for candidate in fleets],
         num_text=3,
     )

@@ -59,7 +59,17 @@ def kinds_of(options: SimulateOptions) -> list[Kind]:
 def fleet_plan(
     options: SimulateOptions, kinds: Sequence[Kind], longest_request: int
 ) -> FleetConfig:
-    """The fleet to simulate. `longest_request`: prompt and output tokens that must fit."""
+    """The fleet to simulate. `longest_request`: prompt and output tokens that must fit.
+
+    Raises BadInput for too many replicas, or if none is left for prompts.
+    """
+    if options.decode_replicas and options.decode_replicas >= options.replicas:
+        raise BadInput(
+            "no replica is left to compute prompts",
+            value=f"--decode-replicas {options.decode_replicas}",
+            limit=f"below --replicas {options.replicas}",
+            fix=f"--replicas {options.decode_replicas + 1}",
+        )
     replicas = [(_build(options, model, longest_request), count) for model, count in kinds]
     if sum(count for _, count in kinds) > MAX_REPLICAS:
         raise BadInput("--accelerator names too many replicas", limit=f"{MAX_REPLICAS:,}")
@@ -67,7 +77,9 @@ def fleet_plan(
     if options.mtbf_s is not None:
         faults = FaultModel(mtbf_s=options.mtbf_s, repair_s=options.repair_s)
     return FleetConfig(
-        replicas=tuple(build for build, count in replicas for _ in range(count)),
+        replicas=tuple(build for build, count in replicas for _ in range(count))[
+            options.decode_replicas :
+        ],
         decode=(replicas[0][0],) * options.decode_replicas,
         transfer_s=_kv_transfer_s(kinds[0][0]) if options.decode_replicas else None,
         router=options.router,

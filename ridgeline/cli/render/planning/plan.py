@@ -27,7 +27,7 @@ def print_plan(plan: PlanResult, out: Console) -> None:
         markup=False,
         soft_wrap=True,
     )
-    out.print(fleet_table(plan.fleets))
+    out.print(fleet_table(plan.fleets, slo.attainment))
     out.print(_memory_table(plan))
     split = plan.disaggregation
     out.print(
@@ -48,9 +48,12 @@ def print_plan(plan: PlanResult, out: Console) -> None:
         out.print(f"- {note}", markup=False, soft_wrap=True, style="dim")
 
 
-def fleet_table(fleets: Sequence[Candidate]) -> Table:
+def fleet_table(fleets: Sequence[Candidate], attainment: float) -> Table:
     """One row per kind of replica, cheapest first: ms, dollars per hour and per 1M tokens."""
-    caption = "ms, with 80 % intervals; dollars per hour, per 1M tokens in and out"
+    caption = (
+        f"TTFT, TPOT: p{100 * attainment:g} over requests at this load, ms, with 80 % intervals; "
+        "seqs: in flight at full load; dollars per hour, per 1M tokens in and out"
+    )
     table = Table(
         box=None, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left"
     )
