@@ -1,0 +1,225 @@
+"""Twenty servers with planted faults, what mends each, and the truth about every configuration."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ridgeline.config.settings import Settings
+from ridgeline.errors import UserError
+from ridgeline.measure.goodput_search import is_saturated
+from ridgeline.measure.metrics.goodput import goodput
+from ridgeline.optimize.environment import Load
+from ridgeline.optimize.ladder import RungCandidate, candidates_of, unmet_need
+from ridgeline.records import Slo
+from ridgeline.twin.config import TwinConfig
+from tests.handicaps.virtual_servers import Traffic, VirtualServers
+
+SLO = "ttft:2000 tpot:100"
+BUDGET_S = 1200.0
+WINDOW_S, GRACE_S = 12.0, 8.0  # of a true run
+LEAST_RATE = 0.02
+NEAR = 1.04  # relative width at which the bisection of a true goodput ends
+
+Mended = Callable[[TwinConfig, TwinConfig], bool]
+"""Whether the second configuration has mended the fault of the first."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted fault and the test that it is gone."""
+
+    name: str
+    mended: Mended
+
+
+SLOTS = Fault("too few slots", lambda a, b: _slots(b) >= 4 * _slots(a))
+NO_PREFIX = Fault("no prefix caching", lambda a, b: b.enable_prefix_caching)
+EAGER = Fault("no captured graphs", lambda a, b: b.host.layer_s == 0.0)
+SYNC = Fault("no overlapped scheduling", lambda a, b: b.host.step_s == 0.0)
+UNCHUNKED = Fault("prompts are not chunked", lambda a, b: b.enable_chunked_prefill)
+SMALL_BUDGET = Fault(
+    "token budget too small",
+    lambda a, b: (b.max_num_batched_tokens or 0) >= 4 * (a.max_num_batched_tokens or 1),
+)
+MEMORY = Fault("memory share too small", lambda a, b: b.utilization > a.utilization + 0.05)
+IDLE_DEVICES = Fault("idle devices", lambda a, b: b.num_devices > a.num_devices)
+WRONG_TP = Fault("tensor parallel in place of replicas", lambda a, b: b.tp < a.tp)
+DRAFTS = Fault(
+    "speculation that never pays", lambda a, b: b.num_speculative_tokens < a.num_speculative_tokens
+)
+NO_DRAFTS = Fault("no speculation", lambda a, b: b.num_speculative_tokens > 0)
+
+
+def _slots(config: TwinConfig) -> int:
+    return (config.max_num_seqs or 1) * config.dp
+
+
+@dataclass(frozen=True)
+class Handicap:
+    """One server to tune, its planted faults, and the traffic on it."""
+
+    name: str
+    server: str
+    flags: str
+    faults: tuple[Fault, ...]
+    traffic: Traffic = field(default_factory=lambda: Traffic(prompt=384, output=64))
+    device: str = "l4"
+    model: str = "llama-3.1-8b"
+    num_devices: int = 1
+    acceptance: float = 0.05
+    loss_nats: float = 0.03
+    slo: str = SLO
+
+    def servers(self, seed: int = 0) -> VirtualServers:
+        return VirtualServers(
+            self.server,
+            self.flags,
+            traffic=self.traffic,
+            device=self.device,
+            model=self.model,
+            num_devices=self.num_devices,
+            acceptance=self.acceptance,
+            loss_nats=self.loss_nats,
+            belief=1.15 if seed % 2 == 0 else 0.87,
+            num_runs=1000 * seed,
+        )
+
+
+SHARED = Traffic(prompt=1536, output=32, shared=1024, num_prefixes=4)
+LONG = Traffic(prompt=3072, output=64)
+SHORT = Traffic(prompt=96, output=96)
+CHATTY = Traffic(prompt=64, output=512)
+UNCHUNKED_FLAGS = "--no-enable-chunked-prefill --max-model-len 4096"
+DIALOGUE = Traffic(prompt=384, output=64)
+
+HANDICAPS = (
+    Handicap("vllm slots", "vllm", "--max-num-seqs 4", (SLOTS,)),
+    Handicap("vllm one slot", "vllm", "--max-num-seqs 1", (SLOTS,)),
+    Handicap("vllm prefix", "vllm", "--no-enable-prefix-caching", (NO_PREFIX,), SHARED),
+    Handicap(
+        "vllm eager and synchronous",
+        "vllm",
+        "--enforce-eager --no-async-scheduling --max-num-seqs 64",
+        (EAGER, SYNC),
+        CHATTY,
+        model="qwen3-0.6b",
+        slo="ttft:2000 tpot:8",
+    ),
+    Handicap(
+        "vllm unchunked", "vllm", UNCHUNKED_FLAGS, (UNCHUNKED,), LONG, slo="ttft:9000 tpot:90"
+    ),
+    Handicap(
+        "vllm prefix and slots",
+        "vllm",
+        "--no-enable-prefix-caching --max-num-seqs 4",
+        (NO_PREFIX, SLOTS),
+        SHARED,
+    ),
+    Handicap("vllm memory", "vllm", "--gpu-memory-utilization 0.75", (MEMORY,), LONG),
+    Handicap("vllm idle devices", "vllm", "", (IDLE_DEVICES,), num_devices=4),
+    Handicap(
+        "vllm wrong tp",
+        "vllm",
+        "--tensor-parallel-size 4",
+        (WRONG_TP,),
+        num_devices=4,
+    ),
+    Handicap("vllm small budget", "vllm", "--max-num-batched-tokens 64", (SMALL_BUDGET,)),
+    Handicap("vllm no speculation on copies", "vllm", "", (NO_DRAFTS,), SHORT, acceptance=0.8),
+    Handicap("sglang slots", "sglang", "--max-running-requests 4", (SLOTS,)),
+    Handicap("sglang prefix", "sglang", "--disable-radix-cache", (NO_PREFIX,), SHARED),
+    Handicap(
+        "sglang eager and synchronous",
+        "sglang",
+        "--disable-cuda-graph --disable-overlap-schedule --max-running-requests 64",
+        (EAGER, SYNC),
+        CHATTY,
+        model="qwen3-0.6b",
+        slo="ttft:2000 tpot:8",
+    ),
+    Handicap(
+        "sglang memory and slots",
+        "sglang",
+        "--mem-fraction-static 0.75 --max-running-requests 2",
+        (SLOTS,),
+        DIALOGUE,
+    ),
+    Handicap("trtllm slots", "trtllm", "--max_batch_size 4", (SLOTS,)),
+    Handicap("trtllm budget", "trtllm", "--max_num_tokens 512", (SMALL_BUDGET,), DIALOGUE),
+    Handicap("tgi slots", "tgi", "--max-concurrent-requests 4", (SLOTS,)),
+    Handicap("llama.cpp one slot", "llama-server", "--parallel 1", (SLOTS,)),
+    Handicap(
+        "llama.cpp slots and prefix",
+        "llama-server",
+        "--parallel 2 --no-cache-prompt",
+        (SLOTS, NO_PREFIX),
+        SHARED,
+    ),
+)
+
+
+class Truth:
+    """Exact goodput of configurations of one handicap: without noise, of long runs."""
+
+    def __init__(self, handicap: Handicap) -> None:
+        self.handicap, self.servers = handicap, handicap.servers()
+        self._slo = Slo.parse(handicap.slo)
+        self._known: dict[TwinConfig, float] = {}
+        self._last = 4.0
+
+    def goodput(self, settings: Settings) -> float:
+        """Requests/s within the SLO at the knee, at least `LEAST_RATE`; 0 if it does not start."""
+        try:
+            config = self.servers.config(settings)
+            if config not in self._known:
+                self._known[config] = self._knee(settings)
+        except UserError:
+            return 0.0
+        return self._known[config]
+
+    def _knee(self, settings: Settings) -> float:
+        """By doubling or halving from the last one found, then bisection."""
+        low = high = self._last
+        if self._holds(settings, low):
+            while self._holds(settings, high := 2 * low):
+                low = high
+        else:
+            while not self._holds(settings, low := high / 2):
+                high = low
+                if low < LEAST_RATE:
+                    return LEAST_RATE
+        while high / low > NEAR:
+            middle = float(statistics.geometric_mean((low, high)))
+            low, high = (middle, high) if self._holds(settings, middle) else (low, middle)
+        self._last = low
+        return low
+
+    def _holds(self, settings: Settings, rate: float) -> bool:
+        window_s = max(WINDOW_S, 20 / rate)
+        load = Load(rate=rate, seed=11, window_s=window_s, grace_s=GRACE_S)
+        run = self.servers.simulate(settings, load)
+        return goodput(run, self._slo).holds and not is_saturated(run)
+
+    def neighbours(self, settings: Settings) -> Iterator[RungCandidate]:
+        """Every exact change of one rung that applies to these settings."""
+        facts = {**self.servers.environment().facts, **msgspec.structs.asdict(settings)}
+        for rung in self.servers.ladder.rungs:
+            if rung.honesty == "exact" and unmet_need(rung, facts) is None:
+                yield from candidates_of(rung, settings, {})
+
+    def best_known(self, *starts: Settings) -> float:
+        """The best of greedy ascents by true goodput, from each of the configurations."""
+        return max(self._ascent(start) for start in starts)
+
+    def _ascent(self, settings: Settings) -> float:
+        best = self.goodput(settings)
+        while True:
+            scored = [(self.goodput(c.settings), c.settings) for c in self.neighbours(settings)]
+            top, chosen = max(scored, key=lambda pair: pair[0], default=(0.0, settings))
+            if top <= best * NEAR:
+                return best
+            best, settings = top, chosen
