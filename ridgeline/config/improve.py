@@ -57,6 +57,14 @@ class OptimizeOptions(Section, frozen=True, kw_only=True):
         Path | None,
         About("Predict with this file of `ridgeline calibrate`.", path="input"),
     ] = None
+    shared_machine: Annotated[
+        bool,
+        About(
+            "Count runs during which other work took the CPU, for machines that are never quiet; "
+            "the intervals contain its noise.",
+            ambient=False,
+        ),
+    ] = False
 
 
 class TargetServerOptions(Section, frozen=True, kw_only=True):

@@ -18,7 +18,8 @@ class OptimizeJob(msgspec.Struct, frozen=True, kw_only=True):
 
     `settings`: the baseline, from which the search starts. `defaults`: a rival that is tried before
     any rung, the performance settings of the product or of the server as shipped; None if there is
-    none, or the baseline has the same.
+    none, or the baseline has the same. `shared_machine`: runs count although other work took the
+    CPU.
     """
 
     settings: Settings
@@ -29,6 +30,7 @@ class OptimizeJob(msgspec.Struct, frozen=True, kw_only=True):
     price: MachinePrice
     seed: int = 0
     defaults: Settings | None = None
+    shared_machine: bool = False
 
 
 class RunningConfiguration(msgspec.Struct, frozen=True, kw_only=True):

@@ -312,6 +312,7 @@ def _finding(facts: dict[str, Value]) -> Finding:
 
 # ---- the whole ---------------------------------------------------------------------------------
 
+SHARED = " The machine was shared: runs counted although other work took the CPU."
 PROTOCOL = (
     "Every rung was measured against the incumbent in alternating order (A B, B A, …), both under "
     "the same prompts and arrivals in a round and new ones in the next, in runs of {window:.1f} s. "
@@ -382,7 +383,7 @@ def _provenance(
         spent_s=spent_s,
         machine=_plain(environment.facts, "machine"),
         model_facts=_plain(environment.facts, "model"),
-        protocol=PROTOCOL.format(window=window_s),
+        protocol=PROTOCOL.format(window=window_s) + (SHARED if job.shared_machine else ""),
     )
 
 

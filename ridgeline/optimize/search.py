@@ -137,6 +137,7 @@ class LadderSearch:
             observer=observer,
             seed=job.seed,
             longest_output=environment.longest_output,
+            shared_machine=job.shared_machine,
         )
         self._predictor = Predictor(
             environment.simulator,

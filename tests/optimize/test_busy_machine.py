@@ -174,3 +174,11 @@ async def test_runs_over_http_carry_the_load_of_the_machine(
 async def started(run: RunTrace, begin: OnStart) -> RunTrace:
     await begin()
     return msgspec.structs.replace(run, machine_load=None)
+
+
+async def test_runs_on_a_shared_machine_count_although_it_is_busy() -> None:
+    fake = Fake(busy=lambda now_s: 0.4)
+    result = await search_ladder(fake, rungs=only("continuous-batching"), shared_machine=True)
+    assert [trial.verdict for trial in result.trials][:1] == ["kept"]
+    assert result.busy_share is None
+    assert "although other work took the CPU" in result.provenance.protocol

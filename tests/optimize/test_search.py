@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -20,7 +22,9 @@ from tests.optimize.simulated_servers import NAIVE, Fake, Physics, Quirks, Simul
 INT8 = ("quantization", "int8")
 
 
-def job(budget_s: float = 270.0, objective: str = "goodput") -> OptimizeJob:
+def job(
+    budget_s: float = 270.0, objective: str = "goodput", shared_machine: bool = False
+) -> OptimizeJob:
     return OptimizeJob(
         settings=settings_from({"model": "demo", **NAIVE}),
         workload="chat-and-code",
@@ -28,11 +32,12 @@ def job(budget_s: float = 270.0, objective: str = "goodput") -> OptimizeJob:
         objective=objective,  # type: ignore[arg-type]
         budget_s=budget_s,
         price=MachinePrice(dollars_per_hour=2.0, notional=False),
+        shared_machine=shared_machine,
     )
 
 
 async def search_ladder(
-    fake: Fake, *, rungs: ladder.Ladder | None = None, budget_s: float = 270.0, **more: str
+    fake: Fake, *, rungs: ladder.Ladder | None = None, budget_s: float = 270.0, **more: Any
 ) -> LadderResult:
     found = await optimize(
         job(budget_s, **more),

@@ -252,9 +252,9 @@ async def _round(
             what = f"{doing}, {side.name}"
             rate = side.stairs.rate
             runs.append(await runner.run(side.deployment, rate, seed, what, closing=closing))
-            if runs[-1].is_busy:
+            if runner.is_disturbed(runs[-1]):
                 break
-        if not runs[-1].is_busy:
+        if not runner.is_disturbed(runs[-1]):
             break
         runner.report_busy(runs[-1].busy_share)
         if repeat == BUSY_REPEATS:

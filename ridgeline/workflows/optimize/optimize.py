@@ -204,6 +204,7 @@ def job_of(settings: Settings, options: OptimizeOptions) -> OptimizeJob:
         budget_s=options.budget,
         price=price,
         seed=settings.seed,
+        shared_machine=options.shared_machine,
     )
 
 
