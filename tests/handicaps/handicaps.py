@@ -119,7 +119,7 @@ HANDICAPS = (
         (NO_PREFIX, SLOTS),
         SHARED,
     ),
-    Handicap("vllm memory", "vllm", "--gpu-memory-utilization 0.75", (MEMORY,), LONG),
+    Handicap("vllm memory", "vllm", "--gpu-memory-utilization 0.85", (MEMORY,), LONG),
     Handicap("vllm idle devices", "vllm", "", (IDLE_DEVICES,), num_devices=4),
     Handicap(
         "vllm wrong tp",
@@ -144,7 +144,7 @@ HANDICAPS = (
     Handicap(
         "sglang memory and slots",
         "sglang",
-        "--mem-fraction-static 0.75 --max-running-requests 2",
+        "--mem-fraction-static 0.82 --max-running-requests 2",
         (SLOTS,),
         DIALOGUE,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator, Sequence
 
@@ -70,8 +71,10 @@ def search(handicap: Handicap, seed: int = 0) -> tuple[LadderResult, float]:
     return result, servers.now_s
 
 
-def judge(handicap: Handicap, result: LadderResult, virtual_s: float) -> Outcome:
-    """Compare the result with the truth and with other searches."""
+def judge(
+    handicap: Handicap, result: LadderResult, virtual_s: float, *, baselines: bool = True
+) -> Outcome:
+    """Compare the result with the truth and, with `baselines`, with other searches."""
     truth = Truth(handicap)
     servers = truth.servers
     start, current = servers.config(servers.start), servers.start
@@ -97,17 +100,21 @@ def judge(handicap: Handicap, result: LadderResult, virtual_s: float) -> Outcome
         faults=tuple(fault.name for fault in handicap.faults),
         start=truth.goodput(servers.start),
         final=truth.goodput(final),
-        best_known=truth.best_known(final, servers.defaults),
+        best_known=truth.best_known(final, servers.defaults) if baselines else math.nan,
         num_trials=len(result.trials),
         kept=tuple(kept),
         found_at=found_at,
         num_mended=len(mended),
         false_keeps=tuple(false_keeps),
         virtual_s=virtual_s,
-        random=sum(_random(truth, num_trials, seed) for seed in range(RANDOM_DRAWS)) / RANDOM_DRAWS,
-        sweep=_sweep(truth, num_trials),
-        in_order=_in_order(truth, num_trials),
+        random=_mean_random(truth, num_trials) if baselines else math.nan,
+        sweep=_sweep(truth, num_trials) if baselines else math.nan,
+        in_order=_in_order(truth, num_trials) if baselines else math.nan,
     )
+
+
+def _mean_random(truth: Truth, num_trials: int) -> float:
+    return sum(_random(truth, num_trials, seed) for seed in range(RANDOM_DRAWS)) / RANDOM_DRAWS
 
 
 def _random(truth: Truth, num_trials: int, seed: int) -> float:

@@ -2,7 +2,7 @@
 
 The truth is the twin of the command line that the driver would run. The simulator of the search
 believes something else: its step times are off by a factor that grows with the batch, and it does
-not know the flags that only the server has.
+not know what drafts are worth.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -32,7 +33,6 @@ from ridgeline.optimize.environment import Deployment, Environment, Load, Simula
 from ridgeline.optimize.external.server_deployment import server_info
 from ridgeline.optimize.external.server_rungs import with_server_rungs
 from ridgeline.optimize.ladder import Ladder, load_default_ladder
-from ridgeline.optimize.server_settings import flags_of
 from ridgeline.plan.simulate.fleet import simulate_fleet
 from ridgeline.plan.simulate.records import FleetConfig, ReplicaConfig, SimulatedRequest
 from ridgeline.plan.simulate.summary import traces
@@ -104,9 +104,8 @@ class VirtualServers:
         device = f"{self.device}:{self.num_devices}"
         command = f"ridgeline twin --device {device} {words} {self.flags} --port {{port}} {{flags}}"
         url = "http://127.0.0.1:{port}"
-        return server_recipe(
-            RestartableServer(url=url, restart_cmd=command, num_devices=self.num_devices)
-        )
+        server = RestartableServer(url=url, restart_cmd=command, num_devices=self.num_devices)
+        return server_recipe(server, Path("/nonexistent"))
 
     @cached_property
     def start(self) -> Settings:
@@ -132,11 +131,9 @@ class VirtualServers:
         run = TwinRun(device=self.device, num_devices=self.num_devices, acceptance=self.acceptance)
         return twin_of(found[1], run)
 
-    def simulate(
-        self, settings: Settings, load: Load, speed: float = 1.0, belief: float = 1.0
-    ) -> RunTrace:
+    def simulate(self, settings: Settings, load: Load, speed: float = 1.0) -> RunTrace:
         config = self.config(settings)
-        return simulated_run(config, planned(config), self.traffic, load, speed, belief)
+        return simulated_run(config, planned(config), self.traffic, load, speed)
 
     @contextmanager
     def open(self, settings: Settings) -> Iterator[Deployment]:
@@ -266,7 +263,7 @@ class BelievedStepTimes:
 
 
 class VirtualSimulator:
-    """Believes nearly the twin's step times, and does not see flags that only the server has."""
+    """Believes nearly the twin's step times, and knows nothing of what drafts are worth."""
 
     def __init__(self, servers: VirtualServers) -> None:
         self._servers = servers
@@ -275,9 +272,10 @@ class VirtualSimulator:
         pass
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
-        start = self._servers.start
-        known = msgspec.structs.replace(settings, server_flags=flags_of(start))
-        return self._servers.simulate(known, load, belief=self._servers.belief)
+        servers = self._servers
+        config = servers.config(settings)
+        plain = msgspec.structs.replace(config, num_speculative_tokens=0)
+        return simulated_run(plain, planned(plain), servers.traffic, load, 1.0, servers.belief)
 
 
 class VirtualDeployment:

@@ -64,3 +64,38 @@ def test_memory_share_decides_how_many_tokens_the_simulated_cache_holds() -> Non
         start, server_flags=(("--gpu-memory-utilization", "0.95"),)
     )  # fmt: skip
     assert costs.scheduler(more).pool.num_blocks > costs.scheduler(start).pool.num_blocks
+
+
+def test_flags_of_the_server_change_the_predicted_step_times_by_the_model_of_its_device() -> None:
+    command = (
+        "ridgeline twin --device l4 vllm serve qwen3-0.6b --enforce-eager --port {port} {flags}"
+    )
+    costs, start = costs_of(command, "dummy:qwen3-0.6b")
+    graphs = msgspec.structs.replace(start, server_flags=(("--no-enforce-eager", ""),))
+    effect = costs.flag_effect(graphs, start)
+    assert effect is not None
+    assert effect([(1, 200)], 1) < 0.9  # launches no longer limit a small batch
+    assert costs.flag_effect(start, start) is None
+
+
+def test_drafts_have_no_effect_that_a_model_of_steps_could_know() -> None:
+    costs, start = costs_of(TWIN, "dummy:llama-3.1-8b")
+    text = '{"method":"ngram","num_speculative_tokens":6}'
+    drafts = msgspec.structs.replace(start, server_flags=(("--speculative-config", text),))
+    effect = costs.flag_effect(drafts, start)
+    assert effect is not None and effect([(1, 200)] * 8, 8) == 1.0
+
+
+def test_replicas_are_read_from_the_command_line() -> None:
+    costs, start = costs_of(TWIN, "dummy:llama-3.1-8b")
+    more = msgspec.structs.replace(start, server_flags=(("--data-parallel-size", "4"),))
+    assert (costs.replicas(start), costs.replicas(more)) == (1, 4)
+
+
+def test_defaults_of_a_server_keep_what_it_has_no_default_for() -> None:
+    recipe = server_recipe(
+        server_of("llama-server -m m --threads 1 --parallel 1 --port {port} {flags}"),
+        Path("unused"),
+    )
+    defaults = recipe.default_settings(Settings(model="demo"))
+    assert (defaults.num_threads, defaults.max_num_seqs) == (1, 4)

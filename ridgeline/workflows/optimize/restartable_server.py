@@ -121,7 +121,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         """The settings of the server without the flags of its command line that the ladder
         changes."""
         start = self.start_settings(settings)
-        values = {**self.defaults, FLAGS: start.server_flags}
+        values = {**self.settings_in_command, **self.defaults, FLAGS: start.server_flags}
         return self._settings(settings, values)
 
     def _settings(self, settings: Settings, values: dict[str, object]) -> ServerSettings:

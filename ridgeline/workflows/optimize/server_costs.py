@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
+
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.scheduler import (
@@ -18,17 +20,21 @@ from ridgeline.engine.scheduler import (
     SchedulerLimits,
     make_policy,
 )
-from ridgeline.errors import CannotRun
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.hardware.machine import Machine
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token, num_params
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_kv_dtype
+from ridgeline.optimize.server_settings import flags_of
 from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.twin.config import TwinConfig
 from ridgeline.twin.servers.behaviour import TwinRun, twin_of
 from ridgeline.twin.servers.command_line import ServerLine, find_command
+from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.workflows.configuration_costs import StepBounds
+from ridgeline.workflows.optimize.calibrated_step_times import StepSeconds
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe
 from ridgeline.workflows.targets import catalogue_peaks
 
@@ -43,11 +49,11 @@ class ServerCosts:
     The peaks are those of this machine, or of the device that a twin imitates.
     """
 
-    def __init__(self, machine: Machine, recipe: ServerRecipe, start: Settings) -> None:
+    def __init__(self, machine: Machine | None, recipe: ServerRecipe, start: Settings) -> None:
         self._machine, self._recipe, self._start = machine, recipe, start
         self.spec = load_planning_spec(start.model)
         self._bounds = cache(self._step_bounds)
-        self._memory = cache(self._kv_tokens)
+        self._memory, self._modelled = cache(self._kv_tokens), cache(self._step_times)
 
     @property
     def max_model_len(self) -> int:
@@ -90,6 +96,22 @@ class ServerCosts:
         policy = make_policy(settings.batching, wait_s=settings.batch_wait_ms / 1000)
         return Scheduler(limits, policy, pool, cached)
 
+    def replicas(self, settings: Settings) -> int:
+        """How many replicas share the requests of the configuration."""
+        line = self.line(settings)
+        return 1 if line is None else line.dp
+
+    def flag_effect(self, settings: Settings, measured: Settings) -> StepSeconds | None:
+        """The factor that the server's own flags put on the step times of `measured`, by the model
+        of the device; None where they are equal or the device is not in the catalogue.
+        """
+        if flags_of(settings) == flags_of(measured):
+            return None
+        before, after = self._modelled(measured), self._modelled(settings)
+        if before is None or after is None:
+            return None
+        return lambda shapes, num: after.step_s(shapes, num) / before.step_s(shapes, num)
+
     def facts(self) -> dict[str, Value]:
         """Name, size and formats of the model."""
         return {
@@ -112,6 +134,7 @@ class ServerCosts:
         device, machine = self._recipe.twin_device, self._machine
         if device is not None:
             return catalogue_peaks(device, "bfloat16")[1]
+        assert machine is not None, "only twins need no machine"
         if machine.gpus:
             gpu = machine.gpus[0]
             flops_s, dtype = gpu.gemm_flops.get("bfloat16"), "bfloat16"
@@ -127,17 +150,38 @@ class ServerCosts:
         return Peaks(flops_s=flops_s, bytes_s=bytes_s, dtype=dtype, source=source)
 
     def _kv_tokens(self, settings: Settings) -> int:
-        """Tokens that the KV cache holds. Raises DoesNotFit where a twin would not start."""
-        config = self.twin(settings)
+        """Tokens that the KV cache holds. Raises DoesNotFit where the server would not start."""
+        config = self.modelled_server(settings)
         if config is None:
             return UNKNOWN_KV_TOKENS
         from ridgeline.twin.build import plan_twin
 
         return plan_twin(config).num_kv_tokens
 
-    def twin(self, settings: Settings) -> TwinConfig | None:
-        """What the command's twin imitates; None for a real server."""
-        device, line = self._recipe.twin_device, self.line(settings)
+    def _step_times(self, settings: Settings) -> TwinStepTimes | None:
+        config = self.modelled_server(settings)
+        if config is None:
+            return None
+        from ridgeline.twin.build import plan_twin, step_times_of
+
+        # What drafts are worth depends on the text, so the model says nothing about them.
+        config = msgspec.structs.replace(config, num_speculative_tokens=0)
+        return step_times_of(config, plan_twin(config).replica)
+
+    def modelled_server(self, settings: Settings) -> TwinConfig | None:
+        """The model of the configuration; None where its server or its device is not known."""
+        device, line = self._device(), self.line(settings)
         if device is None or line is None:
             return None
         return twin_of(line, TwinRun(device=device, num_devices=line.tp * line.dp))
+
+    def _device(self) -> str | None:
+        """The catalogue's name of the twin's device, or of this machine's GPU."""
+        if self._recipe.twin_device is not None:
+            return self._recipe.twin_device
+        if self._machine is None or not self._machine.gpus:
+            return None
+        try:
+            return find_accelerator(self._machine.gpus[0].name).name
+        except BadInput:
+            return None

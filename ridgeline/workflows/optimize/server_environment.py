@@ -75,10 +75,12 @@ def server_environment(
     vocab_size = costs.spec.vocab_size
     prompts = ServerPrompts(tokenized, workload, _vocabulary(tokenizer))
     starter = _ServerStarter(recipe, start, prompts, logs, vocab_size)
-    simulated = SimulatedEngine(costs.bounds, costs.scheduler, tokenized.requests)
+    simulated = SimulatedEngine(
+        costs.bounds, costs.scheduler, tokenized.requests, flag_effect=costs.flag_effect
+    )
     return Environment(
         open=starter.open,
-        simulator=_ServerSimulator(simulated, recipe, start),
+        simulator=_ServerSimulator(simulated, costs),
         price_of=costs.price,
         peaks_of=lambda chosen: _peaks_seen_from_outside(costs.peaks(chosen)),
         facts={**facts, **recipe.facts},
@@ -132,15 +134,18 @@ def _peaks_seen_from_outside(peaks: Peaks) -> Peaks:
 
 
 class _ServerSimulator:
-    """The simulator, which refuses settings that this server has no flag for."""
+    """The simulator, which refuses settings that this server has no flag for.
 
-    def __init__(self, simulated: SimulatedEngine, recipe: ServerRecipe, start: Settings) -> None:
-        self._simulated, self._recipe, self._start = simulated, recipe, start
+    Replicas share the requests, so one of them is simulated with its part.
+    """
+
+    def __init__(self, simulated: SimulatedEngine, costs: ServerCosts) -> None:
+        self._simulated, self._costs = simulated, costs
         self.learn = simulated.learn
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
-        self._recipe.flags.words(settings, self._start)
-        return self._simulated.run(settings, load)
+        part = load.rate / self._costs.replicas(settings)
+        return self._simulated.run(settings, msgspec.structs.replace(load, rate=part))
 
 
 class _ServerStarter:

@@ -45,8 +45,15 @@ NUM_REPLAYED_PROMPTS = 8
 REPLAY_ROWS = (1, 2, 3, 5, 9, 17)  # rows per sequence at which the replay's step cost is known
 
 
+FlagEffect = Callable[[Settings, Settings], StepSeconds | None]
+"""(settings, measured settings) → factor on the step times learnt from the latter, or None."""
+
+
 class SimulatedEngine:
-    """Predicts runs of engine configurations. `requests(n, seed)`: the tokenised workload."""
+    """Predicts runs of engine configurations. `requests(n, seed)`: the tokenised workload.
+
+    `flag_effect`: what flags change that only another server has.
+    """
 
     def __init__(
         self,
@@ -54,9 +61,11 @@ class SimulatedEngine:
         scheduler_of: Callable[[Settings], Scheduler],
         requests: Callable[[int, int], Sequence[LoadRequest]],
         step_times: CalibratedStepTimes | None = None,
+        flag_effect: FlagEffect | None = None,
     ) -> None:
         self._bounds_of, self._scheduler_of, self._requests = bounds_of, scheduler_of, requests
-        self._calibrated = step_times
+        self._calibrated, self._flag_effect = step_times, flag_effect
+        self._learnt: Settings | None = None
         self._samples: dict[tuple[str, str | None], list[StepSample]] = {}
         self._fit: StepTime | None = None
 
@@ -68,6 +77,7 @@ class SimulatedEngine:
         samples = self._samples.setdefault((settings.model, settings.quantization), [])
         samples += [_sample(bounds, step) for step in steps if step.shapes]
         del samples[:-MAX_SAMPLES]
+        self._learnt = settings
         if len(samples) >= MIN_STEPS:
             self._fit = fit_step_time([*samples, *_assumed_batches(bounds, samples)])
 
@@ -108,10 +118,14 @@ class SimulatedEngine:
         if fit is None:
             raise CannotRun("too few steps were measured to predict from", limit=MIN_STEPS)
         bounds = self._bounds_of(settings)
+        effect = None
+        if self._flag_effect is not None and self._learnt is not None:
+            effect = self._flag_effect(settings, self._learnt)
 
         def step_s(shapes: Shapes, num_sampled: int) -> float:
             num_tokens = sum([new for new, _ in shapes])
-            return fit.seconds(bounds.bound_s(shapes, num_sampled), len(shapes), num_tokens)
+            plain_s = fit.seconds(bounds.bound_s(shapes, num_sampled), len(shapes), num_tokens)
+            return plain_s if effect is None else plain_s * effect(shapes, num_sampled)
 
         return step_s
 
