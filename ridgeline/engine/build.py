@@ -15,6 +15,7 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.execution.graphs.decode import make_decode_graphs
+from ridgeline.engine.execution.graphs.warm_up import warm_up
 from ridgeline.engine.execution.page_prefetch import PagePrefetcher
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
@@ -71,6 +72,9 @@ def assemble(
     graphs = make_decode_graphs(decoder, attention, resolved.max_model_len)
     if graphs is not None:
         runner.use_graphs(graphs)
+        graphs.warm_up_s = warm_up(
+            decoder, attention, graphs, resolved.max_num_seqs, kv.num_blocks - 1
+        )
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     return EngineParts(tokenizer, scheduler, runner, masks, num_bytes)

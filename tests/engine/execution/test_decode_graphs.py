@@ -25,6 +25,7 @@ from ridgeline.engine.execution.graphs.decode import (
     run_eagerly,
     why_no_graphs,
 )
+from ridgeline.engine.execution.graphs.warm_up import warm_up
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.scheduler.plan import NoTokenError, Run, SamplePoint, StepPlan
@@ -199,3 +200,13 @@ def test_reasons_against_graphs_are_named(model: tuple[ModelSpec, Decoder]) -> N
     Sequences(runner, [3]).step([0])
     assert runner.describe_graphs().startswith("CUDA graphs of up to 256 rows")
     assert runner.graph_counters()["num_graph_replays"] == 1.0
+
+
+def test_warming_up_writes_to_the_padding_block_alone(model: tuple[ModelSpec, Decoder]) -> None:
+    runner = make_runner(model, graphs=True)
+    cache, graphs = runner.cache, runner.graphs
+    assert graphs is not None
+    assert warm_up(runner.decoder, runner.attention, graphs, 16, NUM_BLOCKS) > 0
+    assert list(graphs.counts.by_bucket) == ["1x16", "2x16", "16x16"]
+    assert all(not layer[:NUM_BLOCKS].any() for layer in cache.layers)
+    assert all(layer[NUM_BLOCKS].any() for layer in cache.layers)

@@ -3,4 +3,5 @@
 buckets.py   the sizes that steps are padded to
 inputs.py    a step's integers, in one transfer
 decode.py    capture, replay, and what the runner calls
+  warm_up.py   compiles the kernels before the first request
 """

@@ -132,7 +132,7 @@ class DecodeGraphs:
         max_rows: int = MAX_ROWS,
     ) -> None:
         self._decoder, self._attention, self._capture = decoder, attention, capture
-        self._max_len, self._block_size = max_len, attention.cache.block_size
+        self.max_len, self._block_size = max_len, attention.cache.block_size
         self._padding_block = attention.cache.num_blocks - 1
         self._rows = row_sizes(max_rows)
         self._columns = column_sizes(-(-max_len // self._block_size))
@@ -141,14 +141,15 @@ class DecodeGraphs:
             self._rows[-1], dtype=torch.int32, pin_memory=decoder.device.type == "cuda"
         )
         self.counts = GraphCounts()
-        self.keep_states = False
+        self.keep_states, self.warm_up_s = False, 0.0
         # A graph keeps the address of these tables, so they must not grow afterwards.
         decoder.body.ropes.tables_up_to(max_len)
 
     def describe(self) -> str:
         """What is captured, and when."""
         return (
-            f"CUDA graphs of up to {self._rows[-1]} rows, each captured when a step first needs it"
+            f"CUDA graphs of up to {self._rows[-1]} rows, each captured when a step first needs it;"
+            f" kernels compiled and {self.counts.num_graphs} captured in {self.warm_up_s:.1f} s"
         )
 
     def can_run(self, runs: Sequence[Run]) -> bool:
@@ -203,11 +204,15 @@ class DecodeGraphs:
         if self._decoder.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def _replay(self, runs: Sequence[Run]) -> tuple[StepOutputs, int]:
+    def capture(self, runs: Sequence[Run]) -> tuple[StepInputs, Replay]:
+        """The graph of a step's bucket, captured now if it was not before."""
         bucket = self.bucket_of(runs)
         if bucket not in self._graphs:
             self._graphs[bucket] = self._make(bucket, runs)
-        inputs, replay = self._graphs[bucket]
+        return self._graphs[bucket]
+
+    def _replay(self, runs: Sequence[Run]) -> tuple[StepOutputs, int]:
+        inputs, replay = self.capture(runs)
         num_rows = inputs.fill(runs)
         self.counts.num_replays += 1
         return replay(), num_rows
@@ -220,7 +225,7 @@ class DecodeGraphs:
         step = self._attention.step(inputs.tables)
 
         def compute() -> StepOutputs:
-            x_RC = self._decoder.hidden(inputs.tokens_R, inputs.positions_R, self._max_len, step)
+            x_RC = self._decoder.hidden(inputs.tokens_R, inputs.positions_R, self.max_len, step)
             logits_RV = self._decoder.head(x_RC)
             return StepOutputs(x_RC, logits_RV, first_largest(logits_RV))
 
