@@ -23,7 +23,7 @@ from ridgeline.diagnose.roofline.operators import judge
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, ResolvedSettings, resolve
 from ridgeline.engine.profiling.profile import ProfileOptions, profile
-from ridgeline.hardware.ceilings import measure_ceilings
+from ridgeline.hardware.ceilings import ceilings_of
 from ridgeline.workflows.diagnose.operator_profile import ProfileResult
 
 
@@ -31,9 +31,9 @@ def profile_steps(
     resolved: ResolvedSettings, parts: EngineParts, options: ProfileOptions
 ) -> ProfileResult:
     """The operators for one batch size, against ceilings measured before and after."""
-    before = measure_ceilings(resolved.num_threads)
+    before = ceilings_of(resolved.device, resolved.num_threads)
     phases = profile(parts, resolved, options)
-    ceilings = before.best_of(measure_ceilings(resolved.num_threads))
+    ceilings = before.best_of(ceilings_of(resolved.device, resolved.num_threads))
     target = f"{resolved.model}, {options.batch} sequences"
     return ProfileResult(profile=judge(target, phases, resolved.spec, ceilings))
 
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=None, help="to prefill (as the context)")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--layer-backend", default="auto")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--html", type=Path, default=None)

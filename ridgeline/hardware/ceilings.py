@@ -74,3 +74,26 @@ def measure_ceilings(num_threads: int) -> MeasuredCeilings:
         flops_s={kind: rate.per_s for kind, rate in rates.items()},
         cpu_share=min(rate.cpu_share for rate in (*reads.values(), *rates.values())),
     )
+
+
+def measure_gpu_ceilings(device: str) -> MeasuredCeilings:
+    """The same of a GPU, in a second: a copy within its memory, and its matrix products.
+
+    4-bit weights are multiplied in bfloat16, 8-bit ones as bytes.
+    """
+    rates = measure.gpu_rates(device)
+    flops_s = dict(rates.flops_s)
+    if "int8" in flops_s:
+        flops_s["int16"] = flops_s.pop("int8")
+    if "bfloat16" in flops_s:
+        flops_s["int4"] = flops_s["bf16"] = flops_s["bfloat16"]
+    return MeasuredCeilings(
+        bytes_s={rates.copy_bytes: rates.bytes_s}, flops_s=flops_s, cpu_share=1.0
+    )
+
+
+def ceilings_of(device: str, num_threads: int) -> MeasuredCeilings:
+    """The ceilings of the device that an engine runs on."""
+    if device.startswith("cuda"):
+        return measure_gpu_ceilings(device)
+    return measure_ceilings(num_threads)

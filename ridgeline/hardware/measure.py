@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -198,6 +198,41 @@ def _gpu(torch: Any, index: int) -> Gpu:
         read_bandwidth_bytes_s=read_bytes_s,
         gemm_flops=gemm,
     )
+
+
+class GpuRates(NamedTuple):
+    """Bytes per second of a copy of `copy_bytes`, read and written, and FLOP/s by dtype."""
+
+    copy_bytes: int
+    bytes_s: float
+    flops_s: dict[str, float]
+
+
+def gpu_rates(device: str) -> GpuRates:
+    """Rates of a GPU, measured now; a dtype without a product on it is absent."""
+    import torch
+
+    with torch.cuda.device(device):
+        source = torch.randn(1 << 29, device="cuda").bfloat16()
+        target = torch.empty_like(source)
+        copy_s = _gpu_seconds(torch, lambda: target.copy_(source))
+        flops_s = {name: _gpu_gemm(torch, getattr(torch, name), 8192) for name in _GPU_DTYPES}
+        for name, product in _gpu_byte_products(torch, 8192).items():
+            with contextlib.suppress(RuntimeError):
+                flops_s[name] = 2 * 8192**3 / _gpu_seconds(torch, product)
+    return GpuRates(source.nbytes, 2 * source.nbytes / copy_s, flops_s)
+
+
+def _gpu_byte_products(torch: Any, size: int) -> dict[str, Callable[[], object]]:
+    a = torch.randn(size, size, device="cuda")
+    codes, floats = (a * 40).clamp(-127, 127).to(torch.int8), a.to(torch.float8_e4m3fn)
+    one = torch.ones((), device="cuda")
+    return {
+        "int8": lambda: torch._int_mm(codes, codes.t()),
+        "float8_e4m3": lambda: torch._scaled_mm(
+            floats, floats.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+        ),
+    }
 
 
 _GPU_DTYPES = ("float32", "bfloat16", "float16")

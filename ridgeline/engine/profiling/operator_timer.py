@@ -23,10 +23,12 @@ import torch
 
 from ridgeline.engine.attention.native import NativeAttention
 from ridgeline.engine.execution.greedy_fast_path import NativeGreedyPath
+from ridgeline.engine.execution.layers.fused import FusedForward
 from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.layers import Block, GatedMlp, LatentAttention, UngatedMlp, no_norm
+from ridgeline.engine.profiling.device_timer import device_operators_timed
 from ridgeline.engine.sampling.argmax_head import NativeArgmax
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
@@ -76,9 +78,14 @@ class Stopwatch:
 def operators_timed(runner: TorchRunner, watch: Stopwatch) -> Iterator[Callable[[], Operators]]:
     """Time the runner's operators within the context; call the yielded function after each step.
 
-    Raises CannotRun on devices other than the CPU, where calls only enqueue work.
+    On a GPU the profiler's times of kernels take the place of `watch`, and steps run without CUDA
+    graphs. Raises CannotRun for layers that cannot be timed.
     """
     _check_can_time(runner)
+    if runner.decoder.device.type == "cuda":
+        with device_operators_timed(runner) as read:
+            yield read
+        return
     with ExitStack() as stack:
         put = partial(_put, stack)
         _time_choice(runner, watch, put)
@@ -92,17 +99,11 @@ def operators_timed(runner: TorchRunner, watch: Stopwatch) -> Iterator[Callable[
 
 def _check_can_time(runner: TorchRunner) -> None:
     decoder = runner.decoder
-    if decoder.device.type != "cpu":
-        raise CannotRun(
-            "operators can be timed on the CPU only: on other devices calls just enqueue work",
-            value=str(decoder.device),
-            fix="record an Nsight Systems trace and run: ridgeline diagnose --nsight FILE",
-        )
     if has_states(decoder.spec):
         raise CannotRun(
             "the operators of gated delta nets cannot be timed", value=decoder.spec.family
         )
-    if not isinstance(decoder.forward, NativeForward | TorchForward):
+    if not isinstance(decoder.forward, NativeForward | TorchForward | FusedForward):
         raise CannotRun(
             "the operators of this layer backend cannot be timed",
             value=type(decoder.forward).__name__,

@@ -221,11 +221,14 @@ class _Profiler:
         begun = self.watch.clock()
         plan = self.driver.step()
         took_s = self.watch.clock() - begun
+        operators = {} if read is None else read()
+        if operators and self.driver.parts.runner.decoder.device.type == "cuda":
+            took_s = sum(own.time_s for own in operators.values())
         return StepProfile(
             shapes=shapes_of(plan),
             num_sampled=sum(run.sample is not None for run in plan.runs),
             time_s=took_s,
-            operators={} if read is None else read(),
+            operators=operators,
         )
 
 

@@ -59,7 +59,7 @@ def profile_operators(
     from ridgeline.engine.config import resolve
     from ridgeline.engine.profiling.profile import check_options, profile
     from ridgeline.engine.tokenization import load_tokenizer
-    from ridgeline.hardware.ceilings import measure_ceilings
+    from ridgeline.hardware.ceilings import ceilings_of
 
     check_bench_options(options)
     with stage(observer, f"loading {settings.model}"):
@@ -68,9 +68,9 @@ def profile_operators(
         check_options(resolved, lengths)
         parts = assemble(resolved)
     with stage(observer, "profiling"):
-        before = measure_ceilings(resolved.num_threads)
+        before = ceilings_of(resolved.device, resolved.num_threads)
         phases = profile(parts, resolved, lengths)
-        ceilings = before.best_of(measure_ceilings(resolved.num_threads))
+        ceilings = before.best_of(ceilings_of(resolved.device, resolved.num_threads))
     name = f"{settings.model}, {resolved.layer_backend} layers"
     return ProfileResult(profile=judge(name, phases, resolved.spec, ceilings))
 
