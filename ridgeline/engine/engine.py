@@ -65,6 +65,8 @@ class _Scheduling(TypedDict, total=False):
     deadline_s: float | None
     slo: Slo | None
     background: bool
+    account: str
+    share: float
 
 
 class Engine:

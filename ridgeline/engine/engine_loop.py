@@ -126,7 +126,8 @@ class EngineLoop:
         check_request(request, self.scheduler.limits, self.scheduler.pool)
         with self._wake:
             self._check_new(request.id)
-            self.queue_limiter.admit(request.id, len(request.prompt), request.slo, self.clock())
+            num_tokens, now_s = len(request.prompt), self.clock()
+            self.queue_limiter.admit(request.id, num_tokens, request.slo, now_s, request.account)
             self._enqueue(request, subscriber)
 
     def abort(self, request_id: str) -> None:

@@ -198,7 +198,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Lower `priority` goes first (vLLM's convention); among equal priorities, the request whose first
     token is due first under its `slo`. `tenant` salts the prefix cache: tenants never share blocks.
     `arrival_s` is on the engine's clock. A `background` request (a batch request) yields its slot
-    and its blocks to any other request, whatever the priorities; clients cannot set it.
+    and its blocks to any other request, whatever the priorities; clients cannot set it. Waiting
+    `account`s are served in proportion to their `share`s.
 
     `resumed` holds the tokens that another engine has generated already, per choice: they are
     reported again, as they were, and generation continues behind them. With the same `seed` the
@@ -215,6 +216,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     background: bool = False
     resumed: tuple[tuple[int, ...], ...] = ()
+    account: str = ""
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.prompt:

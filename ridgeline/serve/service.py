@@ -96,9 +96,7 @@ class Service:
         """
         caller = caller_of(http_request.scope)
         num_tokens = sum(len(prompt.tokens) for prompt in prompts)
-        scheduling = self._scheduling(
-            http_request.headers, options, caller.tenant(options.cache_salt)
-        )
+        scheduling = self._scheduling(http_request.headers, options, caller)
         if scheduling.priority < caller.min_priority:
             message = f"priority is below the minimum of this API key: {scheduling.priority}"
             raise ApiError(400, f"{message}; limit: {caller.min_priority}", param="priority")
@@ -190,12 +188,14 @@ class Service:
         return lambda num_tokens: budget.charge_output(num_tokens, self.now())
 
     def _scheduling(
-        self, headers: Mapping[str, str], options: RequestOptions, tenant: str
+        self, headers: Mapping[str, str], options: RequestOptions, caller: Caller
     ) -> SchedulingParams:
         slo_class, slo = self._slo(options.slo_class or headers.get("x-ridgeline-slo"))
         return SchedulingParams(
             priority=_header_priority(headers) if options.priority is None else options.priority,
-            tenant=tenant,
+            tenant=caller.tenant(options.cache_salt),
+            account=caller.name,
+            share=caller.share,
             timeout_s=None if options.timeout_ms is None else options.timeout_ms / 1000,
             slo_class=slo_class,
             slo=slo,

@@ -89,7 +89,7 @@ def check_pool(world: World) -> None:
 
 def check_windows(world: World, seq: Sequence) -> None:
     """Layers with a window keep what the next token sees, and no more than a step's worth."""
-    layout, size = world.setup.layout, world.setup.block_size
+    layout, size = world.scheduler.limits.kv_layout, world.scheduler.pool.block_size
     if not layout.windowed or not seq.windows:
         return
     assert seq.first_place <= layout.first_place(seq.num_computed, size), "given back too early"

@@ -141,6 +141,8 @@ class FakeEngine:
         timeout_s: float | None = None,
         slo: Slo | None = None,
         background: bool = False,
+        account: str = "",
+        share: float = 1.0,
     ) -> AsyncGenerator[Event, None]:
         assert request_id is not None and not isinstance(prompt, str)
         tokens = tuple(prompt)

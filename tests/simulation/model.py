@@ -136,6 +136,12 @@ class HashRunner:
         last = () if run.next_prompt_token is None else (run.next_prompt_token,)
         return tuple(TokenLogprobs(token, -1.0, 1, ()) for token in (*run.tokens[1:], *last))
 
+    def describe_graphs(self) -> str:
+        return "no CUDA graphs"
+
+    def graph_counters(self) -> dict[str, float]:
+        return {}
+
     def states(self, tokens: Sequence[int]) -> torch.Tensor:
         """For embeddings: one number that depends on the text."""
         self._sleep(0.0005 * len(tokens))

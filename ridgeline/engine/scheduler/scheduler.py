@@ -284,10 +284,13 @@ class Scheduler:
     def next_admissions(self) -> list[Sequence] | None:
         """The waiting interactive requests in admission order.
 
-        None where preempted requests wait too, or the batching policy may hold requests back.
+        None where preempted requests or several accounts wait, or the batching policy may hold
+        requests back.
         """
         lane = self._registry.lanes[0]
         if len(lane.resuming) or not self._admitter.admits_immediately:
+            return None
+        if lane.unstarted.num_accounts > 1:
             return None
         return lane.unstarted.in_order()
 
@@ -420,6 +423,8 @@ class Scheduler:
         self.cache.publish(seq, self._now_s)
         if not output.tokens:
             return []
+        if seq.request.account:
+            self._registry.lane_of(seq.request).unstarted.count_served(seq, len(output.tokens))
         if seq.group.unforked:
             self._fork_unforked(seq)
         if run.num_drafts:

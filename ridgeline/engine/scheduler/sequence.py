@@ -104,7 +104,8 @@ class SequenceGroup:
 
     Choice 0 computes the prompt; the indices in `unforked` are forked from it afterwards. `live`
     holds the unfinished sequences by choice index. `started` becomes true with the request's first
-    slot. Every choice derives its seed from `seed`.
+    slot. Every choice derives its seed from `seed`. `order_s` replaces the place in the order that
+    arrival and priority give the request, once it has overtaken others.
     """
 
     request: Request
@@ -115,6 +116,7 @@ class SequenceGroup:
     next_index: int = 0
     started: bool = False
     cached_tokens: int = 0
+    order_s: float | None = None
 
     @property
     def num_unfinished(self) -> int:

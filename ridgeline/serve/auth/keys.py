@@ -12,6 +12,7 @@ with the same `cache_group` share blocks on purpose.
     tokens_per_minute = 100000
     cache_group = "team"
     min_priority = 0              # lower goes first; an administrator's key: -100
+    share = 2.0                   # of a busy engine, next to the 1.0 of another key
     admin = false
 """
 
@@ -42,6 +43,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: PerMinute | None = None
     cache_group: str | None = None
     min_priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
+    share: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
     admin: bool = False
 
 
@@ -51,12 +53,13 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who sends a request. `salt` goes into the block hashes of its prefix cache; `min_priority` is
-    the most urgent priority it may ask for."""
+    the most urgent priority it may ask for, `share` its part of an engine that is busy."""
 
     name: str = ""
     salt: str = ""
     admin: bool = True
     min_priority: int = -100
+    share: float = 1.0
 
     def tenant(self, cache_salt: str | None) -> str:
         """The tenant of one request; a `cache_salt` only ever divides further."""
@@ -99,7 +102,13 @@ class KeyRing:
         salt = hmac.new(self._secret, f"{kind}\0{name}".encode(), sha256).hexdigest()
         default = -100 if key.admin else 0
         min_priority = default if key.min_priority is None else key.min_priority
-        return Caller(name=key.name, salt=salt, admin=key.admin, min_priority=min_priority)
+        return Caller(
+            name=key.name,
+            salt=salt,
+            admin=key.admin,
+            min_priority=min_priority,
+            share=key.share,
+        )
 
 
 def load_keys(api_key: str | None, file: str | None) -> KeyRing:

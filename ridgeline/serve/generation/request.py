@@ -37,13 +37,15 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine schedules a request. `tenant` salts the prefix cache; `slo` is the objective
-    of the class `slo_class`."""
+    of the class `slo_class`; waiting `account`s are served in proportion to their `share`s."""
 
     priority: int = 0
     tenant: str = ""
     timeout_s: float | None = None
     slo_class: str = ""
     slo: Slo | None = None
+    account: str = ""
+    share: float = 1.0
 
 
 def charge_nothing(_num_tokens: int) -> None:

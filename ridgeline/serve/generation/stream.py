@@ -161,6 +161,8 @@ class ResponseStream:
                     tenant=request.scheduling.tenant,
                     timeout_s=request.scheduling.timeout_s,
                     slo=request.scheduling.slo,
+                    account=request.scheduling.account,
+                    share=request.scheduling.share,
                     **({"resumed": resumed} if resumed else {}),
                 )
             except Exception:  # later prompts were never submitted: they do not count as aborted

@@ -94,6 +94,7 @@ REJECTIONS = {
     "refused_requests": "max_num_queued_reqs",
     "refused_tokens": "max_num_queued_tokens",
     "refused_slo": "slo_throttle",
+    "refused_account": "key_share",
 }
 
 

@@ -35,7 +35,7 @@ def test_queued_requests_are_bounded() -> None:
     assert refused(queue_limiter, "c").reason == "requests"
     queue_limiter.note_started("a", 1.0)
     queue_limiter.admit("c", 10, None, 1.0)
-    assert queue_limiter.refused == {"requests": 1, "tokens": 0, "slo": 0}
+    assert queue_limiter.refused == {"requests": 1, "tokens": 0, "slo": 0, "account": 0}
 
 
 def test_queued_tokens_are_bounded_but_a_single_large_request_passes() -> None:

@@ -2,6 +2,9 @@
 
     refuse   The queue already holds `max_requests` requests or `max_tokens` prompt tokens, or (with
              the throttle) as many requests of one SLO are in flight as its limit allows.
+             An account (an API key) may hold three times as many as are still free, so that one
+             that floods the queue leaves a quarter of it to others (dynamic thresholds, Choudhury
+             and Hahne 1998).
     admit    Every other request. `note_started` takes it out of the queue, `remove` out of all
              counts.
 
@@ -24,7 +27,7 @@ without limits every request is admitted. No clock: instants are arguments, in s
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -36,6 +39,7 @@ WINDOW = 32
 _RATE_WINDOW = 64  # recent starts from which the queue's rate is computed
 _SERVICE_WINDOW = 16  # recent first tokens from which the time to serve a request is averaged
 _MAX_RETRY_S = 60.0
+_PART = 3  # times the free places, which one account may hold
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +58,7 @@ class _TrackedRequest:
     num_tokens: int
     slo: Slo | None
     admitted_s: float
+    account: str = ""
     queued: bool = True
     started_s: float = 0.0
     first_token_s: float | None = None
@@ -78,22 +83,28 @@ class QueueLimiter:
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self.num_queued = self.num_queued_tokens = 0
-        self.refused: dict[str, int] = dict.fromkeys(("requests", "tokens", "slo"), 0)
+        self.refused: dict[str, int] = dict.fromkeys(("requests", "tokens", "slo", "account"), 0)
+        self._queued_of: Counter[str] = Counter()  # requests by account
+        self._queued_tokens_of: Counter[str] = Counter()
         self._requests: dict[str, _TrackedRequest] = {}
         self._windows: dict[Slo, _SloWindow] = {}
         self._queued: dict[str, float] = {}  # admission times, oldest first
         self._starts: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._service_s: deque[float] = deque(maxlen=_SERVICE_WINDOW)  # start to first token
 
-    def admit(self, request_id: str, num_tokens: int, slo: Slo | None, now_s: float) -> None:
+    def admit(
+        self, request_id: str, num_tokens: int, slo: Slo | None, now_s: float, account: str = ""
+    ) -> None:
         """Count a request with a prompt of `num_tokens` as queued, or raise EngineFull."""
-        reason = self._refusal(num_tokens, slo)
+        reason = self._refusal(num_tokens, slo, account)
         if reason is not None:
             self.refused[reason] += 1
             raise EngineFull(
                 _MESSAGES[reason], reason=reason, retry_after_s=self.retry_after_s(now_s)
             )
-        self._requests[request_id] = _TrackedRequest(num_tokens, slo, now_s)
+        self._requests[request_id] = _TrackedRequest(num_tokens, slo, now_s, account)
+        self._queued_of[account] += 1
+        self._queued_tokens_of[account] += num_tokens
         self._queued[request_id] = now_s
         self.num_queued += 1
         self.num_queued_tokens += num_tokens
@@ -175,7 +186,7 @@ class QueueLimiter:
         window = self._windows.get(slo)
         return None if window is None else window.limit
 
-    def _refusal(self, num_tokens: int, slo: Slo | None) -> str | None:
+    def _refusal(self, num_tokens: int, slo: Slo | None, account: str) -> str | None:
         limits = self.limits
         if limits.max_requests is not None and self.num_queued >= limits.max_requests:
             return "requests"
@@ -184,15 +195,34 @@ class QueueLimiter:
         )
         if over and self.num_queued:  # on its own, a request may be larger than the whole queue
             return "tokens"
+        if account and self._queued_of[account] and self._exceeds_part(num_tokens, account):
+            return "account"
         window = self._windows.get(slo) if limits.throttle and slo is not None else None
         full = window is not None and window.limit is not None and window.in_flight >= window.limit
         return "slo" if full else None
+
+    def _exceeds_part(self, num_tokens: int, account: str) -> bool:
+        """Whether one more request of an account would leave too little room for others."""
+        limits = self.limits
+        if limits.max_requests is not None:
+            free = limits.max_requests - self.num_queued
+            if self._queued_of[account] >= _PART * free:
+                return True
+        if limits.max_tokens is None:
+            return False
+        free = limits.max_tokens - self.num_queued_tokens
+        return self._queued_tokens_of[account] + num_tokens > _PART * free
 
     def _dequeue(self, request_id: str, request: _TrackedRequest) -> None:
         request.queued = False
         del self._queued[request_id]
         self.num_queued -= 1
         self.num_queued_tokens -= request.num_tokens
+        account = request.account
+        self._queued_of[account] -= 1
+        self._queued_tokens_of[account] -= request.num_tokens
+        if not self._queued_of[account]:
+            del self._queued_of[account], self._queued_tokens_of[account]
 
     def _record_latencies(self, request: _TrackedRequest, slo: Slo) -> None:
         window = self._windows[slo]
@@ -229,5 +259,6 @@ def _p95(values: list[float]) -> float:
 _MESSAGES = {
     "requests": "the queue is full: it holds as many requests as --max-num-queued-reqs allows",
     "tokens": "the queue is full: it holds as many tokens as --max-num-queued-tokens allows",
+    "account": "the queue is full for this API key: the rest is kept for the requests of others",
     "slo": "new requests of this SLO class are held back so that running ones meet the SLO",
 }

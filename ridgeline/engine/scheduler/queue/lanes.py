@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ridgeline.engine.scheduler.queue.fair_queue import FairQueue
 from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 
 
@@ -36,7 +37,7 @@ class Lane:
     """
 
     rank: int
-    unstarted: WaitingQueue = field(default_factory=WaitingQueue)
+    unstarted: FairQueue = field(default_factory=FairQueue)
     resuming: WaitingQueue = field(default_factory=WaitingQueue)
     num_started: int = 0
     num_running: int = 0

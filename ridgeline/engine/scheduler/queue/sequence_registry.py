@@ -194,7 +194,9 @@ class SequenceRegistry:
             seed=derive_seed(group.seed, index),
             key=(
                 self.lane_of(group.request).rank,
-                order_key(group.request, self._aging_s, group.serial, index),
+                order_key(group.request, self._aging_s, group.serial, index)
+                if group.order_s is None
+                else (group.order_s, group.serial, index),
             ),
             tokens=tokens,
             num_prompt=len(group.request.prompt),
