@@ -91,6 +91,22 @@ def linear(kind: str, rows: int = 16, group: int = 128, num_out: int = 4096) -> 
         linear.w8a16(x, zeros(num_out, 4096, dtype=dtype), scale_O)
 
 
+def experts(rows: int, dtype: torch.dtype = BF16) -> None:
+    from ridgeline.engine.kernels.triton.experts import multiply_experts
+
+    x, weights = zeros(rows, 2048), zeros(128, 1536, 2048, dtype=dtype)
+    order, starts = torch.zeros(8 * rows, dtype=torch.int32), torch.zeros(129, dtype=torch.int32)
+    scales = None if dtype == BF16 else zeros(128, 1536, dtype=torch.float32)
+    multiply_experts(x, weights, order, starts, num_chosen=8, scale_EO=scales)
+
+
+def latent(num_heads: int, dtype: torch.dtype = BF16) -> None:
+    from ridgeline.engine.kernels.triton.latent import latent_decode
+
+    q, kv = zeros(16, num_heads, 576), zeros(32, 1, 1, 64, 576, dtype=dtype)
+    latent_decode(q, kv, TABLES, INTS[:16], rank=512, scale=0.1, max_context=4096)
+
+
 CASES: dict[str, Callable[[], None]] = {
     "decode": decode,
     "decode-fp8": lambda: decode(FP8),
@@ -112,6 +128,12 @@ CASES: dict[str, Callable[[], None]] = {
     "w8a16-fp8": lambda: linear("fp8"),
     "w8a8": lambda: linear("w8a8"),
     "w8a8-fp8": lambda: linear("w8a8-fp8"),
+    "experts": lambda: experts(32),
+    "experts-prefill": lambda: experts(2048),
+    "experts-fp8": lambda: experts(32, FP8),
+    "latent-16": lambda: latent(16),
+    "latent-128": lambda: latent(128),
+    "latent-fp8": lambda: latent(16, FP8),
     "w16a16": lambda: linear("bf16"),
 }
 

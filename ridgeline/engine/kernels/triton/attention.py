@@ -113,12 +113,12 @@ def _fold(
 
 
 @triton.jit
-def _tile_of(index, starts, num_seqs, TOKENS: tl.constexpr):
+def tile_of(index, starts, num_seqs, TOKENS: tl.constexpr):
     """(sequence, first local query) of tile `index`; a sequence owns one tile more than it fills.
 
     Sequence s begins at tile starts[s] // TOKENS + s, which rises with s.
     """
-    low = 0
+    low = index * 0
     high = num_seqs
     while high - low > 1:
         middle = (low + high) // 2
@@ -149,7 +149,7 @@ def _attend(
         row = seq
         num_new = 1
     else:
-        seq, first = _tile_of(tl.program_id(0), starts, num_seqs, TOKENS)
+        seq, first = tile_of(tl.program_id(0), starts, num_seqs, TOKENS)
         row = tl.load(starts + seq)
         num_new = tl.load(starts + seq + 1) - row
     if first >= num_new:
@@ -214,7 +214,7 @@ def _attend(
 
 
 @triton.jit
-def _combine(
+def combine(
     partial, partial_ml, out, out_stride,
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -276,7 +276,7 @@ def paged_decode(
         **_tile_arguments(tile, decode=True, splits=splits),
     )
     if splits > 1:
-        _combine[(num_seqs, q_SHD.shape[1])](
+        combine[(num_seqs, q_SHD.shape[1])](
             *(partial, partial_ml, out, out.stride(0)),
             H=q_SHD.shape[1],
             D=head_dim,

@@ -134,7 +134,7 @@ def _widen_packed(packed, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _fold_plain(
+def fold_plain(
     acc, x_at, w, o, o_seen, t_seen, k, num_in, w_stride,
     BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -287,7 +287,7 @@ def _multiply(
             )  # fmt: skip
     else:
         for k in range(first, end, BK):
-            acc = _fold_plain(acc, x_at, w, o, o_seen, t_seen, k, num_in, w_stride, BK, PRECISION)
+            acc = fold_plain(acc, x_at, w, o, o_seen, t_seen, k, num_in, w_stride, BK, PRECISION)
     is_last = True
     if SPLITS > 1:
         at = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
