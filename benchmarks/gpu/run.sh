@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every check and figure of a GPU in one go, in about seven minutes:
+# Every check and figure of a GPU in one go, in about nine minutes:
 #
 #     benchmarks/gpu/run.sh [FOLDER]        (default: $OUT, or build/gpu)
 #
@@ -8,7 +8,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 OUT=${1:-${OUT:-build/gpu}}
 PYTHON=${PYTHON:-python3}
-PARTS=${PARTS:-"steps8b tests peer8b steps1b kernels engine doctor compiled products speculation"}
+PARTS=${PARTS:-"steps8b peer steps1b engine compiled tests doctor speculation products kernels optimize"}
 mkdir -p "$OUT" || exit 1
 OUT=$(cd "$OUT" && pwd)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -39,10 +39,10 @@ run_part() {
     steps1b) part steps1b 60 "$PYTHON" benchmarks/gpu/steps.py --model dummy:llama-1b-32k \
         --json "$OUT/steps1b.json" ;;
     compiled) part compiled 60 "$PYTHON" benchmarks/gpu/steps.py --formats bf16 --sequences 1,32 \
-        --layer-backend compiled --json "$OUT/compiled.json"
+        --modes graphs --layer-backend compiled --json "$OUT/compiled.json"
         part torch_layers 30 "$PYTHON" benchmarks/gpu/steps.py --formats bf16 --sequences 1,32 \
-        --layer-backend torch --attention-backend tables --json "$OUT/torch_layers.json" ;;
-    peer8b) part peer8b 60 "$PYTHON" benchmarks/gpu/peer_transformers.py --json "$OUT/peer8b.json"
+        --modes graphs --layer-backend torch --attention-backend tables --json "$OUT/torch_layers.json" ;;
+    peer) part peer8b 60 "$PYTHON" benchmarks/gpu/peer_transformers.py --json "$OUT/peer8b.json"
         part peer1b 40 "$PYTHON" benchmarks/gpu/peer_transformers.py --model dummy:llama-1b-32k \
         --json "$OUT/peer1b.json" ;;
     tests) gpu_tests tests/gpu > "$OUT/tests.log" 2>&1
@@ -61,9 +61,10 @@ run_part() {
         part bench 40 "$PYTHON" -m ridgeline bench demo --device cuda --output-json "$OUT/bench.json"
         part explain 20 "$PYTHON" -m ridgeline explain demo --device cuda
         part profile 40 "$PYTHON" -m ridgeline diagnose dummy:llama-1b-32k --profile --device cuda \
-            --max-model-len 2048 --input-len 256 --output-len 64
-        part optimize 90 "$PYTHON" -m ridgeline optimize demo --device cuda --budget 1m \
-            -o "$OUT/optimize" ;;
+            --max-model-len 4096 --max-num-batched-tokens 2048 --input-len 256 --output-len 64
+        ;;
+    optimize) part optimize 250 "$PYTHON" -m ridgeline optimize demo --device cuda --budget 3m \
+        -o "$OUT/optimize" ;;
     *) echo "unknown part $1" | tee -a "$SUMMARY" ;;
     esac
 }

@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--modes", default="graphs,eager")
+    parser.add_argument("--modes", default="graphs,eager", help="eager: of the first format")
     parser.add_argument("--layer-backend", default="auto")
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--json", type=Path, default=None)
@@ -212,6 +212,7 @@ def main() -> None:
         works: list[Callable[[], dict[str, object]]] = [
             lambda r=resolved, p=parts, c=count, m=mode: time_decode(r, p, c, asked, m)
             for mode in asked.modes.split(",")
+            if mode == "graphs" or format == asked.formats.split(",")[0]
             for count in asked.sequences
         ]
         works.append(lambda r=resolved, p=parts: time_prefill(r, p, asked))
