@@ -102,9 +102,9 @@ def main() -> None:
         subprocess.Popen([*command, "--job", str(job)], env=os.environ)
         for job in range(arguments.jobs)
     ]
-    bandwidth = copy_bandwidth()
     for child in children:
         child.wait()
+    bandwidth = copy_bandwidth()
     print(f"compiled in {time.monotonic() - begun:.0f} s", flush=True)
     lines, best = [], defaultdict(lambda: (float("inf"), ""))
     for variant in variants:

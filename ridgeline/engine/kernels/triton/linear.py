@@ -378,17 +378,24 @@ def w8a8(
     return _launch(q_TI, q_OI, scales, bias_O, 0, tile, out_dtype)
 
 
-def skinny_tile(num_rows: int, num_out: int, num_in: int, device: torch.device) -> SkinnyTile:
-    """Four programs per multiprocessor, each with at least four steps of 128 inputs.
+def skinny_tile(
+    num_rows: int, num_out: int, num_in: int, bits: int, device: torch.device
+) -> SkinnyTile:
+    """The fastest of benchmarks/gpu/sweep_tiles.py on an H200, by the bits of a weight.
 
-    A step of 64 outputs reads 4 KiB of INT4 codes, five stages of four programs keep 80 KiB in
-    flight per multiprocessor; INT8 has twice that.
+    INT4 is bound by the instructions that widen it, and wants six programs per multiprocessor and
+    few stages; 8 bits and more are bound by the memory, and four programs suffice. More rows make
+    the parts that splits write larger, and weights of 16 bits are read for longer.
     """
     rows = min(MOST_ROWS, padded(num_rows))
     num_tiles = -(-num_out // OUTPUTS) * -(-num_rows // rows)
-    most = max(1, num_in // (4 * INPUTS))
-    splits = max(1, min(4 * num_processors(device) // num_tiles, most, 16))
-    return SkinnyTile(rows, INPUTS, splits)
+    processors = num_processors(device)
+    wanted = -(-6 * processors // num_tiles) if bits == 4 else 4 * processors // num_tiles
+    most = 2 if bits == 16 else 8 if rows == 16 else 4
+    steps = -(-num_in // INPUTS)
+    splits = max(1, min(wanted, most, steps // 4))
+    stages = 3 if bits == 4 and rows == 16 else 5 if bits == 8 and rows == 16 else 4
+    return SkinnyTile(rows, INPUTS, splits, num_stages=stages)
 
 
 def _launch(
@@ -407,7 +414,8 @@ def _launch(
     out_TO = torch.empty((num_rows, num_out), dtype=dtype or x_TI.dtype, device=x_TI.device)
     if num_rows == 0:
         return out_TO
-    tile = tile or skinny_tile(num_rows, num_out, num_in, x_TI.device)
+    bits = 4 if group_size else min(16, 8 * w_OJ.dtype.itemsize)
+    tile = tile or skinny_tile(num_rows, num_out, num_in, bits, x_TI.device)
     grid = (triton.cdiv(num_out, tile.outputs), tile.splits, triton.cdiv(num_rows, tile.rows))
     num_parts = grid[0] * grid[1] * grid[2] if tile.splits > 1 else 0
     size = (num_parts, tile.outputs * tile.rows)

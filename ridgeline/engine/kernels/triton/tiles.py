@@ -38,16 +38,15 @@ def tile_for_decode(group: int, head_dim: int, itemsize: int) -> AttentionTile:
     """A tile that keeps enough reads in flight to saturate the memory.
 
     One query position: 16 rows suffice for up to 16 heads per key head, a quarter of what wgmma
-    needs, so the product runs on the older tensor-core instruction, which is no limit here. A stage
-    holds keys and values of 64 positions, 32 KiB at a head_dim of 128 in bfloat16; three stages and
-    two programs per multiprocessor keep 128 KiB in flight, above the 40 KiB that bandwidth times
-    latency asks for. Codes of 8 bits take twice the positions.
+    needs, so the product runs on the older tensor-core instruction, which is no limit here. Two
+    stages of keys and values of 128 positions were the fastest of benchmarks/gpu/sweep_tiles.py on
+    an H200 at a head_dim of 128 in bfloat16: 64 KiB each, for two programs per multiprocessor.
+    Smaller numbers and heads take three stages, larger heads fewer positions.
     """
-    wide = head_dim > 128
-    keys = 32 if wide else 64
-    if itemsize == 1 and not wide:
-        keys = 128
-    return AttentionTile(padded(group), keys, 4, 2 if wide else 3)
+    if head_dim > 128:
+        return AttentionTile(padded(group), 32, 4, 2)
+    stages = 2 if head_dim > 64 and itemsize > 1 else 3
+    return AttentionTile(padded(group), 128, 4, stages)
 
 
 def tile_for_prefill(group: int, head_dim: int, max_queries: int) -> AttentionTile:
@@ -65,9 +64,10 @@ def tile_for_prefill(group: int, head_dim: int, max_queries: int) -> AttentionTi
 def num_splits(num_programs: int, max_context: int, device: torch.device) -> int:
     """Among how many programs each context is divided, a power of two.
 
-    Twice as many programs as multiprocessors hide the latency of a program's start and end.
+    Up to twice as many programs as multiprocessors, which hide the latency of a program's start and
+    end. With 256 programs, one split was the fastest on an H200, whatever the context.
     """
-    wanted = -(-2 * num_processors(device) // max(1, num_programs))
+    wanted = 2 * num_processors(device) // max(1, num_programs)
     useful = -(-max_context // MIN_KEYS_PER_SPLIT)
     splits = max(1, min(wanted, useful, MAX_SPLITS))
     return 1 << (splits - 1).bit_length()
