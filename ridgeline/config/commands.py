@@ -256,7 +256,7 @@ _COMMANDS = (
     Command(
         name="alerts",
         group="Measure",
-        summary="Write alerting rules for Prometheus, from the rules of diagnose.",
+        summary="Write Prometheus alerts from the rules of diagnose.",
         details="The same names, conditions and fixes as `diagnose` and `explain` have, for the "
         "metrics of a server. Rules that the server's metrics cannot show are listed.",
         examples=("ridgeline alerts --server vllm --slo 'ttft:500 tpot:50' > alerts.yaml",),

@@ -50,6 +50,9 @@ class OptimizeOptions(Section, frozen=True, kw_only=True):
         Path,
         About("Folder for the report and ridgeline.toml.", short="-o", path="folder"),
     ] = Path("ridgeline-out")
+    json: Annotated[
+        bool, shared.JSON.but(help="Print JSON instead of text, as in ladder.json.")
+    ] = False
     ladder: Annotated[
         Path | None, About("TOML file of candidates, in place of the built-in.", path="input")
     ] = None

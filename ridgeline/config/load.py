@@ -251,6 +251,10 @@ class BenchReport(Section, frozen=True, kw_only=True):
     ] = None
     html: Annotated[Path | None, shared.HTML] = None
     trace: Annotated[Path | None, shared.TRACE] = None
+    json: Annotated[
+        bool,
+        shared.JSON.but(help="Print JSON instead of text, as in --output-json.", panel="Output"),
+    ] = False
 
 
 class DiagnoseOptions(Section, frozen=True, kw_only=True):

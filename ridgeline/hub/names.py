@@ -93,8 +93,8 @@ def _parse_url(name: str) -> ModelUrl:
             "the address of a model must end in .gguf",
             value=name,
             limit="https://HOST/PATH.gguf, with #sha256=HEX to check its content",
-            fix="name a repository of safetensors files as hf:OWNER/REPO; a server is named by "
-            "--url",
+            fix=f"to measure a server, write --url {address}; a repository of safetensors files "
+            "is hf:OWNER/REPO",
         )
     return url
 

@@ -61,7 +61,7 @@ NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]
         (DiagnoseOptions, BenchOptions),
         {*OUTPUTS, "nsight", "profile", "stream"},
     ),
-    improve.optimize: ((OptimizeOptions, TargetServerOptions), {"output"}),
+    improve.optimize: ((OptimizeOptions, TargetServerOptions), {*OUTPUTS, "output"}),
     improve.quantize: ((QuantizeFiles, QuantizeOptions), set()),
     improve.evaluate: ((EvaluateOptions,), OUTPUTS),
     explain: ((ExplainOptions,), OUTPUTS),

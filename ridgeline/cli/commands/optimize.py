@@ -9,6 +9,7 @@ from ridgeline.cli.render.advice import print_advice, print_dry_run
 from ridgeline.cli.render.optimize import print_search
 from ridgeline.cli.render.optimize_progress import search_progress
 from ridgeline.config.improve import OptimizeOptions, RehearsalOptions, TargetServerOptions
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.optimize.advise import advise
 from ridgeline.workflows.optimize.dry_run import dry_run
 from ridgeline.workflows.optimize.optimize import check_search, optimize
@@ -19,7 +20,8 @@ INTERRUPTED, UNDECIDED = 130, 3
 
 def optimize_command(call: Invocation) -> int:
     """`ridgeline optimize`; 130 if interrupted, 3 if no trial came to a verdict in time."""
-    options, console = call.read(OptimizeOptions), Console()
+    options = call.read(OptimizeOptions)
+    console = Console(stderr=options.json)
     settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
     rehearsal = call.read(RehearsalOptions)
@@ -37,7 +39,10 @@ def optimize_command(call: Invocation) -> int:
     with search_progress(console) as observer:
         result = optimize(settings, options, server=server, logs=options.output, observer=observer)
     paths = result.save_files(options.output)
-    print_search(console, result.ladder, paths)
+    if options.json:
+        print(json_line(result.to_dict()))
+    else:
+        print_search(console, result.ladder, paths)
     ladder = result.ladder
     if ladder.ended == "interrupted":
         return INTERRUPTED

@@ -94,7 +94,7 @@ class Invocation:
                     option.flag if option.about.positional else f"{option.flag} {option.metavar}"
                 )
                 raise BadInput(
-                    f"{self.command.name} needs {shown}",
+                    f"{self.command.name} needs {shown}: {option.about.help.rstrip('.')}",
                     fix=f"ridgeline {self.command.name} --help shows how to use it",
                 )
         self._given |= values

@@ -17,6 +17,7 @@ Not supported: redirects, proxies, compression, HTTP/2.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -64,7 +65,8 @@ async def connect(origin: Origin, protocol: asyncio.Protocol) -> asyncio.Transpo
             f"ConnectTimeout: no connection within {CONNECT_TIMEOUT_S:g} s"
         ) from None
     except OSError as error:
-        raise HttpConnectionError(f"ConnectError: {error}") from None
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise HttpConnectionError(f"ConnectError: {why}") from None
     return connected[0]
 
 

@@ -21,6 +21,8 @@ from ridgeline.measure.client.accepted_prompts import (
     CHAT,
     COMMON_WORDS,
     COMPLETIONS,
+    FORBIDDEN,
+    UNAUTHORISED,
     AcceptedPrompts,
     CountTokens,
     PromptForm,
@@ -168,11 +170,22 @@ def no_server_error(url: str, why: object) -> BadInput:
     )
 
 
+def key_refused(url: str, status: int, api_key: str | None) -> BadInput:
+    """The error for a server that wants a key, or another one."""
+    return BadInput(
+        "the server refuses the API key" if api_key else "the server requires an API key",
+        value=f"{url}: HTTP {status}",
+        fix="give its key with --api-key or RIDGELINE_API_KEY",
+    )
+
+
 async def first_model(url: str, *, api_key: str | None = None, connect: Connect = connect) -> str:
     """The first model that a server lists. Raises BadInput if no server answers."""
     pool, prefix = connection_pool(base_url(url), api_key, connect)
     try:
         reply = await pool.get(f"{prefix}/v1/models")
+        if reply.status in (UNAUTHORISED, FORBIDDEN):
+            raise key_refused(base_url(url), reply.status, api_key)
         if reply.status != OK:
             raise LookupError(f"HTTP {reply.status}")
         return str(msgspec.json.decode(reply.body, type=dict[str, Any])["data"][0]["id"])
@@ -180,10 +193,16 @@ async def first_model(url: str, *, api_key: str | None = None, connect: Connect 
         raise BadInput(
             "no OpenAI-compatible server answers /v1/models",
             value=base_url(url),
-            fix=f"start the server or correct the URL ({type(error).__name__}: {error})",
+            fix=f"start the server or correct the URL ({_reason(error)})",
         ) from None
     finally:
         pool.close()
+
+
+def _reason(error: Exception) -> str:
+    """A connection error has its own words; others need the name of their kind."""
+    text = str(error)
+    return text if isinstance(error, HttpConnectionError) else f"{type(error).__name__}: {text}"
 
 
 def connection_pool(

@@ -110,7 +110,10 @@ def load_differences(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tu
     for other in (*a[1:], *b):
         for name in sorted(first.keys() & other.load.keys()):
             if not _is_close(first[name], other.load[name]):
-                reasons.append(f"different load: {name} {first[name]} and {other.load[name]}")
+                reasons.append(
+                    f"different load: {name} {first[name]} and {other.load[name]}; run both with "
+                    "the same --workload, --num-prompts, arrivals and --seed"
+                )
     return tuple(dict.fromkeys(reasons))
 
 

@@ -16,6 +16,7 @@ from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.results import event_log_parquet
+from ridgeline.measure.results.result_file import missing_file
 from ridgeline.records import EngineInfo, MachineLoad, RequestTrace, RunTrace, StepStat
 from ridgeline.report.files import write_file
 
@@ -86,6 +87,8 @@ def read_log(path: Path) -> tuple[RunTrace, RunContext | None]:
     """The run and its context; None if the log has none. Raises BadInput."""
     try:
         data = path.read_bytes()
+    except FileNotFoundError:
+        raise missing_file(path) from None
     except OSError as error:
         raise BadInput("cannot read the event log", value=str(path), fix=str(error)) from None
     header, requests, steps = _table(path, data) if _is_table(data) else _rows(path, data)

@@ -34,6 +34,7 @@ from ridgeline.measure.results.result_file import (
     NotThisFormat,
     known_facts,
     known_numbers,
+    missing_file,
     parse_summary,
     run_key,
     unreadable_error,
@@ -47,6 +48,8 @@ def read_result(path: Path) -> LoadedResult:
     """Read the result file of any supported tool. Raises BadInput."""
     try:
         data = path.read_bytes()
+    except FileNotFoundError:
+        raise missing_file(path) from None
     except OSError as error:
         raise unreadable_error(path, error.strerror or str(error)) from None
     if is_event_log(data):

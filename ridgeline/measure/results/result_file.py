@@ -52,6 +52,15 @@ class NotThisFormat(Exception):
     """The file has the format of another tool."""
 
 
+def missing_file(path: object) -> BadInput:
+    """The error for a result file that does not exist."""
+    return BadInput(
+        "there is no such result file",
+        value=str(path),
+        fix="correct the path, or write one with `ridgeline bench --log FILE`",
+    )
+
+
 def unreadable_error(path: object, why: str) -> BadInput:
     return BadInput(
         "the file is not a known result file",

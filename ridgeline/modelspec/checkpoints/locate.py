@@ -7,6 +7,7 @@ from pathlib import Path
 from ridgeline.errors import BadModel
 from ridgeline.hub.cache import find_cached
 from ridgeline.hub.names import parse_remote
+from ridgeline.modelspec.families.shapes import known_shapes
 
 BUILT_IN = ("demo", "demo-draft")
 _DUMMY = "dummy:"
@@ -84,6 +85,10 @@ def model_path(name: str) -> Path:
 def _missing_fix(name: str) -> str:
     if name in BUILT_IN:
         return "this installation lacks its built-in models; install Ridgeline again"
+    if name.lower() in known_shapes():
+        return (
+            f"dummy:{name.lower()} is this shape with random weights; for the model itself, {_FIX}"
+        )
     return _FIX
 
 

@@ -50,12 +50,16 @@ def shape_config(name: str) -> dict[str, Any]:
     """The config.json fields of a shape that the engine runs; BadModel lists similar names."""
     table = shape_table()
     if name not in table:
-        near = difflib.get_close_matches(name.lower(), table, n=5, cutoff=0.4) or list(table)
+        near = difflib.get_close_matches(name.lower(), table, n=5, cutoff=0.4)
         raise BadModel(
             "no published shape has this name",
             value=f"dummy:{name}",
-            limit=f"similar: {', '.join(f'dummy:{n}' for n in near)}",
-            fix="choose one of these, or give a model directory",
+            limit=f"similar: {', '.join(f'dummy:{n}' for n in near)}"
+            if near
+            else f"{len(table)} shapes",
+            fix="choose one of these, or give a model directory"
+            if near
+            else "`ridgeline predict --list-models` lists them; or give a model directory",
         )
     return _config(table[name])
 

@@ -72,7 +72,8 @@ def _bars(result: LadderResult) -> list[GainBar]:
         bars.append(_trial_bar(number, trial, level))
         if trial.verdict == "kept":
             level = bars[-1].end
-    return [*bars, _total_bar("Final, measured again", result.final, "after")]
+    label = "Final" if result.total is None else "Final, measured again"
+    return [*bars, _total_bar(label, result.final, "after")]
 
 
 def _total_bar(label: str, standing: ConfigurationSummary, css: str) -> GainBar:

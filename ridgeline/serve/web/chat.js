@@ -216,7 +216,7 @@ class Answer {
     if (this.first === null) return [];
     const tokens = this.usage?.completion_tokens ?? this.count;
     const parts = [["TTFT", `${milliseconds((this.first - this.sent) / 1000)} ms`]];
-    if (this.last > this.first && tokens > 1) parts.push(["", `${number(((tokens - 1) / (this.last - this.first)) * 1000, 1)} tok/s`]);
+    if (this.last > this.first && tokens > 7) parts.push(["", `${number(((tokens - 1) / (this.last - this.first)) * 1000, 1)} tok/s`]);
     parts.push(["", `${number(tokens)} tokens`]);
     const cached = this.usage?.prompt_tokens_details?.cached_tokens;
     if (cached) parts.push(["", `${number(cached)} of ${number(this.usage.prompt_tokens)} prompt tokens cached`]);

@@ -10,7 +10,12 @@ import httpx
 import msgspec
 
 from ridgeline.errors import RidgelineError
-from ridgeline.measure.client.http_target import authorization, base_url, no_server_error
+from ridgeline.measure.client.http_target import (
+    authorization,
+    base_url,
+    key_refused,
+    no_server_error,
+)
 from ridgeline.records.progress import Caution, Observer, silent
 from ridgeline.report.result import Result
 from ridgeline.workflows.serving.server_figures import (
@@ -112,6 +117,8 @@ def _snapshot(client: httpx.Client) -> MetricsSnapshot:
         reply = client.get("/metrics")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise no_server_error(url, error) from None
+    if reply.status_code in (401, 403):
+        raise key_refused(url, reply.status_code, client.headers.get("authorization"))
     if reply.status_code != 200:
         raise no_server_error(url, f"/metrics responds with HTTP {reply.status_code}")
     return parse_metrics(reply.text, time.monotonic())

@@ -14,6 +14,8 @@ from ridgeline.records import FinishReason, Usage
 from ridgeline.report.html import render_page
 from ridgeline.report.result import Result
 
+MIN_GAPS = 7  # between tokens, for a speed
+
 
 class Reply(Result, frozen=True, kw_only=True):
     """One answer, complete or as far as it was received, and how fast it came.
@@ -34,9 +36,14 @@ class Reply(Result, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed of decoding, without the first token; None for fewer than two tokens."""
+        """Speed of decoding, without the first token; None for an answer too short to tell.
+
+        The tokens of a short answer may arrive in one piece, as if they had taken no time.
+        """
         num_gaps = self.usage.completion_tokens - 1
-        return num_gaps / self.decode_s if num_gaps > 0 and self.decode_s > 0 else None
+        if num_gaps < MIN_GAPS or self.decode_s <= 0:
+            return None
+        return num_gaps / self.decode_s
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.text)}</pre>"

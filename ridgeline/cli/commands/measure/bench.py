@@ -42,7 +42,10 @@ def run_bench(
     check_outputs(report)
     with live_progress() as observer:
         result = bench(options, target, dollars_per_hour=report.price_per_hour, observer=observer)
-    print_bench(result, console or Console(highlight=False), report.layout)
+    if report.json:
+        print(json_line(result.to_dict()))
+    else:
+        print_bench(result, console or Console(highlight=False), report.layout)
     _write(result, report)
     if report.log is not None:
         result.save_log(report.log)
@@ -67,7 +70,10 @@ def run_bench_series(
             dollars_per_hour=report.price_per_hour,
             observer=observer,
         )
-    print_series(series, console or Console(highlight=False))
+    if report.json:
+        print(json_line(series.to_dict()))
+    else:
+        print_series(series, console or Console(highlight=False))
     _write(series, report)
     failed = plan.search is not None and series.knee is None
     return NOTHING_SUCCEEDED if failed or not series.shown_run.summary.num_ok else 0
