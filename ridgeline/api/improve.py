@@ -20,6 +20,7 @@ from ridgeline.config.improve import (
     TargetServerOptions,
 )
 from ridgeline.config.settings import EngineSettings
+from ridgeline.errors import BadInput
 from ridgeline.hub.download import ensure_downloaded
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.optimize import optimize as optimize_workflow
@@ -208,8 +209,8 @@ def quantize(
 
 
 def evaluate(
-    a: str,
-    b: str,
+    a: str = "",
+    b: str = "",
     *,
     budget: float | str = 120.0,
     lm_eval: str | None = None,
@@ -246,6 +247,8 @@ def evaluate(
     keywords = locals()
     check_effective("eval", keywords)
     options = options_from(EvaluateOptions, keywords)
+    if not a or not b:
+        raise BadInput("evaluate compares two models", fix="name both: evaluate(a, b)")
     # imports torch, which must not happen before optimize has probed the machine
     from ridgeline.workflows.evaluate.evaluate import evaluate as evaluate_models
     from ridgeline.workflows.evaluate.lm_eval import lm_eval_options

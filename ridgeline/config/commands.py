@@ -10,6 +10,7 @@ import msgspec
 
 from ridgeline.config.improve import (
     EvaluateOptions,
+    EvaluateServersOptions,
     OptimizeOptions,
     QuantizeFiles,
     QuantizeOptions,
@@ -307,9 +308,14 @@ _COMMANDS = (
         name="eval",
         group="Improve",
         summary="Compare a candidate's outputs with the original's.",
-        details="Exit code 1 unless the candidate passes.",
-        examples=("ridgeline eval ./model ./model-int4 --budget 5m",),
-        sections=(EvaluateOptions, Settings),
+        details="Two models, A and B, or two servers that run, --url twice. Exit code 1 unless the "
+        "candidate passes.",
+        examples=(
+            "ridgeline eval ./model ./model-int4 --budget 5m",
+            "ridgeline eval --url http://a:8000 --url http://b:8000 \\\n"
+            "    --eval-cmd 'pytest evals --url {url}'",
+        ),
+        sections=(EvaluateOptions, EvaluateServersOptions, Settings),
     ),
     Command(
         name="plan",

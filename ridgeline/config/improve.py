@@ -388,8 +388,12 @@ class EvaluateOptions(Section, frozen=True, kw_only=True):
     table: ClassVar[str] = "eval"
     prefix: ClassVar[str] = "eval_"
 
-    a: Annotated[str, shared.MODEL.but(help="The original, by any name of a model.")]
-    b: Annotated[str, shared.MODEL.but(help="The candidate; engine flags apply to it.")]
+    a: Annotated[
+        str, shared.MODEL.but(help="The original, by any name of a model.", required=False)
+    ] = ""
+    b: Annotated[
+        str, shared.MODEL.but(help="The candidate; engine flags apply to it.", required=False)
+    ] = ""
     budget: Annotated[float, About("Time to spend.", unit=DURATION, unset="2m")] = 120.0
     lm_eval: Annotated[
         str | None,
@@ -412,3 +416,44 @@ class EvaluateOptions(Section, frozen=True, kw_only=True):
         About("lm-eval executable, where it is installed in another environment.", metavar="PATH"),
     ] = None
     json: Annotated[bool, shared.JSON.but(panel="Output")] = False
+
+
+class EvaluateServersOptions(Section, frozen=True, kw_only=True):
+    """Two servers to compare by their answers, in place of two models."""
+
+    title: ClassVar[str] = "Servers"
+
+    url: Annotated[
+        tuple[str, ...],
+        About(
+            "Address of a server; given twice, the first is the original.",
+            metavar="URL",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = ()
+    server: Annotated[
+        Literal["vllm", "llama-server", "sglang", "tgi", "ridgeline", "openai"] | None,
+        About("Kind of both servers.", unset="recognised", ambient=False, since="0.3"),
+    ] = None
+    served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
+    api_key: Annotated[str | None, shared.API_KEY] = None
+    eval_cmd: Annotated[
+        str | None,
+        About(
+            'Your own evaluation, with {url}: exit code, or a number or {"score": …} printed last.',
+            metavar="COMMAND",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    eval_margin: Annotated[
+        float,
+        About(
+            "By how much the score of --eval-cmd may drop.",
+            unit=NUMBER,
+            range=Range(0, 1e9),
+            ambient=False,
+            since="0.3",
+        ),
+    ] = 0.0

@@ -107,6 +107,18 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "top": (Needs("json", ("once",)),),
     "models": (Needs("calibration", ("fit",)),),
     "eval": (
+        Needs("server", ("url",)),
+        Needs("served_model_name", ("url",)),
+        Needs("api_key", ("url",)),
+        Needs("eval_cmd", ("url",)),
+        Needs("eval_margin", ("eval_cmd",)),
+        Restricts(
+            "url",
+            (
+                *("server", "served_model_name", "api_key", "eval_cmd", "eval_margin"),
+                *("budget", "json", "config"),
+            ),
+        ),
         Needs("lm_eval_path", ("lm_eval",)),
         Needs("lm_eval_limit", ("lm_eval",)),
         Needs("lm_eval_program", ("lm_eval",)),

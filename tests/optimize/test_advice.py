@@ -53,7 +53,7 @@ async def test_changes_are_ranked_by_prediction_and_only_the_baseline_is_opened(
     assert result.left_out
 
 
-SERVER_CMD = "vllm serve dummy:llama-3.1-8b --max-num-seqs 1"
+SERVER_CMD = "vllm serve dummy:llama-3.1-8b --max-num-seqs 8"
 
 
 async def test_advice_has_flags_intervals_and_commands_to_verify(
@@ -68,7 +68,7 @@ async def test_advice_has_flags_intervals_and_commands_to_verify(
         [rung] = [row for row in ladder.rungs if row.id == "batch-limit"]
         forecasts = [
             Forecast(candidate=row, predicted=GainPrediction(gain=2.0, low=1.6, high=2.4))
-            for row in candidates_of(rung, job.settings, {"max_num_seqs": 1})
+            for row in candidates_of(rung, job.settings, {"max_num_seqs": 8})
         ]
         return msgspec.structs.replace(forecast_of, forecasts=tuple(forecasts))
 
@@ -81,7 +81,7 @@ async def test_advice_has_flags_intervals_and_commands_to_verify(
     assert advice.server_kind == "vllm" and advice.command == SERVER_CMD and not advice.assumed
     assert any("ridgeline compare" in line for line in advice.verify)
     change = next(row for row in advice.changes if "--max-num-seqs" in row.flags)
-    assert change.flags[1] in change.command and "--max-num-seqs 1" not in change.command + " "
+    assert change.flags[1] in change.command and "--max-num-seqs 8" not in change.command + " "
     assert change.predicted is not None and change.dollars is not None
     print_advice(Console(width=200), advice)
     text = capsys.readouterr().out

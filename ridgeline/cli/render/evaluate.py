@@ -12,6 +12,7 @@ from ridgeline.optimize.quality import (
     ThresholdCheck,
 )
 from ridgeline.stats import UNBOUNDED, Interval
+from ridgeline.workflows.evaluate.evaluate_servers import ServerEvaluation
 from ridgeline.workflows.evaluate.evaluation import Evaluation, LmEvalScore, TextSlice
 
 
@@ -149,3 +150,24 @@ def _verdict_line(evaluation: Evaluation) -> str:
     checks = (*evaluation.candidate.checks, *lm_eval)
     names = [check.name for check in checks if check.verdict == evaluation.verdict]
     return f"verdict: {evaluation.verdict} ({', '.join(names)})"
+
+
+def server_evaluation_text(evaluation: ServerEvaluation) -> str:
+    """Every figure of two servers with its limit and floor, then the verdict."""
+    kinds = " and ".join(dict.fromkeys(evaluation.kinds))
+    lines = [f"{evaluation.b} against {evaluation.a} ({kinds}; {evaluation.num_texts} texts)", ""]
+    lines.append(f"{'':34}{'B against A, 95 % interval':32}{'limit':>9}  {'floor':>9}")
+    floors = {check.name: f"{check.measured.mid:.3g}" for check in evaluation.floor}
+    for check in evaluation.checks:
+        mark = {"pass": "✓", "fail": "✗", "inconclusive": "?"}[check.verdict]
+        floor = floors.get(check.name, "–")
+        shown = _interval(check.measured)
+        lines.append(f"{mark} {check.name:32}{shown:32}{check.limit:9.4g}  {floor:>9}")
+    if (greedy := evaluation.greedy) is not None:
+        lines.append(
+            f"  greedy answers: {_interval(greedy.same)} of the tokens before they part "
+            f"(A against itself {greedy.same_floor.mid:.3g}; {greedy.num_prompts} prompts, "
+            f"{greedy.num_near_ties} near ties)"
+        )
+    lines += [f"  not measured: {what}: {why}" for what, why in evaluation.unmeasured.items()]
+    return "\n".join([*lines, "", f"verdict: {evaluation.verdict}"])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -105,12 +105,18 @@ class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_tasks(encode: Encode) -> tuple[Task, ...]:
     """The tasks whose answers this tokenizer distinguishes by a single token."""
-    kinds = (("arithmetic", _arithmetic), ("variables", _variables), ("recall", _recall))
     return tuple(
         Task(name, draw, encode)
-        for name, draw in kinds
+        for name, draw in _KINDS
         if all(_item(draw(random.Random(f"{name}/{i}")), encode) for i in range(8))
     )
+
+
+def text_questions(number: int) -> Iterator[TextQuestion]:
+    """The first questions of every kind, alternating, for models whose tokenizer is not here."""
+    for index in range(number):
+        name, draw = _KINDS[index % len(_KINDS)]
+        yield draw(random.Random(f"{name}/{index // len(_KINDS)}"))
 
 
 def _item(question: TextQuestion, encode: Encode) -> TokenQuestion | None:
@@ -262,3 +268,6 @@ class TaskPanelPart:
             right_after=sum(self._right) / count if self._mastered else None,
             num_flips=sum(change != 0 for change in self._changes()),
         )
+
+
+_KINDS = (("arithmetic", _arithmetic), ("variables", _variables), ("recall", _recall))
