@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers sbom
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom
 
 install: $(STAMP)
 
@@ -120,3 +120,8 @@ sbom: install
 
 clean:
 	rm -rf $(VENV) build dist ridgeline-out
+
+# Prometheus and promtool of Debian, into build/prometheus, for the tests of alert rules.
+prometheus:
+	mkdir -p build/prometheus
+	cd build/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb

@@ -51,6 +51,7 @@ FUNCTIONS = {
     "doctor": "doctor:doctor",
     "mock-server": "measure.mock_server:mock_server",
     "twin": "run.twin:twin",
+    "operate": "operate:operate",
     "completion": "tools:completion",
     "version": "tools:version",
 }

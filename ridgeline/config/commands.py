@@ -52,6 +52,7 @@ from ridgeline.config.tools import (
     MockServerOptions,
     ModelsOptions,
     NewKeyOptions,
+    OperateOptions,
     PullOptions,
     TopOptions,
 )
@@ -434,6 +435,18 @@ _COMMANDS = (
             "    --restart-cmd 'ridgeline twin vllm serve llama-3.1-8b --port {port} {flags}'",
         ),
         sections=(TwinServerOptions,),
+    ),
+    Command(
+        name="operate",
+        group="Tools",
+        summary="Write alert rules and dashboards for a server.",
+        details="For Ridgeline, vLLM, SGLang and TGI. The rules come with tests for promtool; the "
+        "same SLO classes as of serve decide what is an error.",
+        examples=(
+            "ridgeline operate rules --slo-classes 'chat=ttft:500 tpot:50 attainment:0.99'",
+            "ridgeline operate dashboards --server vllm --out grafana",
+        ),
+        sections=(OperateOptions,),
     ),
     Command(
         name="completion",

@@ -318,3 +318,45 @@ class EnvironmentOptions(Section, frozen=True, kw_only=True):
             metavar="ISA",
         ),
     ] = None
+
+
+class OperateOptions(Section, frozen=True, kw_only=True):
+    """Files for Prometheus and Grafana."""
+
+    title: ClassVar[str] = "Files"
+
+    what: Annotated[
+        Literal["rules", "dashboards"],
+        About(
+            "rules: alert rules and their tests for promtool. dashboards: JSON for Grafana.",
+            positional=True,
+            required=True,
+            since="0.3",
+        ),
+    ]
+    server: Annotated[
+        Literal["ridgeline", "vllm", "sglang", "tgi"],
+        About("The server whose metrics are watched.", since="0.3", ambient=False),
+    ] = "ridgeline"
+    slo_classes: Annotated[
+        str,
+        About(
+            "SLOs by request class, as of serve: 'chat=ttft:500 tpot:50 attainment:0.99'.",
+            metavar="CLASSES",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = "chat=ttft:1000 tpot:100"
+    min_requests: Annotated[
+        int,
+        About(
+            "Requests in an alert's long window below which it stays silent.",
+            unit=COUNT,
+            since="0.3",
+            ambient=False,
+        ),
+    ] = 20
+    out: Annotated[
+        Path,
+        About("Folder to write to.", metavar="DIR", path="output", since="0.3", ambient=False),
+    ] = Path("operate")

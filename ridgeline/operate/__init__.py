@@ -1,0 +1,1 @@
+"""Operation as files: alert rules with their tests, dashboards, and deployment artefacts."""

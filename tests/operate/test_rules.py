@@ -1,0 +1,169 @@
+"""Alert rules: promtool accepts and tests them, and one fires in a live Prometheus."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.config.server import ServerOptions, parse_slo_classes
+from ridgeline.errors import BadInput
+from ridgeline.operate.dashboard import build_dashboard, queries_of
+from ridgeline.operate.rule_tests import build_rule_tests
+from ridgeline.operate.rules import build_rules
+from ridgeline.operate.server_series import SERVERS, ServerName
+from ridgeline.operate.yaml_text import to_yaml
+from ridgeline.serve.app import create_app
+from tests.serve.conftest import running
+from tests.serve.fake_engine import FakeEngine
+
+ROOT = Path(__file__).parents[2]
+CLASSES: dict[ServerName, str] = {
+    "ridgeline": "chat=ttft:500 tpot:50;bulk=e2e:60000 attainment:0.99;hard=ttft:9 attainment:0.99",
+    "vllm": "chat=ttft:500 tpot:50",
+    "sglang": "chat=ttft:500 e2e:9000",
+    "tgi": "chat=e2e:5000",
+}
+
+
+def program(name: str) -> str:
+    """The path of a program of Debian's package prometheus; `make prometheus` fetches it."""
+    fetched = ROOT / "build" / "prometheus" / "usr" / "bin" / name
+    path = str(fetched) if fetched.exists() else shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not here: make prometheus")
+    return path
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_promtool_accepts_and_passes_the_rules(server: ServerName, tmp_path: Path) -> None:
+    promtool = program("promtool")
+    classes = parse_slo_classes(CLASSES[server])
+    rules = build_rules(server, classes)
+    tests = build_rule_tests(server, rules, classes, "rules.yaml")
+    (tmp_path / "rules.yaml").write_text(to_yaml(rules))
+    (tmp_path / "rules_test.yaml").write_text(to_yaml(tests))
+    for arguments in (["check", "rules", "rules.yaml"], ["test", "rules", "rules_test.yaml"]):
+        result = subprocess.run(
+            [promtool, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_rule_that_never_fires_fails_its_test(tmp_path: Path) -> None:
+    promtool = program("promtool")
+    classes = parse_slo_classes("chat=ttft:500")
+    rules = build_rules("ridgeline", classes)
+    text = to_yaml(rules).replace("> 0.72 ", "> 1.1 ")
+    assert text != to_yaml(rules)
+    (tmp_path / "rules.yaml").write_text(text)
+    tests = build_rule_tests("ridgeline", rules, classes, "rules.yaml")
+    (tmp_path / "rules_test.yaml").write_text(to_yaml(tests))
+    command = [promtool, "test", "rules", "rules_test.yaml"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("server", "classes", "says"),
+    [
+        ("ridgeline", "chat=ttft:500 attainment:0.9", "1/14.4"),
+        ("ridgeline", "chat=ttft:500 attainment:1", "attainment"),
+        ("ridgeline", "", "--slo-classes"),
+        ("vllm", "a=ttft:1;b=ttft:2", "does not tell requests of different classes apart"),
+        ("tgi", "a=ttft:500", "does not measure ttft"),
+    ],
+)
+def test_rules_that_could_not_work_are_refused(server: ServerName, classes: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        build_rules(server, parse_slo_classes(classes))
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_dashboards_have_unique_panels_and_parse(server: ServerName) -> None:
+    dashboard = build_dashboard(server, parse_slo_classes(CLASSES[server]))
+    assert json.loads(json.dumps(dashboard)) == dashboard
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids) and len(set(places)) == len(places)
+    assert all(
+        expression.count("(") == expression.count(")") for expression in queries_of(dashboard)
+    )
+
+
+def _wait(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.25)
+    return value
+
+
+@pytest.mark.slow
+def test_alert_fires_and_every_query_returns_samples_in_a_live_prometheus(tmp_path: Path) -> None:
+    prometheus = program("prometheus")
+    classes = parse_slo_classes("chat=ttft:0.001 tpot:0.001")
+    (tmp_path / "rules.yaml").write_text(to_yaml(build_rules("ridgeline", classes)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    options = ServerOptions(slo_classes="chat=ttft:0.001 tpot:0.001")
+    with running(create_app(FakeEngine(), options), options) as url:
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [
+                {
+                    "job_name": "ridgeline",
+                    "static_configs": [{"targets": [url.removeprefix("http://")]}],
+                }
+            ],
+        }
+        (tmp_path / "prometheus.yml").write_text(to_yaml(config))
+        address = f"127.0.0.1:{port}"
+        process = subprocess.Popen(
+            [
+                prometheus,
+                "--config.file=prometheus.yml",
+                f"--web.listen-address={address}",
+                "--storage.tsdb.path=data",
+            ],
+            cwd=tmp_path,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _check_live(f"http://{address}", url, classes)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _check_live(prometheus: str, url: str, classes: dict[str, Any]) -> None:
+    def query(expression: str) -> list[Any]:
+        reply = httpx.get(f"{prometheus}/api/v1/query", params={"query": expression})
+        assert reply.status_code == 200, reply.text
+        result: list[Any] = reply.json()["data"]["result"]
+        return result
+
+    def is_up() -> bool:
+        try:
+            return bool(query("ridgeline_slo_requests_total"))
+        except httpx.HTTPError:
+            return False
+
+    _wait(is_up)
+    for _ in range(30):
+        httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "max_tokens": 4})
+    firing = 'ALERTS{alertname="SloBudgetBurns",window="1h",alertstate="firing"}'
+    _wait(lambda: query(firing))
+    dashboard = build_dashboard("ridgeline", classes)
+    of_the_server = [q for q in queries_of(dashboard) if "ridgeline_fleet" not in q]
+    assert len(of_the_server) > 12
+    empty = [expression for expression in of_the_server if not query(expression)]
+    assert not empty
