@@ -275,6 +275,15 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = 5.0
+    target_in_flight: Annotated[
+        int,
+        About(
+            "Requests that one backend serves within its SLO, for ridgeline_wanted_replicas.",
+            unit=COUNT,
+            range=Range(1, 100_000),
+            since="0.3",
+        ),
+    ] = 16
     retry_share: Annotated[
         float,
         About(

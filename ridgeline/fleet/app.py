@@ -11,6 +11,7 @@ from ridgeline.fleet.parking import Parking
 from ridgeline.fleet.retry_budget import RetryBudget
 from ridgeline.fleet.upstream import BackendAddress
 from ridgeline.routing import make_router
+from ridgeline.routing.autoscaler import ScalingPolicy
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
 from ridgeline.serve.config import split_names
@@ -42,7 +43,9 @@ def create_gateway_app(options: RouteOptions, service: GatewayService) -> ASGIAp
         Parking(options.max_num_parked, options.park_timeout_s),
         RetryBudget(options.retry_share),
         GatewayConfig(
-            max_body_bytes=service.options.max_body_bytes, slo_classes=options.parsed_slo_classes
+            max_body_bytes=service.options.max_body_bytes,
+            slo_classes=options.parsed_slo_classes,
+            scaling=_scaling(options),
         ),
     )
     policy = AccessPolicy(
@@ -52,4 +55,11 @@ def create_gateway_app(options: RouteOptions, service: GatewayService) -> ASGIAp
     )
     return HttpMiddleware(
         AccessMiddleware(gateway, policy), max_requests=service.options.max_num_connections
+    )
+
+
+def _scaling(options: RouteOptions) -> ScalingPolicy:
+    ttfts = [slo.ttft_s for slo in options.parsed_slo_classes.values() if slo.ttft_s is not None]
+    return ScalingPolicy(
+        target_in_flight=options.target_in_flight, allowed_wait_s=min(ttfts, default=None)
     )

@@ -70,6 +70,7 @@ class Backends:
         self._silence_s = silence_s
         self.on_ready = on_ready
         self._tasks: list[asyncio.Task[None]] = []
+        self.waiting: dict[object, float] = {}  # turns without a first byte: sent when
 
     @property
     def models(self) -> tuple[str, ...]:

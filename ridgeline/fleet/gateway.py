@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 
 import msgspec
@@ -29,7 +30,7 @@ from ridgeline.fleet.relay import BrokenStream
 from ridgeline.fleet.retry_budget import RetryBudget
 from ridgeline.fleet.upstream import BackendLost, Headers, UpstreamConnection
 from ridgeline.records import Slo
-from ridgeline.routing.base import FleetLoad
+from ridgeline.routing.autoscaler import Autoscaler, ScalingPolicy
 from ridgeline.serve.errors import ApiError, ClientDisconnected, error_response
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
 from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER, RESUME_FIELD
@@ -68,6 +69,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     max_body_bytes: int = 4 << 20
     slo_classes: dict[str, Slo] = {}
+    scaling: ScalingPolicy = ScalingPolicy(target_in_flight=16)
 
 
 class Gateway:
@@ -78,7 +80,7 @@ class Gateway:
     ) -> None:
         self.backends, self.parking, self._budget = backends, parking, budget
         self._config = config
-        self.metrics = GatewayMetrics(backends, parking)
+        self.metrics = GatewayMetrics(backends, parking, Autoscaler(config.scaling))
         self._denied: OrderedDict[bytes, float] = OrderedDict()
         self._retained = RetainedStreams()
         backends.on_ready = parking.release
@@ -204,7 +206,7 @@ class Gateway:
 
     async def _attempt(self, call: RoutedCall, backend: Backend, response: ClientResponse) -> bool:
         """One backend's turn; False if another one has to continue."""
-        attempt = _Attempt(call, backend, self.backends.load)
+        attempt = _Attempt(call, backend, self.backends)
         is_resumed = call.relay.num_units > 0
         try:
             connection = await backend.pool.exchange(b"POST", *_request(call))
@@ -274,12 +276,14 @@ class Gateway:
 class _Attempt:
     """One backend's turn at a call, and its share of the backend's load until `end`."""
 
-    def __init__(self, call: RoutedCall, backend: Backend, load: FleetLoad) -> None:
-        self.call, self.backend, self._load = call, backend, load
+    def __init__(self, call: RoutedCall, backend: Backend, backends: Backends) -> None:
+        self.call, self.backend, self._load = call, backend, backends.load
+        self._waiting = backends.waiting
+        self._waiting[self] = time.monotonic()
         self._now_s = asyncio.get_running_loop().time
         self._sent_s, self._num_before = self._now_s(), call.relay.num_units
         self._has_first, self._is_suspect = False, call.num_crashes > 0
-        load.note_sent(backend.id, call.num_prompt)
+        self._load.note_sent(backend.id, call.num_prompt)
         backend.num_suspects += self._is_suspect
 
     @property
@@ -340,6 +344,7 @@ class _Attempt:
     def end(self) -> None:
         """The backend's turn is over."""
         self.backend.num_suspects -= self._is_suspect
+        self._waiting.pop(self, None)
         if not self._has_first:
             self._load.note_lost(self.backend.id, self.call.num_prompt)
         self._load.note_ended(self.backend.id)
@@ -347,6 +352,7 @@ class _Attempt:
     def _note_first(self) -> None:
         if not self._has_first:
             self._has_first = True
+            self._waiting.pop(self, None)
             num_tokens, backend_id = self.call.num_prompt, self.backend.id
             self._load.note_first_token(backend_id, num_tokens, self._sent_s, self._now_s())
 

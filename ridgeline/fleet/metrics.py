@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
@@ -10,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from ridgeline.fleet.backends import Backends
 from ridgeline.fleet.parking import Parking
+from ridgeline.routing.autoscaler import Autoscaler, FleetSignals
 
 _COUNTERS = {
     "requests": "Requests that were routed.",
@@ -26,14 +28,14 @@ _STATES = ("ready", "starting", "draining", "down")
 class GatewayMetrics:
     """Counters by name, and the state of the backends at the time of a scrape."""
 
-    def __init__(self, backends: Backends, parking: Parking) -> None:
+    def __init__(self, backends: Backends, parking: Parking, autoscaler: Autoscaler) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._counters = {
             name: Counter(f"ridgeline_fleet_{name}", text, registry=self.registry)
             for name, text in _COUNTERS.items()
         }
-        self.registry.register(_BackendCollector(backends, parking))
+        self.registry.register(_BackendCollector(backends, parking, autoscaler))
 
     def count(self, name: str) -> None:
         self._counters[name].inc()
@@ -44,8 +46,8 @@ class GatewayMetrics:
 
 
 class _BackendCollector(Collector):
-    def __init__(self, backends: Backends, parking: Parking) -> None:
-        self._backends, self._parking = backends, parking
+    def __init__(self, backends: Backends, parking: Parking, autoscaler: Autoscaler) -> None:
+        self._backends, self._parking, self._autoscaler = backends, parking, autoscaler
 
     def collect(self) -> Iterable[Metric]:
         backends, load = self._backends.all, self._backends.load
@@ -78,3 +80,24 @@ class _BackendCollector(Collector):
             queued.add_metric([str(backend.address)], load.queued_tokens[backend.id])
         yield in_flight
         yield queued
+        yield from self._scaling()
+
+    def _scaling(self) -> Iterable[Metric]:
+        backends, now_s = self._backends, time.monotonic()
+        age_s = now_s - min(backends.waiting.values(), default=now_s)
+        signals = FleetSignals(
+            in_flight=sum(backends.load.in_flight) + self._parking.num_parked,
+            num_replicas=sum(backend.state == "ready" for backend in backends.all),
+            queue_age_s=age_s,
+        )
+        oldest = GaugeMetricFamily(
+            "ridgeline_fleet_oldest_seconds",
+            "Time that the oldest request without a byte of its response has waited.",
+        )
+        oldest.add_metric([], age_s)
+        yield oldest
+        wanted = GaugeMetricFamily(
+            "ridgeline_wanted_replicas", "Replicas that the load needs, by the autoscaler."
+        )
+        wanted.add_metric([], self._autoscaler.decide(signals, now_s))
+        yield wanted

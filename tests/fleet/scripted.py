@@ -88,6 +88,7 @@ async def gateway_over(*backends: ScriptedBackend, **options: Any) -> AsyncItera
     finally:
         asked.put_nowait({"type": "lifespan.shutdown"})
         await lifespan
+        await asyncio.sleep(0.05)  # connections that were being accepted
         for server, backend in zip(servers, backends, strict=True):
             server.close()
             backend.abort()

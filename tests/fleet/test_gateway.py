@@ -164,6 +164,18 @@ async def test_request_waits_for_a_backend_and_then_for_no_longer() -> None:
         assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
 
 
+async def test_metrics_tell_the_load_and_the_replicas_wanted() -> None:
+    async with gateway_over(ridgeline(), target_in_flight=1) as http:
+        calls = [asyncio.create_task(post(http)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        page = (await http.get("/metrics")).text
+        await asyncio.gather(*calls)
+    assert "ridgeline_wanted_replicas 3.0" in page
+    assert 'ridgeline_fleet_backends{state="ready"} 1.0' in page
+    for name in ("resumed", "migrated", "lost", "retried", "denied", "reconnected"):
+        assert f"ridgeline_fleet_{name}_total 0.0" in page
+
+
 async def test_models_are_routed_to_the_backends_that_serve_them() -> None:
     first, second = ridgeline(), ridgeline()
     second.model = "other"

@@ -26,6 +26,7 @@ from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.errors import BadInput
 from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
 from ridgeline.plan.simulate.records import (
+    Autoscaling,
     FleetConfig,
     FleetOutcome,
     FleetReplica,
@@ -36,6 +37,7 @@ from ridgeline.plan.simulate.records import (
 from ridgeline.plan.simulate.replica import FILLER, SimulatedReplica
 from ridgeline.records import Event, Finished, Preempted, Request, Sampling, Started, Token
 from ridgeline.routing import make_router
+from ridgeline.routing.autoscaler import Autoscaler, FleetSignals, ScalingPolicy
 from ridgeline.routing.base import FleetLoad, Router
 
 
@@ -82,6 +84,7 @@ class _FleetSimulation:
             for replica in replicas:
                 self._add_replica(replica, pool, 0.0)
         if config.scaling is not None:
+            self.autoscaler = _autoscaler(config.scaling)
             self._schedule(config.scaling.interval_s, self._scale)
 
     # -- the loop
@@ -316,9 +319,8 @@ class _FleetSimulation:
         paid = [r for r in self.replicas if r.pool == 0 and r.until_s == math.inf]
         serving = [r for r in paid if not r.draining]
         in_flight = sum(self.load.in_flight[r.id] for r in paid) + len(self.held[0])
-        target = min(
-            scaling.max_replicas, max(scaling.min_replicas, math.ceil(in_flight / scaling.target))
-        )
+        signals = FleetSignals(in_flight=in_flight, num_replicas=len(serving))
+        target = self.autoscaler.decide(signals, self.now_s)
         for _ in range(target - len(serving)):
             self._add_replica(self.config.replicas[0], 0, scaling.startup_s)
         emptiest = sorted(serving, key=lambda r: (self.load.in_flight[r.id], -r.id))
@@ -342,6 +344,17 @@ class _FleetSimulation:
             num_events=self.num_events,
             num_replicas=tuple(self.num_replicas),
         )
+
+
+def _autoscaler(scaling: Autoscaling) -> Autoscaler:
+    return Autoscaler(
+        ScalingPolicy(
+            target_in_flight=scaling.target,
+            min_replicas=scaling.min_replicas,
+            max_replicas=scaling.max_replicas,
+            stable_s=scaling.stable_s,
+        )
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -54,7 +54,8 @@ class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
     """Every `interval_s`, scale to the number of replicas that keeps `target` requests in flight on
     each.
 
-    A new replica serves after `startup_s`; a surplus one drains and then stops.
+    A new replica serves after `startup_s`; a surplus one drains and then stops, once none was
+    wanted for `stable_s`.
     """
 
     target: float
@@ -62,6 +63,7 @@ class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
     min_replicas: int = 1
     interval_s: float = 15.0
     startup_s: float = 120.0
+    stable_s: float = 0.0
 
 
 class FaultModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -172,4 +172,5 @@ def _scaling(options: SimulateOptions) -> Autoscaling | None:
         max_replicas=options.autoscale,
         min_replicas=options.replicas,
         startup_s=options.startup_s,
+        stable_s=options.startup_s,
     )
