@@ -1,4 +1,4 @@
-"""How well `optimize` mends planted faults of other servers, on twins on a virtual clock.
+"""How well `optimize` repairs planted faults of other servers, on twins on a virtual clock.
 
     PYTHONPATH=. python benchmarks/bench_handicaps.py [NAME…] [--output FILE]
 

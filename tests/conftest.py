@@ -1,4 +1,4 @@
-"""Settings of the whole suite: a cache of its own, threads of parallel workers, and the fast tier.
+"""Settings of the whole suite: a separate cache, threads of parallel workers, and the fast tier.
 
 The fast tier (`-m "not slow"`, part of `make check`) leaves out the tests marked `slow`. A file
 whose every test is slow says so with `pytestmark = pytest.mark.slow`: the fast tier does not import

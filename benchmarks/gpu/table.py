@@ -32,7 +32,7 @@ def work_of(line: dict[str, Any]) -> str:
 
 
 def rows(folder: Path) -> list[str]:
-    """A row per line of the steps, beside transformers' time for the same work."""
+    """A row per line of the steps, with transformers' time for the same work."""
     out = []
     for steps, peer in (
         ("steps8b", "peer8b"),

@@ -78,7 +78,7 @@ struct Frame {
   GrowingBuffer partials;  // of an attention cut into chunks
   const int64_t* tokens = nullptr;
   const int64_t* positions = nullptr;
-  // A plan for each group of layers with block tables of its own; empty: attention runs elsewhere,
+  // A plan for each group of layers with separate block tables; empty: attention runs elsewhere,
   // between segments.
   std::vector<const AttentionPlan*> plans;
   int num_threads = 1;  // at most

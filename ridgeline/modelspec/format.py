@@ -87,7 +87,7 @@ INT8 = Format(kind="int8", bits=8, scale_bytes=4, activations="int8")
 BF16 = Format(kind="bf16", bits=16, activations="float32")
 FP32 = Format(kind="fp32", bits=32, activations="float32")
 FP8 = Format(kind="float8_e4m3", bits=8, scale_bytes=4, activations="float8_e4m3")
-"""One scale per output row. The engine decodes FP8 checkpoints to float32 unless told otherwise."""
+"""One scale per output row. The engine decodes FP8 checkpoints to float32 by default."""
 MXFP4 = Format(kind="mxfp4", bits=4, group_size=32, scale_bytes=1, activations="bfloat16")
 """Planning only: OCP microscaling FP4, one shared exponent per 32 weights."""
 FP8_BLOCK = Format(

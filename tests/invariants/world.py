@@ -86,7 +86,7 @@ class Setup:
     branches: int = 0
     background_tokens: int | None = 3
     window: int = 0  # of two groups of layers, 0: all layers see everything
-    has_full: bool = True  # whether there are layers that see everything beside them
+    has_full: bool = True  # whether there are layers that see everything, too
 
     @property
     def layout(self) -> KvLayout:

@@ -1,7 +1,7 @@
 """How the two assumptions of `compare` with one run per side decide what it says.
 
 `python -m tests.measure.compare_sensitivity PAIRS` prints, for runs that differ otherwise than is
-assumed, how many of so many pairs without a change are called regressed, and in how many a slowdown
+assumed, how many of PAIRS pairs without a change are called regressed, and in how many a slowdown
 of 10 % is found. By hand; figures are in docs/concepts/measurements.md.
 """
 

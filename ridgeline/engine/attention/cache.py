@@ -13,7 +13,7 @@ transposing are a single copy.
 A layer with latent attention has one row per token in place of keys and values:
 kv [ block, 1, 1, position in block, rank + rope_dim ].
 
-Groups of layers that have block tables of their own (`KvLayout`) share their tensors, because a
+Groups of layers that have separate block tables (`KvLayout`) share their tensors, because a
 block belongs to one group at a time: the first layer of every group lies in one tensor, the second
 ones in the next.
 

@@ -83,7 +83,7 @@ class NativeAttention:
     def plans(self, runs: Sequence[Run]) -> tuple[_native.AttentionPlan, ...]:
         """The step's runs as the kernels take them, checked against the cache.
 
-        One plan for each group of layers that has block tables of its own (`KvLayout`).
+        One plan for each group of layers with separate block tables (`KvLayout`).
         """
         cache = self.cache
         sizes = (cache.num_blocks, cache.block_size)

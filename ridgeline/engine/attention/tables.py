@@ -3,7 +3,7 @@
 What. A step of decode rows is four integer tensors on the device: the slot that each row's key and
 value are written to, the number of keys that it sees, and a table of its blocks, padded to a fixed
 number of columns. Shapes depend on the numbers of rows and columns alone, so a step can be captured
-once and replayed with other numbers. A row of a draft has a table of its own: verifying drafts is
+once and replayed with other numbers. A row of a draft has a separate table: verifying drafts is
 decoding more rows.
 
 Runs of several tokens take other paths. A prompt that starts at position 0 attends to its own new

@@ -69,7 +69,7 @@ class Run(msgspec.Struct, frozen=True):
     root is the one known token that such a run feeds. `state_slot` is where recurrent layers keep
     the sequence's state.
 
-    Layers with a window have block tables of their own, one per group of layers (`KvLayout`), that
+    Layers with a window have separate block tables, one per group of layers (`KvLayout`), that
     begin with the block of index `first_place`: position p lives in
     windows[j][p // block_size - first_place]. `blocks` is empty if no layer sees everything.
     """

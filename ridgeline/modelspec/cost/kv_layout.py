@@ -38,7 +38,7 @@ BLOCK_SIZE = 16
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """Groups of layers with block tables of their own, as layer numbers.
+    """Groups of layers with separate block tables, as layer numbers.
 
     `full` are the layers that keep every position, () if there are none; `windowed` the groups that
     keep `window` positions or the current chunk of `chunk`, in whole tiles of `tile_tokens`.

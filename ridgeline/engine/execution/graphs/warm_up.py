@@ -1,7 +1,7 @@
 """Compiles an engine's kernels before its first request, on blocks that no sequence has.
 
 Triton compiles a kernel when it is first called, for seconds; it keeps the result on disk
-(TRITON_CACHE_DIR), so that later starts take a fraction. What is compiled depends on the step: a
+(TRITON_CACHE_DIR), so that later starts take a fraction. The kernels depend on the step: a
 prompt, a later chunk, decoding rows, and how many of them.
 """
 

@@ -23,7 +23,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     step that also serves interactive ones; None derives it from measured step times. Without
     `shares_prefixes` no sequence starts from what another one computed: models with recurrent
     layers keep states that only their own sequence can continue. `kv_layout` names the groups of
-    layers that have block tables of their own.
+    layers that have separate block tables.
     """
 
     max_num_seqs: int

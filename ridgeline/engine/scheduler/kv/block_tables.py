@@ -14,7 +14,7 @@ original source, and sources are pinned until the plan is complete, so they cann
 another sequence in between. The last sharer may write to the source in place: copies come before
 all runs.
 
-Layers with a window (`KvLayout`) have tables of their own, which slide: before a sequence computes
+Layers with a window (`KvLayout`) have separate tables, which slide: before a sequence computes
 on, they give back the blocks that no later token can see.
 
     full     [ 4 | 9 | 2 | 6 | 8 ]    every position

@@ -47,7 +47,7 @@ class KvBudgetInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of one group of layers, and of the draft model's block beside it."""
+        """Bytes of a block of one group of layers, the draft model's block included."""
         if not self.layout.windowed:
             return self.block_size * self.kv_bytes_per_token
         return self.layout.block_bytes(self.block_size) + self.block_size * self.draft_kv_bytes

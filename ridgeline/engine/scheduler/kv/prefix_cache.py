@@ -16,7 +16,7 @@ Invariants.
   * Cached blocks cost nothing: they stay in the pool's idle list and are reused, least recently
     released first. `ttl_s` additionally drops what has not been used for that long (time is an
     argument).
-  * Groups of layers have blocks of their own (`KvLayout`). Those with a window only need the blocks
+  * Groups of layers have separate blocks (`KvLayout`). Those with a window only need the blocks
     of the last window before the end of the hit: a hit ends where every group has what it needs.
 
 When it loses. Prompts that do not share a beginning of at least one block: hashing costs about 1 µs

@@ -3,7 +3,7 @@
 A virtual token counter per account: prompt tokens count when a request leaves the queue, output
 tokens as they are sampled, both divided by the account's share. Of the accounts that wait, the one
 with the lowest counter goes next. An account that was idle starts at the lowest counter of those
-that wait, so that nobody saves up (Sheng et al., Fairness in Serving Large Language Models, OSDI
+that wait, so that none saves up (Sheng et al., Fairness in Serving Large Language Models, OSDI
 2024). Two accounts that always wait are served tokens in proportion to their shares, within the
 size of one request of each, whatever the number of their requests.
 

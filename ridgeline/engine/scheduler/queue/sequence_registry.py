@@ -97,7 +97,7 @@ class SequenceRegistry:
     def mark_started(self, group: SequenceGroup) -> int:
         """Count the request as started; returns the number of slots its choices will take.
 
-        Choices that were added with tokens of their own are queued to resume.
+        Choices that were added with different tokens are queued to resume.
         """
         group.started = True
         for seq in group.live.values():
