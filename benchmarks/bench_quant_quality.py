@@ -3,7 +3,7 @@
     python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2] [--fresh]
         [--methods rtn gptq] [--groups 32 128] [--asym] [--rotate] [--numbers nf4 fp8-channel]
         [--format bitsandbytes] [--bits-budget 5] [--calibration FILE] [--steps 200] [--paired]
-        [--activations int8 int16 float32]
+        [--activations int8 int16 float32] [--kv-dtypes int8 bfloat16]
 
 Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
 original in float32 on held-out text, once with each kind of `--activations`: mean KL per token,
@@ -12,7 +12,8 @@ over windows. Calibrated methods run once per seed. `--numbers` selects other la
 a format that supports them, and rounded to nearest unless one method is named. `--fresh` judges by
 windows between the usual ones and by held-out conversations: text that no method was tuned on.
 `--paired` sets every row against the first one, window by window, with the interval of 95 %: it
-tells two methods apart where the errors of each do not.
+tells two methods apart where the errors of each do not. `--kv-dtypes` measures formats of the KV
+cache instead, on the weights as they are.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.format import DIGITS
-from ridgeline.modelspec.rewrite import with_activations, with_dtype
+from ridgeline.modelspec.format import BYTES_OF_DTYPE, DIGITS
+from ridgeline.modelspec.rewrite import with_activations, with_dtype, with_kv_dtype
 from ridgeline.stats import mean_interval
 from ridgeline.workflows.quantize.quantize import FORMATS, MIXED_WIDTHS
 
@@ -65,8 +66,10 @@ def _text(file: Path) -> str:
     return "\n".join(message["content"] for chat in chats for message in chat)
 
 
-def logprobs(model: str, windows: list[list[int]], activations: str = "int8") -> list[torch.Tensor]:
-    spec = with_dtype(load_spec(model), "float32")
+def logprobs(
+    model: str, windows: list[list[int]], activations: str = "int8", kv_dtype: str = "float32"
+) -> list[torch.Tensor]:
+    spec = with_kv_dtype(with_dtype(load_spec(model), "float32"), kv_dtype)
     if activations != "int8":
         spec = with_activations(spec, activations)
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
@@ -192,6 +195,7 @@ def main() -> None:
     parser.add_argument("--activations", nargs="+", choices=[*DIGITS], default=["int8"])
     parser.add_argument("--paired", action="store_true")
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--kv-dtypes", nargs="+", default=[], choices=[*BYTES_OF_DTYPE])
     parser.add_argument("--windows", type=int, default=24)
     args = parser.parse_args()
     if args.methods is None:
@@ -199,7 +203,14 @@ def main() -> None:
     windows = held_out(args.model, args.windows, 256, args.fresh)
     before = logprobs(args.model, windows)
     rows: list[dict[str, Any]] = []
-    for recipe in recipes(args):
+    for dtype in args.kv_dtypes:
+        found = compare(before, logprobs(args.model, windows, kv_dtype=dtype), windows)
+        print(
+            f"KV cache {dtype}: KL {found['kl']:.2e}, same token {found['same']:.1%}, "
+            f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}",
+            flush=True,
+        )
+    for recipe in [] if args.kv_dtypes else recipes(args):
         name = args.format if recipe.numbers == "int" else HOLDERS[recipe.numbers]
         each = measure(
             args.model,

@@ -6,11 +6,16 @@ import torch
 
 from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES
+from ridgeline.modelspec.cost import cost_model
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.families.shapes import planning_config, planning_table, shape_table
 from ridgeline.modelspec.families.unsupported import REFUSED, UNSUPPORTED
 from ridgeline.modelspec.families.wrappers import WRAPPERS
+from ridgeline.modelspec.model import ModelSpec
+from tests.conformance.quantised_formats import FORMATS, UNREAD, matrix
 from tests.conformance.tiny_models import FAMILIES as TESTED
+
+TESTED_FORMATS = matrix()
 
 HEAD = """\
 # Model families
@@ -19,19 +24,23 @@ The `model_type` of a model's `config.json` decides how it is read; a field that
 is an error that names it, and an unknown family is refused with the nearest known one and the
 fields that differ.
 
-*Layers*: `native` are the fused CPU kernels, `torch` runs on every device. Every family but
+*Engine*: `native` are the fused CPU kernels, `torch` runs on every device. Every family but
 `kimi_k2`, which is read and run as DeepSeek-V3, is compared with transformers on small random
 models: log-probabilities within 1e-4 and the same greedy tokens but for ties, in whole prompts, in
 chunks and in mixed batches. Native layers are compared with torch layers in every weight format of
-the engine. Batching, preemption, prefix caching and
-speculation are checked token by token on Llama, gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2 and
-the demo model, on Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2,
-GLM-4.7-Flash) caches one compressed row per token and layer, absorbs the projections in decode
-steps and expands them in long runs of a prompt; layers that predict further tokens (MTP) are left
-unread. GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints are read for every family
-whose modules have Llama's names (all but gpt-oss, whose experts are read in MXFP4); they are tested
-on the families from `llama` to `phi3`, and FP8 blocks on DeepSeek-V3 and MiniMax M2 too. The names
-of published shapes work in `inspect`, `plan` and `predict` and, but for the largest, as
+the engine. Batching, preemption, prefix caching and speculation are checked token by token on
+Llama, Mistral, Gemma 3, gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2, Llama 4 and the demo model, on
+Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one
+compressed row per token and layer, absorbs the projections in decode steps and expands them in long
+runs of a prompt; layers that predict further tokens (MTP) are left unread.
+
+*Plan*: `plan`, `predict`, `simulate` and `inspect` know the family. *Quantised*: formats of other
+projects in which a random checkpoint of the family, every linear quantised, gave the logits of its
+dequantised weights (`tests/conformance/test_quantised_families.py`); stacked experts, as
+gpt-oss and Llama 4 store them, stay dense there, and gpt-oss' own MXFP4 experts are tested apart.
+All six are GPTQ, AWQ, FP8 in blocks, packed compressed-tensors, MXFP4 and bitsandbytes' NF4.
+
+The names of published shapes work in `inspect`, `plan` and `predict` and, but for the largest, as
 `dummy:NAME` with random weights. Shapes of the families below `phi3` in the table and of the image
 models were written down from memory, not copied from a config.json, and only their parameter counts
 are tested: compare them with the model's own config.json before relying on a rope theta or token
@@ -68,15 +77,16 @@ def models_page() -> str:
     """The page, from the tables of families, wrappers, shapes and tests."""
     lines = [HEAD, "## Families that run", ""]
     lines += [
-        "| model_type | layers | GGUF | tested against | published shapes |",
-        "|---|---|---|---|---|",
+        "| model_type | engine | plan | GGUF | quantised | tested against | published shapes |",
+        "|---|---|---|---|---|---|---|",
     ]
     gguf = {arch.family for arch in ARCHITECTURES.values()} | {"mixtral"}  # "llama" with experts
     for family in FAMILIES:
         tests = sum(model_type in (family, f"{family}_text") for model_type, _ in TESTED.values())
         against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}" if tests else ""
         read = "yes" if family in gguf else ""
-        lines.append(f"| `{family}` | {_layers(family)} | {read} | {against} | {_shapes(family)} |")
+        cells = (f"`{family}`", _layers(family), _plans(family), read, _quantised(family))
+        lines.append(f"| {' | '.join((*cells, against, _shapes(family)))} |")
     text = WRAPPED.splitlines()
     for name, wrapper in WRAPPERS.items():
         families = ", ".join(f"`{family}`" for family in wrapper.text_types.values())
@@ -95,14 +105,31 @@ def _refused() -> str:
     )
 
 
-def _layers(family: str) -> str:
+def _spec(family: str) -> ModelSpec:
+    """The first published model of a family; where there is none, one of default sizes."""
     published = {**shape_table(), **planning_table()}
     name = next((n for n, row in published.items() if row["model_type"] == family), None)
     config = {"model_type": family} if name is None else planning_config(name)
     config.pop("quantization_config", None)
-    spec = spec_from_config(config, name=family)
-    why_not = NativeForward.why_not(spec, torch.device("cpu"), torch.float32)
+    return spec_from_config(config, name=family)
+
+
+def _layers(family: str) -> str:
+    why_not = NativeForward.why_not(_spec(family), torch.device("cpu"), torch.float32)
     return "torch: " + "; ".join(why_not) if why_not else "native, torch"
+
+
+def _plans(family: str) -> str:
+    """Whether a spec of the family can be priced."""
+    return "yes" if cost_model(_spec(family)).linear_flops_per_token else ""
+
+
+def _quantised(family: str) -> str:
+    """The formats that the test matrix holds for a family."""
+    if family in UNREAD:
+        return "refused"
+    formats = TESTED_FORMATS.get(family, ())
+    return f"all {len(FORMATS)}" if len(formats) == len(FORMATS) else ", ".join(formats)
 
 
 def _shapes(model_type: str) -> str:

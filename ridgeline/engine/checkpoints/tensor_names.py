@@ -454,6 +454,8 @@ class LocatedTensor(NamedTuple):
 
     def read(self, tensors: Any) -> Tensor:
         """The part from an open safetensors file."""
+        if not self.whole:
+            return cast(Tensor, tensors.get_tensor(self.name)).clone()
         view = tensors.get_slice(self.name)
         rows = slice(None) if self.rows is None else self.rows
         if self.num_groups > 1:
