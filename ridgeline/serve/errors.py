@@ -6,8 +6,10 @@ machine or a memory address.
 
 from __future__ import annotations
 
+import errno
 import math
 import re
+import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -38,6 +40,7 @@ ERROR_TYPES = {
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
+    507: "InsufficientStorageError",
 }
 ANTHROPIC_ERROR_TYPES = {
     400: "invalid_request_error",
@@ -140,7 +143,15 @@ def to_api_error(error: BaseException) -> ApiError:
         return ApiError(503, redact(str(error)), headers=retry_after)
     if isinstance(error, EngineUnavailable):
         return ApiError(503, redact(str(error)) or "the engine is not available")
+    if _is_full_disk(error):
+        return ApiError(507, "the disk of the batch store is full", headers={"retry-after": "60"})
     return ApiError(500, "the server failed on this request; see its log")
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    if isinstance(error, sqlite3.OperationalError):
+        return error.sqlite_errorcode == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def failure_error(failed: Failed) -> ApiError:

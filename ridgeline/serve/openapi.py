@@ -36,6 +36,7 @@ _ERRORS = {
     431: "The headers are too large",
     500: "The engine failed on this request",
     503: "No capacity, shutting down, or the engine is dead",
+    507: "The disk of the batch store is full",
 }
 _ANY_REQUEST = (401, 403, 431, 500, 503)
 _WITH_BODY = (400, 404, 408, 413, 429)
@@ -78,7 +79,7 @@ def error_responses(*statuses: int, body: bool = False, anthropic: bool = False)
     documented: Responses = {}
     for status in sorted({*_ANY_REQUEST, *statuses, *(_WITH_BODY if body else ())}):
         documented[status] = {"description": _ERRORS[status], "content": content}
-        if status in (429, 503):
+        if status in (429, 503, 507):
             documented[status]["headers"] = _RETRY_AFTER
     return documented
 

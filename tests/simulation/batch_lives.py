@@ -29,7 +29,7 @@ CHAT = "/v1/chat/completions"
 _END_STATES = ("completed", "failed", "expired", "cancelled")
 _BOUNDARY = "simulated"
 _JSON = {"content-type": "application/json"}
-_SERVER_ERRORS = {500, 503, 507}
+_REFUSALS = {503, 507}
 
 
 class Killed(BaseException):
@@ -250,7 +250,7 @@ class Life:
             reply = await Connection(self.loop, self.rng).request("POST", path, body, headers)
             if reply.status == 200:
                 return reply.json()
-            assert reply.status in _SERVER_ERRORS, reply
+            assert reply.status in _REFUSALS or self.killed.is_set(), reply
             self.note(f"{path} {reply.status}")
             await asyncio.sleep(0.5)
         return None

@@ -25,6 +25,7 @@ from ridgeline.engine.tokenization.detokenize import (
     NoText,
     PrefixDetokenizer,
 )
+from ridgeline.engine.tokenization.growth import check_growth
 from ridgeline.engine.tokenization.template_files import load_chat_template
 from ridgeline.engine.tokenization.template_process import ProcessTemplate
 from ridgeline.engine.tokenization.vocabulary_files import UnreadTokenizer, read_vocabulary_files
@@ -199,7 +200,7 @@ def bos_tokens(tokenizer: Tokenizer) -> list[int]:
 def _read(file: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
-    read_json(file)  # raises specific errors for missing, oversized and malformed files
+    check_growth(read_json(file))
     try:
         inner = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception

@@ -24,6 +24,7 @@ from ridgeline.modelspec.checkpoints.locate import is_dummy, local_path
 
 _AGAIN = "the file is damaged or half downloaded; fetch it again"
 _MAX_COUNT = 100_000_000
+_MAX_TENSORS, _MAX_KEYS, _MAX_ITEMS = 1_000_000, 65_536, 8_000_000  # items: of one array
 _MAX_DEPTH = 4  # of arrays within arrays
 _MAX_ALIGNMENT = 1 << 20
 _SCALARS = {
@@ -204,7 +205,7 @@ class _Header:
         version = self._number("<I")
         if version not in (2, 3):
             raise BadModel("unknown GGUF version", value=version, limit="2, 3")
-        num_tensors, num_keys = self._count(), self._count()
+        num_tensors, num_keys = self._count(_MAX_TENSORS), self._count(_MAX_KEYS)
         metadata = {}
         for _ in range(num_keys):
             key = self._string()
@@ -228,13 +229,13 @@ class _Header:
     def _number(self, form: str) -> Any:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
-    def _count(self) -> int:
+    def _count(self, limit: int = _MAX_COUNT) -> int:
         count = int(self._number("<Q"))
-        if count > _MAX_COUNT:
+        if count > limit:
             raise BadModel(
                 "the GGUF header has an implausible count",
                 value=count,
-                limit=_MAX_COUNT,
+                limit=limit,
                 fix=_AGAIN,
             )
         return count
@@ -249,7 +250,7 @@ class _Header:
             return self._string()
         if kind != _ARRAY:
             raise BadModel("unknown type of a GGUF metadata value", value=kind, fix=_AGAIN)
-        inner, count = self._number("<I"), self._count()
+        inner, count = self._number("<I"), self._count(_MAX_ITEMS)
         if inner == _STRING:
             return self._strings(count)
         if inner in _SCALARS:

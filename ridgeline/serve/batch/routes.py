@@ -122,7 +122,7 @@ _BATCH_LINKS = {name: _link(name, "batch_id") for name in ("get_batch", "cancel_
     summary="Upload an input file",
     operation_id="upload_file",
     response_model=FileObject,
-    responses=error_responses(400, 408, 413) | {200: {"links": _UPLOAD_LINKS}},
+    responses=error_responses(400, 408, 413, 507) | {200: {"links": _UPLOAD_LINKS}},
     openapi_extra=_UPLOAD_BODY,
 )
 async def upload_file(request: Request, batches: BatchesDep) -> Response:
@@ -201,7 +201,7 @@ async def get_file_content(file: FileDep, batches: BatchesDep) -> Response:
     summary="Create a batch",
     operation_id="create_batch",
     response_model=BatchObject,
-    responses=error_responses(400, 408, 413) | {200: {"links": _BATCH_LINKS}},
+    responses=error_responses(400, 408, 413, 507) | {200: {"links": _BATCH_LINKS}},
 )
 async def create_batch(body: CreateBatchRequest, request: Request, batches: BatchesDep) -> Response:
     new = to_new_batch(body, batches.endpoints, caller_of(request.scope).name)

@@ -54,11 +54,22 @@ class FourBitCodec:
         if has(".weight.nested_absmax"):
             inner = read(".weight.nested_quant_map").float()[absmax.long()]
             outer = read(".weight.nested_absmax").float()
-            outer = outer.repeat_interleave(int(state["nested_blocksize"]))[: len(inner)]
+            outer = _spread(outer, state, "nested_blocksize", len(inner))
             absmax = inner * outer + float(state.get("nested_offset", 0.0))
         index = torch.stack([packed >> 4, packed & 15], 1).reshape(-1)
-        scale = absmax.float().repeat_interleave(int(state["blocksize"]))[: len(index)]
+        scale = _spread(absmax.float(), state, "blocksize", len(index))
         return (table[index.long()] * scale).view(shape)
+
+
+def _spread(blocks: Tensor, state: Mapping[str, Any], name: str, count: int) -> Tensor:
+    """The number of each block for each of `count` values; blocks have the size `state[name]`."""
+    size = state.get(name)
+    needed = -(-count // size) if isinstance(size, int) and size >= 1 else 0
+    if len(blocks) != needed:
+        what = f"{size!r} for {len(blocks)} blocks of {count} values"
+        raise contradiction(f"bitsandbytes {name}", what, "blocks that cover the values once")
+    assert isinstance(size, int)
+    return blocks.repeat_interleave(min(size, count))[:count]
 
 
 def _state(has: Callable[[str], bool], read: Read) -> dict[str, Any]:
