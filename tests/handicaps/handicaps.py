@@ -20,7 +20,7 @@ from tests.handicaps.virtual_servers import Traffic, VirtualServers
 
 SLO = "ttft:2000 tpot:100"
 BUDGET_S = 1200.0
-WINDOW_S, GRACE_S = 12.0, 8.0  # of a true run
+WINDOW_S, GRACE_S = 10.0, 6.0  # of a true run
 LEAST_RATE = 0.02
 NEAR = 1.04  # relative width at which the bisection of a true goodput ends
 

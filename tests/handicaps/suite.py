@@ -20,7 +20,7 @@ from ridgeline.records import Slo
 from tests.handicaps.handicaps import BUDGET_S, Handicap, Truth
 
 LOSS = 0.95  # a kept rung with a true ratio below it is a false keep
-RANDOM_DRAWS = 3  # random searches whose result is averaged
+RANDOM_DRAWS = 2  # random searches whose result is averaged
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

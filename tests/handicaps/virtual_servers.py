@@ -64,6 +64,7 @@ COMMANDS = {
     "llama-server": "llama-server -m {model}",
 }
 START_S = 45.0  # of a server's start
+SIMULATED_RUN_S = 0.3  # of a prediction
 
 
 @dataclass(frozen=True)
@@ -273,6 +274,7 @@ class VirtualSimulator:
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
         servers = self._servers
+        servers.now_s += SIMULATED_RUN_S
         config = servers.config(settings)
         plain = msgspec.structs.replace(config, num_speculative_tokens=0)
         return simulated_run(plain, planned(plain), servers.traffic, load, 1.0, servers.belief)
