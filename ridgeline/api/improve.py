@@ -44,6 +44,7 @@ def optimize(
     output: str | Path | None = None,
     ladder: str | Path | None = None,
     calibration: str | Path | None = None,
+    resume: str | Path | None = None,
     shared_machine: bool = False,
     url: str | None = None,
     restart_cmd: str | None = None,
@@ -84,6 +85,8 @@ def optimize(
         output: Folder for the report and ridgeline.toml (default: nothing is written).
         ladder: TOML file of candidates, in place of the built-in.
         calibration: Predict with this file of `ridgeline calibrate`.
+        resume: Continue the interrupted search whose results are in this folder; the other options
+            as before, `budget` may be larger.
         shared_machine: Count runs during which other work took the CPU, for machines that are
             never quiet; the intervals contain its noise.
         url: Optimise the server at this address: 'http://127.0.0.1:{port}'.

@@ -60,6 +60,15 @@ class OptimizeOptions(Section, frozen=True, kw_only=True):
         Path | None,
         About("Predict with this file of `ridgeline calibrate`.", path="input"),
     ] = None
+    resume: Annotated[
+        Path | None,
+        About(
+            "Continue the interrupted search whose results are in this folder; the other options "
+            "as before, --budget may be larger.",
+            path="folder",
+            ambient=False,
+        ),
+    ] = None
     shared_machine: Annotated[
         bool,
         About(

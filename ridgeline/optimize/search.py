@@ -40,7 +40,7 @@ from ridgeline.optimize.comparison.paired_comparison import (
 )
 from ridgeline.optimize.environment import Deployment, Environment
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
-from ridgeline.optimize.ladder import Ladder, RungCandidate, defaults_candidate
+from ridgeline.optimize.ladder import DEFAULTS, Ladder, RungCandidate, defaults_candidate
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.ranking.rung_ranking import Ranking
 from ridgeline.optimize.result import ConfigurationSummary, Ended, LadderResult, NotTried, Trial
@@ -52,6 +52,14 @@ from ridgeline.optimize.result_builder import (
     revert_kept,
     summarise_configuration,
     why_reverted,
+)
+from ridgeline.optimize.search_state import (
+    ClosedDeployment,
+    SavedConfiguration,
+    SavedSearch,
+    StateFile,
+    request_of,
+    saved_settings,
 )
 from ridgeline.optimize.server_settings import changed_settings
 from ridgeline.optimize.time_budget import CLOSING_ROUNDS, TimeBudget
@@ -99,10 +107,12 @@ async def optimize(
     *,
     clock: Callable[[], float],
     observer: Observer = silent,
+    state: StateFile | None = None,
 ) -> LadderResult:
     """Search until no rung is predicted to gain or the budget ends.
 
-    Raises BadInput if the budget is too small for a baseline and one trial.
+    `state`: where to keep what was learnt, and to continue from. Raises BadInput if the budget is
+    too small for a baseline and one trial.
     """
     search = LadderSearch(
         job,
@@ -112,7 +122,7 @@ async def optimize(
         observer,
     )
     try:
-        return await search.run()
+        return await search.run(state)
     finally:
         search.close()
 
@@ -149,6 +159,7 @@ class LadderSearch:
         self._ranking = Ranking(job, environment, ladder, self._predictor, budget)
         self._checks = CandidateChecks(environment, self._runner)
         self._stack = ExitStack()
+        self._state: StateFile | None = None
         self._trials: list[Trial] = []
         self._tried: set[tuple[Settings, str | None]] = set()
         self._baseline: RunningConfiguration | None = None
@@ -156,11 +167,17 @@ class LadderSearch:
 
     # -- the whole search
 
-    async def run(self) -> LadderResult:
+    async def run(self, state: StateFile | None = None) -> LadderResult:
         """Baseline, trials, closing comparison. An interruption keeps the results so far."""
         closing: PairedComparison | None = None
+        self._state = state
+        saved = None if state is None else state.load(self._job)
         try:
-            await self._measure_baseline()
+            if saved is None:
+                await self._measure_baseline()
+            else:
+                await self._continue(saved)
+            self._save()
             await self._try_defaults()
             ended = await self._try_rungs()
             closing = await self._compare_with_baseline()
@@ -171,6 +188,64 @@ class LadderSearch:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
         return self._result(ended, closing)
+
+    async def _continue(self, saved: SavedSearch) -> None:
+        """Take over the state of an interrupted search, and open its incumbent again."""
+        self._budget.restore(saved.budget)
+        self._predictor.restore(saved.predictor)
+        self._runner.continue_from(saved.seed)
+        self._runner.spread.restore(saved.spread)
+        self._trials = list(saved.trials)
+        self._tried = {(saved_settings(values, self._job), make) for values, make in saved.tried}
+        if any(trial.honesty == "lossy" and trial.verdict == "kept" for trial in saved.trials):
+            self._ranking.forget_references()
+        self._runner.stage("Resuming", f"{len(saved.trials)} trial(s) are known")
+        self._incumbent = self._reopened(saved.incumbent)
+        await self._checks.time_one_answer(self._incumbent.deployment)
+        self._baseline = self._incumbent
+        if saved.baseline.settings != saved.incumbent.settings:
+            self._baseline = self._restored(
+                saved.baseline, ClosedDeployment(saved.baseline.info), ExitStack()
+            )
+        for configuration in (self._baseline, self._incumbent):
+            steps = self._steps_of(configuration.runs, configuration.settings)
+            self._predictor.learn_steps(configuration.settings, steps)
+
+    def _reopened(self, saved: SavedConfiguration) -> RunningConfiguration:
+        deployment, stack = self._open(saved_settings(saved.settings, self._job))
+        return self._restored(saved, deployment, stack)
+
+    def _restored(
+        self, saved: SavedConfiguration, deployment: Deployment, stack: ExitStack
+    ) -> RunningConfiguration:
+        return RunningConfiguration(
+            label=saved.label,
+            settings=saved_settings(saved.settings, self._job),
+            deployment=deployment,
+            stack=stack,
+            rate=saved.rate,
+            runs=saved.runs,
+            settled=saved.settled,
+        )
+
+    def _save(self) -> None:
+        """Write the state, from which a later call can continue."""
+        if self._state is None:
+            return
+        tried = tuple((msgspec.to_builtins(settings), make) for settings, make in self._tried)
+        self._state.save(
+            SavedSearch(
+                request=request_of(self._job),
+                baseline=SavedConfiguration.of(self._running_baseline),
+                incumbent=SavedConfiguration.of(self._running_incumbent),
+                trials=tuple(self._trials),
+                tried=tried,
+                predictor=self._predictor.state,
+                budget=self._budget.state,
+                seed=self._runner.last_seed,
+                spread=self._runner.spread.recent,
+            )
+        )
 
     async def rank_without_trials(self) -> RankedRungs:
         """Measure the baseline and predict every rung's gain, without applying anything."""
@@ -252,6 +327,8 @@ class LadderSearch:
     async def _try_defaults(self) -> None:
         """Try the defaults, whatever the simulator predicts for them."""
         defaults, incumbent = self._job.defaults, self._running_incumbent
+        if any(trial.rung == DEFAULTS.id for trial in self._trials):
+            return  # in the search that this one continues
         if defaults is None or changed_settings(defaults) == changed_settings(incumbent.settings):
             return
         candidate = defaults_candidate(defaults, incumbent.settings)
@@ -302,6 +379,7 @@ class LadderSearch:
             stack.close()
             self._learn_from(trial)
             self._update_incumbent(evidence)
+        self._save()
 
     def _quantise(self, candidate: RungCandidate) -> RungCandidate:
         """The candidate after quantising its weights, if it needs that."""

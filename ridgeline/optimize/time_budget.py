@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 Clock = Callable[[], float]
 
 MIN_ROUNDS = 3
@@ -30,6 +32,16 @@ SMALLEST_BUDGET_S = (4 + 2 * MIN_ROUNDS + 3 + 2 * MIN_ROUNDS) * MIN_WINDOW_S + R
 """What a search takes if runs have the minimum length and a model opens at once."""
 
 
+class BudgetState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search has spent and learnt about costs, in seconds."""
+
+    spent_s: float
+    window_s: float
+    run_costs_s: tuple[float, ...]
+    open_cost_s: float
+    baseline_run_s: float
+
+
 class TimeBudget:
     """A deadline shared by the parts of a search. Times are in seconds."""
 
@@ -39,6 +51,24 @@ class TimeBudget:
         self._run_costs_s: list[float] = []
         self._open_cost_s = self._baseline_run_s = 0.0
         self.window_s = MIN_WINDOW_S
+
+    @property
+    def state(self) -> BudgetState:
+        """What to keep of an interrupted search."""
+        return BudgetState(
+            spent_s=self.spent_s,
+            window_s=self.window_s,
+            run_costs_s=tuple(self._run_costs_s),
+            open_cost_s=self._open_cost_s,
+            baseline_run_s=self._baseline_run_s,
+        )
+
+    def restore(self, state: BudgetState) -> None:
+        """Continue as if the time of the interrupted search had been spent here."""
+        self._begun_s = self._clock() - state.spent_s
+        self._run_costs_s = list(state.run_costs_s)
+        self._open_cost_s, self._baseline_run_s = state.open_cost_s, state.baseline_run_s
+        self.window_s = state.window_s
 
     @property
     def spent_s(self) -> float:

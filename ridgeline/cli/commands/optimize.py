@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
@@ -21,6 +22,8 @@ INTERRUPTED, UNDECIDED = 130, 3
 def optimize_command(call: Invocation) -> int:
     """`ridgeline optimize`; 130 if interrupted, 3 if no trial came to a verdict in time."""
     options = call.read(OptimizeOptions)
+    if options.resume is not None:
+        options = msgspec.structs.replace(options, output=options.resume)
     console = Console(stderr=options.json)
     settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))

@@ -43,6 +43,15 @@ class RoundVariance:
             self._recent.append((squares, len(log_ratios) - 1))
 
     @property
+    def recent(self) -> tuple[tuple[float, int], ...]:
+        """Sums of squares of the last comparisons, and their degrees of freedom."""
+        return tuple(self._recent)
+
+    def restore(self, recent: Sequence[tuple[float, int]]) -> None:
+        """Continue with the comparisons of an interrupted search."""
+        self._recent.extend(recent)
+
+    @property
     def prior(self) -> Prior:
         freedom = sum(degrees for _, degrees in self._recent)
         if not freedom:
@@ -103,6 +112,15 @@ class LoadRunner:
                 remaining_s=max(0.0, total_s - spent_s),
             )
         )
+
+    @property
+    def last_seed(self) -> int:
+        """The seed of the latest run."""
+        return self._seed
+
+    def continue_from(self, seed: int) -> None:
+        """Give the next run the seed after this one: earlier prompts were sent before."""
+        self._seed = seed
 
     def fresh_seed(self) -> int:
         self._seed += 1

@@ -49,6 +49,14 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted.gain if self.predicted else 0.0
 
 
+class PredictorState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tried rungs have shown about the predictions."""
+
+    misses: tuple[float, ...] = ()
+    of_rung: dict[str, float] = {}
+    failed: tuple[str, ...] = ()
+
+
 class Predictor:
     """Predicts candidates' gains with a simulator, trusting it as far as it has been right."""
 
@@ -82,6 +90,20 @@ class Predictor:
     def learn_failure(self, rung: str) -> None:
         """One variant failed the quality gate: its siblings rank after everything else."""
         self._failed.add(rung)
+
+    @property
+    def state(self) -> PredictorState:
+        """What to keep of an interrupted search, besides its steps."""
+        return PredictorState(
+            misses=tuple(self._misses),
+            of_rung=dict(self._of_rung),
+            failed=tuple(sorted(self._failed)),
+        )
+
+    def restore(self, state: PredictorState) -> None:
+        """Continue with the errors of an interrupted search."""
+        self._misses, self._of_rung = list(state.misses), dict(state.of_rung)
+        self._failed = set(state.failed)
 
     def unknown(self, candidate: RungCandidate, note: str) -> Forecast:
         """A candidate that was not simulated: no gain is predicted and none excluded."""

@@ -42,6 +42,13 @@ class Ranking:
         self._left_out: dict[str, NotTried] = {}
         self._defaults_left_out: tuple[NotTried, ...] = ()
         self._trials: Sequence[Trial] = ()
+        self._references_lost = False
+
+    def forget_references(self) -> None:
+        """The baseline's distributions were lost after a lossy rung was kept: no further one can be
+        compared with them.
+        """
+        self._references_lost = True
 
     def rank(
         self, incumbent: RunningConfiguration, tried: Tried, trials: Sequence[Trial]
@@ -123,7 +130,11 @@ class Ranking:
         return msgspec.structs.replace(last, candidate=like[0])
 
     def _unprovable(self, rung: Rung) -> str | None:
-        if rung.honesty == "exact" or self._environment.heldout:
+        if rung.honesty == "exact":
+            return None
+        if self._references_lost:
+            return "lossy, and the search was resumed after a lossy rung had been kept"
+        if self._environment.heldout:
             return None
         return (
             "lossy, and its quality cannot be verified: the server returns no full distributions, "

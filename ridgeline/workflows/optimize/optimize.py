@@ -30,6 +30,7 @@ from ridgeline.optimize.output.vllm_command import VllmCommand, serve_command
 from ridgeline.optimize.report.page import report
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.search import optimize as search
+from ridgeline.optimize.search_state import StateFile
 from ridgeline.optimize.time_budget import SMALLEST_BUDGET_S
 from ridgeline.plan.calibration.calibration import Calibration, load_calibration
 from ridgeline.records import Slo
@@ -94,10 +95,13 @@ def optimize(
 ) -> OptimizeResult:
     """Search for the best configuration of the engine, or of `server`, within the budget.
 
-    `logs`: folder for the output of a server's processes (None: not kept). An interruption ends the
-    search with what it found so far. Raises UserError if an option is wrong or the budget hopeless.
+    `logs`: folder for the output of a server's processes and for the state to resume from (None:
+    not kept). An interruption ends the search with what it found so far. Raises UserError if an
+    option is wrong or the budget hopeless.
     """
     started_s = time.perf_counter()
+    folder = options.resume or logs
+    state = None if folder is None else StateFile(folder, resume=options.resume is not None)
     with ExitStack() as stack:
         if logs is None:
             logs = Path(stack.enter_context(TemporaryDirectory(prefix="ridgeline-logs-")))
@@ -119,8 +123,9 @@ def optimize(
         environment = _environment(job, workload, probe(), calibration, recipe, logs)
         left_s = job.budget_s - (time.perf_counter() - started_s)
         job = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
+        clock = time.perf_counter
         result = run_async(
-            search(job, environment, ladder, clock=time.perf_counter, observer=observer)
+            search(job, environment, ladder, clock=clock, observer=observer, state=state)
         )
     if recipe is None:
         return OptimizeResult(ladder=result, files=_engine_files(result))
