@@ -126,6 +126,8 @@ HANDICAPS = (
         "vllm",
         "--tensor-parallel-size 4",
         (WRONG_TP,),
+        LONG,
+        device="h100-sxm",
         num_devices=4,
     ),
     Handicap("vllm small budget", "vllm", "--max-num-batched-tokens 64", (SMALL_BUDGET,)),
