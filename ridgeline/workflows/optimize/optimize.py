@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -26,6 +27,14 @@ from ridgeline.optimize.job import OptimizeJob
 from ridgeline.optimize.ladder import Ladder, load_default_ladder, parse_ladder
 from ridgeline.optimize.output.config_file import final_settings, ladder_json, ridgeline_toml
 from ridgeline.optimize.output.headline import headline
+from ridgeline.optimize.output.server_configs import (
+    DEPLOYMENT_FILES,
+    STARTS,
+    TunedServer,
+    deployment_files,
+    program_words,
+    split_command,
+)
 from ridgeline.optimize.output.vllm_command import VllmCommand, serve_command
 from ridgeline.optimize.report.page import report
 from ridgeline.optimize.result import LadderResult
@@ -180,7 +189,7 @@ def check_search(
     ladder_of(options.ladder)
     recipe = None if server is None else server_recipe(server, options.output)
     _calibration(options, recipe)
-    names = ENGINE_FILES if server is None else SERVER_FILES
+    names = ENGINE_FILES if server is None else (*SERVER_FILES, *DEPLOYMENT_FILES)
     written = {(options.output / name).resolve() for name in names}
     for path in (config, options.ladder, options.calibration):
         if path is not None and path.resolve() in written:
@@ -268,4 +277,15 @@ def _engine_files(result: LadderResult) -> dict[str, str]:
 def _server_files(result: LadderResult, recipe: ServerRecipe, settings: Settings) -> dict[str, str]:
     script = recipe.serve_script(final_settings(result), recipe.start_settings(settings))
     page = report(result, {"serve.sh": VllmCommand(script)})
-    return dict(zip(SERVER_FILES, (page, ladder_json(result), script), strict=True))
+    files = dict(zip(SERVER_FILES, (page, ladder_json(result), script), strict=True))
+    words = program_words(shlex.split(script.splitlines()[-1].removeprefix("exec ")), recipe.flags)
+    if recipe.flags.name in STARTS:
+        named, _ = split_command(words, recipe.flags.name)
+        server = TunedServer(
+            kind=recipe.flags.name,
+            words=words,
+            model=named or settings.model,
+            settings=final_settings(result),
+        )
+        files |= deployment_files(server)
+    return files
