@@ -93,21 +93,20 @@ def main() -> None:
     save("gpu-steps", base | {"note": note, "columns": columns, "rows": rows})
     lines = [
         [
-            line["format"].upper() + (", n-gram drafts" if line["speculation"] else ""),
+            line["format"].upper(),
             f"{line['requests']} at once",
             f"{line['output_tok_s']:,.0f}",
             f"{line['steps']:.0f}",
             f"{line['ms_per_step']:.2f}",
         ]
-        for name in ("engine", "speculation")
-        for line in read(folder / f"{name}.json").get("lines", [])
+        for line in read(folder / "engine.json").get("lines", [])
     ]
     save(
         "gpu-engine",
         base
         | {
             "note": "`Engine.generate`, llama-3.1-8b: 512 random prompt tokens and 128 of output"
-            " each, prefill included; drafts over prompts that repeat themselves.",
+            " each, prefill included.",
             "columns": ["weights", "requests", "output tok/s", "steps", "ms per step"],
             "rows": lines,
         },
