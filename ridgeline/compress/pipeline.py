@@ -181,7 +181,7 @@ def _quantise_layer(
         now = LayerInProgress(source, grids, kept)
         balanced, stats, added = _prepare_half(spec, source, now, recipe, walks, half, (index, at))
         notes += added
-        for key, group in groupby(half, lambda each: each[1]):
+        for key, group in groupby(half, lambda pair: pair[1]):
             product = ProductWeights(key, {part: balanced.get(part).float() for part, _ in group})
             rounded, added = round_product(product, stats, recipe, spec.stored_dtype)
             grids |= rounded

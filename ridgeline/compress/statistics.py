@@ -89,7 +89,7 @@ class InputStats:
         """Add the pending rows to the sums."""
         if not self.waiting:
             return
-        x_TI, *targets = (torch.cat(each) for each in zip(*self.waiting, strict=True))
+        x_TI, *targets = (torch.cat(rows) for rows in zip(*self.waiting, strict=True))
         self.waiting = []
         by = _Columns(x_TI)
         if self.moment_II is not None:

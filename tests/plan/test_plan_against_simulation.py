@@ -43,7 +43,7 @@ def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
         max_devices_per_replica=1,
     )
     found = search(load_planning_spec(MODEL), demand, slo, space, CATALOGUE)
-    return max(found.fleets, key=lambda each: each.rate)
+    return max(found.fleets, key=lambda candidate: candidate.rate)
 
 
 def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> float:

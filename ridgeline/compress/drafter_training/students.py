@@ -54,8 +54,8 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, tokens_BL: Tensor) -> DrafterBatch:
-        each = [states(self.decoder, row.tolist()).clone() for row in tokens_BL]
-        h_BLC = torch.stack(each)
+        pieces = [states(self.decoder, row.tolist()).clone() for row in tokens_BL]
+        h_BLC = torch.stack(pieces)
         return DrafterBatch(tokens_BL, h_BLC, self.logits(h_BLC))
 
     def logits(self, x_BLC: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class EagleStudent(nn.Module):
         q_BHLD = _rotate(_heads(a_BLC, own["q"], shape), cos_LD, sin_LD)
         k_BHLD = _rotate(_heads(a_BLC, own["k"], shape), cos_LD, sin_LD)
         kv = k_BHLD, _heads(a_BLC, own["v"], shape)
-        keys, values = (torch.cat(each, 2) for each in zip(*past, kv, strict=True))
+        keys, values = (torch.cat(pieces, 2) for pieces in zip(*past, kv, strict=True))
         times = shape.num_heads // shape.num_kv_heads
         o_BHLD = F.scaled_dot_product_attention(
             q_BHLD,

@@ -184,7 +184,7 @@ def _check_encoding(metadata: Mapping[str, Any], original: tokenizers.Tokenizer)
     control = [
         tokens[i] for i, kind in enumerate(metadata[PREFIX + "token_type"]) if kind == CONTROL
     ]
-    for text in (*_PROBES, *(f"a{each}b {each}" for each in control[:8])):
+    for text in (*_PROBES, *(f"a{entry}b {entry}" for entry in control[:8])):
         if written.encode(text).ids != original.encode(text).ids:
             raise _refusal(f"that GGUF would encode otherwise ({text[:40]!r})")
 
@@ -195,7 +195,7 @@ def _templates(source: Path) -> dict[str, str | list[str]]:
     given = read_json(config).get("chat_template") if config.is_file() else None
     named = {"default": given} if isinstance(given, str) else {}
     if isinstance(given, list):
-        named = {each["name"]: each["template"] for each in given}
+        named = {entry["name"]: entry["template"] for entry in given}
     own = source / "chat_template.jinja"
     if own.is_file():
         named["default"] = own.read_text(encoding="utf-8")

@@ -128,7 +128,9 @@ class FixedTree:
         self, contexts: Sequence[DraftContext], room: StepCapacity
     ) -> list[tuple[int, ...]]:
         found = self._drafter.trees(contexts, self._tree)
-        self._others = {each.seq_id: own[1:] for each, own in zip(contexts, found, strict=True)}
+        self._others = {
+            context.seq_id: own[1:] for context, own in zip(contexts, found, strict=True)
+        }
         return [own[0] if own else () for own in found]
 
     def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:

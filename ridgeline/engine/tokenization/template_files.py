@@ -71,7 +71,7 @@ def _configured(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     except DECODE_ERRORS as error:
         raise BadModel(f"tokenizer_config.json of {path}: {error}") from None
     if isinstance(found, list):
-        return {each.name: each.template for each in found}
+        return {entry.name: entry.template for entry in found}
     return {} if found is None else {"default": found}
 
 

@@ -65,15 +65,15 @@ def _effect(
     b: Sequence[LoadedResult],
     threshold: float,
 ) -> SettingsEffect:
-    headline = [each for each in found if _is_headline(each.metric)]
-    known = [each for each in headline if each.detectable is not None]
+    headline = [figure for figure in found if _is_headline(figure.metric)]
+    known = [figure for figure in headline if figure.detectable is not None]
     if not known:
         return SettingsEffect(
             outcome="inconclusive", sentence="no figure has an interval; repeat the runs"
         )
-    changed = [each for each in _significant(known) if _beyond(each, threshold)]
+    changed = [figure for figure in _significant(known) if _beyond(figure, threshold)]
     if changed and min(len(a), len(b)) > 1:
-        worse = any(each.outcome == "regressed" for each in changed)
+        worse = any(figure.outcome == "regressed" for figure in changed)
         outcome: Outcome = "regressed" if worse else "improved"
         return SettingsEffect(outcome=outcome, sentence=f"it changed {_intervals(changed)}")
     if changed:
@@ -82,8 +82,8 @@ def _effect(
             outcome="inconclusive", sentence=f"{seen}; repeat both sides, interleaved"
         )
     limit = f"±{100 * threshold:g}%"
-    wide = [each for each in known if not _within(each, threshold)]
-    drifted = [each for each in wide if "drift" in each.reason]
+    wide = [figure for figure in known if not _within(figure, threshold)]
+    drifted = [figure for figure in wide if "drift" in figure.reason]
     if drifted:
         return SettingsEffect(
             outcome="inconclusive", sentence=f"{drifted[0].metric}: {drifted[0].reason}"
@@ -91,7 +91,7 @@ def _effect(
     if not wide:
         return SettingsEffect(outcome="unchanged", sentence=f"within {limit}: {_intervals(known)}")
     count, unit = _observations(a, b)
-    needed = max(_needed(each, count, threshold, len(known)) for each in wide)
+    needed = max(_needed(figure, count, threshold, len(known)) for figure in wide)
     observed = f"{limit} is narrower than the intervals: {_intervals(wide)}"
     more = f"about {needed:,} {unit} per side would show the absence of an effect"
     return SettingsEffect(
@@ -103,12 +103,12 @@ def _is_headline(metric: str) -> bool:
     return metric in RATES or metric.endswith("_mean")
 
 
-def _beyond(each: MetricComparison, threshold: float) -> bool:
-    return each.high > 1 + threshold or each.low < 1 / (1 + threshold)
+def _beyond(figure: MetricComparison, threshold: float) -> bool:
+    return figure.high > 1 + threshold or figure.low < 1 / (1 + threshold)
 
 
-def _within(each: MetricComparison, threshold: float) -> bool:
-    return not _beyond(each, threshold)
+def _within(figure: MetricComparison, threshold: float) -> bool:
+    return not _beyond(figure, threshold)
 
 
 def _significant(known: Sequence[MetricComparison]) -> list[MetricComparison]:
@@ -117,29 +117,29 @@ def _significant(known: Sequence[MetricComparison]) -> list[MetricComparison]:
     A bootstrap p-value of 0 counts as one draw.
     """
     passed: list[MetricComparison] = []
-    for each in sorted(known, key=lambda each: each.p_value or 0.0):
-        p_value = max(each.p_value or 0.0, 1 / NUM_DRAWS)
-        if "drift" in each.reason or p_value > LEVEL / (len(known) - len(passed)):
+    for figure in sorted(known, key=lambda figure: figure.p_value or 0.0):
+        p_value = max(figure.p_value or 0.0, 1 / NUM_DRAWS)
+        if "drift" in figure.reason or p_value > LEVEL / (len(known) - len(passed)):
             break
-        passed.append(each)
+        passed.append(figure)
     return passed
 
 
 def _observations(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tuple[int, str]:
     if len(a) > 1 and len(b) > 1:
         return min(len(a), len(b)), "runs"
-    sizes = [len(values) for each in (*a, *b) for values in each.samples.values() if values]
+    sizes = [len(values) for result in (*a, *b) for values in result.samples.values() if values]
     return min(sizes), "requests"
 
 
-def _needed(each: MetricComparison, count: int, threshold: float, num_figures: int) -> int:
-    error = math.log1p(each.detectable or 0.0) / POWER
+def _needed(figure: MetricComparison, count: int, threshold: float, num_figures: int) -> int:
+    error = math.log1p(figure.detectable or 0.0) / POWER
     room = NORMAL.inv_cdf(1 - LEVEL / 2) + NORMAL.inv_cdf(1 - MISSED / 2 / num_figures)
     return max(count + 1, math.ceil(count * (room * error / math.log1p(threshold)) ** 2))
 
 
 def _intervals(found: Sequence[MetricComparison]) -> str:
     return ", ".join(
-        f"{each.metric} [{100 * (each.low - 1):+.1f}%, {100 * (each.high - 1):+.1f}%]"
-        for each in found
+        f"{figure.metric} [{100 * (figure.low - 1):+.1f}%, {100 * (figure.high - 1):+.1f}%]"
+        for figure in found
     )

@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_json_objects(path: Path) -> list[dict[str, Any]]:
     """A list of JSON objects from a file; BadModel where it is missing, too large, or not one."""
     document = _load(path)
-    if not isinstance(document, list) or not all(isinstance(each, dict) for each in document):
+    if not isinstance(document, list) or not all(isinstance(entry, dict) for entry in document):
         raise BadModel("the file is not a list of JSON objects", value=str(path))
     return document
 

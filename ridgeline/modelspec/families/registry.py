@@ -305,7 +305,7 @@ def _family_name(config: Mapping[str, Any], where: str) -> str:
 
 def _architectures(config: Mapping[str, Any], where: str) -> list[str]:
     found: Any = config.get("architectures") or []
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
         raise BadModel(f"{where}: architectures is not a list of names", value=str(found))
     return found
 

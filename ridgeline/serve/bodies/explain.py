@@ -37,7 +37,9 @@ class _Complaint(msgspec.Struct, frozen=True):
 def explain(errors: Sequence[Any], body: Any) -> BodyError:
     """The complaint to report; `errors` as `ValidationError.errors()` lists them."""
     located = [_locate(error, body) for error in errors]
-    complaints = [each for each in located if each.path[:1] == located[0].path[:1]]  # one field
+    complaints = [
+        problem for problem in located if problem.path[:1] == located[0].path[:1]
+    ]  # one field
     mismatched = {
         branch
         for complaint in complaints

@@ -90,9 +90,9 @@ def replay(
         gave = _step(running, controller, curve, clock)
         plain_s += curve.seconds(len(running), len(running)) * gave / len(running)
         num_tokens, num_steps = num_tokens + gave, num_steps + 1
-        for each in [each for each in running if not each.left]:
-            running.remove(each)
-            controller.forget(each.seq_id, each.known, "")
+        for sequence in [sequence for sequence in running if not sequence.left]:
+            running.remove(sequence)
+            controller.forget(sequence.seq_id, sequence.known, "")
     return Replayed(
         num_tokens=num_tokens, num_steps=num_steps, seconds=clock.now_s, plain_s=plain_s
     )
@@ -104,16 +104,18 @@ def _step(
     """One step of all running texts; returns the number of tokens."""
     num = len(running)
     wants = controller.should_propose([_RUN] * num)
-    able = [each for each in running if each.left > 1] if wants else []
-    drafts = controller.propose([each.open() for each in able], StepCapacity(num, num, 1 << 16))
-    of = {each.seq_id: draft for each, draft in zip(able, drafts, strict=True)}
+    able = [sequence for sequence in running if sequence.left > 1] if wants else []
+    drafts = controller.propose(
+        [sequence.open() for sequence in able], StepCapacity(num, num, 1 << 16)
+    )
+    of = {sequence.seq_id: draft for sequence, draft in zip(able, drafts, strict=True)}
     clock.now_s += curve.seconds(num, num + sum(map(len, drafts)))
     outcomes, gave = [], num
-    for each in running:
-        draft = of.get(each.seq_id, ())
-        num_kept = each.take(draft)
+    for sequence in running:
+        draft = of.get(sequence.seq_id, ())
+        num_kept = sequence.take(draft)
         gave += num_kept
         if draft:
-            outcomes.append(DraftOutcome(each.seq_id, len(draft), num_kept))
+            outcomes.append(DraftOutcome(sequence.seq_id, len(draft), num_kept))
     controller.observe(outcomes)
     return gave

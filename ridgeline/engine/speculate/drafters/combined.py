@@ -27,10 +27,10 @@ class Lookups:
         self._lookups = tuple(lookups)
         self.name = "+".join(lookup.name for lookup in self._lookups)
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
+    def look(self, part: DraftContext, most: int) -> LookupGuess:
         best, found = -1, NO_GUESS
         for place, lookup in enumerate(self._lookups):
-            guess = lookup.look(each, most)
+            guess = lookup.look(part, most)
             if guess.tokens and guess.kinds[0] > best:
                 best, first = guess.kinds[0], place * KINDS
                 found = LookupGuess(guess.tokens, tuple([first + kind for kind in guess.kinds]))
@@ -47,7 +47,7 @@ class Combined:
     def __init__(self, lookup: Lookup | None, drafter: Drafter | None) -> None:
         assert lookup is not None or drafter is not None
         self._lookup, self._drafter = lookup, drafter
-        self.name = "+".join(each.name for each in (lookup, drafter) if each is not None)
+        self.name = "+".join(part.name for part in (lookup, drafter) if part is not None)
 
     def draft(
         self, contexts: Sequence[DraftContext], depths: Sequence[int]
@@ -60,9 +60,9 @@ class Combined:
         return [own or other for own, other in zip(found, computed, strict=True)]
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
-        for each in (self._lookup, self._drafter):
-            if each is not None:
-                each.forget(seq_id, tokens, tenant)
+        for part in (self._lookup, self._drafter):
+            if part is not None:
+                part.forget(seq_id, tokens, tenant)
 
-    def _looked_up(self, each: DraftContext, depth: int) -> tuple[int, ...]:
-        return self._lookup.look(each, depth).tokens if self._lookup and depth > 0 else ()
+    def _looked_up(self, part: DraftContext, depth: int) -> tuple[int, ...]:
+        return self._lookup.look(part, depth).tokens if self._lookup and depth > 0 else ()
