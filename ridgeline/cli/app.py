@@ -52,6 +52,7 @@ FUNCTIONS = {
     "mock-server": "measure.mock_server:mock_server",
     "twin": "run.twin:twin",
     "operate": "operate:operate",
+    "deploy": "operate:deploy",
     "completion": "tools:completion",
     "version": "tools:version",
 }

@@ -45,6 +45,7 @@ from ridgeline.config.tools import (
     ChatOptions,
     CompareOptions,
     CompletionOptions,
+    DeployOptions,
     DoctorOptions,
     ExplainOptions,
     GenerateOptions,
@@ -447,6 +448,18 @@ _COMMANDS = (
             "ridgeline operate dashboards --server vllm --out grafana",
         ),
         sections=(OperateOptions,),
+    ),
+    Command(
+        name="deploy",
+        group="Tools",
+        summary="Write files that deploy servers and a gateway.",
+        details="compose: for docker compose. kustomize: a StatefulSet of servers, a gateway, "
+        "their Services and a disruption budget, for kubectl apply -k.",
+        examples=(
+            "ridgeline deploy compose --model smollm2 --image registry.local/ridgeline:0.3",
+            "ridgeline deploy kustomize --replicas 4 --out k8s && kubectl apply -k k8s",
+        ),
+        sections=(DeployOptions,),
     ),
     Command(
         name="completion",

@@ -360,3 +360,38 @@ class OperateOptions(Section, frozen=True, kw_only=True):
         Path,
         About("Folder to write to.", metavar="DIR", path="output", since="0.3", ambient=False),
     ] = Path("operate")
+
+
+class DeployOptions(Section, frozen=True, kw_only=True):
+    """Servers and the gateway before them, as files of a platform."""
+
+    title: ClassVar[str] = "Deployment"
+
+    platform: Annotated[
+        Literal["compose", "kustomize"],
+        About("The platform to write for.", positional=True, required=True, since="0.3"),
+    ]
+    model: Annotated[
+        str, About("The model to serve.", metavar="MODEL", since="0.3", ambient=False)
+    ] = DEFAULT_MODEL
+    image: Annotated[
+        str,
+        About(
+            "Container image whose entry point is ridgeline.",
+            metavar="IMAGE",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = "ridgeline:latest"
+    replicas: Annotated[
+        int,
+        About("Servers to start.", unit=COUNT, range=Range(1, 1000), since="0.3", ambient=False),
+    ] = 2
+    slo_classes: Annotated[
+        str,
+        About("SLOs by request class, as of serve.", metavar="CLASSES", since="0.3", ambient=False),
+    ] = ""
+    out: Annotated[
+        Path,
+        About("Folder to write to.", metavar="DIR", path="output", since="0.3", ambient=False),
+    ] = Path("deploy")

@@ -1,4 +1,4 @@
-"""Write alert rules or dashboards into a folder."""
+"""Write alert rules, dashboards or a deployment into a folder."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from ridgeline.config.server import parse_slo_classes
-from ridgeline.config.tools import OperateOptions
+from ridgeline.config.tools import DeployOptions, OperateOptions
 from ridgeline.errors import BadInput
 from ridgeline.operate.dashboard import build_dashboard
+from ridgeline.operate.deploy import DeploymentPlan, render_deployment
 from ridgeline.operate.rule_tests import build_rule_tests
 from ridgeline.operate.rules import build_rules
 from ridgeline.operate.yaml_text import to_yaml
@@ -25,6 +26,18 @@ def write_operation_files(options: OperateOptions) -> list[Path]:
         dashboard = build_dashboard(server, classes)
         texts = {f"{server}.json": json.dumps(dashboard, indent=2) + "\n"}
     return write_texts(options.out, texts)
+
+
+def write_deployment(options: DeployOptions) -> list[Path]:
+    """The files that were written. Raises BadInput."""
+    parse_slo_classes(options.slo_classes)
+    plan = DeploymentPlan(
+        model=options.model,
+        image=options.image,
+        num_replicas=options.replicas,
+        slo_classes=options.slo_classes,
+    )
+    return write_texts(options.out, render_deployment(options.platform, plan))
 
 
 def write_texts(folder: Path, texts: dict[str, str]) -> list[Path]:
