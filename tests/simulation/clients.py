@@ -169,8 +169,8 @@ def check_reply(
 
 
 def possible_errors(world: World, generation: Generation, *, is_slow: bool) -> set[int]:
-    faults, codes = world.sim.setup.faults, {503}  # the queue may always be full
-    if faults.num_injected or faults.num_nan or world.is_broken:
+    codes = {503}  # the queue may always be full
+    if has_failing_steps(world) or world.is_broken:
         codes.add(500)
     if "timeout_ms" in generation.body or is_slow:
         codes.add(408)
@@ -179,6 +179,11 @@ def possible_errors(world: World, generation: Generation, *, is_slow: bool) -> s
     if world.sim.setup.options.requests_per_minute is not None:
         codes.add(429)
     return codes
+
+
+def has_failing_steps(world: World) -> bool:
+    faults = world.sim.setup.faults
+    return bool(faults.num_injected or faults.num_nan)
 
 
 def check_whole(generation: Generation, reply: Reply, texts: dict[int, str]) -> None:
@@ -301,6 +306,8 @@ async def probe(world: World, rng: random.Random, name: str) -> None:
         path = rng.choice(("/health", "/ready", "/metrics", "/v1/models", "/version"))
         reply = await connection.request("GET", path)
         allowed = {200, 429} | ({0, 503} if world.is_draining or world.is_broken else set())
+        if has_failing_steps(world):  # three in a row make the engine unhealthy
+            allowed.add(503)
         assert reply.status in allowed, f"{path}: {reply}"
         if connection.is_over:
             break
