@@ -114,6 +114,7 @@ def test_commands_and_flags_exist() -> None:
 
 
 FOREIGN_FLAGS = {
+    "--no-cache-prompt",
     "--rm",
     "--link",
     "--volumes-from",
