@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 BACKENDS = MappingProxyType(
     {
         "native": "ridgeline.engine.attention.native:NativeAttention",
-        "torch": "ridgeline.engine.attention.paged:PagedAttention",
         "triton": "ridgeline.engine.attention.triton:TritonAttention",
         "tables": "ridgeline.engine.attention.tables:TableAttention",
+        "torch": "ridgeline.engine.attention.paged:PagedAttention",
         "reference": "ridgeline.engine.attention.reference:ReferenceAttention",
     }
 )
