@@ -335,7 +335,11 @@ class _Attempt:
 
         while not connection.is_complete:
             await response.drain()
-            await connection.pump(pass_on)
+            try:
+                await connection.pump(pass_on)
+            except BackendLost:
+                await response.drain()  # what is counted as sent must be, before another goes on
+                raise
         await response.drain()
         if rest := connection.take_rest():
             pass_on(rest)
