@@ -80,6 +80,9 @@ RARE = frozenset(
         *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "duration_s", "prefix_len"),
         *("percentile_metrics", "metric_percentiles", "num_warmups", "warmup_s", "cooldown_s"),
         *("layout", "log", "trace", "price_per_hour"),
+        # of an optimisation
+        *("ready_url", "start_timeout", "dry_run", "shared_machine", "slurm", "ray", "calibration"),
+        *("kv_cache_memory_bytes", "output_json"),
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),
         *("step_by_step", "catalogue"),
