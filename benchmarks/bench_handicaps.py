@@ -25,7 +25,7 @@ COLUMNS = [
     "start",
     "after the search",
     "best known",
-    "fault mended by trial",
+    "fault repaired by trial",
     "trials",
     "random",
     "sweep",

@@ -82,7 +82,7 @@ RARE = frozenset(
         *("layout", "log", "trace", "price_per_hour"),
         # of an optimisation
         *("ready_url", "start_timeout", "dry_run", "shared_machine", "slurm", "ray", "calibration"),
-        *("kv_cache_memory_bytes", "output_json"),
+        *("kv_cache_memory_bytes", "output_json", "sweep"),
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),
         *("step_by_step", "catalogue"),
@@ -159,13 +159,13 @@ _COMMANDS = (
     Command(
         name="route",
         group="Run",
-        summary="Route requests to several servers, and lose none when one fails.",
+        summary="Route requests to several servers; lose none if one fails.",
         details="A gateway for Ridgeline's servers and any other with the OpenAI API. Behind "
         "Ridgeline, another server continues the stream of one that was killed, byte by byte; "
         "behind other servers it ends in an error event.",
         examples=(
             "ridgeline route --backend http://10.0.0.7:8000 --backend http://10.0.0.8:8000",
-            "ridgeline route --backend http://127.0.0.1:8001 --policy prefix-aware --port 8080",
+            "ridgeline route --backend http://127.0.0.1:8001 --policy prefix-aware",
         ),
         sections=(RouteOptions,),
     ),
@@ -289,7 +289,7 @@ _COMMANDS = (
             "ridgeline optimize demo --budget 5m",
             "ridgeline optimize --url 'http://127.0.0.1:{port}' \\\n"
             "    --restart-cmd 'vllm serve ./model --port {port} {flags}'",
-            "ridgeline optimize ./model --url http://chat:8000 --kubernetes prod/chat --dry-run",
+            "ridgeline optimize ./model --url http://chat --kubernetes prod/chat",
         ),
         sections=(OptimizeOptions, TargetServerOptions, RehearsalOptions, Settings),
     ),

@@ -1,4 +1,4 @@
-"""How fast an error budget may burn before somebody is told (Google's SRE Workbook, chapter 5).
+"""How fast an error budget may burn before an alert fires (Google's SRE Workbook, chapter 5).
 
 An alert needs its burn rate in a long window, so that it means something, and in a short one, so
 that it ends soon after the trouble.

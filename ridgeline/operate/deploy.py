@@ -87,7 +87,7 @@ def _kustomize(plan: DeploymentPlan) -> dict[str, str]:
 
 
 def _servers(plan: DeploymentPlan) -> dict[str, Any]:
-    """A StatefulSet: each server has a name of its own, which the gateway is given."""
+    """A StatefulSet: each server has a stable name, which the gateway knows."""
     container = {
         "name": "server",
         "image": plan.image,

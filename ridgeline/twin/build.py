@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -53,16 +54,11 @@ class TwinModel(msgspec.Struct, frozen=True, kw_only=True):
 def twin_spec(model: str) -> ModelSpec:
     """The spec of a published shape or a model directory, also by the repository of a tuned model.
 
-    `meta-llama/Llama-3.1-8B-Instruct` is the shape llama-3.1-8b. Nothing is downloaded. Raises
-    BadModel.
+    `meta-llama/Llama-3.1-8B-Instruct` is the shape llama-3.1-8b. Of a repository without such a
+    shape, config.json is read from the Hugging Face Hub. Raises UserError.
     """
-    try:
-        return load_planning_spec(model)
-    except BadModel:
-        name = shape_of_repository(model)
-        if name is None:
-            raise
-        return load_planning_spec(name)
+    name = None if Path(model).exists() else shape_of_repository(model)
+    return load_planning_spec(name or model)
 
 
 def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = None) -> TwinModel:
