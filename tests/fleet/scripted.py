@@ -30,8 +30,11 @@ class ScriptedBackend:
         self.url = ""
         self._writers: set[asyncio.StreamWriter] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        await self.serve(reader, writer)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -63,7 +66,7 @@ async def gateway_over(*backends: ScriptedBackend, **options: Any) -> AsyncItera
     """A client of a gateway in this process over scripted backends."""
     servers = []
     for backend in backends:
-        server = await asyncio.start_server(backend.serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(backend.accept, "127.0.0.1", 0)
         backend.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         servers.append(server)
     service = GatewayService(ServerOptions())
