@@ -23,8 +23,8 @@ NOTE = (
     "Random weights. Host to host: from the plan to the tokens, through the runner. Device: the"
     " replay of the graph, by events. Shares are of the compulsory bytes (weights, keys and values"
     " once) or FLOPs, per device time where there is one: `sheet` of the data sheet's bandwidth"
-    " (H100 3.35, H200 4.8 TB/s), `copy` of a copy measured in the same process, `MFU` of 989"
-    " TFLOP/s of BF16, for every format"
+    " (H100 3.35, H200 4.8 TB/s), `copy` of a copy measured in the same process, `of BF16 peak`: of"
+    " 989 TFLOP/s of BF16, for every format"
 )
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     folder = asked.folder
     base = {"machine": machine_of(folder), "date": asked.date, "command": "benchmarks/gpu/run.sh"}
     columns = ["model", "weights", "work", "mode", "ms, host to host", "ms, device", "tok/s"]
-    columns += ["sheet", "copy", "MFU", "times transformers"]
+    columns += ["sheet", "copy", "of BF16 peak", "times transformers"]
     copy = read(folder / "steps8b.json")["copy_bytes_s"]
     note = f"{NOTE}. The copy ran at {copy / 1e12:.2f} TB/s."
     rows = step_rows(folder)
