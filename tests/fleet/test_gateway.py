@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.fleet.scripted import HEAD, ScriptedBackend, chunk, gateway_over
@@ -95,6 +96,40 @@ async def test_stream_continues_on_another_backend(dies_after: int) -> None:
     if dies_after:
         point = other.bodies[0]["ridgeline_resume"]
         assert point["tokens"] == [list(TOKENS[:dies_after])] and point["id"] == "c-1"
+
+
+@pytest.mark.parametrize("dies_after", [1, 3, 5])
+async def test_write_blocked_by_a_slow_client_ends_before_another_backend_continues(
+    dies_after: int,
+) -> None:
+    received = b""
+    requests = [{"type": "http.request", "body": msgspec.json.encode(BODY)}]
+
+    async def receive() -> dict[str, Any]:
+        if requests:
+            return requests.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal received
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(0.02)  # as uvicorn: waits first, and then writes
+            received += message["body"]
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+    }
+    async with gateway_over(ridgeline(dies_after=dies_after), ridgeline()) as http:
+        await http._transport.app(scope, receive, send)
+        assert received == WHOLE
+        assert await counter(http, "lost") == 0
 
 
 async def test_stopping_backend_is_left_without_a_word_to_the_client() -> None:
