@@ -86,7 +86,7 @@ def optimize(
         ladder: TOML file of candidates, in place of the built-in.
         calibration: Predict with this file of `ridgeline calibrate`.
         resume: Continue the interrupted search whose results are in this folder; the other options
-            as before, `budget` may be larger.
+            as before; the budget may be larger.
         shared_machine: Count runs during which other work took the CPU, for machines that are
             never quiet; the intervals contain its noise.
         url: Optimise the server at this address: 'http://127.0.0.1:{port}'.

@@ -64,7 +64,7 @@ class OptimizeOptions(Section, frozen=True, kw_only=True):
         Path | None,
         About(
             "Continue the interrupted search whose results are in this folder; the other options "
-            "as before, --budget may be larger.",
+            "as before; the budget may be larger.",
             path="folder",
             ambient=False,
         ),

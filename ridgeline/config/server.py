@@ -276,14 +276,14 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         ),
     ] = 5.0
     target_in_flight: Annotated[
-        int,
+        float,
         About(
             "Requests that one backend serves within its SLO, for ridgeline_wanted_replicas.",
-            unit=COUNT,
-            range=Range(1, 100_000),
+            unit=NUMBER,
+            range=Range(1e-3, 1e6),
             since="0.3",
         ),
-    ] = 16
+    ] = 16.0
     retry_share: Annotated[
         float,
         About(

@@ -77,10 +77,10 @@ def test_options_of_a_server_need_a_url(
 
 
 def test_figures_say_why_an_answer_ended() -> None:
-    usage = Usage(prompt_tokens=30, cached_tokens=20, completion_tokens=3)
-    reply = Reply(text="abc", finish_reason="length", usage=usage, ttft_s=0.012, decode_s=0.01)
+    usage = Usage(prompt_tokens=30, cached_tokens=20, completion_tokens=21)
+    reply = Reply(text="abc", finish_reason="length", usage=usage, ttft_s=0.012, decode_s=0.1)
     assert reply_figures(reply) == (
-        "3 tokens · TTFT 12 ms · 200.0 tok/s · 20 of 30 prompt tokens cached · cut off by "
+        "21 tokens · TTFT 12 ms · 200.0 tok/s · 20 of 30 prompt tokens cached · cut off by "
         "--max-tokens"
     )
     none = Reply(

@@ -62,7 +62,7 @@ def test_generate_writes_the_answer_to_stdout_and_figures_to_stderr(
     assert main(["generate", "demo", "-", "--max-tokens", "5", *SMALL]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("\n") and "tok" not in out
-    assert re.search(r"5 tokens · TTFT \d+ ms · [\d.]+ tok/s", err)
+    assert re.search(r"5 tokens · TTFT \d+ ms", err) and "tok/s" not in err  # of too few tokens
 
 
 def test_generate_with_the_chat_template(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def test_more_digits_cost_nothing_at_all(
     quantised = apply_quantization(dense, quantization)
     exact = nats_per_token(with_activations(quantised, activations), some)
     in_bytes = nats_per_token(quantised, some)
-    monkeypatch.setattr(load, "open_weights", lambda model, spec, seed: Rounded(spec, quantization))
+    monkeypatch.setattr(load, "open_weights", lambda model, spec, *_: Rounded(spec, quantization))
     rounded = nats_per_token(dense, some)
     assert abs(exact - rounded) < most and abs(in_bytes - rounded) > 2 * most
 
@@ -107,7 +107,7 @@ def test_int8_activations_cost_nothing_that_shows(
 ) -> None:
     dense = with_dtype(load_spec("demo"), "float32")
     packed = nats_per_token(apply_quantization(dense, quantization), windows)
-    monkeypatch.setattr(load, "open_weights", lambda model, spec, seed: Rounded(spec, quantization))
+    monkeypatch.setattr(load, "open_weights", lambda model, spec, *_: Rounded(spec, quantization))
     rounded = nats_per_token(dense, windows)
     assert (
         abs(packed / rounded - 1) < 1e-3 and abs(packed - rounded) < 1e-3

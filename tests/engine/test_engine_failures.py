@@ -35,6 +35,9 @@ class Faulty:
         self._fault(plan)
         return self._inner.run(plan)
 
+    def describe_graphs(self) -> str:
+        return self._inner.describe_graphs()
+
 
 def engine_with(fault: Callable[[StepPlan], None]) -> Engine:
     parts = assemble(RESOLVED)

@@ -114,6 +114,7 @@ def test_commands_and_flags_exist() -> None:
 
 
 FOREIGN_FLAGS = {
+    "--cache-prompt",
     "--no-cache-prompt",
     "--rm",
     "--link",

@@ -164,7 +164,7 @@ def test_incomplete_log_is_rejected(tmp_path, run):
         path.write_bytes(b"\n".join(kept))
         with pytest.raises(BadInput, match=words):
             read_run(path)
-    with pytest.raises(BadInput, match="cannot read"):
+    with pytest.raises(BadInput, match="no such result file"):
         read_run(tmp_path / "missing.jsonl")
 
 

@@ -274,6 +274,8 @@ def simulate(seed: int) -> Simulation:
 def _abandon(loop: VirtualLoop) -> None:
     """End the tasks of a simulation that failed."""
     tasks = asyncio.all_tasks(loop)
+    if not tasks:
+        return
     for task in tasks:
         task.cancel()
     ended = asyncio.gather(*tasks, return_exceptions=True)
