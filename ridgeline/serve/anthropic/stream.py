@@ -37,8 +37,14 @@ class MessageStream:
         return message
 
     def open(self) -> bytes:
-        """The message without content."""
-        return _event({"type": "message_start", "message": self._message([])})
+        """The message without content.
+
+        Its usage counts one output token, as Anthropic's API does, however many the first update
+        has: a stream must not show how its tokens were batched. The closing event has the count.
+        """
+        message = self._message([])
+        message["usage"]["output_tokens"] = 1
+        return _event({"type": "message_start", "message": message})
 
     def events(self, update: ChoiceUpdate) -> bytes:
         """The events of its blocks."""
