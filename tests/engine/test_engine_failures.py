@@ -35,8 +35,8 @@ class Faulty:
         self._fault(plan)
         return self._inner.run(plan)
 
-    def describe_graphs(self) -> str:
-        return self._inner.describe_graphs()
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
 
 
 def engine_with(fault: Callable[[StepPlan], None]) -> Engine:
