@@ -32,7 +32,6 @@ FUNCTIONS = {
     "bench": "measure.bench:bench_command",
     "diagnose": "measure.diagnose:diagnose",
     "compare": "measure.compare:compare",
-    "alerts": "measure.alerts:alerts",
     "top": "measure.top:top",
     "optimize": "optimize:optimize_command",
     "quantize": "quantize:quantize",

@@ -40,7 +40,6 @@ from ridgeline.config.server import (
 )
 from ridgeline.config.settings import Settings
 from ridgeline.config.tools import (
-    AlertsOptions,
     BatchFileOptions,
     ChatOptions,
     CompareOptions,
@@ -260,15 +259,6 @@ _COMMANDS = (
         sections=(CompareOptions,),
     ),
     Command(
-        name="alerts",
-        group="Measure",
-        summary="Write Prometheus alerts from the rules of diagnose.",
-        details="The same names, conditions and fixes as `diagnose` and `explain` have, for the "
-        "metrics of a server. Rules that the server's metrics cannot show are listed.",
-        examples=("ridgeline alerts --server vllm --slo 'ttft:500 tpot:50' > alerts.yaml",),
-        sections=(AlertsOptions,),
-    ),
-    Command(
         name="top",
         group="Measure",
         summary="Watch the metrics of a running server.",
@@ -444,8 +434,8 @@ _COMMANDS = (
         name="operate",
         group="Tools",
         summary="Write alert rules and dashboards for a server.",
-        details="For Ridgeline, vLLM, SGLang and TGI. The rules come with tests for promtool; the "
-        "same SLO classes as of serve decide what is an error.",
+        details="For Ridgeline, vLLM, SGLang and TGI. Alerts on SLOs and on the causes that "
+        "diagnose knows, with tests for promtool; the SLO classes are those of serve.",
         examples=(
             "ridgeline operate rules --slo-classes 'chat=ttft:500 tpot:50 attainment:0.99'",
             "ridgeline operate dashboards --server vllm --out grafana",

@@ -154,22 +154,6 @@ class CompareOptions(Section, frozen=True, kw_only=True):
     json: Annotated[bool, shared.JSON] = False
 
 
-class AlertsOptions(Section, frozen=True, kw_only=True):
-    """The server to write alerts for, and the SLO that they watch."""
-
-    server: Annotated[
-        Literal["ridgeline", "vllm", "sglang", "tgi", "tensorrt-llm", "llama.cpp"],
-        About("Server whose metrics the alerts read.", ambient=False),
-    ] = "ridgeline"
-    slo: Annotated[
-        str | None,
-        shared.SLO_TEXT.but(
-            help="Limits on TTFT and TPOT, in milliseconds, that alerts watch: 'ttft:500 tpot:50'."
-        ),
-    ] = None
-    json: Annotated[bool, shared.JSON] = False
-
-
 class ExplainOptions(Section, frozen=True, kw_only=True):
     """What to explain, and for which load."""
 

@@ -335,11 +335,7 @@ class _Attempt:
 
         while not connection.is_complete:
             await response.drain()
-            try:
-                await connection.pump(pass_on)
-            except BackendLost:
-                await response.drain()  # what is counted as sent must be, before another goes on
-                raise
+            await connection.pump(pass_on)
         await response.drain()
         if rest := connection.take_rest():
             pass_on(rest)

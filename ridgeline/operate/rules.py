@@ -1,5 +1,8 @@
 """Prometheus rules for a server: goodput per SLO class, and the causes that lower it.
 
+The causes are those of the rule book (`ridgeline.diagnose`) that the server's metrics show, and
+what only a server in operation can have: no scrapes, a stalled engine, lost streams.
+
 Behind Ridgeline the SLI is goodput: requests that met every objective of their class, over all.
 Other servers have only histograms: there, a quantile of each latency is compared with its
 objective. Annotations hold no values, so that the rules can be tested.
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ridgeline.diagnose import alert_rules
 from ridgeline.errors import BadInput
 from ridgeline.operate.burn_rates import BURN_RATES, WINDOWS, BurnRate, error_budget
 from ridgeline.operate.server_series import SERVERS, ServerName, ServerSeries
@@ -47,10 +51,19 @@ def build_rules(
         groups.append(
             {"name": f"{server}-slo-latency", "rules": list(_latency_alerts(series, name, slo))}
         )
-    groups.append({"name": f"{server}-causes", "rules": list(_causes(series, classes))})
+    groups.append({"name": f"{server}-operation", "rules": list(_operation(series, classes))})
+    causes = alert_rules(server, strictest(classes)).rules
+    groups.append({"name": f"{server}-causes", "rules": [rule.prometheus for rule in causes]})
     if server == "ridgeline":
         groups.append({"name": "ridgeline-fleet", "rules": _fleet_alerts()})
     return {"groups": groups}
+
+
+def strictest(classes: Mapping[str, Slo]) -> Slo:
+    """The least limit on TTFT and on TPOT that any class has."""
+    ttfts = [slo.ttft_s for slo in classes.values() if slo.ttft_s is not None]
+    tpots = [slo.tpot_s for slo in classes.values() if slo.tpot_s is not None]
+    return Slo(ttft_s=min(ttfts, default=None), tpot_s=min(tpots, default=None))
 
 
 def _ratios(series: ServerSeries) -> Iterator[Rule]:
@@ -109,7 +122,7 @@ def _latency_alerts(series: ServerSeries, name: str, slo: Slo) -> Iterator[Rule]
         )
 
 
-def _causes(series: ServerSeries, classes: Mapping[str, Slo]) -> Iterator[Rule]:
+def _operation(series: ServerSeries, classes: Mapping[str, Slo]) -> Iterator[Rule]:
     yield _alert(
         "ServerAbsent",
         f"absent({series.alive})",
@@ -117,22 +130,14 @@ def _causes(series: ServerSeries, classes: Mapping[str, Slo]) -> Iterator[Rule]:
         f"No {series.title} server is scraped: every other alert is blind.",
         wait="5m",
     )
-    ttfts = [slo.ttft_s for slo in classes.values() if slo.ttft_s is not None]
-    if series.queue_age is not None and ttfts:
+    ttft_s = strictest(classes).ttft_s
+    if series.queue_age is not None and ttft_s is not None:
         yield _alert(
             "QueueOlderThanSlo",
-            f"{series.queue_age} > {min(ttfts):g}",
+            f"{series.queue_age} > {ttft_s:g}",
             "ticket",
             "The oldest queued request has waited longer than the strictest TTFT SLO allows.",
             wait="2m",
-        )
-    if series.kv_usage is not None and series.preemptions is not None:
-        yield _alert(
-            "KvCacheFull",
-            f"{series.kv_usage} > 0.95 and rate({series.preemptions}[5m]) > 0",
-            "ticket",
-            "The KV cache is full and sequences are preempted: add memory or a replica.",
-            wait="5m",
         )
     if series.prefix_hits is not None and series.prefix_queries is not None:
         hits, queries = series.prefix_hits, series.prefix_queries

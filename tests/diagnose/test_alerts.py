@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
-import yaml
 
-from ridgeline.cli.main import main
 from ridgeline.diagnose import alert_rules
 from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.measure.monitors.server_metrics import metric_names
@@ -38,10 +35,8 @@ def test_expressions_name_only_metrics_of_the_server(server: str) -> None:
             assert word in FUNCTIONS or word.removesuffix("_bucket") in own, (rule.name, word)
 
 
-def test_yaml_is_a_rule_file_of_prometheus() -> None:
-    (group,) = yaml.safe_load(alert_rules("vllm", SLO).to_yaml())["groups"]
-    assert group["name"] == "ridgeline-vllm"
-    by_name = {rule["alert"]: rule for rule in group["rules"]}
+def test_rule_has_the_fields_of_prometheus() -> None:
+    by_name = {rule.name: rule.prometheus for rule in alert_rules("vllm", SLO).rules}
     slots = by_name["TooFewSlots"]
     assert slots["expr"] == (
         "sum(vllm:num_requests_waiting) > 0.5 * sum(vllm:num_requests_running) and "
@@ -55,11 +50,3 @@ def test_limits_of_the_slo_are_seconds_and_needed() -> None:
     with_slo = {rule.name: rule.expr for rule in alert_rules("vllm", SLO).rules}
     assert "> 0.05 and" in with_slo["OverBatched"]
     assert alert_rules("vllm").left_out["over-batched"] == "slo_tpot_s unknown"
-
-
-def test_command_prints_yaml_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["alerts", "--server", "sglang"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["groups"]
-    assert main(["alerts", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["server"] == "ridgeline"
-    assert main(["alerts", "--slo", "nonsense"]) == 2

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache, block_digest, root_digest
 from ridgeline.engine.scheduler.plan import StepPlan, draft_paths
+from ridgeline.engine.scheduler.queue.fair_queue import FairQueue
+from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 from ridgeline.engine.scheduler.sequence import Sequence, State
 
 if TYPE_CHECKING:
@@ -22,14 +24,20 @@ def check_always(world: World) -> None:
         check_cache(world, world.scheduler.cache)
 
 
+def waiting_in(queue: FairQueue | WaitingQueue) -> list[Sequence]:
+    """The sequences of a queue, in no particular order."""
+    parts = queue._queues.values() if isinstance(queue, FairQueue) else (queue,)
+    return [seq for part in parts for seq in part._live.values()]
+
+
 class Before:
     """The state before a plan."""
 
     def __init__(self, world: World) -> None:
         registry = world.scheduler._registry
         self.first = world.running[0] if world.running else None
-        self.unstarted = [list(lane.unstarted._live.values()) for lane in registry.lanes]
-        self.resuming = [list(lane.resuming._live.values()) for lane in registry.lanes]
+        self.unstarted = [waiting_in(lane.unstarted) for lane in registry.lanes]
+        self.resuming = [waiting_in(lane.resuming) for lane in registry.lanes]
         expired = [
             group
             for group in registry.groups.values()
@@ -149,7 +157,8 @@ def check_admitted(world: World, before: Before) -> None:
         unstarted, resuming = before.unstarted[lane.rank], before.resuming[lane.rank]
         for queue, was_waiting in ((lane.unstarted, unstarted), (lane.resuming, resuming)):
             admitted = [seq.key for seq in was_waiting if seq.id in running]
-            waiting = [seq.key for seq in was_waiting if seq.id in queue._live]
+            remaining = {seq.id for seq in waiting_in(queue)}
+            waiting = [seq.key for seq in was_waiting if seq.id in remaining]
             assert not admitted or not waiting or max(admitted) < min(waiting), "overtaken"
             if admitted and queue is lane.unstarted and world.setup.policy != "continuous":
                 assert before.num_started[lane.rank] == 0, "admitted to a running batch"

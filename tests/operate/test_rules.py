@@ -15,10 +15,12 @@ import httpx
 import pytest
 
 from ridgeline.config.server import ServerOptions, parse_slo_classes
+from ridgeline.diagnose import alert_rules
 from ridgeline.errors import BadInput
+from ridgeline.measure.monitors.server_metrics import metric_names
 from ridgeline.operate.dashboard import build_dashboard, queries_of
 from ridgeline.operate.rule_tests import build_rule_tests
-from ridgeline.operate.rules import build_rules
+from ridgeline.operate.rules import build_rules, strictest
 from ridgeline.operate.server_series import SERVERS, ServerName
 from ridgeline.operate.yaml_text import to_yaml
 from ridgeline.serve.app import create_app
@@ -84,6 +86,41 @@ def test_a_rule_that_never_fires_fails_its_test(tmp_path: Path) -> None:
 def test_rules_that_could_not_work_are_refused(server: ServerName, classes: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         build_rules(server, parse_slo_classes(classes))
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_causes_are_those_of_the_rule_book(server: ServerName) -> None:
+    classes = parse_slo_classes(CLASSES[server])
+    groups = {group["name"]: group["rules"] for group in build_rules(server, classes)["groups"]}
+    known = {rule.name for rule in alert_rules(server, strictest(classes)).rules}
+    assert {rule["alert"] for rule in groups[f"{server}-causes"]} == known
+    names = [rule["alert"] for rules in groups.values() for rule in rules if "alert" in rule]
+    assert "TooFewSlots" in names or server == "tgi"
+
+
+def test_causes_watch_the_strictest_class() -> None:
+    slo = strictest(parse_slo_classes("a=ttft:500;b=ttft:200 tpot:40;c=e2e:9000"))
+    assert (slo.ttft_s, slo.tpot_s) == (0.2, 0.04)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_series_are_named_as_diagnose_reads_them(server: ServerName) -> None:
+    series, read = SERVERS[server], metric_names()[server]
+    pairs = {
+        "running": series.running,
+        "waiting": series.waiting,
+        "kv_used_share": series.kv_usage,
+        "preemptions": series.preemptions,
+        "hit_tokens": series.prefix_hits,
+        "queried_tokens": series.prefix_queries,
+        "output_tokens": series.output_tokens,
+        "ttft_s": series.ttft,
+        "tpot_s": series.tpot,
+    }
+    both = {name for name, metric in pairs.items() if metric is not None and name in read}
+    assert {"running", "waiting"} <= both
+    for name in both:
+        assert read[name][0] == pairs[name], name
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -32,26 +33,8 @@ _PERCENTILE = re.compile(r"(ttft|tpot|itl|queue|loop_lag)_p(\d+)_s")
 class AlertRules(msgspec.Struct, frozen=True, kw_only=True):
     """Alerting rules of one server. `left_out`: rules that it cannot show, with the reason."""
 
-    server: str
     rules: tuple[AlertRule, ...]
     left_out: dict[str, str]
-
-    def to_yaml(self) -> str:
-        """A rule file of Prometheus; strings are JSON, which YAML contains."""
-        lines = [f"# Rules of Ridgeline's rule book for {self.server}: `ridgeline explain NAME`."]
-        lines += [f"# Left out: {name}: {why}." for name, why in self.left_out.items()]
-        lines += ["groups:", f"- name: ridgeline-{self.server}", "  rules:"]
-        for rule in self.rules:
-            lines += [
-                f"  - alert: {rule.name}",
-                f"    expr: {_quote(rule.expr)}",
-                f"    for: {rule.lasts}",
-                f"    labels: {{severity: {rule.severity}, verdict: {rule.verdict}}}",
-                "    annotations:",
-                f"      summary: {_quote(rule.summary)}",
-                f"      description: {_quote(rule.remedy)}",
-            ]
-        return "\n".join(lines) + "\n"
 
 
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +47,17 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     summary: str
     remedy: str
+
+    @property
+    def prometheus(self) -> dict[str, Any]:
+        """The rule as Prometheus reads it."""
+        return {
+            "alert": self.name,
+            "expr": self.expr,
+            "for": self.lasts,
+            "labels": {"severity": self.severity, "verdict": self.verdict},
+            "annotations": {"summary": self.summary, "description": self.remedy},
+        }
 
 
 def alert_rules(server: Server = "ridgeline", slo: Slo | None = None) -> AlertRules:
@@ -78,7 +72,7 @@ def alert_rules(server: Server = "ridgeline", slo: Slo | None = None) -> AlertRu
             left_out[rule.id] = ", ".join(missing) + " unknown"
         else:
             rules.append(_render(rule, known, server))
-    return AlertRules(server=server, rules=tuple(rules), left_out=left_out)
+    return AlertRules(rules=tuple(rules), left_out=left_out)
 
 
 def _render(rule: Rule, known: Mapping[str, str], server: Server) -> AlertRule:
@@ -119,7 +113,3 @@ def _expressions(server: Server) -> dict[str, str]:
 def _limits(slo: Slo | None) -> dict[str, str]:
     limits = {} if slo is None else {"slo_ttft_s": slo.ttft_s, "slo_tpot_s": slo.tpot_s}
     return {name: f"{limit:g}" for name, limit in limits.items() if limit is not None}
-
-
-def _quote(text: str) -> str:
-    return msgspec.json.encode(text).decode()

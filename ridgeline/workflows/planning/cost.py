@@ -32,14 +32,12 @@ from ridgeline.plan.cost.ownership import (
 )
 from ridgeline.plan.fleet.demand import Demand, demand_of
 from ridgeline.plan.fleet.infeasible import explain_infeasible
-from ridgeline.plan.fleet.search import Candidate, SearchSpace, search
+from ridgeline.plan.fleet.search import HOURS_PER_MONTH, Candidate, SearchSpace, search
 from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import workload_lengths
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
 from ridgeline.workflows.planning.plan import NUM_SAMPLES
-
-HOURS_PER_MONTH = 730
 
 
 class PaymentTerms(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,10 +61,10 @@ NUM_SAMPLES = 1000  # requests of a workload that its lengths are taken from
 
 
 class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cheapest fleet costs, and what an API that hosts the same model would charge.
+    """What the cheapest fleet costs, and what an API with a model of this architecture charges.
 
     Dollars. `terms`: commitment, provider and region of the device price. The API is the cheapest
-    known host without its discounts; its fields are None where no price of one is known.
+    one known, without its discounts; its fields are None where no price of one is known.
     `break_even_rate`: requests per second above which renting is cheaper, None if it never is.
     """
 
@@ -84,7 +84,7 @@ class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
             f"({self.terms})."
         )
         if self.api is None or self.api_per_month is None:
-            return f"{rent} No price of an API that hosts this model is known."
+            return f"{rent} No price of an API with a model of this architecture is known."
         verdict = "the API is cheaper at this load"
         if self.break_even_rate is not None:
             verdict = f"renting is cheaper from {self.break_even_rate:.3g} requests/s on"

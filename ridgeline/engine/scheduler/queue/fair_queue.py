@@ -20,7 +20,6 @@ one of the running requests ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from operator import attrgetter
 
 from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
@@ -44,10 +43,6 @@ class FairQueue:
     def num_accounts(self) -> int:
         """Accounts that wait."""
         return len(self._queues)
-
-    @property
-    def _live(self) -> Mapping[int, Sequence]:
-        return {id: seq for queue in self._queues.values() for id, seq in queue._live.items()}
 
     @property
     def oldest_arrival_s(self) -> float | None:
