@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
+import msgspec
+
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
 from ridgeline.config.units import (
@@ -31,6 +33,13 @@ SPEED = About(
     since="0.3",
 )
 _TIMEOUT = About("", unit=DURATION, range=NON_NEGATIVE_SECONDS, flag="")
+
+
+class ReasoningConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Marks of a model's thinking, with the keys of vLLM's `--reasoning-config`."""
+
+    reasoning_start_str: str | None = None
+    reasoning_end_str: str | None = None
 
 
 class ServeModel(Section, frozen=True, kw_only=True):
@@ -87,6 +96,16 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         About(
             "How this model marks its reasoning: think (<think> tags), think_open (a closing tag "
             "only), openai_gptoss (harmony channels).",
+        ),
+    ] = None
+    reasoning_config: Annotated[
+        ReasoningConfig | None,
+        About(
+            "Marks of the model's thinking for thinking budgets, as vLLM's JSON with "
+            "reasoning_start_str and reasoning_end_str; text before the end mark is added when a "
+            "budget is spent.",
+            unset="those of --reasoning-parser",
+            since="0.3",
         ),
     ] = None
     api_key: Annotated[
@@ -182,6 +201,11 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "--default-slo-class must be one of --slo-classes",
                 value=self.default_slo_class,
                 limit=", ".join(known) or "no classes are defined",
+            )
+        if self.reasoning_config is not None and self.reasoning_parser is None:
+            raise BadInput(
+                "--reasoning-config needs --reasoning-parser",
+                fix="name the format in which this model marks its reasoning",
             )
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise BadInput(

@@ -14,6 +14,7 @@ from ridgeline.records import (
     Token,
     TokenLogprobs,
     Usage,
+    prediction_totals,
 )
 
 
@@ -78,6 +79,7 @@ class CompletionBuilder:
                 prompt_tokens=len(self._request.prompt),
                 cached_tokens=ends[0].usage.cached_tokens,
                 completion_tokens=sum(end.usage.completion_tokens for end in ends),
+                **prediction_totals([end.usage for end in ends]),
             ),
             prompt_logprobs=None if first is None else first.prompt_logprobs,
         )

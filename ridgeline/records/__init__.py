@@ -11,10 +11,12 @@ from ridgeline.records.events import (
     Token,
     TokenLogprobs,
     Usage,
+    prediction_totals,
 )
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
 from ridgeline.records.request import OutputGrammar, Request, Sampling, SamplingDefaults
 from ridgeline.records.slo import Slo
+from ridgeline.records.thinking import ThinkingLimit, ThinkingMarks
 from ridgeline.records.trace import (
     BUSY_SHARE,
     CountedBy,
@@ -49,7 +51,10 @@ __all__ = [
     "Started",
     "StepProfile",
     "StepStat",
+    "ThinkingLimit",
+    "ThinkingMarks",
     "Token",
     "TokenLogprobs",
     "Usage",
+    "prediction_totals",
 ]

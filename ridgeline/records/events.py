@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -10,11 +11,24 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one request. `cached_tokens` of the prompt came from the prefix cache."""
+    """Token counts of one request. `cached_tokens` of the prompt came from the prefix cache.
+
+    `accepted_prediction_tokens` of the output were in the request's prediction;
+    `rejected_prediction_tokens` were drafted from it in vain. Both are None without a prediction.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+
+
+def prediction_totals(usages: Sequence[Usage]) -> dict[str, int | None]:
+    """The prediction counts of several choices together, as fields of a `Usage`."""
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    counts = {name: [getattr(usage, name) for usage in usages] for name in names}
+    return {name: None if None in own or not own else sum(own) for name, own in counts.items()}
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.records.slo import Slo
+from ridgeline.records.thinking import ThinkingLimit, ThinkingMarks
 
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's default ceiling for top_logprobs
 MAX_N = 128
@@ -39,7 +40,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     remaining tokens (as in vLLM). With `logprobs`, `logprob_token_ids` names the tokens whose
     log-probabilities are returned in place of the largest. A `stop` string that is a special token
     stops at that token. `shown_special_tokens`: special tokens that stay in the text although
-    `skip_special_tokens`.
+    `skip_special_tokens`. The output never contains one of `bad_words`. After
+    `thinking_token_budget` tokens of thinking, which `thinking_marks` enclose, the output continues
+    with the forced end of the thinking. The engine fills in `bad_words_token_ids` and
+    `thinking_limit` with the tokens of its model.
     """
 
     n: int = 1
@@ -65,6 +69,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     structured: OutputGrammar | None = None
     allowed_token_ids: tuple[int, ...] = ()
     logprob_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    thinking_token_budget: int | None = None
+    thinking_marks: ThinkingMarks = ThinkingMarks()
+    thinking_limit: ThinkingLimit | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
@@ -87,6 +96,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.min_tokens < math.inf:
             raise _out_of_range("min_tokens", self.min_tokens, "[0, inf)")
         self._check_max_tokens()
+        self._check_token_rules()
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise _out_of_range("logprobs", self.logprobs, f"[0, {MAX_LOGPROBS}]")
         if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
@@ -110,6 +120,21 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
                 "structured output cannot be combined with ignore_eos or min_tokens: it ends where "
                 "its grammar ends",
                 fix="remove ignore_eos and min_tokens",
+            )
+
+    def _check_token_rules(self) -> None:
+        if any(not word.strip() for word in self.bad_words):
+            raise BadInput("a bad word is empty", fix="remove it from bad_words")
+        budget = self.thinking_token_budget
+        if budget is None:
+            return
+        if not 0 <= budget < math.inf:
+            raise _out_of_range("thinking_token_budget", budget, "[0, inf)")
+        if self.structured is not None or self.allowed_token_ids:
+            raise BadInput(
+                "thinking_token_budget cannot be combined with structured output or "
+                "allowed_token_ids, which may forbid the tokens that end the thinking",
+                fix="send only one of them",
             )
 
     def _check_max_tokens(self) -> None:
@@ -136,7 +161,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         `min_tokens`, which bans the end of sequence for a while, is allowed.
         """
         needs_more = self.logprobs is not None or self.logit_bias or self.has_penalties
-        return self.greedy and not (needs_more or self.is_masked)
+        return self.greedy and not (needs_more or self.is_masked or self.has_token_rules)
 
     @property
     def is_masked(self) -> bool:
@@ -146,7 +171,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_history(self) -> bool:
         """True if choosing a token depends on the tokens before it."""
-        return self.has_penalties or self.structured is not None
+        needs_output = self.thinking_limit is not None or any(
+            len(word) > 1 for word in self.bad_words_token_ids
+        )
+        return self.has_penalties or self.structured is not None or needs_output
+
+    @property
+    def has_token_rules(self) -> bool:
+        """True if the output so far may forbid or force tokens."""
+        return bool(self.bad_words_token_ids) or self.thinking_limit is not None
 
     @property
     def has_penalties(self) -> bool:
@@ -199,7 +232,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     token is due first under its `slo`. `tenant` salts the prefix cache: tenants never share blocks.
     `arrival_s` is on the engine's clock. A `background` request (a batch request) yields its slot
     and its blocks to any other request, whatever the priorities; clients cannot set it. Waiting
-    `account`s are served in proportion to their `share`s.
+    `account`s are served in proportion to their `share`s. `prediction` is what the client expects
+    as output: drafts come from it, and no token changes.
 
     `resumed` holds the tokens that another engine has generated already, per choice: they are
     reported again, as they were, and generation continues behind them. With the same `seed` the
@@ -218,6 +252,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     resumed: tuple[tuple[int, ...], ...] = ()
     account: str = ""
     share: float = 1.0
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -16,6 +16,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int = 1024
     max_stop: int = 16
     max_stop_chars: int = 256
+    max_bad_words: int = 256
+    max_prediction_chars: int = 1 << 19
     max_logit_bias: int = 300
     max_token_ids: int = 4096
     max_messages: int = 2048

@@ -129,6 +129,7 @@ class Service:
             is_resumable=is_resumable,
             seed=identity.seed if is_resumable else None,
             resume=resume if is_resumable else None,
+            prediction=options.prediction,
         )
         stream = ResponseStream(
             self.engine,

@@ -143,6 +143,7 @@ class FakeEngine:
         background: bool = False,
         account: str = "",
         share: float = 1.0,
+        prediction: tuple[int, ...] = (),
     ) -> AsyncGenerator[Event, None]:
         assert request_id is not None and not isinstance(prompt, str)
         tokens = tuple(prompt)

@@ -4,7 +4,8 @@ A sampler turns the logits of S positions into one token each. The order of its 
 vLLM V1:
 
     raw logits ─▶ log-softmax, if requested (first of all: "raw" log-probabilities)
-               ─▶ + logit_bias ─▶ banned tokens to -inf
+               ─▶ + logit_bias ─▶ banned tokens, and those that would complete a bad word, to -inf;
+                  where a token is forced, all others
                ─▶ repetition penalty over prompt and output (l / r where positive, else l · r)
                ─▶ - frequency_penalty · count - presence_penalty · (count > 0), over the output
     greedy     ─▶ argmax

@@ -1,4 +1,4 @@
-"""Changes to logits before a token is chosen: logit bias, banned tokens, penalties.
+"""Changes to logits before a token is chosen: logit bias, forbidden tokens, penalties.
 
 Rows without any of these are left unchanged.
 
@@ -17,7 +17,7 @@ from ridgeline.engine.scheduler.plan import SamplePoint
 
 def is_plain(point: SamplePoint) -> bool:
     """True if the logits are used unchanged."""
-    return not (point.banned or point.sampling.logit_bias or point.sampling.has_penalties)
+    return not (point.forbids or point.sampling.logit_bias or point.sampling.has_penalties)
 
 
 def apply_edits(logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
@@ -44,7 +44,17 @@ def _add_bias(logits_SV: Tensor, points: Sequence[SamplePoint]) -> None:
 
 
 def _ban(logits_SV: Tensor, points: Sequence[SamplePoint]) -> None:
-    entries = [(row, token) for row, point in enumerate(points) for token in point.banned]
+    for row, point in enumerate(points):
+        if point.forced is not None:
+            value = logits_SV[row, point.forced].item()
+            logits_SV[row] = -torch.inf
+            logits_SV[row, point.forced] = value
+    entries = [
+        (row, token)
+        for row, point in enumerate(points)
+        if point.forced is None
+        for token in (*point.banned, *point.completing)
+    ]
     if entries:
         rows, tokens = zip(*entries, strict=True)
         logits_SV[_index(logits_SV, rows), _index(logits_SV, tokens)] = -torch.inf

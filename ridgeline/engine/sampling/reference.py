@@ -59,8 +59,10 @@ def _edited(logits_V: Row, point: SamplePoint) -> Row:
     sampling = point.sampling
     for token, bias in sampling.logit_bias.items():
         logits_V[token] += bias
-    for token in point.banned:
-        logits_V[token] = -np.inf
+    if point.forced is not None:
+        logits_V[np.arange(len(logits_V)) != point.forced] = -np.inf
+    else:
+        logits_V[[*point.banned, *point.completing]] = -np.inf
     for token in set(point.history):
         positive = logits_V[token] > 0
         factor = sampling.repetition_penalty

@@ -29,22 +29,22 @@ def finished_event(
         index=seq.index,
         reason=reason,
         at_s=at_s,
-        usage=seq.group.usage(seq.num_output),
+        usage=seq.usage(),
         stop_reason=stop_reason,
     )
 
 
 def aborted_events(group: SequenceGroup, at_s: float) -> list[Event]:
     """The end of every unfinished choice by index, including those not forked yet."""
-    lengths = dict.fromkeys(group.unforked, 0)
-    lengths |= {index: seq.num_output for index, seq in group.live.items()}
+    usages = dict.fromkeys(group.unforked, group.usage(0))
+    usages |= {index: seq.usage() for index, seq in group.live.items()}
     return [
         Finished(
             request_id=group.request.id,
             index=index,
             reason="abort",
             at_s=at_s,
-            usage=group.usage(num_output),
+            usage=usage,
         )
-        for index, num_output in sorted(lengths.items())
+        for index, usage in sorted(usages.items())
     ]

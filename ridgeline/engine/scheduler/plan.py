@@ -5,10 +5,11 @@ They hold no tensors, so a plan can be printed, logged and replayed against the 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from ridgeline.engine.scheduler.token_rules import forced_token, tokens_completing
 from ridgeline.records import Sampling, TokenLogprobs
 
 
@@ -31,7 +32,8 @@ class SamplePoint(msgspec.Struct, frozen=True):
     determines the random draw, so batching, chunking and preemption cannot change it. `history`
     holds prompt and output so far, split at `num_prompt`, for penalties and grammars; it is empty
     unless the sampling needs it. `banned` tokens must not be chosen (end-of-sequence tokens before
-    min_tokens). `is_argmax` True means the first largest logit is all that is needed; False
+    min_tokens), nor `completing` ones (they would complete a bad word). `forced`: the only token
+    that may be chosen. `is_argmax` True means the first largest logit is all that is needed; False
     means nothing.
     """
 
@@ -42,6 +44,13 @@ class SamplePoint(msgspec.Struct, frozen=True):
     history: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
     is_argmax: bool = False
+    completing: tuple[int, ...] = ()
+    forced: int | None = None
+
+    @property
+    def forbids(self) -> bool:
+        """True if some token must not be chosen here."""
+        return bool(self.banned or self.completing) or self.forced is not None
 
 
 class DraftBranch(msgspec.Struct, frozen=True):
@@ -102,7 +111,7 @@ class Run(msgspec.Struct, frozen=True):
         """True if the request forbids some tokens in this step."""
         point = self.sample
         return point is not None and (
-            point.sampling.is_masked or bool(point.banned or point.sampling.logit_bias)
+            point.sampling.is_masked or point.forbids or bool(point.sampling.logit_bias)
         )
 
     @property
@@ -145,13 +154,25 @@ def sample_points(run: Run) -> tuple[SamplePoint, ...]:
 
 def _after_drafts(point: SamplePoint, drafts: tuple[int, ...]) -> SamplePoint:
     """The sample point after `drafts`, as if they were known tokens."""
-    index = point.index + len(drafts)
+    index, sampling = point.index + len(drafts), point.sampling
+    history = (*point.history, *drafts) if point.history else ()
+    rules = token_rules(sampling, history[point.num_prompt :]) if sampling.has_token_rules else {}
     return msgspec.structs.replace(
         point,
         index=index,
-        history=(*point.history, *drafts) if point.history else (),
-        banned=point.banned if index < point.sampling.min_tokens else (),
+        history=history,
+        banned=point.banned if index < sampling.min_tokens else (),
+        **rules,
     )
+
+
+def token_rules(sampling: Sampling, output: tuple[int, ...]) -> dict[str, Any]:
+    """The fields of the sample point after `output` that bad words and the thinking limit set."""
+    limit = sampling.thinking_limit
+    return {
+        "completing": tokens_completing(sampling.bad_words_token_ids, output),
+        "forced": None if limit is None else forced_token(limit, output),
+    }
 
 
 class StepPlan(msgspec.Struct, frozen=True):

@@ -107,6 +107,7 @@ class Scheduler:
         check_request(request, self.limits, self.pool)
         self._deadlines.add(self._registry.add(request))
         self.background_budget.note_slo(request)
+        self.draft_scheduler.note_request(request)
 
     def replay(self, request_id: str, now_s: float) -> list[Event]:
         """The events of the tokens that a request was resumed with, choice by choice.
@@ -203,7 +204,7 @@ class Scheduler:
             seq = self._registry.find_running(run.seq_id)
             run = self.draft_scheduler.resolve_branches(seq, run, output)
             if seq is not None:
-                self.draft_scheduler.count_outcome(run, output)
+                self.draft_scheduler.count_outcome(seq, run, output)
                 events += self._advance(seq, run, output)
         self.draft_scheduler.report_outcomes()
         return events

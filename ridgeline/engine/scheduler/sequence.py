@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 
+import msgspec
+
 from ridgeline.records import Request, Sampling, TokenLogprobs, Usage
 
 OrderKey = tuple[float, int, int]
@@ -30,8 +32,8 @@ class Sequence:
     windows[j][p // block_size - first_place]. `digests` is the hash chain over full blocks, as far
     as it has been needed; the first `num_published` blocks have been offered to the prefix cache.
     `state_slot` is unique among the running sequences. `num_prompt_logprobs` is the number of
-    alternatives to report per prompt position; None if none
-    are due (any more).
+    alternatives to report per prompt position; None if none are due (any more). `num_predicted` and
+    `num_mispredicted` count drafts from the request's prediction that were accepted and rejected.
     """
 
     id: int
@@ -51,6 +53,8 @@ class Sequence:
     state_slot: int = 0
     num_prompt_logprobs: int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_predicted: int = 0
+    num_mispredicted: int = 0
     # Copies of what every token needs, to save the lookups.
     request: Request = field(init=False)
     sampling: Sampling = field(init=False)
@@ -80,6 +84,17 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    def usage(self) -> Usage:
+        """Token counts of this choice."""
+        usage = self.group.usage(self.num_output)
+        if not self.request.prediction:
+            return usage
+        return msgspec.structs.replace(
+            usage,
+            accepted_prediction_tokens=self.num_predicted,
+            rejected_prediction_tokens=self.num_mispredicted,
+        )
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """Log-probabilities of the whole prompt, to be delivered once, with the first token.

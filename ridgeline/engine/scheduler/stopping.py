@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from ridgeline.engine.scheduler.plan import SamplePoint
+from ridgeline.engine.scheduler.plan import SamplePoint, token_rules
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.records import FinishReason
 
@@ -58,4 +58,7 @@ class StopRule:
             eos = () if sampling.ignore_eos else self._eos
             banned = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         is_argmax = seq.is_argmax and not banned
-        return SamplePoint(sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax)
+        rules = token_rules(sampling, history[num_prompt:]) if sampling.has_token_rules else {}
+        return SamplePoint(
+            sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax, **rules
+        )

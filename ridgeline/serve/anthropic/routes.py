@@ -33,6 +33,7 @@ router = APIRouter(tags=["Anthropic"], route_class=JsonRoute)
 async def create_message(body: MessagesRequest, request: Request, service: ServiceDep) -> Response:
     service.check_model(body.model)
     streamed = bool(body.stream)
+    budget = body.thinking.budget_tokens if body.thinking is not None else None
     stream, output_format = await submit_chat(
         service,
         request,
@@ -40,6 +41,7 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
         to_chat(body),
         streamed=streamed,
         ignored_fields=ignored_fields(body),
+        thinking_budget=None if budget is None else ("thinking.budget_tokens", budget),
     )
     serializer = MessageStream(stream, service.name, output_format)
     response = await respond(request, stream, serializer, streamed=streamed)

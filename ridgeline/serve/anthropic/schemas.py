@@ -102,7 +102,7 @@ class MessageToolChoice(OpenBody):
 
 
 class ThinkingOptions(OpenBody):
-    """Whether the model may reason first. `budget_tokens` is not enforced."""
+    """Whether the model may reason first, and its budget where the server knows the marks."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
@@ -260,10 +260,7 @@ def to_chat(body: CountTokensRequest) -> ChatCompletionRequest:
 
 def ignored_fields(body: CountTokensRequest) -> list[str]:
     """Names of the fields that have no effect."""
-    dropped = dropped_fields(body)
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        dropped.add("thinking.budget_tokens")
-    return sorted(dropped)
+    return sorted(dropped_fields(body))
 
 
 def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ class TokenPrompt(msgspec.Struct, frozen=True):
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a request that concern its service and not its output, as the client sent them.
 
-    `ignored`: names of fields that have no effect.
+    `ignored`: names of fields that have no effect. `prediction`: the output that the client
+    expects, in tokens.
     """
 
     priority: int | None = None
@@ -33,6 +34,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: float | None = None
     request_id: str | None = None
     ignored: tuple[str, ...] = ()
+    prediction: tuple[int, ...] = ()
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +60,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `score_only`: the client wants log-probabilities of its prompt; the one token that the engine
     has to sample for them is not part of the response. `charge` is called with the number of output
     tokens of each step. `headers` go with the response. `seed` is that of a request without one
-    which another server may have to continue, `resume` where that one broke off.
+    which another server may have to continue, `resume` where that one broke off. `prediction`: the
+    output that the client expects.
     """
 
     id: str
@@ -72,6 +75,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_resumable: bool = False
     seed: int | None = None
     resume: ResumePoint | None = None
+    prediction: tuple[int, ...] = ()
 
     def sampling_of(self, prompt: int) -> Sampling:
         """The sampling of one prompt: with the seed that was drawn for the request."""

@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from ridgeline.records import Event, Failed, Finished, Started, Token, Usage
+from ridgeline.records import Event, Failed, Finished, Started, Token, Usage, prediction_totals
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, failure_error
 from ridgeline.serve.generation.ids import new_id
@@ -82,6 +82,7 @@ class ResponseStream:
         self._unfinished = dict.fromkeys(range(len(request.prompts)), request.sampling.n)
         resumed = request.resume.tokens if request.resume else ()
         self._num_replayed = {i: len(tokens) for i, tokens in enumerate(resumed) if tokens}
+        self._usages: list[Usage] = []  # of the choices that have ended
         self._unsubscribe: list[Callable[[], None]] = []
         self._pending: list[ChoiceUpdate] = []
         self._num_pending_chars = 0
@@ -105,6 +106,7 @@ class ResponseStream:
             completion_tokens=(
                 self.num_output_tokens if num_output_tokens is None else num_output_tokens
             ),
+            **prediction_totals(self._usages),
         )
 
     def timings(self) -> dict[str, float | None]:
@@ -164,6 +166,7 @@ class ResponseStream:
                     account=request.scheduling.account,
                     share=request.scheduling.share,
                     **({"resumed": resumed} if resumed else {}),
+                    **({"prediction": request.prediction} if request.prediction else {}),
                 )
             except Exception:  # later prompts were never submitted: they do not count as aborted
                 self._unfinished = {i: n for i, n in self._unfinished.items() if i < index}
@@ -185,6 +188,7 @@ class ResponseStream:
                 self._append(index, event, None)
             elif isinstance(event, Finished):
                 self._append(index, None, event)
+                self._usages.append(event.usage)
                 self._finish_choice(index)
                 is_due = True
             elif isinstance(event, Started):

@@ -20,6 +20,13 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: NonNegative
 
 
+class CompletionTokensDetails(TypedDict):
+    """Of a request with a prediction: its tokens that were accepted, and drafted in vain."""
+
+    accepted_prediction_tokens: NonNegative
+    rejected_prediction_tokens: NonNegative
+
+
 class CompletionUsage(TypedDict):
     """Tokens over all prompts and choices; a prompt counts once whatever n is."""
 
@@ -27,6 +34,7 @@ class CompletionUsage(TypedDict):
     completion_tokens: NonNegative
     total_tokens: NonNegative
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class RequestTimings(TypedDict):
@@ -330,12 +338,19 @@ class ResponseEvent(TypedDict):
 
 
 def completion_usage(usage: Usage) -> CompletionUsage:
-    return {
+    counts: CompletionUsage = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    accepted, rejected = usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
+    if accepted is not None and rejected is not None:
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return counts
 
 
 def response_usage(usage: Usage, num_reasoning_tokens: int = 0) -> ResponseUsage:

@@ -27,6 +27,7 @@ from ridgeline.serve.openai.schemas import (
     check_supported,
 )
 from ridgeline.serve.openapi import error_responses, json_or_events
+from ridgeline.serve.output_parsers.thinking import thinking_marks
 from ridgeline.serve.service import Service, ServiceDep
 
 router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
@@ -45,7 +46,8 @@ async def create_completion(
     check_supported(body)
     service.check_model(body.model)
     tokenizer, streamed = service.engine.tokenizer, bool(body.stream)
-    sampling = completion_sampling(body, service.engine.info.default_sampling)
+    defaults, marks = service.engine.info.default_sampling, thinking_marks(service.options)
+    sampling = completion_sampling(body, defaults, marks)
     prompts = await completion_prompts(body, service.prompt_reader(request))
     stream = service.submit(
         request,

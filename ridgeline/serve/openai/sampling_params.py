@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.records import Sampling, SamplingDefaults
+from ridgeline.records import Sampling, SamplingDefaults, ThinkingMarks
 from ridgeline.records.request import MAX_LOGPROBS
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
@@ -33,21 +33,23 @@ _TAIL_TOKENS = 64  # the end of a prompt that shows whether the template opened 
 _SAME_NAME = {
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "seed", "include_stop_str_in_output", "ignore_eos",
-    "min_tokens", "prompt_logprobs", "skip_special_tokens",
+    "min_tokens", "prompt_logprobs", "skip_special_tokens", "thinking_token_budget",
 }  # fmt: skip
 
 
 def completion_sampling(
-    body: CompletionRequest, defaults: SamplingDefaults = NO_DEFAULTS
+    body: CompletionRequest,
+    defaults: SamplingDefaults = NO_DEFAULTS,
+    marks: ThinkingMarks | None = None,
 ) -> Sampling:
     """Sampling parameters of a completion; `max_tokens` is 16 by default.
 
-    `defaults` stand for what the body leaves out.
+    `defaults` stand for what the body leaves out. `marks`: how the model marks its thinking.
 
     `echo` with `max_tokens` 0 scores a prompt: one token is sampled, because the logits of the
     prompt come with it, and left out of the response.
     """
-    params = _shared_params(body)
+    params = _shared_params(body, marks)
     params["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None:
         params["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
@@ -83,7 +85,7 @@ def chat_sampling(
         )
         raise ApiError(400, message, param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = _shared_params(body)
+    params = _shared_params(body, output_format.thinking_marks)
     if output_format.grammar is not None:
         params["structured"] = output_format.grammar
         params.pop("stop", None)
@@ -222,14 +224,22 @@ async def to_prompt(
     return prompt
 
 
-def _shared_params(body: CompletionRequestBase) -> dict[str, Any]:
+def _shared_params(body: CompletionRequestBase, marks: ThinkingMarks | None) -> dict[str, Any]:
     _check_limits(body)
+    if body.thinking_token_budget is not None and marks is None:
+        message = "thinking_token_budget needs a server that knows how its model marks its thinking"
+        fix = "fix: serve with --reasoning-parser, or leave thinking_token_budget out"
+        raise ApiError(400, f"{message}; {fix}", param="thinking_token_budget")
     params = {name: getattr(body, name) for name in _SAME_NAME & body.model_fields_set}
     if body.stop is not None:
         params["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     for name in ("stop_token_ids", "allowed_token_ids"):
         if getattr(body, name) is not None:
             params[name] = tuple(getattr(body, name))
+    if body.bad_words:
+        params["bad_words"] = tuple(body.bad_words)
+    if body.thinking_token_budget is not None:
+        params["thinking_marks"] = marks
     params["structured"] = requested_grammar(body)
     return {name: value for name, value in params.items() if value is not None}
 
@@ -243,6 +253,10 @@ def _check_limits(body: CompletionRequestBase) -> None:
         check_limit("stop", len(stops), LIMITS.max_stop, "stop strings")
         longest = max(map(len, stops))
         check_limit("stop", longest, LIMITS.max_stop_chars, "characters in a stop string")
+    if body.bad_words:
+        check_limit("bad_words", len(body.bad_words), LIMITS.max_bad_words, "words")
+        longest = max(map(len, body.bad_words))
+        check_limit("bad_words", longest, LIMITS.max_stop_chars, "characters in a bad word")
     if body.logit_bias:
         check_limit("logit_bias", len(body.logit_bias), LIMITS.max_logit_bias, "entries")
     for name in ("stop_token_ids", "allowed_token_ids"):

@@ -69,15 +69,12 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1, 1.0),
-    "bad_words": (None, []),
     "spaces_between_special_tokens": (None, True),
     "chat_template": (None,),
     "documents": (None, []),
     "modalities": (None, ["text"]),
     "audio": (None,),
-    "prediction": (None,),
     "web_search_options": (None,),
-    "thinking_token_budget": (None,),
     "grammar": (None,),
     "regex": (None,),
     "ebnf": (None,),
@@ -168,6 +165,8 @@ class CompletionRequestBase(OpenBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    bad_words: list[str] | None = None
+    thinking_token_budget: Count | None = None
     request_id: Name | None = None
     slo_class: Name | None = None
     timeout_ms: Annotated[float, Field(gt=0, le=86_400_000, allow_inf_nan=False)] | None = None
@@ -246,6 +245,20 @@ class NamedToolChoice(OpenBody):
     function: FunctionName
 
 
+class PredictedContent(OpenBody):
+    """The text that the response is expected to repeat, mostly: OpenAI's Predicted Outputs."""
+
+    type: Literal["content"]
+    content: str | list[TextContentPart]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 ChatToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
@@ -264,6 +277,7 @@ class ChatCompletionRequest(CompletionRequestBase):
     continue_final_message: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
+    prediction: PredictedContent | None = None
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -305,7 +319,8 @@ EXTENSIONS = frozenset((
     "min_tokens", "skip_special_tokens", "add_special_tokens", "allowed_token_ids",
     "truncate_prompt_tokens", "response_format", "structured_outputs", "guided_json",
     "guided_regex", "guided_choice", "guided_grammar", "chat_template_kwargs",
-    "include_reasoning", "request_id", "slo_class", "timeout_ms", "best_of",
+    "include_reasoning", "request_id", "slo_class", "timeout_ms", "best_of", "bad_words",
+    "thinking_token_budget",
 ))  # fmt: skip
 """Fields of a chat that are honoured by the APIs that translate to one, too."""
 _WITHOUT_PLACE: dict[str, tuple[Any, ...]] = {

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ridgeline.config.server import ServerOptions
-from ridgeline.records import OutputGrammar
+from ridgeline.records import OutputGrammar, ThinkingMarks
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.output_parsers import tool_call_format
@@ -43,7 +43,8 @@ class OutputFormat(msgspec.Struct, frozen=True):
     `grammar`: what the tools require of the output. `call_format`: how the model writes calls
     where it decides on them. `max_calls`: further calls are dropped. `calls_end_response`:
     whether a call is reported as the reason why the response ended. `marks`: texts that the parser
-    looks for, and that may be special tokens of the model.
+    looks for, and that may be special tokens of the model. `thinking_marks`: the texts around its
+    thinking, if the server knows them.
     """
 
     new_answer_parser: ParserFactory
@@ -55,6 +56,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
     reads_reasoning: bool = False
     keeps_reasoning: bool = True
     begins_in_reasoning: bool = False
+    thinking_marks: ThinkingMarks | None = None
 
     def new_parser(self) -> OutputParser:
         """A parser for one choice."""

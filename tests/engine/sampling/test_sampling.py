@@ -48,6 +48,8 @@ def spots(draw: st.DrawFn, vocab: int) -> SamplePoint:
         num_prompt=draw(st.integers(0, len(history))),
         history=history if sampling.has_penalties else (),
         banned=tuple(draw(st.lists(token, max_size=2))),
+        completing=tuple(draw(st.lists(token, max_size=1))),
+        forced=draw(st.sampled_from([None, None, None, 0, vocab - 1])),
     )
 
 

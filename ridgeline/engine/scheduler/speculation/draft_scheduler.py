@@ -33,8 +33,10 @@ from ridgeline.engine.scheduler.speculation.base import (
     StepCapacity,
 )
 from ridgeline.engine.scheduler.speculation.draft_branches import DraftBranches
+from ridgeline.engine.scheduler.speculation.predicted_output import PredictedOutput
 from ridgeline.engine.scheduler.step_builder import StepBuilder, with_drafts
 from ridgeline.engine.scheduler.stopping import StopRule
+from ridgeline.records import Request
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,6 +94,8 @@ class DraftScheduler:
         self._rule, self._tables, self._registry, self._pool = rule, tables, registry, pool
         self._branches = DraftBranches(tables)
         self._outcomes: list[DraftOutcome] = []
+        self._has_predictions = False
+        self._predictions: dict[int, PredictedOutput] = {}  # by sequence id
         self._warned = False
 
     @property
@@ -101,12 +105,14 @@ class DraftScheduler:
 
     def plan(self, step: StepBuilder) -> None:
         """Attach drafts to decoding runs, within what the step has left over."""
+        if self._has_predictions:
+            self._draft_from_predictions(step)
         if step.budget.left <= 0 or not self._proposer.should_propose(step.runs):
             return
         contexts = [
             (i, context)
             for i, run in enumerate(step.runs)
-            if (context := self._context(run)) is not None
+            if not run.num_drafts and (context := self._context(run)) is not None
         ]
         if not contexts:
             return
@@ -137,7 +143,7 @@ class DraftScheduler:
         self.totals.num_tokens += num_drafted - accepted.num_drafts
         return accepted
 
-    def count_outcome(self, run: Run, output: RunOutput) -> None:
+    def count_outcome(self, seq: Sequence, run: Run, output: RunOutput) -> None:
         """Record what became of the run's draft, if it had one and its request did not fail."""
         if not run.num_drafts or not output.tokens:
             return
@@ -145,7 +151,12 @@ class DraftScheduler:
         assert output.tokens[:-1] == run.drafts[:num_accepted], "only drafts can be accepted"
         outcome = DraftOutcome(run.seq_id, run.num_drafts, num_accepted)
         self.totals.count(outcome)
-        self._outcomes.append(outcome)
+        if not seq.request.prediction:
+            self._outcomes.append(outcome)
+            return
+        self._predictions[seq.id].observe(run.num_drafts, num_accepted)
+        seq.num_predicted += num_accepted
+        seq.num_mispredicted += run.num_drafts - num_accepted
 
     def report_outcomes(self) -> None:
         """Pass the outcomes of the step just committed to the proposer."""
@@ -158,12 +169,31 @@ class DraftScheduler:
 
     def forget(self, seq: Sequence) -> None:
         """The sequence has lost its slot."""
+        self._predictions.pop(seq.id, None)
         self._proposer.forget(seq.id, seq.tokens, seq.request.tenant)
+
+    def note_request(self, request: Request) -> None:
+        """A request was queued, which may have a prediction of its output."""
+        self._has_predictions = self._has_predictions or bool(request.prediction)
+
+    def _draft_from_predictions(self, step: StepBuilder) -> None:
+        """Attach what their clients predict to the runs of requests with a prediction."""
+        for i, run in enumerate(step.runs):
+            seq = self._registry.find_running(run.seq_id)
+            if run.sample is None or seq is None or not seq.request.prediction:
+                continue
+            max_drafts = min(self._rule.max_useful_drafts(seq), step.budget.left)
+            if max_drafts <= 0 or not seq.num_output:
+                continue
+            if seq.id not in self._predictions:
+                self._predictions[seq.id] = PredictedOutput(seq.request.prediction)
+            output = seq.tokens[seq.num_prompt :]
+            self._attach(step, i, self._predictions[seq.id].draft(output, max_drafts), max_drafts)
 
     def _context(self, run: Run) -> DraftContext | None:
         """What a proposer needs to know of the run; None if drafts could not follow it."""
         seq = self._registry.find_running(run.seq_id) if run.sample is not None else None
-        if seq is None or not seq.num_output:
+        if seq is None or not seq.num_output or seq.request.prediction:
             return None
         max_drafts = self._rule.max_useful_drafts(seq)
         if max_drafts <= 0:
@@ -196,7 +226,7 @@ class DraftScheduler:
         if self._tables.reserve(seq, num_tokens):
             step.budget.left -= len(drafts)
             step.runs[i] = with_drafts(run, seq, drafts, self._pool.block_size)
-            chains = self._proposer.alternatives(seq.id)
+            chains = () if seq.request.prediction else self._proposer.alternatives(seq.id)
             if chains and drafts == proposed:
                 self._branches.add(step, i, seq, chains, self._num_spare())
 

@@ -1,0 +1,101 @@
+"""`bad_words`, `thinking_token_budget` and `prediction` over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.config.server import ReasoningConfig, ServerOptions
+from ridgeline.engine.engine import Engine
+from ridgeline.errors import BadInput
+from ridgeline.serve.app import create_app
+from tests.serve.fake_engine import FakeEngine
+
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+THINKS = ServerOptions(reasoning_parser="think")
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Engine]:
+    with Engine.open("demo", kv_cache_memory_bytes=32 << 20, num_threads=1) as engine:
+        yield engine
+
+
+async def client_of(engine: Any, options: ServerOptions) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(engine, options))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
+
+
+async def post(
+    engine: Any, path: str, body: dict[str, Any], options: ServerOptions = THINKS
+) -> httpx.Response:
+    async for client in client_of(engine, options):
+        return await client.post(path, json=body)
+    raise AssertionError
+
+
+async def test_fields_reach_the_engine(engine: FakeEngine) -> None:
+    fields = {"bad_words": ["x", " y"], "thinking_token_budget": 9}
+    for path, body in ((CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})):
+        assert (await post(engine, path, {**body, **fields})).status_code == 200
+        sampling = list(engine.requests.values())[-1][1]
+        assert sampling.bad_words == ("x", " y") and sampling.thinking_token_budget == 9
+        assert sampling.thinking_marks.forced_end == "</think>"
+
+
+async def test_marks_can_be_configured(engine: FakeEngine) -> None:
+    config = ReasoningConfig("<r>", "So:</think>")
+    options = ServerOptions(reasoning_parser="think", reasoning_config=config)
+    await post(engine, CHAT, {**HELLO, "thinking_token_budget": 9}, options)
+    ((_, sampling, _, _),) = engine.requests.values()
+    assert sampling.thinking_marks.start == "<r>"
+    assert sampling.thinking_marks.forced_end == "So:</think>"
+    with pytest.raises(BadInput, match="needs --reasoning-parser"):
+        ServerOptions(reasoning_config=config)
+
+
+async def test_budget_without_a_reasoning_parser_is_refused(engine: FakeEngine) -> None:
+    reply = await post(engine, CHAT, {**HELLO, "thinking_token_budget": 9}, ServerOptions())
+    assert reply.status_code == 400 and "--reasoning-parser" in reply.text
+
+
+async def test_budget_of_messages_is_kept_where_the_server_can(engine: FakeEngine) -> None:
+    body = {**HELLO, "model": "fake", "max_tokens": 9}
+    body["thinking"] = {"type": "enabled", "budget_tokens": 2000}
+    reply = await post(engine, MESSAGES, body)
+    assert reply.status_code == 200 and "x-ridgeline-ignored-fields" not in reply.headers
+    ((_, sampling, _, _),) = engine.requests.values()
+    assert sampling.thinking_token_budget == 2000
+    tool = {"name": "t", "input_schema": {"type": "object"}}
+    forced = {**body, "tools": [tool], "tool_choice": {"type": "any"}}
+    reply = await post(engine, MESSAGES, forced)
+    assert "thinking.budget_tokens" in reply.headers["x-ridgeline-ignored-fields"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prediction_is_counted_in_usage(real: Engine, stream: bool) -> None:
+    body: dict[str, Any] = {**HELLO, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    plain = (await post(real, CHAT, body)).json()
+    text = plain["choices"][0]["message"]["content"]
+    assert "completion_tokens_details" not in plain["usage"]
+    body["prediction"] = {"type": "content", "content": [{"type": "text", "text": text}]}
+    if not stream:
+        found = (await post(real, CHAT, body)).json()
+        assert found["choices"][0]["message"]["content"] == text
+        details = found["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 8
+        return
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    reply = await post(real, CHAT, body)
+    assert '"accepted_prediction_tokens":' in reply.text
+
+
+async def test_bad_predictions_are_refused(engine: FakeEngine) -> None:
+    for prediction in ({"type": "image", "content": "x"}, {"type": "content"}, "text"):
+        reply = await post(engine, CHAT, {**HELLO, "prediction": prediction})
+        assert reply.status_code == 400
