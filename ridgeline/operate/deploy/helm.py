@@ -24,7 +24,7 @@ _SLO_CLASSES = TemplateLines(
 _ARGUMENTS = TemplateLines("{{- range .Values.arguments }}\n- {{ . | quote }}\n{{- end }}")
 _SECRET = "{{ .Values.keySecret | default (printf `%s-key` .Release.Name) }}"
 _NOTES = f"""\
-{{{{ .Release.Name }}}}: {{{{ .Values.replicas }}}} servers of {{{{ .Values.model }}}} and a gateway.
+{{{{ .Values.replicas }}}} servers of {{{{ .Values.model }}}}, and a gateway.
 Clients send the key in the Secret {_SECRET}:
 
   kubectl create secret generic {_SECRET} --from-literal=key=...
