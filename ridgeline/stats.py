@@ -98,6 +98,25 @@ def mean_interval(
     return Interval(low=mean - half, mid=mean, high=mean + half, level=level)
 
 
+def difference_interval(
+    before: Sequence[float], after: Sequence[float], *, level: float = LEVEL
+) -> Interval:
+    """Student's interval of mean(after) - mean(before), unpaired, with a pooled variance.
+
+    One value on one side is enough: the spread then comes from the other side.
+    """
+    means = [math.fsum(side) / len(side) for side in (before, after)]
+    freedom = len(before) + len(after) - 2
+    mid = means[1] - means[0]
+    if freedom < 1:
+        return Interval(low=-UNBOUNDED, mid=mid, high=UNBOUNDED, level=level)
+    sides = zip((before, after), means, strict=True)
+    squares = math.fsum((x - mean) ** 2 for side, mean in sides for x in side)
+    error = math.sqrt(squares / freedom * (1 / len(before) + 1 / len(after)))
+    half = student_t(level, freedom + 1) * error
+    return Interval(low=mid - half, mid=mid, high=mid + half, level=level)
+
+
 def ratio_interval(
     log_ratios: Sequence[float],
     *,

@@ -30,6 +30,21 @@ CheckpointFormat = Literal[
 ]
 
 
+EVAL_CMD = About(
+    'Your own evaluation, with {url}: exit code, or a number or {"score": …} printed last.',
+    metavar="COMMAND",
+    ambient=False,
+    since="0.3",
+)
+EVAL_MARGIN = About(
+    "By how much the score of --eval-cmd may drop.",
+    unit=NUMBER,
+    range=Range(0, 1e9),
+    ambient=False,
+    since="0.3",
+)
+
+
 class OptimizeOptions(Section, frozen=True, kw_only=True):
     """A search for the best configuration: load, SLO, objective and budget (seconds)."""
 
@@ -165,6 +180,22 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
         About("Kind of server.", unset="recognised by its command", ambient=False),
     ] = None
     served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
+    eval_cmd: Annotated[
+        str | None,
+        EVAL_CMD.but(
+            help="Your own quality gate of lossy changes, with {url}: exit code or score."
+        ),
+    ] = None
+    eval_margin: Annotated[float, EVAL_MARGIN] = 0.0
+    candidate_model: Annotated[
+        tuple[str, ...],
+        About(
+            "Checkpoint to try in place of the model, such as a quantised one; repeatable.",
+            metavar="MODEL",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = ()
     gpus: Annotated[
         int | None,
         About(
@@ -447,22 +478,5 @@ class EvaluateServersOptions(Section, frozen=True, kw_only=True):
     ] = None
     served_model_name: Annotated[str | None, shared.SERVED_MODEL_NAME] = None
     api_key: Annotated[str | None, shared.API_KEY] = None
-    eval_cmd: Annotated[
-        str | None,
-        About(
-            'Your own evaluation, with {url}: exit code, or a number or {"score": …} printed last.',
-            metavar="COMMAND",
-            ambient=False,
-            since="0.3",
-        ),
-    ] = None
-    eval_margin: Annotated[
-        float,
-        About(
-            "By how much the score of --eval-cmd may drop.",
-            unit=NUMBER,
-            range=Range(0, 1e9),
-            ambient=False,
-            since="0.3",
-        ),
-    ] = 0.0
+    eval_cmd: Annotated[str | None, EVAL_CMD] = None
+    eval_margin: Annotated[float, EVAL_MARGIN] = 0.0

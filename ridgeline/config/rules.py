@@ -98,6 +98,10 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("served_model_name", ("url",)),
         Needs("api_key", ("url",)),
         Needs("start_timeout", ("url",)),
+        Needs("eval_cmd", ("url",)),
+        Needs("eval_margin", ("eval_cmd",)),
+        Needs("candidate_model", ("url",)),
+        Displaces("advise", ("eval_cmd", "eval_margin")),
     ),
     "chat": (
         Needs("served_model_name", ("url",)),

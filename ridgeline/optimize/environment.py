@@ -9,7 +9,7 @@ tests build one on a virtual clock.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -21,7 +21,8 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
 from ridgeline.measure.client.load_client import LoadOptions, OnFinish
 from ridgeline.measure.workload.arrivals import RecordedArrivals
-from ridgeline.optimize.quality.task_questions import Task
+from ridgeline.optimize.quality.served_text import TextSource
+from ridgeline.optimize.quality.task_questions import Task, TextQuestion
 from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
 from ridgeline.roofline import Peaks, PriceStep
@@ -128,12 +129,32 @@ def cannot_make_weights(settings: Settings, method: str, allowed_s: float) -> Se
     raise CannotRun("weights cannot be made here", value=method)
 
 
+class ServedTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """Held-out texts and questions for servers whose quality is read over HTTP, as text.
+
+    `source_of`: the server of a deployment; None if it takes token ids and scores them, so that
+    `Environment.heldout` serves.
+    """
+
+    texts: tuple[str, ...]
+    questions: tuple[TextQuestion, ...]
+    source_of: Callable[[Deployment], TextSource | None]
+
+
+class UserEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's own evaluation of a deployment: its score, which may drop by `margin`."""
+
+    run: Callable[[Deployment], Awaitable[float | None]]
+    margin: float = 0.0
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the search receives from outside.
 
     `facts`: named numbers about machine, model and workload that rungs may require. `heldout`:
-    windows of held-out text for the quality panel (empty if full distributions cannot be read;
-    lossy rungs are then left out). `tasks`: its questions. `check_prompts`: prompts of the
+    windows of held-out text for the quality panel (empty if full distributions cannot be read).
+    `tasks`: its questions. `served`: the same as text, for servers. `evaluation`: the user's own
+    gate. Without any of these lossy rungs are left out. `check_prompts`: prompts of the
     exactness check. `longest_output`: the most tokens that one request of the workload generates.
     `steps_of`: the steps the simulator learns from a run.
     `near_tie`: nats between two tokens below which rounding may swap them. `make`: quantises
@@ -156,3 +177,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     next_steps: NextSteps = NextSteps()
     tasks: tuple[Task, ...] = ()
     make: MakeWeights = cannot_make_weights
+    served: ServedTexts | None = None
+    evaluation: UserEvaluation | None = None
+
+    @property
+    def judges_quality(self) -> bool:
+        """Whether a lossy rung can be judged."""
+        return bool(self.heldout) or self.served is not None or self.evaluation is not None

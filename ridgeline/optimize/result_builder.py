@@ -218,8 +218,9 @@ def _judge_quality(ratio: Interval, evidence: TrialEvidence) -> tuple[Verdict, s
         return "kept", f"{gain}; quality within every limit"
     if gate.verdict == "fail":
         return "quality failed", f"{gain}, but it fails the quality gate: {_deciding_checks(gate)}"
-    read = f"{gate.num_windows} windows of held-out text"
-    return "inconclusive", f"{gain}, but {read} do not settle its quality: {_deciding_checks(gate)}"
+    read = f"{gate.num_windows} windows of held-out text do" if gate.num_windows else "that does"
+    reason = f"{gain}, but {read} not settle its quality: {_deciding_checks(gate)}"
+    return "inconclusive", reason
 
 
 def _deciding_checks(gate: QualityVerdict) -> str:

@@ -195,6 +195,7 @@ class LadderSearch:
         self._predictor.restore(saved.predictor)
         self._runner.continue_from(saved.seed)
         self._runner.spread.restore(saved.spread)
+        self._checks.restore_user_scores(saved.user_scores)
         self._trials = list(saved.trials)
         self._tried = {(saved_settings(values, self._job), make) for values, make in saved.tried}
         if any(trial.honesty == "lossy" and trial.verdict == "kept" for trial in saved.trials):
@@ -244,6 +245,7 @@ class LadderSearch:
                 budget=self._budget.state,
                 seed=self._runner.last_seed,
                 spread=self._runner.spread.recent,
+                user_scores=self._checks.user_scores,
             )
         )
 
@@ -272,6 +274,7 @@ class LadderSearch:
         runner.stage("Baseline", self._environment.start_description)
         deployment, stack = self._open(settings)
         answer_s = await self._checks.time_one_answer(deployment)
+        await self._checks.try_user_evaluation(deployment)
         self._budget.choose_window(answer_s)
         self._budget.note_run(self._budget.window_s + answer_s)
         self._refuse_hopeless_budget()

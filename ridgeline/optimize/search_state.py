@@ -59,6 +59,7 @@ class SavedSearch(msgspec.Struct, frozen=True, kw_only=True):
     budget: BudgetState
     seed: int
     spread: tuple[tuple[float, int], ...] = ()
+    user_scores: tuple[float, ...] = ()
 
 
 class StateFile:

@@ -16,6 +16,9 @@ FLAGS = "server_flags"
 REMOVE = "!"
 """Before a flag: it is taken out of the command line, where the server has no opposite of it."""
 
+REPLACE = "@"
+"""Before a word of the command line, such as the model: the value takes its place."""
+
 FlagPairs = tuple[tuple[str, str], ...]
 
 
@@ -60,7 +63,12 @@ def merge_flags(present: FlagPairs, changes: Mapping[str, str]) -> FlagPairs:
 
 def flag_text(changes: Iterable[tuple[str, str]]) -> str:
     """`--tensor-parallel-size 2 --async-scheduling without --disable-radix-cache`."""
-    return " ".join(
-        f"without {flag[1:]}" if flag.startswith(REMOVE) else f"{flag} {value}".rstrip()
-        for flag, value in changes
-    )
+    return " ".join(_change_text(flag, value) for flag, value in changes)
+
+
+def _change_text(flag: str, value: str) -> str:
+    if flag.startswith(REMOVE):
+        return f"without {flag[1:]}"
+    if flag.startswith(REPLACE):
+        return f"{value} in place of {flag[1:]}"
+    return f"{flag} {value}".rstrip()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.errors import CannotRun
 from ridgeline.optimize import quality
 from ridgeline.optimize.comparison.load_runner import LoadRunner
-from ridgeline.optimize.environment import Deployment, Environment
+from ridgeline.optimize.environment import Deployment, Environment, ServedTexts
 from ridgeline.optimize.quality import (
     Divergence,
     PanelSize,
@@ -23,6 +24,13 @@ from ridgeline.optimize.quality import (
     divergence,
 )
 from ridgeline.optimize.quality.greedy_divergence import first_difference
+from ridgeline.optimize.quality.sequential import TaskPart, TextPart, with_check
+from ridgeline.optimize.quality.served_text import (
+    ServedQuestionsPart,
+    ServedReference,
+    ServedTextPart,
+)
+from ridgeline.optimize.quality.user_evaluation import REPEATS, UserGate
 from ridgeline.optimize.result import Exactness
 from ridgeline.optimize.result_builder import TrialEvidence
 
@@ -44,7 +52,30 @@ class CandidateChecks:
         self._known: tuple[Deployment, Outputs] | None = None
         self._text: TextReference | None = None
         self._tasks: Sequence[TaskReference] = ()
+        self._served: ServedReference | None = None
         self._references_frozen = False
+        evaluation = environment.evaluation
+        margin = 0.0 if evaluation is None else evaluation.margin
+        self._user = UserGate(margin, lambda: runner.budget.spent_s)
+
+    @property
+    def user_scores(self) -> tuple[float, ...]:
+        """The baseline's scores in the user's own evaluation."""
+        return self._user.scores
+
+    def restore_user_scores(self, scores: Sequence[float]) -> None:
+        """Take over the scores of an interrupted search."""
+        self._user.restore(scores)
+
+    async def try_user_evaluation(self, baseline: Deployment) -> None:
+        """Run the user's evaluation once on the baseline: a mistake in it must not cost a search.
+
+        Raises CannotRun if it fails there.
+        """
+        evaluation = self._environment.evaluation
+        if evaluation is not None:
+            self._runner.stage("Baseline", "running --eval-cmd on it")
+            await self._user.score_baseline(lambda: evaluation.run(baseline), 1)
 
     async def time_one_answer(self, deployment: Deployment) -> float:
         """Seconds of one typical response to a single request, after a short warm-up."""
@@ -94,8 +125,10 @@ class CandidateChecks:
         if honesty == "exact":
             evidence.exactness = await self.same_tokens(incumbent, candidate)
             return evidence.exactness.same
-        self._runner.report("taking a first look at its quality")
         evidence.panel = panel = self.examine(incumbent, candidate)
+        if panel is None:
+            return True
+        self._runner.report("taking a first look at its quality")
         panel.look()
         evidence.quality = panel.conclude()
         return evidence.quality.verdict != "fail"
@@ -103,28 +136,75 @@ class CandidateChecks:
     async def finish_quality(
         self, incumbent: Deployment, candidate: Deployment, evidence: TrialEvidence
     ) -> None:
-        """For a lossy candidate that is faster: continue the panel until it is decided."""
-        panel, comparison = evidence.panel, evidence.comparison
-        if panel is None or comparison is None or comparison.outcome != "improved":
+        """For a lossy candidate that is faster: continue the panel until it is decided, then run
+        the user's evaluation.
+        """
+        comparison, panel = evidence.comparison, evidence.panel
+        if comparison is None or comparison.outcome != "improved":
             return
-        self._runner.report("reading held-out text until its quality is decided")
-        self.read_on(panel)
-        evidence.quality = panel.conclude(await self.find_divergence(incumbent, candidate))
+        if evidence.forecast.candidate.rung.honesty == "exact":
+            return
+        if panel is not None:
+            self._runner.report("reading held-out text until its quality is decided")
+            self.read_on(panel)
+            evidence.quality = panel.conclude(await self.find_divergence(incumbent, candidate))
+        evaluation = self._environment.evaluation
+        if evaluation is None or (evidence.quality and evidence.quality.verdict == "fail"):
+            return
+        budget = self._runner.budget
+        self._runner.report("running --eval-cmd on the candidate and on the baseline")
+        if not self._references_frozen:
+            await self._user.score_baseline(lambda: evaluation.run(incumbent), REPEATS)
+        check = await self._user.check(
+            lambda: evaluation.run(candidate), budget.left_s - budget.closing_cost_s
+        )
+        evidence.quality = with_check(evidence.quality, check)
 
-    def examine(self, incumbent: Deployment, candidate: Deployment) -> SequentialPanel:
-        """A panel for a lossy candidate, against the baseline's distributions.
+    def examine(self, incumbent: Deployment, candidate: Deployment) -> SequentialPanel | None:
+        """A panel for a lossy candidate, against the baseline's distributions; None if the server
+        gives none, so that only the user's evaluation judges.
 
         Until a lossy rung is kept, every kept rung was exact, so the incumbent's distributions are
         the baseline's. After that (`freeze_references`) only what was already read can be compared.
         """
-        gate, size = quality.load_quality_limits()
-        text, tasks = self._references(incumbent, size)
+        limits, size = quality.load_quality_limits()
+        served = self._environment.served
+        source = None if served is None else served.source_of(candidate)
+        text: TextPart
+        tasks: Sequence[TaskPart]
+        if served is not None and source is not None:
+            try:
+                reference = self._served_reference(incumbent, served)
+                text = ServedTextPart(reference, source, limits, size)
+                tasks = [ServedQuestionsPart(reference, source, limits, size)]
+            except CannotRun:
+                if self._environment.evaluation is None:
+                    raise
+                return None
+        elif self._environment.heldout:
+            windows, known = self._references(incumbent, size)
+            text = TextPanelPart(windows, candidate.logprobs_of, limits, size)
+            tasks = [TaskPanelPart(task, candidate.logprobs_of, limits, size) for task in known]
+        else:
+            return None
         return SequentialPanel(
-            TextPanelPart(text, candidate.logprobs_of, gate, size),
-            [TaskPanelPart(task, candidate.logprobs_of, gate, size) for task in tasks],
+            text,
+            tasks,
             max_looks=size.max_looks,
             clock=lambda: self._runner.budget.spent_s,
         )
+
+    def _served_reference(self, incumbent: Deployment, served: ServedTexts) -> ServedReference:
+        """What the original says of the texts. Raises CannotRun if it says nothing."""
+        if self._served is None or not self._references_frozen:
+            source = served.source_of(incumbent)
+            if source is None:
+                raise CannotRun("the incumbent scores token ids, and the candidate does not")
+            if self._served is None:
+                self._served = ServedReference(served.texts, served.questions, source)
+            self._served.read_with(source)
+            self._served.texts(1)
+        return self._served
 
     def read_on(self, panel: SequentialPanel) -> None:
         """Continue the panel until it is decided, within its share of the budget."""
@@ -145,6 +225,8 @@ class CandidateChecks:
             self._text.freeze()
         for task in self._tasks:
             task.freeze()
+        if self._served is not None:
+            self._served.freeze()
         self._references_frozen = True
 
     def _references(

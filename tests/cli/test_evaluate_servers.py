@@ -16,12 +16,13 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.optimize.external.scoring import ServerScorer, truncated_kl
+from ridgeline.optimize.external.scoring import ServerScorer
+from ridgeline.optimize.quality.served_text import truncated_kl
+from ridgeline.optimize.quality.user_evaluation import printed_score
 from ridgeline.workflows.evaluate.evaluate_servers import (
     ServerToCompare,
     compare_by_command,
     evaluate_servers,
-    printed_score,
     recognise_server,
 )
 

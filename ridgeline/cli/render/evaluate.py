@@ -67,11 +67,12 @@ def _text_lines(candidate: QualityVerdict) -> Iterator[str]:
         f"decided after {candidate.num_looks} look(s)"
     )
     before, after = candidate.perplexity_before, candidate.perplexity_after
-    change = after.mid / before.mid - 1
-    yield (
-        f"          perplexity {before.mid:.3f} → {after.mid:.3f}: {change:+.2%} ± "
-        f"{candidate.perplexity_error:.2%} (standard error, paired)"
-    )
+    if before is not None and after is not None:
+        change = after.mid / before.mid - 1
+        yield (
+            f"          perplexity {before.mid:.3f} → {after.mid:.3f}: {change:+.2%} ± "
+            f"{candidate.perplexity_error:.2%} (standard error, paired)"
+        )
     share = candidate.num_flips / max(1, candidate.num_positions)
     yield f"          the most likely token changed {candidate.num_flips} times ({share:.2%})"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
 from ridgeline.optimize.drivers.shell import run
+from ridgeline.optimize.server_settings import REMOVE, REPLACE
 
 CONFIG_FILE = "ridgeline-{action}.json"
 
@@ -99,11 +100,14 @@ class ApplyCommand:
 
 
 def flag_values(flags: Sequence[str]) -> dict[str, str | bool | list[str]]:
-    """Flags as a document: `--flag value` → value, a switch → True, several values → a list."""
+    """Flags as a document: `--flag value` → value, a switch → True, several values → a list.
+
+    `!--flag` takes a switch away, and `@word` replaces a word of the command line.
+    """
     values: dict[str, list[str]] = {}
     name = ""
     for word in flags:
-        if word.startswith("--"):
+        if word.startswith(("--", REMOVE, REPLACE)):
             name, equals, value = word.partition("=")
             values[name] = [value] if equals else []
         elif name:

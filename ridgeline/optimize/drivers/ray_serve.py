@@ -20,6 +20,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.apply_command import flag_values
 from ridgeline.optimize.drivers.base import Change, Progress, Shell
 from ridgeline.optimize.drivers.shell import run
+from ridgeline.optimize.server_settings import REMOVE, REPLACE
 
 CANDIDATE_FILE = "ridgeline-ray.json"
 _FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
@@ -87,9 +88,21 @@ class RayApplication:
     def _changed(self, change: Change) -> dict[str, Any]:
         document: dict[str, Any] = copy.deepcopy(self._document)
         _, config = _engine(document, self._path)
+        values = flag_values(change.flags)
+        if replaced := [name for name in values if name.startswith(REPLACE)]:
+            raise CannotRun(
+                "the model of a Ray Serve application is not replaced",
+                value=replaced[0].removeprefix(REPLACE),
+                fix="deploy the checkpoint as an application, and compare with `ridgeline eval`",
+            )
+        removed = engine_arguments(
+            {name[len(REMOVE) :]: True for name in values if name.startswith(REMOVE)}
+        )
+        added = {name: value for name, value in values.items() if name.startswith("--")}
+        present = config.get("engine_kwargs") or {}
         config["engine_kwargs"] = {
-            **(config.get("engine_kwargs") or {}),
-            **engine_arguments(flag_values(change.flags)),
+            **{name: value for name, value in present.items() if name not in removed},
+            **engine_arguments(added),
         }
         return document
 

@@ -28,7 +28,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import ServerHandle, Shell
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.shell import sleep_unless_interrupted
-from ridgeline.optimize.server_settings import REMOVE
+from ridgeline.optimize.server_settings import REMOVE, REPLACE
 
 POLL_S = 0.1
 END_S = 20.0
@@ -87,13 +87,16 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
 def replace_flags(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words with the values of `flags` where they stand, and the flags that are not there.
 
-    `!--flag` removes a switch. `--flag value`, `--flag=value`, and `--no-flag` in place of `--flag`
-    are known.
+    `!--flag` removes a switch, `@word` takes another word in its place. `--flag value`,
+    `--flag=value`, and `--no-flag` in place of `--flag` are known.
     """
     words, added = list(words), []
     for name, *values in _groups(flags):
         if name.startswith(REMOVE):
             words = _without(words, name.removeprefix(REMOVE))
+            continue
+        if name.startswith(REPLACE):
+            words = _with_word(words, name.removeprefix(REPLACE), *values)
             continue
         opposite = "--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:]
         places = [i for i, word in enumerate(words) if word.partition("=")[0] in (name, opposite)]
@@ -111,6 +114,19 @@ def replace_flags(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str]
 def _without(words: Sequence[str], flag: str) -> list[str]:
     """The words without a switch."""
     return [word for word in words if word.partition("=")[0] != flag]
+
+
+def _with_word(words: Sequence[str], old: str, new: str) -> list[str]:
+    """The words with one of them replaced, also as the value of `--flag=word`."""
+    end = f"={old}"
+    return [
+        new
+        if word == old
+        else f"{word.removesuffix(end)}={new}"
+        if word.startswith("-") and word.endswith(end)
+        else word
+        for word in words
+    ]
 
 
 def _groups(flags: Sequence[str]) -> list[list[str]]:
@@ -132,7 +148,10 @@ def _end(words: Sequence[str], place: int) -> int:
 
 
 def _is_flag(word: str) -> bool:
-    return word.startswith(("-", REMOVE)) and not word.lstrip("-").replace(".", "", 1).isdigit()
+    return (
+        word.startswith(("-", REMOVE, REPLACE))
+        and not word.lstrip("-").replace(".", "", 1).isdigit()
+    )
 
 
 class ServerProcess:

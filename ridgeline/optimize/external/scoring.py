@@ -3,12 +3,12 @@
   vllm, ridgeline   /v1/completions with prompt_logprobs
   sglang            /generate with return_logprob and top_logprobs_num
   tgi               /generate with decoder_input_details: only the log-probability of the text
-  llama-server      /completion with n_probs: the next token only
-  any other         /v1/completions with logprobs: the next token only
+  llama-server      /completion with n_probs: the answer only
+  chat              /v1/chat/completions with top_logprobs: the answer only
+  any other         /v1/completions with logprobs: the answer only
 
-`score_text` reads every position of a text in one request. `next_token` reads one position, which
-every server with log-probabilities can do. A distribution holds the likeliest tokens only; what
-they leave is one bucket, so a KL divergence of two of them is a lower bound of the true one.
+`score_text` reads every position of a text in one request. `continuation` reads the positions of a
+greedy answer, which every server with log-probabilities can do.
 """
 
 from __future__ import annotations
@@ -18,23 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from ridgeline.errors import CannotRun
-from ridgeline.optimize.external.server_deployment import TOP_LOGPROBS, post_blocking
+from ridgeline.optimize.external.server_deployment import (
+    TOP_LOGPROBS,
+    ServerDeployment,
+    post_blocking,
+)
+from ridgeline.optimize.quality.served_text import SMALLEST, Distribution, ScoredToken
 
-Distribution = dict[str, float]
-"""Token → log-probability, of the likeliest tokens."""
 OPENAI_LOGPROBS = 5  # the limit of OpenAI's completions
-SMALLEST = 1e-9
-
-
-class ScoredToken(msgspec.Struct, frozen=True, kw_only=True):
-    """One position of a text: its token, the log-probability, and the likeliest tokens there."""
-
-    token: str
-    logprob: float
-    top: Distribution
 
 
 class ServerScorer:
@@ -51,32 +43,19 @@ class ServerScorer:
             raise CannotRun("this server does not score a given text", value=self.kind)
         return score(self, text)
 
-    def next_token(self, text: str) -> Distribution:
-        """The likeliest tokens after a text. Raises CannotRun if the server returns none."""
-        return (_NEXT.get(self.kind) or _next_openai)(self, text)
+    def continuation(self, text: str, num_tokens: int) -> list[ScoredToken]:
+        """The greedy continuation. Raises CannotRun if the server returns no log-probabilities."""
+        rows = (_CONTINUATIONS.get(self.kind) or _continue_openai)(self, text, num_tokens)
+        if not any(row.top for row in rows):
+            raise CannotRun("this server returns no log-probabilities", value=self.url)
+        return rows
 
     def answer(self, text: str, max_tokens: int) -> tuple[list[str], list[float]]:
         """The greedy continuation: token texts, and nats between the best two tokens of each."""
-        if self.kind == "tgi":
-            parameters = {"max_new_tokens": max_tokens, "details": True, "top_n_tokens": 2}
-            details = self.post("/generate", {"inputs": text, "parameters": parameters})["details"]
-            tops = [[row["logprob"] for row in rows] for rows in details.get("top_tokens") or ()]
-            return [row["text"] for row in details["tokens"]], [_gap(top) for top in tops]
-        if self.kind == "llama-server":
-            body = {"prompt": text, "n_predict": max_tokens, "temperature": 0.0, "n_probs": 2}
-            rows = self.post("/completion", {**body, "cache_prompt": False}).get(
-                "completion_probabilities", []
-            )
-            texts = [str(row.get("token", row.get("content", ""))) for row in rows]
-            return texts, [_gap(list(_llama_top(row).values())) for row in rows]
-        return self._answer_openai(text, max_tokens)
-
-    def _answer_openai(self, text: str, max_tokens: int) -> tuple[list[str], list[float]]:
-        logprobs = self._complete(text, max_tokens, 2).get("logprobs") or {}
-        tops = [list((top or {}).values()) for top in logprobs.get("top_logprobs") or ()]
-        if not logprobs.get("tokens"):
+        rows = (_CONTINUATIONS.get(self.kind) or _continue_openai)(self, text, max_tokens)
+        if not rows:
             raise CannotRun("this server returns no tokens with its answer", value=self.url)
-        return list(logprobs["tokens"]), [_gap(top) for top in tops]
+        return [row.token for row in rows], [_gap(list(row.top.values())) for row in rows]
 
     def _complete(self, text: str, max_tokens: int, logprobs: int) -> dict[str, Any]:
         body = {
@@ -107,6 +86,18 @@ class ServerScorer:
         }
         choice = (self.post("/v1/completions", body).get("choices") or [{}])[0]
         return list(choice.get("prompt_logprobs") or ())
+
+
+class DeploymentScorer(ServerScorer):
+    """Reads log-probabilities and answers from a deployment, which is brought up when asked."""
+
+    def __init__(self, deployment: ServerDeployment, kind: str) -> None:
+        name, api_key = deployment.model
+        super().__init__(name, name, kind, api_key)
+        self._deployment = deployment
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return post_blocking(self._deployment.address(), path, dict(body), self._api_key)
 
 
 # ---- texts -------------------------------------------------------------------------------------
@@ -154,30 +145,65 @@ def _checked(scored: list[ScoredToken], server: ServerScorer) -> list[ScoredToke
     return scored
 
 
-# ---- the next token ----------------------------------------------------------------------------
+# ---- continuations -----------------------------------------------------------------------------
 
 
-def _next_openai(server: ServerScorer, text: str) -> Distribution:
-    top = (server._complete(text, 1, OPENAI_LOGPROBS).get("logprobs") or {}).get("top_logprobs")
-    return _some(dict((top or [{}])[0] or {}), server)
+def _continue_openai(server: ServerScorer, text: str, num_tokens: int) -> list[ScoredToken]:
+    logprobs = server._complete(text, num_tokens, OPENAI_LOGPROBS).get("logprobs") or {}
+    tokens = logprobs.get("tokens") or ()
+    tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
+    own = logprobs.get("token_logprobs") or [0.0] * len(tokens)
+    return [
+        ScoredToken(token=token, logprob=logprob, top=dict(top or {}))
+        for token, logprob, top in zip(tokens, own, tops, strict=False)
+    ]
 
 
-def _next_sglang(server: ServerScorer, text: str) -> Distribution:
-    rows = _sglang(server, text, start=-1).get("output_top_logprobs") or [[]]
-    return _some(_sglang_top(rows[0]), server)
+def _continue_chat(server: ServerScorer, text: str, num_tokens: int) -> list[ScoredToken]:
+    body = {
+        "model": server._model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": num_tokens,
+        "temperature": 0.0,
+        "logprobs": True,
+        "top_logprobs": TOP_LOGPROBS,
+    }
+    choice = (server.post("/v1/chat/completions", body).get("choices") or [{}])[0]
+    return [
+        ScoredToken(
+            token=row["token"],
+            logprob=row["logprob"],
+            top={top["token"]: top["logprob"] for top in row.get("top_logprobs") or ()},
+        )
+        for row in (choice.get("logprobs") or {}).get("content") or ()
+    ]
 
 
-def _next_tgi(server: ServerScorer, text: str) -> Distribution:
-    parameters = {"max_new_tokens": 1, "details": True, "top_n_tokens": OPENAI_LOGPROBS}
+def _continue_tgi(server: ServerScorer, text: str, num_tokens: int) -> list[ScoredToken]:
+    parameters = {"max_new_tokens": num_tokens, "details": True, "top_n_tokens": OPENAI_LOGPROBS}
     details = server.post("/generate", {"inputs": text, "parameters": parameters})["details"]
-    rows = (details.get("top_tokens") or [[]])[0]
-    return _some({str(row["id"]): row["logprob"] for row in rows}, server)
+    tokens = details["tokens"]
+    tops = details.get("top_tokens") or [()] * len(tokens)
+    return [
+        ScoredToken(
+            token=row["text"],
+            logprob=row.get("logprob") or 0.0,
+            top={str(top["id"]): top["logprob"] for top in rows},
+        )
+        for row, rows in zip(tokens, tops, strict=False)
+    ]
 
 
-def _next_llama(server: ServerScorer, text: str) -> Distribution:
-    body = {"prompt": text, "n_predict": 1, "n_probs": TOP_LOGPROBS, "temperature": 0.0}
-    answer = server.post("/completion", {**body, "cache_prompt": False})
-    return _some(_llama_top((answer.get("completion_probabilities") or [{}])[0]), server)
+def _continue_llama(server: ServerScorer, text: str, num_tokens: int) -> list[ScoredToken]:
+    body = {"prompt": text, "n_predict": num_tokens, "n_probs": TOP_LOGPROBS, "temperature": 0.0}
+    rows = server.post("/completion", {**body, "cache_prompt": False})
+    tokens = []
+    for row in rows.get("completion_probabilities") or ():
+        top = _llama_top(row)
+        token = str(row.get("token", row.get("content", "")))
+        own = row.get("logprob", max(top.values(), default=0.0))
+        tokens.append(ScoredToken(token=token, logprob=own, top=top))
+    return tokens
 
 
 def _sglang(server: ServerScorer, text: str, start: int) -> dict[str, Any]:
@@ -203,45 +229,14 @@ def _llama_top(row: Mapping[str, Any]) -> Distribution:
     return {str(top["tok_str"]): math.log(max(top["prob"], SMALLEST)) for top in rows}
 
 
-def _some(top: Distribution, server: ServerScorer) -> Distribution:
-    if not top:
-        raise CannotRun("this server returns no log-probabilities", value=server.url)
-    return top
-
-
 Score = Callable[[ServerScorer, str], list[ScoredToken]]
-Next = Callable[[ServerScorer, str], Distribution]
+Continue = Callable[[ServerScorer, str, int], list[ScoredToken]]
 _SCORES: Mapping[str, Score] = MappingProxyType(
     {"vllm": _score_vllm, "ridgeline": _score_vllm, "sglang": _score_sglang, "tgi": _score_tgi}
 )
-_NEXT: Mapping[str, Next] = MappingProxyType(
-    {"sglang": _next_sglang, "tgi": _next_tgi, "llama-server": _next_llama}
+_CONTINUATIONS: Mapping[str, Continue] = MappingProxyType(
+    {"chat": _continue_chat, "tgi": _continue_tgi, "llama-server": _continue_llama}
 )
-
-
-# ---- comparing ---------------------------------------------------------------------------------
-
-
-def truncated_kl(before: Distribution, after: Distribution) -> float:
-    """KL(before || after) in nats over the tokens that both name and one bucket for the rest.
-
-    A lower bound of the divergence of the whole distributions.
-    """
-    shared = before.keys() & after.keys()
-    pairs = [(math.exp(before[token]), math.exp(after[token])) for token in shared]
-    rest = tuple(max(SMALLEST, 1.0 - sum(column)) for column in zip(*pairs, strict=True))
-    pairs.append((rest[0], rest[1]) if rest else (1.0, 1.0))
-    if not shared:  # nothing in common: the likeliest tokens of one are in the rest of the other
-        named = min(1.0, sum(math.exp(value) for value in before.values()))
-        other = max(SMALLEST, 1.0 - sum(math.exp(value) for value in after.values()))
-        pairs = [(named, other), (max(SMALLEST, 1 - named), max(SMALLEST, 1 - other))]
-    total = sum(p * math.log(p / max(q, SMALLEST)) for p, q in pairs if p > 0)
-    return max(0.0, total)
-
-
-def best_token(top: Distribution) -> str:
-    """The likeliest token."""
-    return max(top, key=lambda token: top[token])
 
 
 def _gap(logprobs: Sequence[float]) -> float:

@@ -113,6 +113,20 @@ class ServerDeployment:
     def info(self) -> EngineInfo:
         return self._info
 
+    @property
+    def model(self) -> ModelAndKey:
+        """The name under which the server has the model, and the key to ask for it."""
+        return self._model
+
+    @property
+    def prompt_form(self) -> PromptForm:
+        """What the server takes as a prompt; known once it was warmed up."""
+        return self._accepted.form
+
+    def address(self) -> str:
+        """The server's address, once it is up. Blocks while it starts."""
+        return self._up().url
+
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         arrivals, options = load.poisson()
         url = await self._url()

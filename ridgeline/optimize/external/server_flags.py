@@ -17,7 +17,7 @@ import msgspec
 
 from ridgeline.config.settings import Settings, Speculative
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.optimize.server_settings import REMOVE, flags_of
+from ridgeline.optimize.server_settings import REMOVE, REPLACE, flags_of
 
 
 class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +89,7 @@ def _last_of_each(words: list[str]) -> list[str]:
     """The words without the earlier ones of a flag that two settings give."""
     groups: dict[str, list[str]] = {}
     for word in words:
-        if word.startswith(("--", REMOVE)) or not groups:
+        if word.startswith(("--", REMOVE, REPLACE)) or not groups:
             groups.pop(word, None)
             groups[word] = []
         else:

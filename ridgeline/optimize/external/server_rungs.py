@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 
 from ridgeline.optimize.external.server_flags import ServerFlags
 from ridgeline.optimize.ladder import Ladder, Rung, parse_rungs
-from ridgeline.optimize.server_settings import FLAGS
+from ridgeline.optimize.server_settings import FLAGS, REPLACE
 
 PARALLEL_FLAGS = {
     "vllm": ("--tensor-parallel-size", "--data-parallel-size"),
@@ -18,6 +19,42 @@ PARALLEL_FLAGS = {
     "tgi": ("--num-shard", None),
 }
 """Server → its flags for tensor and data parallelism (None: one replica per server)."""
+
+
+NAME_FLAGS = {
+    "vllm": "--served-model-name",
+    "sglang": "--served-model-name",
+    "llama-server": "--alias",
+}
+"""Server → its flag for the name under which clients ask for the model."""
+
+
+def candidate_model_rungs(
+    server: str, command: str, model: str, names: Sequence[str]
+) -> tuple[Rung, ...]:
+    """One rung for each checkpoint that may take the place of `model`, a word of the command line.
+
+    Clients keep asking for the model by its name.
+    """
+    name_flag = NAME_FLAGS.get(server)
+    kept_name = {}
+    if name_flag is not None and name_flag not in command:
+        kept_name = {name_flag: model}
+    return tuple(
+        Rung(
+            id=f"candidate-{number}",
+            title="Another checkpoint",
+            technique="",
+            honesty="lossy",
+            term="weight bytes and the arithmetic of their format",
+            why="A checkpoint of the same model in another format.",
+            hurts_when="The server widens its weights in every step, or has no kernels for them.",
+            risk=2,
+            complexity=1,
+            variants=({FLAGS: {f"{REPLACE}{model}": name, **kept_name}},),
+        )
+        for number, name in enumerate(names, 1)
+    )
 
 
 def server_rungs(server: str) -> tuple[Rung, ...]:

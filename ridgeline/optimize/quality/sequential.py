@@ -17,37 +17,47 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.optimize.quality.greedy_divergence import Divergence
-from ridgeline.optimize.quality.task_questions import TaskPanelPart, TaskScore
-from ridgeline.optimize.quality.text_comparison import TextPanelPart, loss_change_error, perplexity
+from ridgeline.optimize.quality.task_questions import TaskScore
+from ridgeline.optimize.quality.text_comparison import TextSummary
 from ridgeline.optimize.quality.thresholds import GateVerdict, ThresholdCheck
 from ridgeline.stats import Interval
 
 ERROR = 0.05
 INTERIM = 0.005
+_WORST_FIRST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
 class QualityVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The result of the panel.
 
-    `perplexity_before` and `perplexity_after` are over the same positions; `perplexity_error` is
-    the standard error of the logarithm of their ratio, paired by window. `num_flips`: positions
-    whose most likely token changed. `num_looks`: how often the evidence was examined.
+    `perplexity_before` and `perplexity_after` are over the same positions (None if the model scored
+    no text); `perplexity_error` is the standard error of the logarithm of their ratio, paired by
+    window. `num_flips`: positions whose most likely token changed. `num_looks`: how often the
+    evidence was examined.
     """
 
     verdict: GateVerdict
     checks: tuple[ThresholdCheck, ...]
-    perplexity_before: Interval
-    perplexity_after: Interval
-    num_positions: int
-    num_windows: int
-    num_flips: int
-    num_looks: int
+    perplexity_before: Interval | None = None
+    perplexity_after: Interval | None = None
+    num_positions: int = 0
+    num_windows: int = 0
+    num_flips: int = 0
+    num_looks: int = 0
     perplexity_error: float = 0.0
     tasks: tuple[TaskScore, ...] = ()
     divergence: Divergence | None = None
 
     def check(self, name: str) -> ThresholdCheck:
         return next(check for check in self.checks if check.name == name)
+
+
+def with_check(quality: QualityVerdict | None, check: ThresholdCheck) -> QualityVerdict:
+    """The result with one more check; its verdict is the worst of both."""
+    if quality is None:
+        return QualityVerdict(verdict=check.verdict, checks=(check,))
+    worst = next(v for v in _WORST_FIRST if v in (quality.verdict, check.verdict))
+    return msgspec.structs.replace(quality, verdict=worst, checks=(*quality.checks, check))
 
 
 class PanelPart(Protocol):
@@ -58,13 +68,25 @@ class PanelPart(Protocol):
     def checks(self, level: float) -> Sequence[ThresholdCheck]: ...
 
 
+class TextPart(PanelPart, Protocol):
+    """Held-out text, however it is read."""
+
+    def summary(self) -> TextSummary: ...
+
+
+class TaskPart(PanelPart, Protocol):
+    """Questions with right answers."""
+
+    def score(self) -> TaskScore: ...
+
+
 class SequentialPanel:
     """The panel for one candidate. `clock` (seconds) predicts what a further look costs."""
 
     def __init__(
         self,
-        text: TextPanelPart,
-        tasks: Sequence[TaskPanelPart],
+        text: TextPart,
+        tasks: Sequence[TaskPart],
         *,
         max_looks: int,
         clock: Callable[[], float],
@@ -121,18 +143,17 @@ class SequentialPanel:
 
     def conclude(self, divergence: Divergence | None = None) -> QualityVerdict:
         """The result so far."""
-        windows = self._text.windows
-        positions = sum(window.count for window in windows)
+        text = self._text.summary()
         return QualityVerdict(
             verdict=self.verdict,
             checks=tuple(self._checks.values()),
-            perplexity_before=perplexity(windows, lambda w: w.nll_before),
-            perplexity_after=perplexity(windows, lambda w: w.nll_after),
-            num_positions=positions,
-            num_windows=len(windows),
-            num_flips=positions - sum(window.same_top for window in windows),
+            perplexity_before=text.perplexity_before,
+            perplexity_after=text.perplexity_after,
+            num_positions=text.num_positions,
+            num_windows=text.num_windows,
+            num_flips=text.num_flips,
             num_looks=self._num_looks,
-            perplexity_error=loss_change_error(windows),
+            perplexity_error=text.perplexity_error,
             tasks=tuple(task.score() for task in self._tasks),
             divergence=divergence,
         )

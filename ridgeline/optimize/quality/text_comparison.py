@@ -52,6 +52,22 @@ class WindowComparison(msgspec.Struct, frozen=True):
     same_top: int
 
 
+class TextSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a panel read of held-out text, and what came of it.
+
+    Perplexities are over the same positions; None if the text could not be scored. `num_flips`:
+    positions whose most likely token changed. `perplexity_error`: standard error of the logarithm
+    of the ratio of both, paired by window.
+    """
+
+    perplexity_before: Interval | None
+    perplexity_after: Interval | None
+    num_positions: int
+    num_windows: int
+    num_flips: int
+    perplexity_error: float = 0.0
+
+
 def cut_windows(
     texts: Sequence[Sequence[int]], length: int, seed: int = 0
 ) -> tuple[tuple[int, ...], ...]:
@@ -168,6 +184,19 @@ class TextPanelPart:
                 gate.greedy_agreement_min,
             ),
             check_max(KL_TAIL, quantile_interval(self.kl, TAIL, level), gate.kl_p999_max),
+        )
+
+    def summary(self) -> TextSummary:
+        """The figures to show."""
+        windows = self.windows
+        positions = sum(window.count for window in windows)
+        return TextSummary(
+            perplexity_before=perplexity(windows, lambda w: w.nll_before),
+            perplexity_after=perplexity(windows, lambda w: w.nll_after),
+            num_positions=positions,
+            num_windows=len(windows),
+            num_flips=positions - sum(window.same_top for window in windows),
+            perplexity_error=loss_change_error(windows),
         )
 
 

@@ -134,11 +134,11 @@ class Ranking:
             return None
         if self._references_lost:
             return "lossy, and the search was resumed after a lossy rung had been kept"
-        if self._environment.heldout:
+        if self._environment.judges_quality:
             return None
         return (
-            "lossy, and its quality cannot be verified: the server returns no full distributions, "
-            "or the model has no tokenizer for the held-out text"
+            "lossy, and its quality cannot be verified: the server returns no log-probabilities, "
+            "or the model has no tokenizer for the held-out text; --eval-cmd would judge it"
         )
 
     # ---- what is left out ----------------------------------------------------------------------

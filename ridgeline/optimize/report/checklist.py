@@ -6,6 +6,7 @@ import msgspec
 
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.result import ConfigurationFigures, ConfigurationSummary, LadderResult
+from ridgeline.stats import Interval
 
 STEADY = 0.25  # run-to-run spread of the objective beyond which a configuration is called unsteady
 
@@ -55,13 +56,17 @@ def _functional(result: LadderResult) -> tuple[ChecklistLine, ...]:
             ChecklistLine(
                 group="",
                 what=f"held-out perplexity ({trial.label})",
-                before=f"{found.perplexity_before.mid:.4g}" if found else number_format.DASH,
-                after=f"{found.perplexity_after.mid:.4g}" if found else number_format.DASH,
+                before=_perplexity(found.perplexity_before if found else None),
+                after=_perplexity(found.perplexity_after if found else None),
                 says="within limits" if found and found.verdict == "pass" else "not cleared",
                 css="good" if found and found.verdict == "pass" else "bad",
             )
         )
     return tuple(lines)
+
+
+def _perplexity(interval: Interval | None) -> str:
+    return number_format.DASH if interval is None else f"{interval.mid:.4g}"
 
 
 def _higher(

@@ -6,6 +6,8 @@ models do not have are assumptions of the usual order, and stand here together.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from ridgeline.errors import BadInput, DoesNotFit
@@ -45,6 +47,20 @@ _KV_FORMATS = {
     "fp8_e5m2": "fp8",
     "q8_0": "int8",
 }
+
+
+_NAMED_FORMATS = (
+    (r"fp8|w8a8-fp8", "fp8"),
+    (r"int8|w8a8|w8a16|q8_0|gptq-int8", "int8"),
+    (r"mxfp4|nvfp4", "mxfp4"),
+    (r"int4|w4a16|awq|gptq|4bit|nf4|bnb|q4_|q4f16", "int4"),
+)
+
+
+def format_of_checkpoint(name: str) -> str | None:
+    """The weight format that a checkpoint's name tells, as in `…-Instruct-AWQ`; None if none."""
+    text = name.rsplit("/", 1)[-1].lower()
+    return next((form for pattern, form in _NAMED_FORMATS if re.search(pattern, text)), None)
 
 
 class TwinRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +107,8 @@ def twin_of(line: ServerLine, run: TwinRun) -> TwinConfig:
         tp=line.tp,
         dp=line.dp,
         ep=line.tp if line.expert_parallel else line.ep,
-        weight_dtype=_format(line.quantization, _FORMATS, "quantisation", line.server),
+        weight_dtype=_format(line.quantization, _FORMATS, "quantisation", line.server)
+        or format_of_checkpoint(line.model),
         kv_dtype=_format(line.kv_cache_dtype, _KV_FORMATS, "KV cache dtype", line.server),
         max_num_seqs=line.max_num_seqs,
         max_num_batched_tokens=tokens,

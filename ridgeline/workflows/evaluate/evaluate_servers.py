@@ -11,43 +11,41 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import re
-import shlex
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import CannotRun
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.optimize.drivers.server_process import models_url
-from ridgeline.optimize.drivers.shell import run
-from ridgeline.optimize.external.scoring import (
-    Distribution,
-    ServerScorer,
-    best_token,
-    truncated_kl,
-)
+from ridgeline.optimize.external.scoring import ServerScorer
 from ridgeline.optimize.quality import GateVerdict, ThresholdCheck, load_quality_limits
 from ridgeline.optimize.quality.greedy_divergence import first_difference
-from ridgeline.optimize.quality.task_questions import TextQuestion, text_questions
-from ridgeline.optimize.quality.text_comparison import AGREEMENT, KL_MEAN, PERPLEXITY
-from ridgeline.optimize.quality.thresholds import check_max, check_min
+from ridgeline.optimize.quality.served_text import (
+    ServedComparison,
+    compare_served,
+    is_right,
+    read_text,
+    text_checks,
+)
+from ridgeline.optimize.quality.task_questions import text_questions
+from ridgeline.optimize.quality.thresholds import check_min
+from ridgeline.optimize.quality.user_evaluation import REPEATS, Score, judge_scores
 from ridgeline.records.progress import Observer, silent, stage
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
-from ridgeline.stats import Interval, mean_interval, ratio_interval
-from ridgeline.workflows.evaluate.heldout_text import heldout_texts
+from ridgeline.stats import Interval, mean_interval
+from ridgeline.workflows.evaluate.eval_command import check_command, run_evaluation
+from ridgeline.workflows.evaluate.heldout_text import heldout_pieces
+from ridgeline.workflows.run_async import run_async
 
 TEXT_CHARS = 600  # of one held-out text, the unit of the intervals
 MIN_TEXTS, MAX_TEXTS = 8, 96
 QUESTIONS, PROMPTS, ANSWER_TOKENS = 90, 24, 48
 NEAR_TIE_NATS = 0.1
-COMMAND_REPEATS = 3
-COMMAND_TIMEOUT_S = 3600.0
 _WORST_FIRST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
@@ -113,8 +111,8 @@ def evaluate_servers(
         try:
             rows, again = _compare_texts(first, second, budget_s / 2)
             num_texts = len(rows)
-            checks += _text_checks(rows)
-            floor += _text_checks(again)
+            checks += text_checks(rows, limits)
+            floor += text_checks(again, limits)
         except CannotRun as error:
             unmeasured["held-out text"] = str(error)
     with stage(observer, "asking questions with one right answer"):
@@ -199,85 +197,21 @@ def _get(url: str, api_key: str | None) -> dict[str, Any]:
 # ---- held-out text -----------------------------------------------------------------------------
 
 
-class ComparedText(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over the positions of one text; None where a server does not return it."""
-
-    nll_change: float | None
-    kl: float | None
-    agreement: float | None
-
-
 def _compare_texts(
     first: ServerScorer, second: ServerScorer, budget_s: float
-) -> tuple[list[ComparedText], list[ComparedText]]:
+) -> tuple[list[ServedComparison], list[ServedComparison]]:
     """B against A, and A against itself on a quarter of the texts."""
-    rows: list[ComparedText] = []
-    again: list[ComparedText] = []
+    rows: list[ServedComparison] = []
+    again: list[ServedComparison] = []
     stop_s = time.monotonic() + budget_s
-    for number, text in enumerate(_texts()):
+    for number, text in enumerate(heldout_pieces(TEXT_CHARS, MAX_TEXTS)):
         if number >= MIN_TEXTS and time.monotonic() > stop_s:
             break
-        rows.append(_compare_text(first, second, text))
+        before = read_text(first, text)
+        rows.append(compare_served(before, read_text(second, text)))
         if number % 4 == 0:
-            again.append(_compare_text(first, first, text))
+            again.append(compare_served(before, read_text(first, text)))
     return rows, again
-
-
-def _texts() -> Iterator[str]:
-    """Pieces of the held-out texts, their kinds alternating, each kind in random order."""
-    pieces = []
-    for kind, text in sorted(heldout_texts().items()):
-        starts = list(range(0, len(text) - TEXT_CHARS, TEXT_CHARS))
-        random.Random(kind).shuffle(starts)
-        pieces.append([text[start : start + TEXT_CHARS] for start in starts])
-    for number, row in enumerate(zip(*pieces, strict=False)):
-        if number * len(row) >= MAX_TEXTS:
-            return
-        yield from row
-
-
-def _compare_text(first: ServerScorer, second: ServerScorer, text: str) -> ComparedText:
-    try:
-        before, after = first.score_text(text), second.score_text(text)
-    except CannotRun:
-        # No position inside a text: the next token after it stands for all.
-        return _compare_next(first.next_token(text), second.next_token(text))
-    nll = sum(row.logprob for row in before) - sum(row.logprob for row in after)
-    same_tokens = [row.token for row in before] == [row.token for row in after]
-    pairs = [(x.top, y.top) for x, y in zip(before, after, strict=False) if x.top and y.top]
-    if not same_tokens or not pairs:
-        return ComparedText(nll_change=nll / len(before), kl=None, agreement=None)
-    return ComparedText(
-        nll_change=nll / len(before),
-        kl=_mean(truncated_kl(x, y) for x, y in pairs),
-        agreement=_mean(float(best_token(x) == best_token(y)) for x, y in pairs),
-    )
-
-
-def _compare_next(before: Distribution, after: Distribution) -> ComparedText:
-    same = best_token(before) == best_token(after)
-    kl = truncated_kl(before, after)
-    return ComparedText(nll_change=None, kl=kl, agreement=float(same))
-
-
-def _mean(values: Iterator[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
-
-
-def _text_checks(rows: Sequence[ComparedText]) -> list[ThresholdCheck]:
-    limits, _ = load_quality_limits()
-    checks = []
-    nll = [row.nll_change for row in rows if row.nll_change is not None]
-    kl = [row.kl for row in rows if row.kl is not None]
-    same = [row.agreement for row in rows if row.agreement is not None]
-    if len(nll) > 1:
-        checks.append(check_max(PERPLEXITY, ratio_interval(nll), limits.perplexity_ratio_max))
-    if len(kl) > 1:
-        checks.append(check_max(KL_MEAN, mean_interval(kl), limits.kl_mean_max))
-    if len(same) > 1:
-        checks.append(check_min(AGREEMENT, mean_interval(same), limits.greedy_agreement_min))
-    return checks
 
 
 # ---- questions and greedy answers --------------------------------------------------------------
@@ -293,7 +227,7 @@ def _compare_questions(
     for number, question in enumerate(text_questions(QUESTIONS)):
         if number >= 3 * MIN_TEXTS and time.monotonic() > stop_s:
             break
-        before, after = (_is_right(server, question) for server in (first, second))
+        before, after = (is_right(server, question) for server in (first, second))
         right += before
         changes.append(float(after) - float(before))
     # With hardly any flips the spread cannot come from them alone: at least one more is assumed.
@@ -301,18 +235,12 @@ def _compare_questions(
     return mean_interval(changes, least_sd=least_sd), right
 
 
-def _is_right(server: ServerScorer, question: TextQuestion) -> bool:
-    texts, _ = server.answer(question.prompt, 4)
-    answer = re.match(r"\s*(\w+)", "".join(texts))
-    return answer is not None and answer[1] == question.options[question.right].strip()
-
-
 def _compare_greedy(first: ServerScorer, second: ServerScorer, budget_s: float) -> GreedyAnswers:
     stop_s = time.monotonic() + budget_s
     same: list[float] = []
     floor: list[float] = []
     ties = 0
-    for number, text in enumerate(_texts()):
+    for number, text in enumerate(heldout_pieces(TEXT_CHARS, MAX_TEXTS)):
         if number >= PROMPTS or (number >= MIN_TEXTS and time.monotonic() > stop_s):
             break
         reference = first.answer(text, ANSWER_TOKENS)
@@ -352,40 +280,13 @@ def compare_by_command(command: str, a: str, b: str, margin: float) -> Threshold
     Its last line may be a number, or JSON with "score"; more is better. Without one its exit code
     decides: 0 passes. Raises BadInput, and CannotRun if it fails on A.
     """
-    if "{url}" not in command:
-        raise BadInput("--eval-cmd has no {url}", value=command, fix="pytest evals --url {url}")
-    before = [_score_of(command, a) for _ in range(COMMAND_REPEATS)]
-    if any(score is None for score in before):
+    check_command(command)
+
+    async def scores(url: str) -> list[Score]:
+        return [await run_evaluation(command, url) for _ in range(REPEATS)]
+
+    before = run_async(scores(a))
+    known = [score for score in before if score is not None]
+    if len(known) < len(before):
         raise CannotRun("--eval-cmd fails on A", value=command.replace("{url}", a))
-    after = [_score_of(command, b) for _ in range(COMMAND_REPEATS)]
-    changes = [
-        -math.inf if new is None else new - old
-        for old, new in zip(before, after, strict=True)
-        if old is not None
-    ]
-    name = f"--eval-cmd, change (margin {margin:g})"
-    if -math.inf in changes:
-        failed = Interval(low=-1.0, mid=-1.0, high=-1.0)
-        return ThresholdCheck(name=name, measured=failed, limit=-margin, verdict="fail")
-    return check_min(name, mean_interval(changes), -margin)
-
-
-def _score_of(command: str, url: str) -> float | None:
-    """The score that the command prints; 1 without one; None if it fails."""
-    words = [word.replace("{url}", url) for word in shlex.split(command)]
-    try:
-        output = run(words, timeout_s=COMMAND_TIMEOUT_S)
-    except CannotRun:
-        return None
-    return printed_score(output)
-
-
-def printed_score(output: str) -> float:
-    """The number in the last line, or its JSON's "score"; 1 without either."""
-    lines = output.strip().splitlines()
-    try:
-        value = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        return 1.0
-    score = value.get("score") if isinstance(value, dict) else value
-    return float(score) if isinstance(score, int | float) and not isinstance(score, bool) else 1.0
+    return judge_scores(known, run_async(scores(b)), margin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from importlib.resources import files
 
 import msgspec
@@ -24,6 +25,17 @@ def heldout_texts() -> dict[str, str]:
     chats = [msgspec.json.decode(line)["messages"] for line in lines]
     transcripts = ("\n\n".join(f"{m['role']}: {m['content']}" for m in chat) for chat in chats)
     return {**texts, "chat": "\n\n".join(transcripts)}
+
+
+def heldout_pieces(num_chars: int, limit: int) -> tuple[str, ...]:
+    """Pieces of the held-out texts, their kinds alternating, each kind in random order."""
+    kinds = []
+    for kind, text in sorted(heldout_texts().items()):
+        starts = list(range(0, len(text) - num_chars, num_chars))
+        random.Random(kind).shuffle(starts)
+        kinds.append([text[start : start + num_chars] for start in starts])
+    pieces = [piece for row in zip(*kinds, strict=False) for piece in row]
+    return tuple(pieces[: limit - limit % len(kinds)])
 
 
 def heldout_windows(

@@ -103,6 +103,7 @@ def advise(
             served_model_name=server.served_model_name,
             num_devices=server.num_devices,
             api_key=server.api_key,
+            candidate_models=server.candidate_models,
         )
         settings = with_model_of_server(settings, options, recipe)
         job, ladder = prepare_search(settings, options, recipe)

@@ -165,7 +165,8 @@ def prepare_search(
     )
     if options.ladder is None:
         ladder = with_server_rungs(ladder, recipe.flags, recipe.num_devices)
-    return job, ladder
+    rungs = (*ladder.rungs, *recipe.candidate_rungs)
+    return job, msgspec.structs.replace(ladder, rungs=rungs)
 
 
 def check_search(

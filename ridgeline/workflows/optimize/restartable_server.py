@@ -13,13 +13,19 @@ from ridgeline.config.rules import WAYS_TO_APPLY
 from ridgeline.config.server import TwinServerOptions
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.diagnose.conditions import Value
+from ridgeline.errors import BadInput
 from ridgeline.measure.client.http_target import base_url
 from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.modelspec.families.shapes import shape_of_repository
 from ridgeline.optimize.drivers.base import Driver, Report
 from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ServerCommand
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
-from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS, server_rungs
+from ridgeline.optimize.external.server_rungs import (
+    PARALLEL_FLAGS,
+    candidate_model_rungs,
+    server_rungs,
+)
+from ridgeline.optimize.ladder import Rung
 from ridgeline.optimize.server_settings import FLAGS, ServerSettings
 from ridgeline.twin.config import parse_devices
 from ridgeline.twin.servers.command_line import find_command, server_kinds
@@ -44,6 +50,9 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
         api_key=given.api_key,
         start_timeout_s=given.start_timeout,
         num_devices=given.gpus,
+        eval_cmd=given.eval_cmd,
+        eval_margin=given.eval_margin,
+        candidate_models=given.candidate_model,
     )
 
 
@@ -71,6 +80,9 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     num_devices: int | None = None
     api_key: str | None = None
+    eval_cmd: str | None = None
+    eval_margin: float = 0.0
+    candidate_models: tuple[str, ...] = ()
 
     @property
     def twin_device(self) -> str | None:
@@ -81,6 +93,23 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         given = [value for flag, value in pairwise(words) if flag == "--device"]
         given += [word.partition("=")[2] for word in words if word.startswith("--device=")]
         return parse_devices([*given, TwinServerOptions(command="").device][0])[0]
+
+    @property
+    def candidate_rungs(self) -> tuple[Rung, ...]:
+        """Rungs of the checkpoints that the user named. Raises BadInput."""
+        if not self.candidate_models:
+            return ()
+        found = find_command(self.command.command)
+        if found is None:
+            raise BadInput(
+                "--candidate-model takes the place of the model in the server's command line, "
+                "which names none",
+                value=self.command.command,
+            )
+        kind = self.flags.name
+        return candidate_model_rungs(
+            kind, self.command.command, found[1].model, self.candidate_models
+        )
 
     @property
     def facts(self) -> dict[str, Value]:
@@ -155,4 +184,7 @@ def server_recipe(
         served_model_name=server.served_model_name,
         num_devices=server.num_devices,
         api_key=server.api_key,
+        eval_cmd=server.eval_cmd,
+        eval_margin=server.eval_margin,
+        candidate_models=server.candidate_models,
     )

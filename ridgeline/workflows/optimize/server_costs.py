@@ -30,7 +30,7 @@ from ridgeline.modelspec.rewrite import apply_quantization, with_kv_dtype
 from ridgeline.optimize.server_settings import flags_of
 from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.twin.config import TwinConfig
-from ridgeline.twin.servers.behaviour import TwinRun, twin_of
+from ridgeline.twin.servers.behaviour import TwinRun, format_of_checkpoint, twin_of
 from ridgeline.twin.servers.command_line import ServerLine, find_command
 from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.workflows.configuration_costs import StepBounds
@@ -173,7 +173,17 @@ class ServerCosts:
         device, line = self._device(), self.line(settings)
         if device is None or line is None:
             return None
-        return twin_of(line, TwinRun(device=device, num_devices=line.tp * line.dp))
+        present = self.line(self._start)
+        model = line.model if present is None else present.model
+        config = twin_of(
+            msgspec.structs.replace(line, model=model),
+            TwinRun(device=device, num_devices=line.tp * line.dp),
+        )
+        if line.model == model:
+            return config
+        # A checkpoint of the same model: its shape, in the format that its name tells.
+        weights = format_of_checkpoint(line.model) or config.weight_dtype
+        return msgspec.structs.replace(config, weight_dtype=weights)
 
     def _device(self) -> str | None:
         """The catalogue's name of the twin's device, or of this machine's GPU."""

@@ -13,6 +13,7 @@ from ridgeline.optimize.drivers.base import Driver, Report, ServerControl
 from ridgeline.optimize.drivers.in_place import InPlaceDriver, Readiness
 from ridgeline.optimize.drivers.server_process import ProcessDriver, ServerCommand
 from ridgeline.optimize.external.server_flags import load_server_flags
+from ridgeline.workflows.evaluate.eval_command import check_command
 
 
 class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +26,9 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     `{node}`. `ray`: the Serve configuration that is deployed. `ready_url`: answers once a
     configuration is up (None: the list of models). `server`: vllm, sglang, trtllm, tgi,
     llama-server or ridgeline; None means the one that the command line names. `num_devices`: what
-    tensor parallelism and replicas may use (None: as the command has it).
+    tensor parallelism and replicas may use (None: as the command has it). `eval_cmd`: the user's
+    own quality gate, whose score may drop by `eval_margin`. `candidate_models`: checkpoints to try
+    in place of the model.
     """
 
     url: str
@@ -42,8 +45,13 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     start_timeout_s: float = 600.0
     num_devices: int | None = None
+    eval_cmd: str | None = None
+    eval_margin: float = 0.0
+    candidate_models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.eval_cmd is not None:
+            check_command(self.eval_cmd)
         given = [name for name in WAYS_TO_APPLY if getattr(self, name) is not None]
         flags = [f"--{name.replace('_', '-')}" for name in given]
         if len(given) > 1:

@@ -25,8 +25,16 @@ from ridgeline.measure.client.accepted_prompts import COMMON_WORDS, Vocabulary
 from ridgeline.measure.client.http_target import authorization
 from ridgeline.measure.workload import Workload
 from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ActiveServer
-from ridgeline.optimize.environment import Deployment, Environment, Load, NextSteps
+from ridgeline.optimize.environment import (
+    Deployment,
+    Environment,
+    Load,
+    NextSteps,
+    ServedTexts,
+    UserEvaluation,
+)
 from ridgeline.optimize.external.inferred_steps import infer_steps
+from ridgeline.optimize.external.scoring import DeploymentScorer
 from ridgeline.optimize.external.server_deployment import (
     ModelAndKey,
     ServerAddress,
@@ -38,11 +46,14 @@ from ridgeline.optimize.external.server_deployment import (
     server_info,
 )
 from ridgeline.optimize.quality import load_quality_limits
+from ridgeline.optimize.quality.served_text import TextSource
+from ridgeline.optimize.quality.task_questions import text_questions
 from ridgeline.records import RunTrace
 from ridgeline.roofline import Peaks
 from ridgeline.twin.config import STAND_IN
 from ridgeline.workflows.configuration_costs import machine_facts
-from ridgeline.workflows.evaluate.heldout_text import heldout_windows
+from ridgeline.workflows.evaluate.eval_command import run_evaluation
+from ridgeline.workflows.evaluate.heldout_text import heldout_pieces, heldout_windows
 from ridgeline.workflows.load.tokenized_workload import (
     TokenizedWorkload,
     check_prompts,
@@ -57,6 +68,8 @@ from ridgeline.workflows.optimize.simulator import SimulatedEngine
 # Servers compute in bfloat16 and batch as requests arrive: two tokens closer than this may swap.
 NEAR_TIE_NATS = 0.1
 SCORING_SERVERS = ("vllm", "ridgeline")  # return prompt_logprobs
+SCORED_KINDS = (*SCORING_SERVERS, "sglang", "tgi", "llama-server")  # by an interface of their own
+TEXT_CHARS, MAX_TEXTS, MAX_QUESTIONS = 600, 512, 2048
 
 
 def server_environment(
@@ -85,6 +98,8 @@ def server_environment(
         peaks_of=lambda chosen: _peaks_seen_from_outside(costs.peaks(chosen)),
         facts={**facts, **recipe.facts},
         heldout=_heldout(tokenizer, recipe),
+        served=_served_texts(recipe),
+        evaluation=_user_evaluation(recipe),
         check_prompts=check_prompts(sample),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=vocab_size,
@@ -123,6 +138,38 @@ def _heldout(tokenizer: Tokenizer, recipe: ServerRecipe) -> tuple[tuple[int, ...
     if isinstance(tokenizer, NoTokenizer) or recipe.flags.name not in SCORING_SERVERS:
         return ()
     return heldout_windows(tokenizer, load_quality_limits()[1].window_tokens)
+
+
+def _served_texts(recipe: ServerRecipe) -> ServedTexts:
+    """Held-out text for servers that do not score token ids, or have one address for both sides."""
+    scores_tokens = recipe.driver.side_by_side and recipe.flags.name in SCORING_SERVERS
+    kind = recipe.flags.name if recipe.flags.name in SCORED_KINDS else "openai"
+
+    def source_of(deployment: Deployment) -> TextSource | None:
+        assert isinstance(deployment, ServerDeployment)
+        form = deployment.prompt_form
+        if scores_tokens and form == "tokens":
+            return None
+        return DeploymentScorer(deployment, "chat" if form == "chat" else kind)
+
+    return ServedTexts(
+        texts=heldout_pieces(TEXT_CHARS, MAX_TEXTS),
+        questions=tuple(text_questions(MAX_QUESTIONS)),
+        source_of=source_of,
+    )
+
+
+def _user_evaluation(recipe: ServerRecipe) -> UserEvaluation | None:
+    """The command of --eval-cmd, run against a deployment."""
+    command = recipe.eval_cmd
+    if command is None:
+        return None
+
+    async def run(deployment: Deployment) -> float | None:
+        assert isinstance(deployment, ServerDeployment)
+        return await run_evaluation(command, deployment.address(), deployment.model.name)
+
+    return UserEvaluation(run=run, margin=recipe.eval_margin)
 
 
 def _peaks_seen_from_outside(peaks: Peaks) -> Peaks:
