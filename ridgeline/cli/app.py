@@ -35,6 +35,7 @@ FUNCTIONS = {
     "top": "measure.top:top",
     "optimize": "optimize:optimize_command",
     "quantize": "quantize:quantize",
+    "prune": "shrink:prune",
     "train-drafter": "train_drafter:train_drafter",
     "eval": "evaluate:evaluate_command",
     "plan": "planning:plan",

@@ -195,6 +195,35 @@ def observe_inputs(
     return ObservedInputs(stats, held)
 
 
+def observe_half(
+    walk: HiddenStateWalk,
+    weights: WeightSource,
+    index: int,
+    half: int,
+    keys: Collection[str],
+    moments: bool,
+    num_held: int = 0,
+) -> dict[ProductKey, InputStats]:
+    """What the products with `keys` in half `half` of layer `index` read, without advancing.
+
+    The last `num_held` windows are left out.
+    """
+    stats: dict[ProductKey, InputStats] = {}
+
+    def add(key: ProductKey, x_TI: Tensor) -> None:
+        if len(x_TI):
+            stats[key].add(x_TI)
+
+    builder = TappingBuilder(walk.spec, weights, keys, add, LAST)
+    through = walk.half(builder, index, half)
+    stats |= {key: InputStats.empty(size, moments) for key, size in builder.num_inputs.items()}
+    for x_TC in walk.states[: len(walk.states) - num_held]:
+        _run_until_stopped(through, x_TC)
+    for stat in stats.values():
+        stat.complete()
+    return stats
+
+
 def _run_until_stopped(block: Callable[[Tensor], Tensor], x_TC: Tensor) -> None:
     try:
         block(x_TC)

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from ridgeline.config.compression import PruneFiles, PruneOptions
 from ridgeline.config.improve import (
     EvaluateOptions,
     EvaluateServersOptions,
@@ -290,6 +291,19 @@ _COMMANDS = (
         details="An interrupted run continues where it stopped when the command is repeated.",
         examples=("ridgeline quantize ./model -o ./model-int4 --method gptq",),
         sections=(QuantizeFiles, QuantizeOptions),
+    ),
+    Command(
+        name="prune",
+        group="Improve",
+        summary="Remove layers, channels, heads or weights.",
+        details="Fewer layers, channels or heads make a smaller dense model; zeroed weights save "
+        "no time here. An interrupted run continues where it stopped when the command is repeated.",
+        examples=(
+            "ridgeline prune ./model -o ./smaller --drop-layers 6 --drop-channels 0.25",
+            "ridgeline prune ./model -o ./sparse --sparsity 2:4 --method sparsegpt \\\n"
+            "    --format sparse-24",
+        ),
+        sections=(PruneFiles, PruneOptions),
     ),
     Command(
         name="train-drafter",

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
 
-from ridgeline.config.model_name import DEFAULT_MODEL, MODEL_HELP
 from ridgeline.config.option import About, Section
+from ridgeline.config.shared import DEFAULT_MODEL, MODEL_HELP
 from ridgeline.config.units import (
     BYTES,
     COUNT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ridgeline.config.model_name import DEFAULT_MODEL, MODEL_HELP
 from ridgeline.config.option import About
 from ridgeline.config.units import (
     COUNT,
@@ -25,6 +24,13 @@ def checked_slo(text: str) -> str:
     return text
 
 
+DEFAULT_MODEL = "smollm2"
+EXAMPLE_MODEL = "demo"  # for explanations, which must not download anything
+MODEL_HELP = (
+    "Name of a model: a directory, a .gguf file or its address, "
+    "OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or "
+    "'dummy:SHAPE' (random weights)."
+)
 SLO_TERM = r"(ttft|tpot|e2el?|error|attainment):\S+"
 
 MODEL = About(

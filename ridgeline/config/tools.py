@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from ridgeline.config import shared
-from ridgeline.config.model_name import DEFAULT_MODEL, EXAMPLE_MODEL, MODEL_HELP
 from ridgeline.config.option import About, Section
+from ridgeline.config.shared import DEFAULT_MODEL, EXAMPLE_MODEL, MODEL_HELP
 from ridgeline.config.units import (
     COUNT,
     DURATION,

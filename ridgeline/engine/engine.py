@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ridgeline.config.model_name import DEFAULT_MODEL
 from ridgeline.config.settings import EngineSettings, Settings, settings_from
+from ridgeline.config.shared import DEFAULT_MODEL
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.config import ResolvedSettings, resolve

@@ -22,6 +22,7 @@ NEEDED = {
     "simulate": SHAPE,
     "cost": SHAPE,
     "quantize": ["demo", "-o", "made"],
+    "prune": ["demo", "-o", "made"],
     "train-drafter": ["demo", "-o", "made"],
     "eval": ["demo", "demo"],
     "top": [*NO_SERVER, "--once"],

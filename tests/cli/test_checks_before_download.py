@@ -47,6 +47,18 @@ def test_train_drafter_checks_output_and_text(
     assert "not empty" in err and "calibration text" in err
 
 
+def test_prune_checks_output_text_and_choices(
+    full: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prune = ["prune", HUB_MODEL, "--drop-layers", "1"]
+    assert main([*prune, "-o", full]) != 0
+    assert main([*prune, "-o", f"{tmp_path}/o", "--calibration-text", f"{full}/no"]) != 0
+    assert main(["prune", HUB_MODEL, "-o", f"{tmp_path}/o"]) != 0
+    err = capsys.readouterr().err
+    assert "not an empty directory" in err and "calibration text" in err
+    assert "nothing to remove" in err
+
+
 def test_serve_checks_its_address(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

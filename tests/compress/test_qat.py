@@ -10,12 +10,13 @@ import torch
 from ridgeline.compress.calibration import read_text, tokens_of
 from ridgeline.compress.formats.lattice import round_significant
 from ridgeline.compress.methods import qat
-from ridgeline.compress.methods.qat import LatentWeight, TrainingModel, train_quantised
+from ridgeline.compress.methods.qat import LatentWeight, train_quantised
 from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.pipeline import open_source, quantise_layers
 from ridgeline.compress.progress import QuantizeProgress
 from ridgeline.compress.quantize_model import RIDGELINE, quantize_model
 from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.training_model import TrainingModel
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.quant.grid import Grid

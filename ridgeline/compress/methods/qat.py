@@ -42,14 +42,12 @@ from ridgeline.compress.calibration import TokenizedText
 from ridgeline.compress.formats.lattice import Rounded, round_significant
 from ridgeline.compress.progress import ProgressCallback, QuantizeProgress
 from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.training_model import TrainableSource, TrainingModel
 from ridgeline.compress.writers.store import LayerStore
-from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
-from ridgeline.engine.checkpoints.sources import PlainWeights, WeightSource
+from ridgeline.engine.checkpoints.sources import WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
-from ridgeline.engine.model.decoder import final_logits
-from ridgeline.engine.model.layers import ConcatLinear, make_norm
-from ridgeline.engine.model.rope import RopeTables
+from ridgeline.engine.model.layers import ConcatLinear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel, CannotRun
@@ -117,16 +115,6 @@ class LatentWeight:
         return self.v_OI.nbytes
 
 
-class TrainableSource(PlainWeights):
-    """Another source's weights as tensors that may take part in training."""
-
-    def __init__(self, inner: WeightSource) -> None:
-        self._inner = inner
-
-    def get(self, part: Part) -> Tensor:
-        return self._inner.get(part).clone()
-
-
 class StudentBuilder(DecoderBuilder):
     """Builds blocks whose rounded weights are trained: `latents`, by part."""
 
@@ -158,35 +146,6 @@ class StudentBuilder(DecoderBuilder):
         original_OI = self._original.get(part).clone().float()
         self.latents[part] = latent = LatentWeight(grid, original_OI, bias)
         return latent
-
-
-class TrainingModel:
-    """A model for training whose blocks come from `builder`."""
-
-    def __init__(self, builder: DecoderBuilder, length: int) -> None:
-        spec = self._spec = builder.spec
-        ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
-        self._embed_VC = builder.weights.get(Part("embed", (spec.vocab_size, spec.hidden_size)))
-        self._embed_VC = self._embed_VC.float()
-        self._blocks = [builder.block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
-        gain_C = builder.weights.get(Part("norm", (spec.hidden_size,)))
-        self._norm = make_norm(spec, gain_C, torch.float32)
-        self._head_VC = self._embed_VC
-        if not spec.tied_embeddings:
-            shape = (spec.lm_head.num_out, spec.lm_head.num_in)
-            self._head_VC = builder.weights.get(Part("lm_head", shape)).float()
-        self._attend = FullAttention(spec, length, self._embed_VC)
-        tables = RopeTables(ropes, length, torch.float32, torch.device("cpu"))
-        self._turns = tables.at(torch.arange(length), length)
-
-    def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Log-probabilities [T, V] of a window."""
-        spec = self._spec
-        x_TC = F.embedding(torch.tensor(tokens), self._embed_VC) * spec.embed_scale
-        for index, block in enumerate(self._blocks):
-            x_TC = block(x_TC, self._turns, self._attend, index)
-        logits_TV = F.linear(self._norm(x_TC), self._head_VC)
-        return torch.log_softmax(final_logits(spec, logits_TV), -1)
 
 
 def train_quantised(

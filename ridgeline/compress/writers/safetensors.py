@@ -7,7 +7,8 @@ for bit; only the packing differs (`ridgeline.engine.checkpoints` reads it back 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def _compressed_config(job: WriteJob) -> dict[str, Any]:
 def _by_width(job: WriteJob) -> list[tuple[QuantizeRecipe, list[str]]]:
     """Each width's recipe and the modules that use it."""
     found: dict[int, tuple[QuantizeRecipe, list[str]]] = {}
-    for name, inside in _names(job).items():
+    for name, inside in tensor_names(job.source, job.spec).items():
         part = inside[0]
         if part.layer is None or job.weights.grid(part) is None:
             continue
@@ -226,22 +227,36 @@ def _in_eights(numbers_OR: Tensor) -> Tensor:
 def write_shards(job: WriteJob, encode: Encode | None, config: Mapping[str, Any]) -> int:
     """Write shards, index and config; returns the bytes of the shards."""
     copy_config(job.source, job.folder, job.spec, {**config, **job.made})
-    names = _names(job)
-    shards = _shards(names)
+    names = tensor_names(job.source, job.spec)
+
+    def tensors(inside: Sequence[str]) -> dict[str, Tensor]:
+        return dict(_tensors(job, encode, {name: names[name] for name in inside}))
+
+    return save_shards(job.folder, names_by_shard(names), tensors)
+
+
+def save_shards(
+    folder: Path,
+    shards: Sequence[Sequence[str]],
+    tensors_of: Callable[[Sequence[str]], dict[str, Tensor]],
+) -> int:
+    """Write one file for each group of names, one at a time, and the index; returns the bytes of
+    tensors.
+    """
     index: dict[str, str] = {}
     total = 0
     for number, inside in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = dict(_tensors(job, encode, {name: names[name] for name in inside}))
-        save_file(tensors, job.folder / file, metadata={"format": "pt"})
+        tensors = tensors_of(inside)
+        save_file(tensors, folder / file, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, file)
         total += sum(tensor.nbytes for tensor in tensors.values())
     document = {"metadata": {"total_size": total}, "weight_map": index}
-    (job.folder / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
     return total
 
 
-def _shards(names: Mapping[str, list[Part]]) -> list[list[str]]:
+def names_by_shard(names: Mapping[str, list[Part]]) -> list[list[str]]:
     """The tensor names of each file: one per layer, and one per table, which may be larger."""
     found: dict[object, list[str]] = {}
     for name, inside in names.items():
@@ -296,9 +311,9 @@ def _refuse_awq(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -
     refuse(spec, recipe, tables)
 
 
-def _names(job: WriteJob) -> dict[str, list[Part]]:
-    """Tensor name → the parts stored in it, in order."""
-    spec, entries = job.spec, entries_of(job.source)
+def tensor_names(source: Path, spec: ModelSpec) -> dict[str, list[Part]]:
+    """Tensor name → the parts of `spec` stored in it, in order; named as in the folder `source`."""
+    entries = entries_of(source)
     sizes = [row_sizes(layer) for layer in spec.layers]
     layout = next(
         layout

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -138,11 +139,19 @@ def write_packed(
     return target.stat().st_size
 
 
-def copy_config(source: Path, directory: Path, spec: ModelSpec, quantised: Any) -> None:
-    """Write config.json with `quantised` as its quantization_config, and copy the tokenizer's
-    files.
+def copy_config(
+    source: Path,
+    directory: Path,
+    spec: ModelSpec,
+    quantised: Any,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Write config.json with `changes` and with `quantised` as its quantization_config (None:
+    without one), and copy the tokenizer's files.
     """
-    config = {**read_json(source / "config.json"), KEY: quantised}
+    config = {**read_json(source / "config.json"), **changes, KEY: quantised}
+    if quantised is None:
+        del config[KEY]
     config["tie_word_embeddings"] = spec.tied_embeddings
     if config.get("torch_dtype") is None:
         config.setdefault("dtype", spec.stored_dtype)

@@ -76,8 +76,18 @@ def _names_module(target: str, module: str) -> bool:
     return target == module
 
 
-MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB", "_blocks")
+MARKS = (
+    ".qweight",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".SCB",
+    "_blocks",
+    ".bitmask",
+)
 """Suffixes of tensor names that mark a quantised module (bitsandbytes 4-bit: `_STATE`)."""
+SPARSE = "sparse24"
+"""The codec of weights that are sparse and otherwise as the dtype of the checkpoint stores them."""
 _STATE = ".weight.quant_state.bitsandbytes__"
 _MODULES = {
     "attention.q": ("self_attn.q_proj", "self_attn.qkv_proj", "self_attn.q_b_proj"),
@@ -139,6 +149,9 @@ def with_quantised_formats(
             f"{where}: config.json declares {foreign.name}, but no tensor is quantised",
             fix="check that config.json belongs to these weights",
         )
+    if foreign.codec == SPARSE:
+        line = f"{len(modules)} modules: {foreign.name}, dense in memory"
+        return replace(spec, rewrites=(*spec.rewrites, line))
     wide = any(
         dtype == "F32" and name.endswith((".scales", ".weight_scale"))
         for name, dtype in tensors.items()

@@ -10,6 +10,7 @@ tensors themselves say is checked when they are read (`ridgeline.engine.checkpoi
 | auto-round | GPTQ and AWQ packing |
 | awq | the GEMM layout, 4 bits |
 | compressed-tensors | pack-, int-, naive-, float-quantized, nvfp4- and mxfp4-pack-quantized |
+| compressed-tensors | sparse-24-bitmask, where nothing is quantised |
 | fp8 | e4m3 in blocks (`weight_scale_inv`) or with one scale per tensor |
 | modelopt | FP8 and NVFP4, also from hf_quant_config.json |
 | bitsandbytes | nf4 and fp4 (double quantisation too), LLM.int8 |
@@ -29,7 +30,7 @@ from msgspec.structs import replace
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.json_files import read_json
 from ridgeline.modelspec.checkpoints.packed_config import KEY
-from ridgeline.modelspec.checkpoints.quantised import FIX, QuantisedCheckpoint
+from ridgeline.modelspec.checkpoints.quantised import FIX, SPARSE, QuantisedCheckpoint
 
 _OLD_GPTQ, _MODELOPT = "quantize_config.json", "hf_quant_config.json"
 """Where AutoGPTQ and modelopt write what later versions write into config.json."""
@@ -207,12 +208,20 @@ _COMPRESSED = {
 
 
 def _compressed(config: Mapping[str, Any], where: str) -> QuantisedCheckpoint:
-    groups = config.get("config_groups")
+    groups, sparsity = config.get("config_groups"), config.get("sparsity_config") or {}
+    layout = sparsity.get("format") if isinstance(sparsity, Mapping) else None
+    if layout == "sparse-24-bitmask" and not groups and not config.get("transform_config"):
+        return QuantisedCheckpoint(
+            codec=SPARSE, name="compressed-tensors sparse-24-bitmask", bits=16, integers=False
+        )
     if not isinstance(groups, Mapping) or not groups:
         raise _refused(where, "compressed-tensors without config_groups")
-    sparsity = config.get("sparsity_config") or {}
-    if sparsity and (not isinstance(sparsity, Mapping) or sparsity.get("format") != "dense"):
-        raise _refused(where, f"compressed-tensors with sparsity {sparsity!r:.80}", "dense")
+    if sparsity and layout != "dense":
+        raise _refused(
+            where,
+            f"quantised compressed-tensors with sparsity {sparsity!r:.80}",
+            "dense; sparse-24-bitmask where nothing is quantised",
+        )
     if config.get("transform_config"):
         raise _refused(where, "the inputs must be rotated while running (transform_config)")
     scopes = tuple(_scope(group, config.get("format"), where) for group in groups.values())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ridgeline.config.model_name import EXAMPLE_MODEL
 from ridgeline.config.rules import refuse
 from ridgeline.config.settings import Settings
+from ridgeline.config.shared import EXAMPLE_MODEL
 from ridgeline.config.tools import ExplainOptions
 from ridgeline.records.progress import Observer, silent
 from ridgeline.report.result import Result

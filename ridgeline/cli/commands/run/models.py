@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import live_progress
-from ridgeline.config.model_name import DEFAULT_MODEL
+from ridgeline.config.shared import DEFAULT_MODEL
 from ridgeline.config.tools import ModelsOptions, PullOptions
 from ridgeline.errors import BadInput
 from ridgeline.hub.download import download, pinned_name

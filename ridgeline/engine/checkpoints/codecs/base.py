@@ -27,6 +27,7 @@ CODECS = MappingProxyType(
         "gptq": "ridgeline.engine.checkpoints.codecs.gptq:GptqCodec",
         "awq": "ridgeline.engine.checkpoints.codecs.awq:AwqCodec",
         "compressed_packed": "ridgeline.engine.checkpoints.codecs.compressed_tensors:PackedCodec",
+        "sparse24": "ridgeline.engine.checkpoints.codecs.sparse24:Sparse24Codec",
         "scaled": "ridgeline.engine.checkpoints.codecs.scaled:ScaledCodec",
         "fp4": "ridgeline.engine.checkpoints.codecs.fp4:Fp4Codec",
         "bnb4": "ridgeline.engine.checkpoints.codecs.bitsandbytes:FourBitCodec",

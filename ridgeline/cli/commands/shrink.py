@@ -1,0 +1,21 @@
+"""`ridgeline prune`: smaller models."""
+
+from __future__ import annotations
+
+from ridgeline.cli.params.fetch_model import fetch_model
+from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.live_progress import live_progress
+from ridgeline.cli.render.shrink import render_pruning
+from ridgeline.config.compression import PruneFiles, PruneOptions
+from ridgeline.workflows.shrink.prune import check_options
+from ridgeline.workflows.shrink.prune import prune as prune_model
+
+
+def prune(call: Invocation) -> None:
+    """`ridgeline prune`."""
+    files, options = call.read(PruneFiles), call.read(PruneOptions)
+    check_options(files.output, options)  # before a large model is downloaded
+    model = fetch_model(files.model)
+    with live_progress(steps=True) as observer:
+        result = prune_model(model, files.output, options, observer)
+    print(render_pruning(result))

@@ -1,0 +1,1 @@
+"""Makes models smaller by removing parts of them: layers, channels, heads, single weights."""

@@ -1,0 +1,289 @@
+"""Pruned models: equal to the original with the removed parts masked, and readable everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ridgeline.compress.prune import prune_model as module
+from ridgeline.compress.prune.prune_model import prune_model
+from ridgeline.compress.prune.recipe import PruneRecipe
+from ridgeline.compress.prune.report import PruningReport, read_report
+from ridgeline.engine.checkpoints.codecs.sparse24 import compress_24, stored_mask
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
+from ridgeline.modelspec.rewrite import with_dtype
+
+IDS = [(37 * i) % 900 for i in range(40)]
+SIZES = {"num_windows": 4, "window_tokens": 32}
+CONFIG = {
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 48,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "vocab_size": 4096,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+SHAPES = {
+    "self_attn.q_proj": (48, 48),
+    "self_attn.k_proj": (24, 48),
+    "self_attn.v_proj": (24, 48),
+    "self_attn.o_proj": (48, 48),
+    "mlp.gate_proj": (128, 48),
+    "mlp.up_proj": (128, 48),
+    "mlp.down_proj": (48, 128),
+}
+
+
+def random_tensors() -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(4)
+
+    def normal(*shape: int) -> Tensor:
+        values = torch.randn(shape, generator=random) / math.sqrt(shape[-1])
+        return values.bfloat16()
+
+    ones = torch.ones(48, dtype=torch.bfloat16)
+    found = {"model.embed_tokens.weight": normal(4096, 48), "model.norm.weight": ones.clone()}
+    for layer in range(4):
+        at = f"model.layers.{layer}."
+        found |= {f"{at}{name}.weight": normal(*shape) for name, shape in SHAPES.items()}
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{at}{name}.weight"] = ones.clone()
+    return found
+
+
+def write(folder: Path, tensors: dict[str, Tensor], **changes: object) -> Path:
+    """A model folder with the demo's tokenizer."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((model_path("demo") / name).read_bytes())
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("prune") / "model", random_tensors())
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("".join(f"def f{i}(x):\n    return x * {i} + y[{i % 7}]\n" for i in range(60)))
+    return file
+
+
+def prune(
+    model: Path, text: Path, output: Path, *, sparse: bool = False, **fields: Any
+) -> PruningReport:
+    recipe = PruneRecipe(**(SIZES | fields))
+    judged = [[(7 * i + j) % 900 for i in range(32)] for j in range(2)]
+    return prune_model(
+        str(model),
+        recipe,
+        output,
+        calibration=text,
+        judged=judged,
+        sparse=sparse,
+        on_progress=lambda progress: None,
+    )
+
+
+def logits(model: Path) -> Tensor:
+    spec = with_dtype(load_spec(str(model)), "float32")
+    decoder = load_decoder(str(model), spec, device="cpu", compute_dtype=torch.float32)
+    return TorchRunner(decoder, None, None).logits(IDS)
+
+
+def tensors_of(model: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in model.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+def assert_same(model: Path, reference: Path) -> None:
+    ours, theirs = logits(model), logits(reference)
+    assert torch.allclose(ours, theirs, atol=1e-4 * float(theirs.abs().max()))
+    assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+def rows_kept(whole: Tensor, part: Tensor) -> list[int]:
+    """Which rows of `whole` `part` consists of."""
+    return [next(i for i, row in enumerate(whole) if torch.equal(row, own)) for own in part]
+
+
+def test_without_channels_as_if_they_were_masked(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    report = prune(original, text, tmp_path / "out", drop_channels=0.25, compensate=False)
+    assert report.num_channels == (128, 96)
+    before, after = tensors_of(original), tensors_of(tmp_path / "out")
+    for layer in range(4):
+        at = f"model.layers.{layer}.mlp."
+        kept = rows_kept(before[f"{at}up_proj.weight"], after[f"{at}up_proj.weight"])
+        assert kept == sorted(kept)
+        gone = sorted(set(range(128)) - set(kept))
+        before[f"{at}down_proj.weight"][:, gone] = 0
+    assert_same(tmp_path / "out", write(tmp_path / "masked", before))
+
+
+def test_without_heads_as_if_they_were_masked(original: Path, text: Path, tmp_path: Path) -> None:
+    report = prune(original, text, tmp_path / "out", drop_kv_heads=1, compensate=False)
+    assert report.num_kv_heads == (3, 2)
+    before, after = tensors_of(original), tensors_of(tmp_path / "out")
+    for layer in range(4):
+        at = f"model.layers.{layer}.self_attn."
+        kept = rows_kept(before[f"{at}q_proj.weight"], after[f"{at}q_proj.weight"])
+        assert {row // 16 for row in kept} == {
+            row // 8 for row in rows_kept(before[f"{at}k_proj.weight"], after[f"{at}k_proj.weight"])
+        }, "a KV head goes with the two query heads that read it"
+        before[f"{at}o_proj.weight"][:, sorted(set(range(48)) - set(kept))] = 0
+    assert_same(tmp_path / "out", write(tmp_path / "masked", before))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["num_attention_heads"], config["head_dim"]) == (4, 8)
+
+
+def test_without_layers_as_if_they_were_skipped(original: Path, text: Path, tmp_path: Path) -> None:
+    report = prune(original, text, tmp_path / "out", drop_layers=2)
+    before = tensors_of(original)
+    for layer in report.dropped_layers:
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            before[f"model.layers.{layer}.{name}.weight"].zero_()
+    assert len(report.dropped_layers) == 2
+    assert_same(tmp_path / "out", write(tmp_path / "masked", before))
+    assert read_report(tmp_path / "out") == report
+
+
+def test_everything_at_once_by_taylor_with_masks(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    report = prune(
+        original,
+        text,
+        tmp_path / "out",
+        drop_layers=1,
+        drop_channels=0.5,
+        drop_kv_heads=1,
+        importance="taylor",
+        sparsity=0.5,
+        method="sparsegpt",
+    )
+    spec = load_spec(str(tmp_path / "out"))
+    assert len(spec.layers) == 3 and spec.layers[0].mlp.up.num_out == 64
+    assert all(0.49 < layer.zeros < 0.51 and layer.error > 0 for layer in report.layers)
+    assert report.num_params[1] < report.num_params[0] and logits(tmp_path / "out").isfinite().all()
+
+
+def test_sparse_24_is_read_back_as_it_was_written(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {"sparsity": 0.5, "pattern": "2:4"}
+    dense = prune(original, text, tmp_path / "dense", **fields)
+    sparse = prune(original, text, tmp_path / "sparse", sparse=True, **fields)
+    assert sparse.num_bytes[1] < dense.num_bytes[1] and sparse.layers == dense.layers
+    assert torch.equal(logits(tmp_path / "sparse"), logits(tmp_path / "dense"))
+    assert "sparse-24" in load_spec(str(tmp_path / "sparse")).rewrites[0]
+    after = tensors_of(tmp_path / "sparse")
+    assert tuple(after["model.layers.0.mlp.down_proj.compressed"].shape) == (48, 64)
+
+
+def test_compressed_tensors_own_layout() -> None:
+    """The example of its documentation, by hand: bits from the lowest, values in order."""
+    weight = torch.tensor([[0.0, 2.0, 0.0, -1.0, 3.0, 0.0, 0.0, 0.0]])
+    found = compress_24(weight)
+    assert found[".compressed"].tolist() == [[2.0, -1.0, 3.0, 0.0]]
+    assert found[".bitmask"].tolist() == [[0b0011_1010]]
+    assert found[".shape"].tolist() == [[1], [8]]
+    assert int(stored_mask(weight).sum()) == 4
+    with pytest.raises(BadInput, match="more than two"):
+        compress_24(torch.ones(1, 4))
+    with pytest.raises(BadInput, match="groups of four"):
+        compress_24(torch.ones(1, 6))
+
+
+def test_damaged_bitmasks_are_refused(original: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prune(original, text, out, sparse=True, sparsity=0.5, pattern="2:4", method="magnitude")
+    file = next(f for f in out.glob("*.safetensors") if any(".bitmask" in n for n in load_file(f)))
+    tensors = load_file(file)
+    name = next(n for n in tensors if n.endswith(".bitmask"))
+    tensors[name][0, 0] = 255
+    save_file(tensors, file)
+    with pytest.raises(BadModel, match="bits of a row"):
+        logits(out)
+
+
+def test_an_interrupted_run_continues_to_the_same_model(
+    original: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, Any] = {"drop_layers": 1, "drop_channels": 0.25, "sparsity": 0.5}
+    whole = prune(original, text, tmp_path / "whole", **fields)
+    real = module.PruningRun._prune_layer
+
+    def stop(self: module.PruningRun, index: int) -> None:
+        if index == 2:
+            raise KeyboardInterrupt
+        real(self, index)
+
+    monkeypatch.setattr(module.PruningRun, "_prune_layer", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prune(original, text, tmp_path / "cut", **fields)
+    assert not (tmp_path / "cut").exists()
+    fresh: list[int] = []
+
+    def note(self: module.PruningRun, index: int) -> None:
+        fresh.append(index)
+        real(self, index)
+
+    monkeypatch.setattr(module.PruningRun, "_prune_layer", note)
+    cut = prune(original, text, tmp_path / "cut", **fields)
+    assert fresh == [2] and cut == whole
+    ours, theirs = tensors_of(tmp_path / "whole"), tensors_of(tmp_path / "cut")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"drop_layers": 4}, "needs a layer"),
+        ({"drop_kv_heads": 3}, "needs a KV head"),
+        ({"sparsity": 0.5, "sparse": True}, "2:4 masks alone"),
+    ],
+)
+def test_wrong_choices_are_refused_before_any_work(
+    original: Path, text: Path, tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(BadInput, match=reason):
+        prune(original, text, tmp_path / "out", **fields)
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_without_plain_weights_are_refused(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CannotRun, match="dummy"):
+        prune(Path("dummy:llama-1b"), text, tmp_path / "a", drop_layers=1)
+    prune(original, text, tmp_path / "b", sparse=True, sparsity=0.5, pattern="2:4")
+    with pytest.raises(CannotRun, match="compressed already"):
+        prune(tmp_path / "b", text, tmp_path / "c", drop_layers=1)
