@@ -56,6 +56,7 @@ class MockServer:
         self.num_running = 0
         self.prompt_tokens = self.output_tokens = 0
         self._waiting: deque[Callable[[], None]] = deque()
+        self.transports: set[asyncio.Transport] = set()
 
     def protocol(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
@@ -64,6 +65,11 @@ class MockServer:
     async def listen(self, host: str, port: int) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         return await loop.create_server(self.protocol, host, port, backlog=4096)
+
+    def close_connections(self) -> None:
+        """Drop all connections, also idle ones that a client keeps alive."""
+        for transport in tuple(self.transports):
+            transport.abort()
 
     def acquire_slot(self, begin: Callable[[], None]) -> None:
         """Call `begin` as soon as a slot is free."""
@@ -120,8 +126,11 @@ class _MockConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._server.transports.add(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._server.transports.discard(self._transport)
         self._transport = None
         for timer in self._timers:
             timer.cancel()
