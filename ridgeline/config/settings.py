@@ -24,6 +24,7 @@ from ridgeline.config.units import (
     Range,
 )
 from ridgeline.errors import BadInput
+from ridgeline.records.kv_eviction import KvEviction
 
 Batching = Literal["static", "dynamic", "continuous"]
 DraftMethod = Literal[
@@ -212,6 +213,17 @@ class Settings(PlainSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     block_size: Annotated[
         int | None, About("Tokens per KV cache block.", unit=COUNT, unset="16", panel=KV)
     ] = None
+    kv_eviction_config: Annotated[
+        KvEviction | None,
+        About(
+            "Keep only some keys and values of each sequence (lossy), as JSON: "
+            '\'{"method": "streaming", "budget": 1024}\'. A budget is tokens, or a share of the '
+            "prompt (0.5).",
+            unset="all are kept",
+            panel=KV,
+            since="0.3",
+        ),
+    ] = None
     max_num_seqs: Annotated[
         int | None,
         About("Maximum sequences running at once.", unit=COUNT, unset="64", panel=SCHEDULING),
@@ -298,6 +310,7 @@ class EngineSettings(TypedDict, total=False):
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"]
     kv_cache_memory_bytes: int | None
     block_size: int | None
+    kv_eviction_config: KvEviction | dict[str, Any] | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     attention_backend: str

@@ -20,12 +20,14 @@ from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.states import STATE_VERSIONS
 from ridgeline.engine.dtype import resolve_dtype
 from ridgeline.engine.embedding_settings import EmbeddingSettings, embedding_settings
+from ridgeline.engine.eviction.requirements import check_kv_eviction
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
 from ridgeline.engine.generation_config import read_sampling_defaults
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
+from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.engine.scheduler.kv.kv_budget import (
     KvBudgetInputs,
     fitting_model_len,
@@ -54,7 +56,7 @@ from ridgeline.modelspec.rewrite import (
     with_dtype,
     with_kv_dtype,
 )
-from ridgeline.records import SamplingDefaults
+from ridgeline.records import KvEviction, SamplingDefaults
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
@@ -104,6 +106,7 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     derivations: dict[str, str]
     default_sampling: SamplingDefaults = SamplingDefaults()
     embeddings: EmbeddingSettings = EmbeddingSettings()
+    kv_eviction_config: KvEviction | None = None
 
     def values(self) -> dict[str, Any]:
         """The values of the settings, without the spec and derived records."""
@@ -114,6 +117,8 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
             values["background_tokens"] = "derived"
         if self.speculative_config is not None:
             values["speculative_config"] = msgspec.to_builtins(self.speculative_config)
+        if self.kv_eviction_config is not None:
+            values["kv_eviction_config"] = self.kv_eviction_config.as_dict()
         return values
 
 
@@ -150,6 +155,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
+    _kv_eviction(settings, spec, speculation, block_size, why)
     models = Models.of(spec, speculation, max_num_seqs)
     max_num_batched_tokens = _max_num_batched_tokens(settings, device, why)
     inputs = _kv_inputs(
@@ -191,11 +197,32 @@ def resolve(settings: Settings) -> ResolvedSettings:
         layer_backend=_layer_backend(settings, spec, device, dtype, why),
         **_threads(settings, why),
         speculative_config=speculation,
+        kv_eviction_config=settings.kv_eviction_config,
         spec=spec,
         derivations=why | _as_asked(settings, why),
         default_sampling=default_sampling,
         embeddings=embedding_settings(settings.model),
         **{name: getattr(settings, name) for name in PlainSettings.__struct_fields__},
+    )
+
+
+def _kv_eviction(
+    settings: Settings,
+    spec: ModelSpec,
+    speculation: ResolvedSpeculation | None,
+    block_size: int,
+    why: dict[str, str],
+) -> None:
+    """Check the eviction policy of requests that name none, and state its effect."""
+    policy = settings.kv_eviction_config
+    if policy is None or not policy.evicts:
+        why["kv_eviction_config"] = "every key and value is kept"
+        return
+    check_kv_eviction(policy, spec, speculation)
+    SequenceEviction.of(policy, spec.max_positions, block_size)  # whether the budget has room
+    unit = "tokens" if isinstance(policy.budget, int) else "of the prompt"
+    why["kv_eviction_config"] = (
+        f"as requested: lossy, {policy.method} keeps {policy.budget} {unit} of each sequence"
     )
 
 

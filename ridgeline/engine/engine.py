@@ -34,6 +34,7 @@ from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Inbox, Sink
+from ridgeline.engine.eviction.requirements import check_kv_eviction
 from ridgeline.engine.profiling.step_stats import StepTotals
 from ridgeline.engine.request_tokens import with_token_ids
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
@@ -336,6 +337,7 @@ class Engine:
         for own in resumed:
             check_tokens(own, vocab_size, "the resumed output")
         sampling = with_token_ids(sampling, self.tokenizer, tokens)
+        sampling = self._with_eviction(sampling)
         check_sampling(sampling, vocab_size, self.resolved.spec.eos_token_ids)
         return Request(
             id=next(self._ids) if request_id is None else request_id,
@@ -345,6 +347,16 @@ class Engine:
             resumed=tuple(map(tuple, resumed)),
             **scheduling,
         )
+
+    def _with_eviction(self, sampling: Sampling) -> Sampling:
+        """The sampling with the engine's eviction policy, unless it names one that can run."""
+        used, policy = self.resolved, sampling.kv_eviction
+        if policy is not None:
+            check_kv_eviction(policy, used.spec, used.speculative_config)
+            return sampling
+        if used.kv_eviction_config is None:
+            return sampling
+        return msgspec.structs.replace(sampling, kv_eviction=used.kv_eviction_config)
 
     def _inboxes_here(self) -> AsyncInboxes:
         loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from ridgeline.records.events import (
     Usage,
     prediction_totals,
 )
+from ridgeline.records.kv_eviction import KvEviction
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
 from ridgeline.records.request import OutputGrammar, Request, Sampling, SamplingDefaults
 from ridgeline.records.slo import Slo
@@ -36,6 +37,7 @@ __all__ = [
     "FailureCause",
     "FinishReason",
     "Finished",
+    "KvEviction",
     "MachineLoad",
     "OperatorTime",
     "OutputGrammar",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.records.kv_eviction import KvEviction
 from ridgeline.records.slo import Slo
 from ridgeline.records.thinking import ThinkingLimit, ThinkingMarks
 
@@ -43,7 +44,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     `skip_special_tokens`. The output never contains one of `bad_words`. After
     `thinking_token_budget` tokens of thinking, which `thinking_marks` enclose, the output continues
     with the forced end of the thinking. The engine fills in `bad_words_token_ids` and
-    `thinking_limit` with the tokens of its model.
+    `thinking_limit` with the tokens of its model. `kv_eviction`: which keys
+    and values stay in the cache; None: as the engine is configured.
     """
 
     n: int = 1
@@ -74,6 +76,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     thinking_token_budget: int | None = None
     thinking_marks: ThinkingMarks = ThinkingMarks()
     thinking_limit: ThinkingLimit | None = None
+    kv_eviction: KvEviction | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:

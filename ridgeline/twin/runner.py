@@ -55,7 +55,7 @@ class ModelledRunner:
         runs = plan.runs
         if not runs:
             return StepResult(())
-        shapes = [(len(run.tokens), run.start) for run in runs]
+        shapes = [(len(run.tokens), run.num_cached) for run in runs]
         num_sampled = sum([run.sample is not None for run in runs])
         began_s = self._began_s(runs)
         self._end_s = began_s + self._step_times.step_s(shapes, num_sampled) / self._speed

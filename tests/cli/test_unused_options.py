@@ -30,6 +30,7 @@ VALUES = {
     "batching": "static",
     "thread_plan": "auto",
     "speculative_config": '{"method": "ngram"}',
+    "kv_eviction_config": '{"method": "streaming", "budget": 64}',
     "lm_head_quantization": "int8",
     "batch_window": "22:00-06:00",
 }

@@ -29,7 +29,7 @@ from torch import Tensor
 import ridgeline._native as _native
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.model import ModelSpec
 
 MAX_HEAD_DIM = 256
@@ -86,6 +86,7 @@ class NativeAttention:
         One plan for each group of layers with separate block tables (`KvLayout`).
         """
         cache = self.cache
+        runs = stored_runs(runs, cache.block_size)
         sizes = (cache.num_blocks, cache.block_size)
         plans = []
         if self.num_full:

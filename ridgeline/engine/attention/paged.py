@@ -45,7 +45,7 @@ from ridgeline.engine.attention.indices import (
     StepIndices,
 )
 from ridgeline.engine.attention.latent import LatentUp
-from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
@@ -92,6 +92,7 @@ class PagedAttention:
         return why_not_latent(site)
 
     def prepare(self, runs: Sequence[Run]) -> PagedStep:
+        runs = stored_runs(runs, self.cache.block_size)
         indices = {kind: builder.build(runs) for kind, builder in self.builders.items()}
         return PagedStep(self, tuple(indices.get(kind, NO_INDICES) for kind in self.kinds))
 

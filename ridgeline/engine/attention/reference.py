@@ -17,7 +17,7 @@ from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import KeySpan
 from ridgeline.engine.attention.latent import LatentUp
-from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
@@ -32,7 +32,9 @@ class ReferenceAttention:
         return ()
 
     def prepare(self, runs: Sequence[Run]) -> _ReferenceStep:
-        return _ReferenceStep(self.spec, self.cache, tuple(runs))
+        return _ReferenceStep(
+            self.spec, self.cache, tuple(stored_runs(runs, self.cache.block_size))
+        )
 
 
 class _ReferenceStep:

@@ -39,7 +39,7 @@ from ridgeline.engine.attention.base import Attend, AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import KeySpan, attend_decode, needs_scores
 from ridgeline.engine.attention.paged import LayerCache, PagedAttention
-from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 Tables = TypeVar("Tables")
@@ -153,6 +153,7 @@ class TableAttention:
         return tuple(reasons)
 
     def prepare(self, runs: Sequence[Run]) -> Attend:
+        runs = stored_runs(runs, self.cache.block_size)
         if any(len(run.tokens) > 1 for run in runs):
             return MixedStep.of(self, runs)
         tables = decode_tables(runs, self.cache.block_size, self.device)

@@ -83,7 +83,7 @@ class StepTotals:
 def shapes_of(plan: StepPlan) -> tuple[tuple[int, int], ...]:
     """(new tokens, tokens in the cache) of every path a step feeds."""
     paths = [path for run in plan.runs for path in draft_paths(run)]
-    return tuple([(len(path.tokens), path.start) for path in paths])
+    return tuple([(len(path.tokens), path.num_cached) for path in paths])
 
 
 class StepLog:

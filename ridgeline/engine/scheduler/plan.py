@@ -5,10 +5,12 @@ They hold no tensors, so a plan can be printed, logged and replayed against the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from ridgeline.engine.scheduler.kv.eviction import KvCompaction, SequenceEviction
 from ridgeline.engine.scheduler.token_rules import forced_token, tokens_completing
 from ridgeline.records import Sampling, TokenLogprobs
 
@@ -81,6 +83,9 @@ class Run(msgspec.Struct, frozen=True):
     Layers with a window have separate block tables, one per group of layers (`KvLayout`), that
     begin with the block of index `first_place`: position p lives in
     windows[j][p // block_size - first_place]. `blocks` is empty if no layer sees everything.
+
+    Under `eviction`, `num_dropped` tokens before `start` are not in the cache: position p lives in
+    blocks[(p - num_dropped) // block_size] (`stored_runs`).
     """
 
     seq_id: int
@@ -95,6 +100,13 @@ class Run(msgspec.Struct, frozen=True):
     state_slot: int = 0
     windows: tuple[tuple[int, ...], ...] = ()
     first_place: int = 0
+    num_dropped: int = 0
+    eviction: SequenceEviction | None = None
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens before the run that are in the cache."""
+        return self.start - self.num_dropped
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -139,6 +151,48 @@ def with_branch(trunk: Run, branch: DraftBranch) -> Run:
     return msgspec.structs.replace(trunk, tokens=tokens, num_drafts=num, **tables)
 
 
+def stored_runs(runs: Sequence[Run], block_size: int) -> Sequence[Run]:
+    """The runs as the cache stores them: numbered by index in their block tables.
+
+    A run that slides over dropped tokens is divided where its queries begin to see fewer of them.
+    The position of a result's first token is start + num_dropped.
+    """
+    if all(run.eviction is None for run in runs):
+        return runs
+    stored: list[Run] = []
+    for run in runs:
+        stored += _stored(run, block_size)
+    return stored
+
+
+def _stored(run: Run, block_size: int) -> list[Run]:
+    eviction, dropped = run.eviction, run.num_dropped
+    if eviction is None:
+        return [run]
+    if not eviction.is_sliding:
+        return [msgspec.structs.replace(run, start=run.start - dropped, eviction=None)]
+    parts, position, end = [], run.start, run.start + len(run.tokens)
+    sinks = eviction.sinks // block_size
+    while position < end:
+        # The queries before this one see no less than the one at `position`.
+        now = eviction.dropped_at(position)
+        stop = min(end, eviction.budget + now)
+        passed = sinks + (now - dropped) // block_size
+        blocks = (*run.blocks[:sinks], *run.blocks[passed:]) if now > dropped else run.blocks
+        parts.append(
+            msgspec.structs.replace(
+                run,
+                start=position - now,
+                tokens=run.tokens[position - run.start : stop - run.start],
+                blocks=blocks[: -(-(stop - now) // block_size)],
+                num_dropped=now,
+                eviction=None,
+            )
+        )
+        position = stop
+    return parts
+
+
 def sample_points(run: Run) -> tuple[SamplePoint, ...]:
     """How to sample after the known tokens of a run, and after each of its drafts."""
     point = run.sample
@@ -176,11 +230,16 @@ def token_rules(sampling: Sampling, output: tuple[int, ...]) -> dict[str, Any]:
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. `copies` are (from, to) block copies to perform first (copy-on-write)."""
+    """One step.
+
+    `copies` are (from, to) block copies to perform first (copy-on-write), `compactions` what evicts
+    tokens after them.
+    """
 
     index: int
     runs: tuple[Run, ...]
     copies: tuple[tuple[int, int], ...] = ()
+    compactions: tuple[KvCompaction, ...] = ()
 
 
 class RunOutput(msgspec.Struct, frozen=True):

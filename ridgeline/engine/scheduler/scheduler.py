@@ -85,7 +85,7 @@ class Scheduler:
         self.limits, self.pool, self.cache, self.totals = limits, pool, cache, SchedulerTotals()
         self._rule = StopRule(eos_token_ids, limits.max_model_len)
         self._tables = BlockTables(pool, cache, limits.kv_layout, limits.max_run_tokens)
-        self._registry = SequenceRegistry(limits.aging_s, seed)
+        self._registry = SequenceRegistry(limits.aging_s, seed, pool.block_size)
         self.draft_scheduler = DraftScheduler(
             drafts, self._rule, self._tables, self._registry, pool
         )
@@ -97,6 +97,7 @@ class Scheduler:
         )
         self._deadlines = Deadlines()
         self._events: list[Event] = []  # events of the plan, handed out by the next commit
+        self._has_evicted = False  # whether a request with KV eviction was ever added
         self._now_s = 0.0
         self._step = StepBuilder(limits, 0.0)  # the latest one
 
@@ -105,6 +106,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises BadInput or DoesNotFit if it could not be served even alone."""
         check_request(request, self.limits, self.pool)
+        self._has_evicted |= request.sampling.kv_eviction is not None
         self._deadlines.add(self._registry.add(request))
         self.background_budget.note_slo(request)
         self.draft_scheduler.note_request(request)
@@ -192,7 +194,8 @@ class Scheduler:
             self._plan_lane(lane, step)
         self.draft_scheduler.plan(step)
         self.background_budget.end_plan(step)
-        plan = StepPlan(self.totals.num_steps, tuple(step.runs), self._tables.take_copies())
+        copies, compactions = self._tables.take_copies(), self._tables.compactor.take()
+        plan = StepPlan(self.totals.num_steps, tuple(step.runs), copies, compactions)
         self.totals.num_steps += bool(step.runs)
         return plan
 
@@ -268,8 +271,8 @@ class Scheduler:
         """Whether the next step follows from running and waiting interactive requests alone.
 
         False with background requests, drafts, deadlines, expiring cache entries, layers with a
-        window or events that the next commit has to deliver. Ask between a commit and the next
-        plan.
+        window, KV eviction or events that the next commit has to deliver. Ask between a commit and
+        the next plan.
         """
         background = self._registry.lanes[1]
         return not (
@@ -280,6 +283,7 @@ class Scheduler:
             or self.draft_scheduler.has_proposer
             or self.cache.expires
             or self.limits.kv_layout.windowed
+            or self._has_evicted
         )
 
     def next_admissions(self) -> list[Sequence] | None:
@@ -359,10 +363,26 @@ class Scheduler:
         # The end moves: making room for one sequence may preempt those behind it.
         while i < (end := self._registry.num_running_up_to(lane)):
             seq, later = running[i], end - i - 1
-            num_tokens = step.budget.offer(seq.num_pending, later)
+            num_tokens = step.budget.offer(seq.num_feedable, later)
+            if num_tokens and seq.eviction is not None and not self._compact(seq, step):
+                num_tokens = 0
             if num_tokens and (reserve(seq, num_tokens) or self._make_room(seq, num_tokens, step)):
                 self._append_run(seq, num_tokens, step, later)
             i += 1
+
+    def _compact(self, seq: Sequence, step: StepBuilder) -> bool:
+        """Evict what is due; False if the sequence has to wait for blocks.
+
+        What is kept of shared blocks needs other blocks: these are taken from the end of the order.
+        """
+        while not self._tables.compactor.compact(seq):
+            victim = self._registry.running[-1]
+            if len(self._registry.running) == 1:
+                return False  # the blocks that this plan copies from come free with the next one
+            self._preempt(victim, step)
+            if victim is seq:
+                return False
+        return True
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepBuilder) -> bool:
         """Reserve blocks, preempting from the end of the order; False if `seq` itself had to go."""
@@ -468,7 +488,8 @@ class Scheduler:
         """
         seq = self._registry.fork(source, index, num_known)
         lane = self._registry.lane_of(seq.request)
-        if not self.limits.shares_prefixes or not self._admitter.ensure_slot(lane, self._step):
+        shares = self.limits.shares_prefixes and seq.eviction is None
+        if not shares or not self._admitter.ensure_slot(lane, self._step):
             self._registry.enqueue_resuming(seq)
             return
         prefix = self._tables.shared_prefix(source, num_known)

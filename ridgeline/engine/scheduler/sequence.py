@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 
 import msgspec
 
+from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.records import Request, Sampling, TokenLogprobs, Usage
 
 OrderKey = tuple[float, int, int]
@@ -29,11 +31,13 @@ class Sequence:
     `key` orders sequences, lowest first, lane by lane. `blocks` is the block table: position p
     lives in blocks[p // block_size]. `windows` are the block tables of the groups of layers with a
     window (`KvLayout`), without the blocks that they have given back: position p lives in
-    windows[j][p // block_size - first_place]. `digests` is the hash chain over full blocks, as far
-    as it has been needed; the first `num_published` blocks have been offered to the prefix cache.
-    `state_slot` is unique among the running sequences. `num_prompt_logprobs` is the number of
-    alternatives to report per prompt position; None if none are due (any more). `num_predicted` and
-    `num_mispredicted` count drafts from the request's prediction that were accepted and rejected.
+    windows[j][p // block_size - first_place]. With `eviction`, `num_dropped` tokens have left the
+    cache: a position p behind them lives in blocks[(p - num_dropped) // block_size]. `digests` is
+    the hash chain over full blocks, as far as it has been needed; the first `num_published` blocks
+    have been offered to the prefix cache. `state_slot` is unique among the running sequences.
+    `num_prompt_logprobs` is the number of alternatives to report per prompt position; None if none
+    are due (any more). `num_predicted` and `num_mispredicted` count drafts from the request's
+    prediction that were accepted and rejected.
     """
 
     id: int
@@ -48,6 +52,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     windows: list[list[int]] = field(default_factory=list)
     first_place: int = 0
+    eviction: SequenceEviction | None = None
+    num_dropped: int = 0
     digests: list[bytes] = field(default_factory=list)
     num_published: int = 0
     state_slot: int = 0
@@ -75,6 +81,32 @@ class Sequence:
     def num_pending(self) -> int:
         """Known tokens that are not computed yet: at least one until the sequence finishes."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_publishable(self) -> int:
+        """Computed tokens whose keys and values are those of a full cache."""
+        if self.eviction is None:
+            return self.num_computed
+        return int(min(self.num_computed, self.eviction.exact_tokens))
+
+    @property
+    def max_hit_tokens(self) -> int:
+        """The most known tokens that a prefix hit may supply: the last one has to be computed."""
+        if self.eviction is None:
+            return len(self.tokens) - 1
+        return int(min(len(self.tokens) - 1, self.eviction.max_hit_tokens))
+
+    @property
+    def next_drop(self) -> float:
+        """The position up to which the next run may go; inf where nothing limits it."""
+        return math.inf if self.eviction is None else self.eviction.next_drop(self.num_computed)
+
+    @property
+    def num_feedable(self) -> int:
+        """Pending tokens that one run may feed."""
+        if self.eviction is None:
+            return len(self.tokens) - self.num_computed
+        return int(min(len(self.tokens), self.next_drop)) - self.num_computed
 
     @property
     def all_blocks(self) -> list[int]:
@@ -109,7 +141,7 @@ class Sequence:
 
     def reset_computed(self) -> None:
         """Discard what was computed; generated tokens stay known, and are computed again."""
-        self.num_computed = self.num_published = 0
+        self.num_computed = self.num_published = self.num_dropped = 0
         self.prompt_logprobs.clear()
 
 

@@ -68,13 +68,15 @@ def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SamplePoin
     start, table = seq.num_computed, seq.blocks
     end = start + num_tokens
     tokens = tuple(seq.tokens[start:end]) if num_tokens > 1 else (seq.tokens[start],)
-    num_blocks = -(-end // block_size)
+    num_blocks = -(-(end - seq.num_dropped) // block_size)
     blocks = tuple(table if num_blocks == len(table) else table[:num_blocks])
     if seq.num_prompt_logprobs is None or not num_prompt_positions(seq, start, end):
         run = Run(seq.id, start, tokens, blocks, sample, state_slot=seq.state_slot)
     else:
         following, num = seq.tokens[end] if end < seq.num_prompt else None, seq.num_prompt_logprobs
         run = Run(seq.id, start, tokens, blocks, sample, num, following, state_slot=seq.state_slot)
+    if seq.eviction is not None:
+        run = msgspec.structs.replace(run, num_dropped=seq.num_dropped, eviction=seq.eviction)
     return _with_windows(run, seq, num_blocks) if seq.windows else run
 
 
@@ -88,7 +90,7 @@ def _with_windows(run: Run, seq: Sequence, num_blocks: int) -> Run:
 def with_drafts(run: Run, seq: Sequence, drafts: tuple[int, ...], block_size: int) -> Run:
     """The run with drafts appended to its known tokens; `seq` must have blocks for them."""
     tokens = run.tokens + drafts
-    num_blocks = -(-(run.start + len(tokens)) // block_size)
+    num_blocks = -(-(run.start + len(tokens) - run.num_dropped) // block_size)
     blocks = tuple(seq.blocks[:num_blocks])
     run = msgspec.structs.replace(run, tokens=tokens, blocks=blocks, num_drafts=len(drafts))
     return _with_windows(run, seq, num_blocks) if seq.windows else run

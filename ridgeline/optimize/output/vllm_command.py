@@ -123,6 +123,10 @@ _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
         "left to its choice.",
     ),
     (
+        lambda s: s.kv_eviction_config is not None and s.kv_eviction_config.evicts,
+        "kv_eviction_config: vLLM keeps every key and value; eviction has no equivalent.",
+    ),
+    (
         lambda s: s.batching != "continuous",
         "batching: vLLM always batches continuously; static and dynamic have no equivalent.",
     ),

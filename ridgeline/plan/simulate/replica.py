@@ -97,7 +97,7 @@ class SimulatedReplica:
             self._start_step(now_s, admission.shapes, len(admission.shapes))
             return
         plan = self._under_way = self.scheduler.plan(now_s)
-        shapes = [(len(run.tokens), run.start) for run in plan.runs]
+        shapes = [(len(run.tokens), run.num_cached) for run in plan.runs]
         self._start_step(now_s, shapes, sum([run.sample is not None for run in plan.runs]))
 
     def _start_step(self, now_s: float, shapes: Shapes, num_sampled: int) -> None:

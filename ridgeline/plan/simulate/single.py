@@ -175,7 +175,7 @@ class _ReplicaSimulation:
         began_s = self.now_s
         plan = self.scheduler.plan(began_s)
         view = self.scheduler.stats()
-        shapes = tuple((len(run.tokens), run.start) for run in plan.runs)
+        shapes = tuple((len(run.tokens), run.num_cached) for run in plan.runs)
         num_sampled = sum(run.sample is not None for run in plan.runs)
         took_s = self.seconds(shapes, num_sampled) if shapes else 0.0
         self.now_s += took_s

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.records import Sampling, SamplingDefaults, ThinkingMarks
+import msgspec
+
+from ridgeline.errors import BadInput
+from ridgeline.records import KvEviction, Sampling, SamplingDefaults, ThinkingMarks
 from ridgeline.records.request import MAX_LOGPROBS
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
@@ -241,7 +244,17 @@ def _shared_params(body: CompletionRequestBase, marks: ThinkingMarks | None) -> 
     if body.thinking_token_budget is not None:
         params["thinking_marks"] = marks
     params["structured"] = requested_grammar(body)
+    if body.kv_eviction is not None:
+        params["kv_eviction"] = requested_eviction(body.kv_eviction)
     return {name: value for name, value in params.items() if value is not None}
+
+
+def requested_eviction(value: Mapping[str, Any]) -> KvEviction:
+    """The eviction policy of a request; ApiError 400 for unknown keys and values out of range."""
+    try:
+        return msgspec.convert(value, KvEviction)
+    except (msgspec.ValidationError, BadInput) as error:
+        raise ApiError(400, f"kv_eviction: {error}", param="kv_eviction") from None
 
 
 def _check_limits(body: CompletionRequestBase) -> None:

@@ -162,6 +162,7 @@ class CompletionRequestBase(OpenBody):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     allowed_token_ids: list[Count] | None = None
+    kv_eviction: dict[str, Any] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -99,7 +99,7 @@ def test_num_blocks_needed_is_what_adopt_prefix_and_reserve_take() -> None:
         child = sequence(list(range(10)))
         blocks = one.blocks[: pool.num_blocks_for(computed)]
         prefix = ComputedPrefix(blocks, computed)
-        needed, idle = tables.num_blocks_needed(child.num_known, prefix), pool.num_idle
+        needed, idle = tables.num_blocks_needed(child, prefix), pool.num_idle
         tables.adopt_prefix(child, prefix, 0.0)
         assert tables.reserve(child, child.num_pending)
         assert idle - pool.num_idle == needed

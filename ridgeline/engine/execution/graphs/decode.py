@@ -42,7 +42,7 @@ from ridgeline.engine.execution.graphs.inputs import StepInputs
 from ridgeline.engine.kernels.triton import load, why_not
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.batched import no_token_error
-from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.plan import Run, stored_runs
 
 NO_TOKEN = -1
 
@@ -195,7 +195,8 @@ class DecodeGraphs:
     def bucket_of(self, runs: Sequence[Run]) -> Bucket:
         """The smallest bucket that holds a step."""
         rows = smallest_fitting(self._rows, sum(len(run.tokens) for run in runs))
-        last = max(run.start + len(run.tokens) - 1 for run in runs)
+        stored = stored_runs(runs, self._block_size)
+        last = max(run.start + len(run.tokens) - 1 for run in stored)
         columns = smallest_fitting(self._columns, last // self._block_size + 1)
         assert rows is not None and columns is not None, "can_decode was not asked"
         return Bucket(rows, columns)

@@ -17,7 +17,7 @@ import torch
 
 from ridgeline.engine.attention.tables import DecodeTables
 from ridgeline.engine.execution.graphs.buckets import Bucket
-from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.plan import Run, stored_runs
 
 
 class StepInputs:
@@ -53,12 +53,14 @@ class StepInputs:
         positions: list[int] = []
         slots: list[int] = []
         size = self.block_size
-        for run in runs:
+        lengths: list[int] = []
+        for run in stored_runs(runs, size):
             first, blocks = run.start, run.blocks
-            for position in range(first, first + len(run.tokens)):
+            for index in range(first, first + len(run.tokens)):
                 self._write_table(len(slots), blocks)
-                slots.append(blocks[position // size] * size + position % size)
-                positions.append(position)
+                slots.append(blocks[index // size] * size + index % size)
+                positions.append(index + run.num_dropped)
+                lengths.append(index + 1)
             tokens.extend(run.tokens)
         num_rows = len(slots)
         if num_rows < self._num_used:
@@ -67,8 +69,7 @@ class StepInputs:
         fields = self._fields
         fields[0, :num_rows], fields[1, :num_rows] = tokens, positions
         fields[2, :num_rows] = slots
-        fields[3, :num_rows] = fields[1, :num_rows]
-        fields[3, :num_rows] += 1
+        fields[3, :num_rows] = lengths
         self.copy()
         return num_rows
 

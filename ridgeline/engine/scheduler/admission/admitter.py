@@ -62,7 +62,8 @@ class Admitter:
         if seq is None:
             return None
         prefix = self._find_prefix(seq, step.now_s)
-        num_tokens = step.budget.offer(seq.num_known - prefix.num_computed)
+        pending = seq.num_feedable - prefix.num_computed
+        num_tokens = step.budget.offer(pending)
         if not num_tokens:
             # Some policies fill slots even if the budget has no token left for this step.
             may_idle = not seq.group.started and self._policy.admits(self._queue_view(lane, step))
@@ -108,7 +109,7 @@ class Admitter:
         if not self._limits.shares_prefixes:
             return ComputedPrefix()
         source = seq.group.find_computed_prompt(seq)
-        if source is not None:
+        if source is not None and seq.eviction is None:  # it holds what its own queries chose
             prefix = self._tables.shared_prefix(source, seq.num_prompt)
             if prefix is not None:
                 return prefix
@@ -130,7 +131,7 @@ class Admitter:
 
     def _num_missing(self, seq: Sequence, prefix: ComputedPrefix, lane: Lane) -> int:
         """Missing blocks; each running sequence keeps idle ones for a block of positions."""
-        needed = self._tables.num_blocks_needed(seq.num_known, prefix)
+        needed = self._tables.num_blocks_needed(seq, prefix)
         kept = self._registry.num_running_up_to(lane) * self._tables.num_groups
         return needed + kept - self._pool.num_idle
 

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
 from ridgeline.records import Request
@@ -81,6 +82,11 @@ def check_request(request: Request, limits: SchedulerLimits, pool: BlockPool) ->
         )
     # The last output token is never fed back, so it takes no position in the cache.
     needed = max_tokens_of(request, limits) - 1
+    eviction = SequenceEviction.of(
+        request.sampling.kv_eviction, len(request.prompt), pool.block_size
+    )
+    if eviction is not None:
+        needed = eviction.max_held(needed, limits.max_run_tokens)
     if not limits.kv_layout.windowed:
         capacity = pool.num_blocks * pool.block_size
     else:

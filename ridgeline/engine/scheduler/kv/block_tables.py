@@ -22,6 +22,9 @@ on, they give back the blocks that no later token can see.
 
 While a prompt is computed, a windowed table holds the window and the largest step, so that each
 step takes as many blocks as it gives back, and no prompt waits for blocks half-way.
+
+A sequence that evicts keys and values (`SequenceEviction`) has a table without the blocks that it
+dropped. One that slides holds its budget and the largest step, in the same way.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.compactor import Compactor
 from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache, ComputedPrefix
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
@@ -77,7 +81,8 @@ class BlockTables:
         self._pool, self._cache, self._layout = pool, cache, layout
         self._copied_from: dict[int, int] = {}  # target -> source, of the plan being made
         self._pins: Counter[int] = Counter()  # references the plan holds on sources
-        self._num_windowed = len(layout.windowed)
+        self._num_windowed, self._max_run_tokens = len(layout.windowed), max_run_tokens
+        self.compactor = Compactor(pool, cache)
         self._max_places = (
             layout.max_window_places(max_run_tokens, pool.block_size) if layout.windowed else 0
         )
@@ -115,12 +120,12 @@ class BlockTables:
         windows = [table[: num_blocks - first] for table in source.windows]
         return ComputedPrefix(source.blocks[:num_blocks], num_computed, windows, first)
 
-    def num_blocks_needed(self, num_known: int, prefix: ComputedPrefix) -> int:
-        """Idle blocks it takes to adopt `prefix` and make all `num_known` positions writable.
+    def num_blocks_needed(self, seq: Sequence, prefix: ComputedPrefix) -> int:
+        """Idle blocks it takes to adopt `prefix` and make all known positions writable.
 
-        Positions that layers with a window compute later need none yet.
+        Positions that layers with a window, or a sequence that evicts, compute later need none yet.
         """
-        blocks, num_places = prefix.all_blocks, self._pool.num_blocks_for(num_known)
+        blocks, num_places = prefix.all_blocks, self._end_place(seq)
         # The last block is copied on write if its owner has computed more than the prefix.
         is_partial = prefix.num_computed < prefix.end_place * self._pool.block_size
         needed = num_places * bool(self._layout.full)
@@ -131,29 +136,37 @@ class BlockTables:
         return needed - len(blocks) + is_partial * self.num_groups + revived
 
     def reserve_known(self, seq: Sequence) -> bool:
-        """Blocks for all known tokens, as far as windowed tables hold them at once.
+        """Blocks for all known tokens, as far as windowed and sliding tables hold them at once.
 
         Changes nothing if there are not enough idle blocks.
         """
         if self._num_windowed:
             return self._reserve_tables(seq, seq.num_computed, seq.num_known)
-        return self.reserve(seq, seq.num_pending)
+        is_sliding = seq.eviction is not None and seq.eviction.is_sliding
+        return self.reserve(seq, 1 if is_sliding else seq.num_feedable)
 
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the next `num_tokens` positions writable; changes nothing if not all can be.
 
-        Layers with a window first give back what none of these positions sees.
+        Layers with a window first give back what none of these positions sees, and so does a
+        sequence that slides.
         """
         if self._num_windowed:
             end = seq.num_computed + num_tokens
             return self._reserve_tables(seq, end, end)
+        first = 0
+        if seq.eviction is not None:
+            self._slide_over_dropped(seq)
+            first = seq.num_dropped // self._pool.block_size
         pool, blocks = self._pool, seq.blocks
-        place = seq.num_computed // pool.block_size
+        place = seq.num_computed // pool.block_size - first
         if num_tokens == 1 and place < len(blocks) and pool.is_private(blocks[place]):
             return True  # nearly every decode: there is room in a private block
-        num_blocks = pool.num_blocks_for(seq.num_computed + num_tokens)
-        num_more = num_blocks - len(blocks)
-        shared = self._shared(seq, (blocks, 0), num_blocks)
+        end = pool.num_blocks_for(seq.num_computed + num_tokens)
+        if seq.eviction is not None:
+            end = max(end, self._end_place(seq))
+        num_more = end - first - len(blocks)
+        shared = self._shared(seq, (blocks, first), end)
         if pool.num_idle < max(num_more, 0) + len(shared):
             return False
         self._copy_on_write(blocks, shared)
@@ -201,6 +214,29 @@ class BlockTables:
             del table[:num_passed]
         seq.first_place = first
 
+    def _slide_over_dropped(self, seq: Sequence) -> None:
+        """Give back the blocks that the next query of a sliding sequence does not see."""
+        eviction = seq.eviction
+        if eviction is None or not eviction.is_sliding:
+            return
+        dropped = eviction.dropped_at(seq.num_computed)
+        num_passed = (dropped - seq.num_dropped) // self.block_size
+        if num_passed > 0:
+            sinks = eviction.sinks // self.block_size
+            self._pool.release_all(seq.blocks[sinks : sinks + num_passed])
+            del seq.blocks[sinks : sinks + num_passed]
+            seq.num_dropped = dropped
+
+    def _end_place(self, seq: Sequence) -> int:
+        """Places of the known tokens, as far as a sequence that evicts holds them at once."""
+        pool, eviction = self._pool, seq.eviction
+        if eviction is None:
+            return pool.num_blocks_for(seq.num_known)
+        if not eviction.is_sliding:
+            return pool.num_blocks_for(seq.num_computed + seq.num_feedable)
+        held = pool.num_blocks_for(eviction.max_held(seq.num_known, self._max_run_tokens))
+        return min(pool.num_blocks_for(seq.num_known), seq.num_dropped // self.block_size + held)
+
     def _is_writable(self, seq: Sequence, place: int) -> bool:
         """Whether every group has a private block at a place."""
         pool, within = self._pool, place - seq.first_place
@@ -212,15 +248,16 @@ class BlockTables:
 
     def _tables(self, seq: Sequence) -> list[Table]:
         """The tables of every group, in the order of `KvLayout.groups`."""
-        full = [(seq.blocks, 0)] if self._layout.full else []
+        full = [(seq.blocks, seq.num_dropped // self.block_size)] if self._layout.full else []
         return [*full, *[(table, seq.first_place) for table in seq.windows]]
 
     def release(self, seq: Sequence, now_s: float) -> None:
         """Return all blocks of a sequence."""
+        self.compactor.cancel(seq)
         for table in (seq.blocks, *seq.windows):
             self._cache.touch(table, now_s)
             self._pool.release_all(table)
-        seq.blocks, seq.windows, seq.first_place = [], [], 0
+        seq.blocks, seq.windows, seq.first_place, seq.num_dropped = [], [], 0, 0
 
     def trim(self, seq: Sequence) -> None:
         """Return the blocks after the known tokens, which held rejected drafts."""

@@ -16,6 +16,8 @@ Invariants.
   * Cached blocks cost nothing: they stay in the pool's idle list and are reused, least recently
     released first. `ttl_s` additionally drops what has not been used for that long (time is an
     argument).
+  * Nothing is published that KV eviction has changed: a sequence that evicts offers the tokens
+    that it computed with everything before them, and is hit by what it would compute the same.
   * Groups of layers have separate blocks (`KvLayout`). Those with a window only need the blocks
     of the last window before the end of the hit: a hit ends where every group has what it needs.
 
@@ -172,7 +174,7 @@ class PrefixCache:
 
     def match(self, seq: Sequence, now_s: float) -> ComputedPrefix:
         size = self._pool.block_size
-        num_blocks = (seq.num_known - 1) // size
+        num_blocks = seq.max_hit_tokens // size
         self._extend_digests(seq, num_blocks)
         self.expire(now_s)
         blocks: list[int] = []
@@ -209,7 +211,7 @@ class PrefixCache:
         self.hit_tokens += hit
 
     def publish(self, seq: Sequence, now_s: float) -> None:
-        num_full = seq.num_computed // self._pool.block_size
+        num_full = seq.num_publishable // self._pool.block_size
         if num_full <= seq.num_published:
             return
         self._extend_digests(seq, num_full)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from operator import attrgetter
 
+from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.engine.scheduler.queue.lanes import Lane
 from ridgeline.engine.scheduler.queue.waiting_queue import order_key
 from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup, State
@@ -30,11 +31,11 @@ class SequenceRegistry:
     """Finds sequences and moves them between queues and slots.
 
     `aging_s` is the waiting time worth one priority level. Requests without a seed derive theirs
-    from `seed`.
+    from `seed`. KV eviction drops tokens in blocks of `block_size`.
     """
 
-    def __init__(self, aging_s: float, seed: int) -> None:
-        self._aging_s, self._seed = aging_s, seed
+    def __init__(self, aging_s: float, seed: int, block_size: int) -> None:
+        self._aging_s, self._seed, self._block_size = aging_s, seed, block_size
         self.groups: dict[str, SequenceGroup] = {}  # by request id
         self.running: list[Sequence] = []  # lowest key first, lane by lane
         self.lanes = (Lane(0), Lane(1))  # interactive, background
@@ -200,6 +201,9 @@ class SequenceRegistry:
             ),
             tokens=tokens,
             num_prompt=len(group.request.prompt),
+            eviction=SequenceEviction.of(
+                group.request.sampling.kv_eviction, len(group.request.prompt), self._block_size
+            ),
             # Those of a resumed choice have been delivered with its first token.
             num_prompt_logprobs=(
                 None

@@ -182,7 +182,7 @@ class DraftScheduler:
             seq = self._registry.find_running(run.seq_id)
             if run.sample is None or seq is None or not seq.request.prediction:
                 continue
-            max_drafts = min(self._rule.max_useful_drafts(seq), step.budget.left)
+            max_drafts = min(self._max_drafts(seq, run), step.budget.left)
             if max_drafts <= 0 or not seq.num_output:
                 continue
             if seq.id not in self._predictions:
@@ -195,7 +195,7 @@ class DraftScheduler:
         seq = self._registry.find_running(run.seq_id) if run.sample is not None else None
         if seq is None or not seq.num_output or seq.request.prediction:
             return None
-        max_drafts = self._rule.max_useful_drafts(seq)
+        max_drafts = self._max_drafts(seq, run)
         if max_drafts <= 0:
             return None
         return DraftContext(
@@ -211,6 +211,15 @@ class DraftScheduler:
             run.windows,
             run.first_place,
         )
+
+    def _max_drafts(self, seq: Sequence, run: Run) -> int:
+        """Drafts that may follow a run: none in the step that moves its sequence's keys."""
+        most = self._rule.max_useful_drafts(seq)
+        if seq.eviction is None:
+            return most
+        if self._tables.compactor.moves(seq):
+            return 0
+        return int(min(most, seq.next_drop - run.start - len(run.tokens)))
 
     def _attach(
         self, step: StepBuilder, i: int, proposed: tuple[int, ...], max_drafts: int
