@@ -80,13 +80,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-baselines", action="store_true", help="compare with no other search")
     given = parser.parse_args()
     outcomes: list[Outcome] = []
     for handicap in HANDICAPS:
         if given.names and handicap.name not in given.names:
             continue
         began_s = time.perf_counter()
-        outcome = judge(handicap, *search(handicap, given.seed))
+        outcome = judge(handicap, *search(handicap, given.seed), baselines=not given.no_baselines)
         outcomes.append(outcome)
         took_s = time.perf_counter() - began_s
         print(

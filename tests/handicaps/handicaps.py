@@ -19,7 +19,8 @@ from ridgeline.twin.config import TwinConfig
 from tests.handicaps.virtual_servers import Traffic, VirtualServers
 
 SLO = "ttft:2000 tpot:100"
-BUDGET_S = 1200.0
+BUDGET_S = 600.0
+PERMITTED_LOSS = 0.05  # nats of noise on log-probabilities that the quality panel passes
 WINDOW_S, GRACE_S = 10.0, 6.0  # of a true run
 LEAST_RATE = 0.02
 NEAR = 1.04  # relative width at which the bisection of a true goodput ends
@@ -73,6 +74,11 @@ class Handicap:
     acceptance: float = 0.05
     loss_nats: float = 0.03
     slo: str = SLO
+
+    @property
+    def lossy_permitted(self) -> bool:
+        """Whether lossy rungs are within the limits of the quality panel here."""
+        return self.loss_nats <= PERMITTED_LOSS
 
     def servers(self, seed: int = 0) -> VirtualServers:
         return VirtualServers(
@@ -133,7 +139,9 @@ HANDICAPS = (
     Handicap("vllm small budget", "vllm", "--max-num-batched-tokens 64", (SMALL_BUDGET,)),
     Handicap("vllm no speculation on copies", "vllm", "", (NO_DRAFTS,), SHORT, acceptance=0.8),
     Handicap("sglang slots", "sglang", "--max-running-requests 4", (SLOTS,)),
-    Handicap("sglang prefix", "sglang", "--disable-radix-cache", (NO_PREFIX,), SHARED),
+    Handicap(
+        "sglang prefix", "sglang", "--disable-radix-cache", (NO_PREFIX,), SHARED, loss_nats=0.5
+    ),
     Handicap(
         "sglang eager and synchronous",
         "sglang",
@@ -152,7 +160,7 @@ HANDICAPS = (
     ),
     Handicap("trtllm slots", "trtllm", "--max_batch_size 4", (SLOTS,)),
     Handicap("trtllm budget", "trtllm", "--max_num_tokens 512", (SMALL_BUDGET,), DIALOGUE),
-    Handicap("tgi slots", "tgi", "--max-concurrent-requests 4", (SLOTS,)),
+    Handicap("tgi slots", "tgi", "--max-concurrent-requests 4", (SLOTS,), loss_nats=0.5),
     Handicap("llama.cpp one slot", "llama-server", "--parallel 1", (SLOTS,)),
     Handicap(
         "llama.cpp slots and prefix",
@@ -207,10 +215,11 @@ class Truth:
         return goodput(run, self._slo).holds and not is_saturated(run)
 
     def neighbours(self, settings: Settings) -> Iterator[RungCandidate]:
-        """Every exact change of one rung that applies to these settings."""
+        """Every change of one rung that applies to these settings and that quality permits."""
         facts = {**self.servers.environment().facts, **msgspec.structs.asdict(settings)}
+        permitted = ("exact", "lossy") if self.handicap.lossy_permitted else ("exact",)
         for rung in self.servers.ladder.rungs:
-            if rung.honesty == "exact" and unmet_need(rung, facts) is None:
+            if rung.honesty in permitted and unmet_need(rung, facts) is None:
                 yield from candidates_of(rung, settings, {})
 
     def best_known(self, *starts: Settings) -> float:
@@ -220,8 +229,24 @@ class Truth:
     def _ascent(self, settings: Settings) -> float:
         best = self.goodput(settings)
         while True:
-            scored = [(self.goodput(c.settings), c.settings) for c in self.neighbours(settings)]
-            top, chosen = max(scored, key=lambda pair: pair[0], default=(0.0, settings))
-            if top <= best * NEAR:
+            better = [
+                candidate.settings
+                for candidate in self.neighbours(settings)
+                if self._reaches(candidate.settings, NEAR * best)
+            ]
+            if not better:
                 return best
-            best, settings = top, chosen
+            best, settings = max(
+                ((self.goodput(candidate), candidate) for candidate in better),
+                key=lambda pair: pair[0],
+            )
+
+    def _reaches(self, settings: Settings, rate: float) -> bool:
+        """Whether a configuration holds this rate: one run in place of the search for its knee."""
+        try:
+            config = self.servers.config(settings)
+            if config in self._known:
+                return self._known[config] > rate
+            return self._holds(settings, rate)
+        except UserError:
+            return False

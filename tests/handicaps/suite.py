@@ -72,9 +72,16 @@ def search(handicap: Handicap, seed: int = 0) -> tuple[LadderResult, float]:
 
 
 def judge(
-    handicap: Handicap, result: LadderResult, virtual_s: float, *, baselines: bool = True
+    handicap: Handicap,
+    result: LadderResult,
+    virtual_s: float,
+    *,
+    best_known: bool = True,
+    baselines: bool = True,
 ) -> Outcome:
-    """Compare the result with the truth and, with `baselines`, with other searches."""
+    """Compare the result with the truth: with the best configuration known, and with what other
+    searches reach.
+    """
     truth = Truth(handicap)
     servers = truth.servers
     start, current = servers.config(servers.start), servers.start
@@ -85,7 +92,8 @@ def judge(
             continue
         settings = recorded_settings(trial.settings)
         kept.append(trial.label)
-        if truth.goodput(settings) < LOSS * truth.goodput(current):
+        refused = trial.honesty == "lossy" and not handicap.lossy_permitted
+        if refused or truth.goodput(settings) < LOSS * truth.goodput(current):
             false_keeps.append(trial.label)
         current = settings
         config = servers.config(settings)
@@ -100,7 +108,7 @@ def judge(
         faults=tuple(fault.name for fault in handicap.faults),
         start=truth.goodput(servers.start),
         final=truth.goodput(final),
-        best_known=truth.best_known(final, servers.defaults) if baselines else math.nan,
+        best_known=truth.best_known(final, servers.defaults) if best_known else math.nan,
         num_trials=len(result.trials),
         kept=tuple(kept),
         found_at=found_at,

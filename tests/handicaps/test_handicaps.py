@@ -39,7 +39,7 @@ def test_every_fault_is_planted_and_a_rung_or_the_defaults_mend_it(handicap: Han
 def test_search_mends_the_fault(handicap: Handicap) -> None:
     result, virtual_s = search(handicap)
     truth = Truth(handicap)
-    outcome = judge(handicap, result, virtual_s, baselines=False)
+    outcome = judge(handicap, result, virtual_s, best_known=False, baselines=False)
     assert outcome.found_at is not None and outcome.found_at <= 2
     assert outcome.num_mended == len(handicap.faults)
     assert not outcome.false_keeps
