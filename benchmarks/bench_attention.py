@@ -46,7 +46,13 @@ CASES: dict[str, Runs] = {
     "chunk 256 on 8192": [(8192, 256)],
 }
 
-RATES = {"float32": "float32", "float16": "float32", "bfloat16": "bf16_kv", "int8": "int16"}
+RATES = {
+    "float32": "float32",
+    "float16": "float32",
+    "bfloat16": "bf16_kv",
+    "int8": "int16",
+    "fp8": "float32",
+}
 """How a format is multiplied, as `ridgeline.hardware.ceilings` names it."""
 
 

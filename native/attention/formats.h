@@ -6,6 +6,7 @@
 //   int8            as the cache holds it (code_offset): of each key a word of four bytes a b c d,
 //                   dimensions 4w .. 4w + 3, the keys' words side by side: a mask leaves the 16-bit
 //                   words (a, c), a shift (b, d)
+//   fp8             the same order (fp8.h)
 //
 // Codes are offset by 128, because unsigned bytes widen without shuffles; sums start at
 // -128 * sum(query). Four int8 values of a dimension are the bytes of keys 0, 2, 1, 3, so that
@@ -48,7 +49,8 @@ struct OrderedSlots : VectorFormat {  // slots in the order of dimensions
 };
 
 struct FloatFormat : OrderedSlots {
-  static constexpr bool kIsInt8 = false, kIsWidened = false, kRoundsToBf16 = false;
+  static constexpr bool kHasCodes = false, kIsInt8 = false, kIsFp8 = false, kIsWidened = false,
+                        kRoundsToBf16 = false;
   static constexpr int kPartRows = kFloatRows;
   static int num_words(int D) { return D; }
   static int num_slots(int D) { return round_up_to(D, kPanelKeys); }
@@ -112,7 +114,8 @@ struct Bfloat16 : FloatFormat {
 template <bool kVnni>
 struct Int8 : OrderedSlots {
   static constexpr KvKind kKind = KvKind::kInt8;
-  static constexpr bool kIsInt8 = true, kIsWidened = false, kRoundsToBf16 = false;
+  static constexpr bool kHasCodes = true, kIsInt8 = true, kIsFp8 = false, kIsWidened = false,
+                        kRoundsToBf16 = false;
   static constexpr int kPartRows = kInt8Rows;
   static int num_words(int D) { return (D + 3) / 4; }
   static int num_slots(int D) { return round_up_to(D, kPanelKeys); }

@@ -3,6 +3,8 @@
 // then, a few query rows at a time, scores, online softmax and weighted values. Query heads of a
 // group share the tile, so that keys and values are read from memory once.
 //
+// fp8: codes are turned into floats in registers (fp8.h).
+//
 // int8: queries and weights are rounded to 16 bits per row (and tile), so that both products run on
 // integers, twice as many per instruction as floats. At 16 bits that rounding is small compared with
 // the cache's (an estimate; the conformance suite bounds the sum of both).
@@ -13,6 +15,7 @@
 
 #include "attention/attention.h"
 #include "attention/formats.h"
+#include "attention/fp8.h"
 #include "attention/key_tile.h"
 #include "attention/scratch.h"
 #include "simd/compiler.h"
@@ -74,12 +77,15 @@ struct Kernel {
     for (int part = 0; part <= s.num_parts; ++part)
       s.part[part] = item.num_rows * part / s.num_parts;
   }
-  int query_words() const { return F::num_words(a.head_dim) * (F::kIsInt8 ? 2 : 1); }
+  int query_words() const {
+    return F::num_words(a.head_dim) * (F::kIsInt8 ? 2 : F::kIsFp8 ? 4 : 1);
+  }
   int32_t* packed_queries(int first) const { return s.queries + (base() + first) * query_words(); }
 
   // Packs queries in the order in which they are multiplied, scaled so that a weight is 2^score.
   void pack_queries() {
-    const float unit = a.softcap > 0 ? a.scale : a.scale * kLog2E;
+    float unit = a.softcap > 0 ? a.scale : a.scale * kLog2E;
+    if constexpr (F::kIsFp8) unit *= kFp8Query;
     plan_rows();
     for (head = 0; head < item.num_kv; ++head)
       for (int part = 0; part < s.num_parts; ++part) {
@@ -137,6 +143,7 @@ struct Kernel {
         const float x = q[d] * unit;
         memcpy(to + d * stride, &x, sizeof x);
       }
+      for (int d = D; d < query_words(); ++d) to[d * stride] = 0;
     } else {
       alignas(64) int32_t codes[kMaxHeadDim + kLanes];
       quantise_query(row, unit, codes);
@@ -168,7 +175,7 @@ struct Kernel {
   int64_t to_values() const { return a.v - a.k; }
 
   // int8 read by few rows: codes are read where they are in the cache, if they fit vectors.
-  static constexpr bool kReadsInPlace = F::kIsInt8 && !F::kIsWidened && !F::kUsesTiles;
+  static constexpr bool kReadsInPlace = F::kHasCodes && !F::kIsWidened && !F::kUsesTiles;
 
   void locate_tile(int first_key, int num_keys, KeyTile& to) const {
     const char* k = a.k + item.kv_head * a.stride_head;
@@ -180,8 +187,8 @@ struct Kernel {
     to.num_spans = 0;
     for (int j = 0; j < num_keys; ++block, within = 0) {
       const int left = a.block_size - within, count = left < num_keys - j ? left : num_keys - j;
-      const int offset = F::kIsInt8 ? 0 : within * row;
-      const int bytes = (F::kIsInt8 ? a.block_size : count) * row;
+      const int offset = F::kHasCodes ? 0 : within * row;
+      const int bytes = (F::kHasCodes ? a.block_size : count) * row;
       const char* data = k + table[table_start + block] * a.stride_block;
       to.spans[to.num_spans++] = {data, j, count, within, offset, bytes};
       j += count;
@@ -257,7 +264,7 @@ struct Kernel {
   void plan_prefetch(const KeyTile& here, const KeyTile& next) {
     if constexpr (F::kUsesTiles) {  // each step says how many lines
       s.prefetch = queue_of(tile_ahead(here, next, F::kIsInt8 ? tiles_ahead() : 1), 0);
-    } else if constexpr (!F::kIsInt8) {
+    } else if constexpr (!F::kHasCodes) {
       const HeadTile far = tile_ahead(here, next, tiles_ahead());
       locate_rows(far.tile, far.head, s.next_rows);
     } else if constexpr (!F::kIsWidened) {
@@ -281,7 +288,7 @@ struct Kernel {
 
   // Packs the tile's keys into panels, and values as far as they need it.
   void pack_tile(const KeyTile& tile, const KeyRange& range) {
-    if constexpr (F::kIsInt8) {
+    if constexpr (F::kHasCodes) {
       if (kReadsInPlace && tile.is_in_place) {
         s.codes = {&tile.places, head * a.stride_head};
         return;
@@ -537,8 +544,8 @@ struct Kernel {
   }
 
   // Turns the scores of a row into weights relative to its new maximum `top`; the lanes of `sum`
-  // add up to their sum. int8: each weight is then multiplied by the scale of its value, and the
-  // largest product is the largest of `max`.
+  // add up to their sum. int8 and fp8: each weight is then multiplied by the scale of its value, and
+  // (int8) the largest product is the largest of `max`.
   void softmax_row(float* scores, float top, Vf& sum, Vf& max) const {
     const Vf zero = set_f(top);
     sum = max = set_f(0.0f);
@@ -551,10 +558,13 @@ struct Kernel {
     RL_UNROLL for (int j = 0; j < kTileKeys; j += kLanes) {
       Vf w = exp2_nonpositive(sub_f(load_f(scores + j), zero));
       sum = add_f(sum, w);
-      if constexpr (F::kIsInt8) {
+      if constexpr (F::kHasCodes) {
         w = mul_f(w, F::kUsesTiles ? load_f(s.value_scales + j)
                                    : load_scales(s.codes.at->value_scales[j / kLanes]));
-        max = max_f(max, w);
+        if constexpr (F::kIsFp8)
+          w = mul_f(w, set_f(kFp8Weight));
+        else
+          max = max_f(max, w);
       }
       store_f(scores + j, w);
     }
@@ -739,6 +749,8 @@ struct Kernel {
     const int first_panel = low / kPanelKeys, end_panel = high / kPanelKeys + 1;
     if constexpr (F::kIsInt8)
       score_int8<R>(row, first_panel, end_panel);
+    else if constexpr (F::kIsFp8)
+      F::template score<R>(*this, row, first_panel, end_panel);
     else if constexpr (F::kRoundsToBf16)
       F::template score<R>(*this, row, first_panel, end_panel);
     else
@@ -749,6 +761,8 @@ struct Kernel {
     softmax_rows<R>(row, s.scores, range, p, rescale, max_weight);
     if constexpr (F::kIsInt8)
       add_int8_values<R>(values, rescale, max_weight, low, high);
+    else if constexpr (F::kIsFp8)
+      F::template add<R>(*this, values, rescale, low, high);
     else if constexpr (F::kRoundsToBf16)
       packs_values() ? F::template add<R, true>(*this, row, values, rescale, low, high)
                      : F::template add<R, false>(*this, row, values, rescale, low, high);
@@ -828,7 +842,7 @@ struct Kernel {
     float* out = a.out + (row * a.num_heads + kv_head * group() + flat % group()) * a.head_dim;
     if (a.sinks)
       sum += exp2f(a.sinks[kv_head * group() + flat % group()] * kLog2E - max);
-    const float inverse = 1.0f / sum;
+    const float inverse = (F::kIsFp8 ? kFp8Result : 1.0f) / sum;
     int slot = 0;
     for (; slot + kPanelKeys <= a.head_dim; slot += kPanelKeys)
       F::store_scaled_slots(values + slot, inverse, out + slot);

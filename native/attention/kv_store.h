@@ -46,8 +46,28 @@ inline void store_codes(const StoreArgs& a, const char* codes, int t, char* bloc
   for (int d = whole; d < D; ++d) block[code_offset(a.side, B, D, t, d)] = codes[d];
 }
 
-inline void store_int8_row(const StoreArgs& a, const float* x, int t, char* block) {
+// To E4M3, ties to even; |x| is at most 448, or rounds to it.
+inline uint8_t e4m3_code(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  const uint32_t sign = bits & 0x80000000u;
+  bits ^= sign;
+  if (bits < 121u << 23) {  // below 2^-6: subnormal, in steps of 2^-9
+    float size;
+    memcpy(&size, &bits, sizeof size);
+    size += 0x1p14f;  // whose last digit is 2^-9
+    memcpy(&bits, &size, sizeof bits);
+    bits -= 141u << 23;
+  } else {
+    bits = (bits - (120u << 23) + 0x7FFFF + (bits >> 20 & 1)) >> 20;
+  }
+  return static_cast<uint8_t>(bits | sign >> 24);
+}
+
+// A row as codes with one scale: int8 or fp8.
+inline void store_coded_row(const StoreArgs& a, const float* x, int t, char* block) {
   const int D = a.head_dim;
+  const float largest = a.kind == KvKind::kInt8 ? 127.0f : 448.0f;
   alignas(64) float padded[kMaxHeadDim + kLanes] = {};
   memcpy(padded, x, sizeof(float) * D);
   Vf max = set_f(0.0f);
@@ -55,12 +75,16 @@ inline void store_int8_row(const StoreArgs& a, const float* x, int t, char* bloc
   const float top = reduce_max(max);
   // Below 1e-30 the reciprocal would overflow: such a row is stored as zeros (as kv_format.py
   // does).
-  const float inverse = top > 1e-30f ? 127.0f / top : 0.0f, scale = top / 127.0f;
-  int32_t codes[kMaxHeadDim + kLanes];
+  const float inverse = top > 1e-30f ? largest / top : 0.0f, scale = top / largest;
   char bytes[kMaxHeadDim];
-  for (int d = 0; d < D; d += kLanes)
-    store_i(codes + d, to_i(mul_f(load_f(padded + d), set_f(inverse))));
-  for (int d = 0; d < D; ++d) bytes[d] = static_cast<char>(codes[d] + 128);
+  if (a.kind == KvKind::kInt8) {
+    int32_t codes[kMaxHeadDim + kLanes];
+    for (int d = 0; d < D; d += kLanes)
+      store_i(codes + d, to_i(mul_f(load_f(padded + d), set_f(inverse))));
+    for (int d = 0; d < D; ++d) bytes[d] = static_cast<char>(codes[d] + 128);
+  } else {
+    for (int d = 0; d < D; ++d) bytes[d] = static_cast<char>(e4m3_code(padded[d] * inverse));
+  }
   store_codes(a, bytes, t, block);
   memcpy(block + static_cast<int64_t>(D) * a.block_size + 4 * t, &scale, sizeof scale);
 }
@@ -71,7 +95,8 @@ inline void store_row(const StoreArgs& a, const float* x, int t, char* block) {
     case KvKind::kFloat32: memcpy(row, x, sizeof(float) * a.head_dim); return;
     case KvKind::kBfloat16: return store_bf16_row(x, a.head_dim, row);
     case KvKind::kFloat16: return store_f16_row(x, a.head_dim, row);
-    case KvKind::kInt8: return store_int8_row(a, x, t, block);
+    case KvKind::kInt8:
+    case KvKind::kFp8: return store_coded_row(a, x, t, block);
   }
 }
 

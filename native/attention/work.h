@@ -190,8 +190,8 @@ inline int heads_per_item(const AttentionArgs& a) {
 }
 
 inline int slots_of(const AttentionArgs& a) {
-  return a.kind == KvKind::kInt8 ? Int8<false>::num_slots(a.head_dim)
-                                 : FloatFormat::num_slots(a.head_dim);
+  return has_codes(a.kind) ? Int8<false>::num_slots(a.head_dim)
+                           : FloatFormat::num_slots(a.head_dim);
 }
 
 // An item is cut into its chunks if it costs more than one of this many parts of a thread's share;
@@ -297,6 +297,7 @@ struct Kernels {
       case KvKind::kFloat32: return attend_unit<Float32>(w, i, unit, memory);
       case KvKind::kBfloat16: return attend_unit<typename V::BfloatFormat>(w, i, unit, memory);
       case KvKind::kFloat16: return attend_unit<Float16>(w, i, unit, memory);
+      case KvKind::kFp8: return attend_unit<Fp8>(w, i, unit, memory);
       case KvKind::kInt8:
         return has_many_rows(w.items[i]) ? attend_unit<WidenedInt8<V::kVnni>>(w, i, unit, memory)
                                          : attend_unit<Int8Format>(w, i, unit, memory);
@@ -312,6 +313,7 @@ struct Kernels {
       case KvKind::kFloat32: return merge_chunks<Float32>(w, item, memory);
       case KvKind::kBfloat16: return merge_chunks<typename V::BfloatFormat>(w, item, memory);
       case KvKind::kFloat16: return merge_chunks<Float16>(w, item, memory);
+      case KvKind::kFp8: return merge_chunks<Fp8>(w, item, memory);
       case KvKind::kInt8: return merge_chunks<Int8Format>(w, item, memory);
     }
   }

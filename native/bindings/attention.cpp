@@ -19,8 +19,9 @@ KvKind kind_from(const std::string& name) {
   if (name == "bfloat16") return KvKind::kBfloat16;
   if (name == "float16") return KvKind::kFloat16;
   if (name == "int8") return KvKind::kInt8;
+  if (name == "fp8") return KvKind::kFp8;
   throw std::invalid_argument("unknown KV format " + name +
-                              "; known: float32, bfloat16, float16, int8");
+                              "; known: float32, bfloat16, float16, int8, fp8");
 }
 
 PagedKv make_paged_kv(uintptr_t k, uintptr_t v, const std::string& kind, int num_blocks,

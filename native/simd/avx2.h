@@ -121,6 +121,16 @@ inline Vi dot_i16(Vi sum, Vi a, Vi b) {
   return sum;
 }
 
+inline Vi and_i(Vi a, Vi b) { return _mm256_and_si256(a, b); }
+template <int kBits>
+inline Vi shift_left(Vi v) {
+  return _mm256_slli_epi32(v, kBits);
+}
+template <int kBits>
+inline Vi shift_right_signed(Vi v) {
+  return _mm256_srai_epi32(v, kBits);
+}
+
 // Of four unsigned bytes a b c d per lane: the words (a, c), and (b, d).
 inline Vi even_bytes(Vi v) { return _mm256_and_si256(v, set_i(0x00FF00FF)); }
 inline Vi odd_bytes(Vi v) { return _mm256_srli_epi16(v, 8); }

@@ -116,6 +116,16 @@ inline Vi broadcast_4(const uint8_t* p) {
   return set_i(four);
 }
 
+inline Vi and_i(Vi a, Vi b) { return _mm512_and_si512(a, b); }
+template <int kBits>
+inline Vi shift_left(Vi v) {
+  return _mm512_slli_epi32(v, kBits);
+}
+template <int kBits>
+inline Vi shift_right_signed(Vi v) {
+  return _mm512_srai_epi32(v, kBits);
+}
+
 // Of four unsigned bytes a b c d per lane: the words (a, c), and (b, d).
 inline Vi even_bytes(Vi v) { return _mm512_and_si512(v, set_i(0x00FF00FF)); }
 inline Vi odd_bytes(Vi v) { return _mm512_srli_epi16(v, 8); }

@@ -124,6 +124,16 @@ inline Vi dot_i16(Vi sum, Vi a, Vi b) {
   return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 }
 
+inline Vi and_i(Vi a, Vi b) { return a & b; }
+template <int kBits>
+inline Vi shift_left(Vi v) {
+  return v << kBits;
+}
+template <int kBits>
+inline Vi shift_right_signed(Vi v) {
+  return v >> kBits;
+}
+
 // Of four unsigned bytes a b c d per lane: the words (a, c), and (b, d).
 inline Vi even_bytes(Vi v) { return v & 0x00FF00FF; }
 inline Vi odd_bytes(Vi v) { return v >> 8 & 0x00FF00FF; }

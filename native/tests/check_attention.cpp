@@ -43,7 +43,7 @@ float half_value(uint16_t h) {
 // Dimension d of token t in a block; for int8, from where the comment of code_offset says it is.
 double stored(KvKind kind, const char* tile, KvSide side, int B, int t, int d, int D) {
   const char* row = tile + t * row_bytes(kind, D);
-  if (kind == KvKind::kInt8) {
+  if (has_codes(kind)) {
     const int order[] = {0, 2, 1, 3}, last = side == KvSide::kKeys ? D % 4 : B % 4;
     int at;
     if (side == KvSide::kKeys)
@@ -52,7 +52,11 @@ double stored(KvKind kind, const char* tile, KvSide side, int B, int t, int d, i
       at = t < B - last ? (t / 4 * D + d) * 4 + order[t % 4] : (B - last) * D + d * last + t % 4;
     float scale;
     memcpy(&scale, tile + D * B + 4 * t, sizeof scale);
-    return (static_cast<uint8_t>(tile[at]) - 128) * static_cast<double>(scale);
+    const int code = static_cast<uint8_t>(tile[at]);
+    if (kind == KvKind::kInt8) return (code - 128) * static_cast<double>(scale);
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const double size = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+    return (code & 128 ? -size : size) * static_cast<double>(scale);
   }
   if (kind == KvKind::kFloat32) {
     float x;
@@ -136,6 +140,7 @@ struct Problem {
             stored(shape.kind, blocks[row], side, shape.block, within[row], d, shape.dim);
         const double slack = shape.kind == KvKind::kFloat32 ? 0
                              : shape.kind == KvKind::kInt8  ? 0.03
+                             : shape.kind == KvKind::kFp8   ? fabs(x[i]) / 15.9 + 1e-4
                                                             : 0.02;
         if (fabs(value - x[i]) > slack) ++failures;
       }
@@ -307,7 +312,7 @@ std::vector<float> in_units(const AttentionOps& ops, const Problem& m, int threa
 void check(const AttentionOps& ops, const Shape& shape) {
   Problem m(shape);
   m.fill(ops);
-  if (shape.kind != KvKind::kInt8) m.poison();  // int8 codes and scales cannot be NaN
+  if (!has_codes(shape.kind)) m.poison();  // codes and scales cannot be NaN
   std::vector<float> out(m.q.size());
   m.args.out = out.data();
   ops.attend(m.args);
@@ -338,7 +343,8 @@ void check_cuts(const AttentionOps& ops) {
 
 void check_all(const AttentionOps& ops) {
   const int dims[] = {1, 2, 6, 20, 64, 80, 96, 128, 256};
-  for (KvKind kind : {KvKind::kFloat32, KvKind::kBfloat16, KvKind::kFloat16, KvKind::kInt8})
+  for (KvKind kind : {KvKind::kFloat32, KvKind::kBfloat16, KvKind::kFloat16, KvKind::kInt8,
+                      KvKind::kFp8})
     for (int i = 0; i < 18; ++i) {
       const int kv_heads = pick(1, 2), heads = kv_heads * pick(1, 5),
                 block = pick(0, 1) ? 16 * pick(1, 3) : pick(1, 20);
@@ -374,7 +380,7 @@ void check_all(const AttentionOps& ops) {
     for (int window : {0, 43})
       check(ops, {KvKind::kBfloat16, 4, 2, 64, 16, window, 0, {{530, rows}, {0, rows}}, true});
   for (KvKind kind :
-       {KvKind::kInt8, KvKind::kBfloat16})  // a long context among short ones, and with a prompt
+       {KvKind::kInt8, KvKind::kFp8, KvKind::kBfloat16})  // a long context among short ones, and with a prompt
     check(ops, {kind,
                 4,
                 2,

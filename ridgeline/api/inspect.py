@@ -11,7 +11,11 @@ from ridgeline.workflows.inspect_model import ModelInspection, inspect_model
 
 
 def inspect(
-    model: str, *, against: str | None = None, observer: Observer = silent
+    model: str,
+    *,
+    against: str | None = None,
+    what_if: str | None = None,
+    observer: Observer = silent,
 ) -> ModelInspection:
     """Show a model's parameters, FLOPs, bytes and KV cache.
 
@@ -25,6 +29,7 @@ def inspect(
             OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
             'dummy:SHAPE' (random weights).
         against: Original of a quantised model, to measure the error against.
+        what_if: Edits of the attention, to compare the KV caches: 'kv_heads=1 window=1024'.
         observer: Called with every progress event; `print` shows them as lines.
 
     Returns:
@@ -36,7 +41,7 @@ def inspect(
     options = command_options("inspect", InspectOptions, locals())
     for name in filter(None, (options.model, options.against)):
         ensure_downloaded(name, observer)
-    return inspect_model(options.model, against=options.against)
+    return inspect_model(options.model, against=options.against, what_if=options.what_if)
 
 
 def doctor(*, refresh: bool = False) -> MachineReadiness:

@@ -411,7 +411,10 @@ _COMMANDS = (
         group="Tools",
         summary="Show a model's parameters, FLOPs, bytes and KV cache.",
         details="Checks every layer of a quantised checkpoint; exit code 1 if one is faulty.",
-        examples=("ridgeline inspect demo",),
+        examples=(
+            "ridgeline inspect demo",
+            "ridgeline inspect dummy:llama-3.1-8b --what-if 'kv_heads=1 window=1024 share=2'",
+        ),
         sections=(InspectOptions,),
     ),
     Command(

@@ -144,6 +144,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
         Needs("output", ("input",)),
     ),
+    "inspect": (Displaces("what_if", ("against",)),),
     "plan": (
         Displaces("workload", ("input_len", "output_len")),
         Displaces("node_label", ("cluster",)),

@@ -187,6 +187,14 @@ class InspectOptions(Section, frozen=True, kw_only=True):
         str | None,
         About("Original of a quantised model, to measure the error against.", metavar="MODEL"),
     ] = None
+    what_if: Annotated[
+        str | None,
+        About(
+            "Compare the KV cache with that of an edited model, in place of the usual tables: "
+            "'key=value' of kv_heads, window, global_every, share, latent, kv_dtype and context.",
+            metavar="EDITS",
+        ),
+    ] = None
     json: Annotated[bool, shared.JSON] = False
 
 

@@ -14,7 +14,11 @@ from msgspec.structs import replace
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
 
-KV_SCALE_BYTES = {"int8": 4}
+BYTES_OF_KV = BYTES_OF_DTYPE | {"fp8": 1}
+"""Bytes of a number in a KV cache. "fp8" is the engine's format, with scales; "float8_e4m3" that of
+other engines, without."""
+
+KV_SCALE_BYTES = {"int8": 4, "fp8": 4}
 """Extra bytes per key vector, and per value vector, of one head in a quantised KV cache."""
 
 

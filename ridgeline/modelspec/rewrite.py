@@ -17,7 +17,17 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.modelspec.format import BF16, DIGITS, FP8, INT4, INT8, WHOLE_KINDS, Format, dense
+from ridgeline.modelspec.format import (
+    BF16,
+    DIGITS,
+    FP8,
+    INT4,
+    INT8,
+    KV_SCALE_BYTES,
+    WHOLE_KINDS,
+    Format,
+    dense,
+)
 from ridgeline.modelspec.model import (
     AttentionSpec,
     LayerSpec,
@@ -200,8 +210,8 @@ def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
 
 
 def with_kv_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
-    """Store keys and values in `dtype`: a float, or "int8" with a scale per token and head."""
-    if dtype != "int8":
+    """Store keys and values in `dtype`: a float, or a format of `KV_SCALE_BYTES`."""
+    if dtype not in KV_SCALE_BYTES:
         _check_dtype(dtype, "KV cache dtype")
     return _recorded(replace(spec, kv_dtype=dtype), f"kv -> {dtype}: asked for")
 

@@ -23,6 +23,7 @@ from ridgeline.modelspec.checkpoints.planning import config_planning_spec
 from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
+from ridgeline.modelspec.what_if import KvComparison, compare_kv
 from ridgeline.records import SamplingDefaults
 from ridgeline.report.result import Result
 
@@ -36,6 +37,7 @@ class ModelInspection(Result, frozen=True, kw_only=True):
     `default_sampling`: that of requests which leave it out, from generation_config.json.
     `tokenizer`: its size and BOS, or why only token ids are accepted. `self_check`: one entry per
     layer of a quantised checkpoint, empty for other models. `note` says what was not read.
+    `what_if`: the KV cache of the model and of an edited one, if that was asked.
     """
 
     model: str
@@ -45,6 +47,7 @@ class ModelInspection(Result, frozen=True, kw_only=True):
     default_sampling: SamplingDefaults
     self_check: tuple[LayerCheck, ...]
     note: str = ""
+    what_if: KvComparison | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -52,17 +55,20 @@ class ModelInspection(Result, frozen=True, kw_only=True):
         return not any(check.faults for check in self.self_check)
 
 
-def inspect_model(model: str, *, against: str | None = None) -> ModelInspection:
+def inspect_model(
+    model: str, *, against: str | None = None, what_if: str | None = None
+) -> ModelInspection:
     """Describe `model`; a quantised checkpoint is read and checked layer by layer.
 
-    `against`: the original of a quantised model, to measure the error of its weights. Of a
+    `against`: the original of a quantised model, to measure the error of its weights. `what_if`:
+    edits of its attention (`modelspec.what_if`), to compare the KV caches. Of a
     repository of the Hugging Face Hub that is not downloaded, only config.json is read: nothing is
     checked then. Raises BadModel, also for a tokenizer that is larger than the model's vocabulary,
     BadInput for an original of a model that is not quantised, and DownloadFailed.
     """
     folder = config_folder(model) if against is None else None
     if folder is not None:
-        return _inspect_config(folder, model)
+        return _inspect_config(folder, model, what_if)
     spec = load_spec(model)
     return ModelInspection(
         model=spec.name,
@@ -71,10 +77,11 @@ def inspect_model(model: str, *, against: str | None = None) -> ModelInspection:
         tokenizer=describe_tokenizer(model, spec.vocab_size),
         default_sampling=read_sampling_defaults(model),
         self_check=_self_check(model, spec, against),
+        what_if=None if what_if is None else compare_kv(spec, what_if),
     )
 
 
-def _inspect_config(folder: Path, model: str) -> ModelInspection:
+def _inspect_config(folder: Path, model: str, what_if: str | None) -> ModelInspection:
     """What config.json alone says."""
     spec = config_planning_spec(folder, model)
     return ModelInspection(
@@ -85,6 +92,7 @@ def _inspect_config(folder: Path, model: str) -> ModelInspection:
         note=f"only config.json was read; ridgeline pull {model} downloads the rest",
         default_sampling=SamplingDefaults(),
         self_check=(),
+        what_if=None if what_if is None else compare_kv(spec, what_if),
     )
 
 

@@ -170,10 +170,12 @@ def as_taken(scene: Scene, layer: int) -> Tensor:
 
 def sizes_of(scene: Scene, q_THD: Tensor, layer: int) -> Tensor:
     """Results in float32 if no value took from another: the average of the values' sizes."""
-    cache = scene.caches[1]
-    layers, kv_T2KD = [kv.clone() for kv in cache.layers], scene.kv_T2KD.clone()
-    for values in (layers[layer][:, 1], kv_T2KD[:, 1]):
+    cache, format = scene.caches[1], scene.caches[1].format
+    layers, kv_T2KD = list(cache.layers), scene.kv_T2KD.clone()
+    rows_N2KBD = format.decode(format.from_tiles(layers[layer]), torch.float32)
+    for values in (rows_N2KBD[:, 1], kv_T2KD[:, 1]):
         values.abs_()
+    layers[layer] = format.to_tiles(format.encode(rows_N2KBD))
     sizes = KvCache(layers, cache.format, cache.dtype)
     step = build_attention("reference", scene.spec, sizes).prepare(scene.runs)
     return step(q_THD, kv_T2KD, layer).float()
@@ -270,7 +272,7 @@ def test_long_prompt_is_cut_into_spans(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("kv", ["float32", "int8"])
+@pytest.mark.parametrize("kv", ["float32", "int8", "fp8"])
 def test_sinks_take_part_in_the_softmax(backend: str, kv: str) -> None:
     """Sinks below, among and far above the scores; in short runs, and in one cut into chunks."""
     shapes = [(40, 1), (0, 9), (700, 1), (17, 4)]
@@ -339,7 +341,7 @@ def test_backend_says_why_not_in_words(backend: str) -> None:
     )
 
 
-STORED = ["float32", "bfloat16", "float16", "int8"]
+STORED = ["float32", "bfloat16", "float16", "int8", "fp8"]
 
 
 def backends_of(kv: str, head_dim: int = 8) -> list[str]:
@@ -407,7 +409,7 @@ def tolerance_of(backend: str, kv: str, size: float) -> float:
     return 5e-6 if size <= 1 else 1e-4
 
 
-@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8", "fp8"])
 @pytest.mark.parametrize("isa", ["portable", "auto"])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(8, 4), (64, 16)], ids=["odd", "tiles"])
 def test_extreme_rows_stay_numbers(
@@ -447,7 +449,7 @@ def native_rows(
     return outs
 
 
-CUTS = [*((kv, 20) for kv in STORED), ("bfloat16", 64), ("int8", 64)]
+CUTS = [*((kv, 20) for kv in STORED), ("bfloat16", 64), ("int8", 64), ("fp8", 64)]
 
 
 @pytest.mark.skipif("native" not in backends_of("float32"), reason="no native kernels here")
@@ -516,6 +518,18 @@ def test_int8_error_is_half_a_step() -> None:
     step_X1 = x_XD.abs().amax(dim=1, keepdim=True) / 127
     error_XD = (format.decode(stored_XW, torch.float32) - x_XD).abs()
     assert bool((error_XD <= 0.5001 * step_X1).all()) and bool(error_XD.any())
+
+
+def test_fp8_error_is_a_sixteenth_of_each_number() -> None:
+    """Three bits of mantissa down to 2^-6 of a 448th of the largest, even steps below it."""
+    x_XD = torch.randn(50, 64) * torch.logspace(-6, 6, 50).unsqueeze(1)
+    format = kv_format("fp8")
+    stored_XW = format.encode(x_XD)
+    assert stored_XW.shape == (50, format.width(64)) and stored_XW.dtype == torch.int8
+    scale_X1 = x_XD.abs().amax(dim=1, keepdim=True) / 448
+    error_XD = (format.decode(stored_XW, torch.float32) - x_XD).abs()
+    limit_XD = torch.maximum(x_XD.abs() / 16, scale_X1 * 2**-10)
+    assert bool((error_XD <= 1.0001 * limit_XD).all()) and bool(error_XD.any())
 
 
 @pytest.mark.parametrize("kv", STORED)

@@ -237,7 +237,7 @@ def through_cache(
     return found, cache
 
 
-@pytest.mark.parametrize("kv", ["float32", "int8"])
+@pytest.mark.parametrize("kv", ["float32", "int8", "fp8"])
 @pytest.mark.parametrize(
     "name",
     [

@@ -145,7 +145,7 @@ def test_scoring_a_text_leaves_the_cache_unchanged(ours: Loaded) -> None:
     assert all(map(torch.equal, before, ours.runner.cache.layers))
 
 
-@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8", "fp8"])
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_scores_equal_those_of_steps(directory: Path, backend: str, kv: str) -> None:
     """Bit for bit, so that a kernel's rounding shows in quality measurements."""

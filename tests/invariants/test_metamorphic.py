@@ -74,6 +74,7 @@ KINDS = [
     "glm4-moe-native",
     "deepseek-v3",
     "demo-kv-int8",
+    "demo-kv-fp8",
 ]
 
 
@@ -266,7 +267,7 @@ def test_reference_equals_the_slow_sampler_on_full_logits(model: Model) -> None:
     kind, kv_dtype = model.spec.layers[0].mlp.gate.format.kind, model.spec.kv_dtype
     rounds = model.attention == "native" and _native.attention_rounds(kv_dtype, "auto")
     slack = max(model.slack, CODE_SLACK) if rounds else model.slack
-    slack = 0.02 if kind == "int4" or kv_dtype == "int8" else slack
+    slack = 0.02 if kind == "int4" or kv_dtype in ("int8", "fp8") else slack
     oracle = model.logits
     if kind == "int8":
         oracle, slack = model.served_logits, SLACK

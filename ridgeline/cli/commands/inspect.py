@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ridgeline.cli.params.fetch_model import fetch_model, names_repository
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.cli.render.inspect import check_lines, inspection_tables
+from ridgeline.cli.render.inspect import check_lines, inspection_tables, kv_comparison_lines
 from ridgeline.config.tools import InspectOptions
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.inspect_model import inspect_model
@@ -20,12 +20,15 @@ def inspect(call: Invocation) -> int:
     if options.against is not None or not names_repository(options.model):
         for name in filter(None, (options.model, options.against)):
             fetch_model(name)
-    inspection = inspect_model(options.model, against=options.against)
+    inspection = inspect_model(options.model, against=options.against, what_if=options.what_if)
     if options.json:
         print(json_line(inspection.to_dict()))
     else:
         console = Console()
-        console.print(inspection_tables(inspection))
+        if inspection.what_if is None:
+            console.print(inspection_tables(inspection))
+        else:
+            console.print(kv_comparison_lines(inspection.what_if))
         for line in check_lines(inspection):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0 if inspection.is_sound else FAULTY

@@ -13,6 +13,7 @@ from ridgeline.workflows.inspect_model import ModelInspection
 
 if TYPE_CHECKING:
     from ridgeline.modelspec.cost.inspect import LayerGroup
+    from ridgeline.modelspec.what_if import KvComparison, KvKind
 
 _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -24,6 +25,50 @@ def inspection_tables(inspection: ModelInspection) -> Group:
     defaults = str(inspection.default_sampling)
     text = (tokenizer, InspectRow("text", "sampling defaults", defaults))
     return Group(_summary(inspection.model, (*inspection.rows, *text)), _layers(inspection.layers))
+
+
+def kv_comparison_lines(comparison: KvComparison) -> Group:
+    """The KV cache before and after the edits, by kind of layer."""
+    table = Table(
+        title=f"{comparison.model}: KV cache of one sequence of {comparison.context:,} tokens",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for name in ("layers", "B/token", "held", "held per token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for heading, kinds in (("before", comparison.before), ("after", comparison.after)):
+        for i, kind in enumerate(kinds):
+            table.add_row(heading if i == 0 else "", *_kv_cells(kind, comparison.context))
+        table.add_row("", "[bold]all", *_all_cells(kinds, comparison.context))
+    effects = ", ".join(f"{edit} {times:.1f}" for edit, times in comparison.effects)
+    lines = [f"{comparison.times:.1f} times smaller with {comparison.edits}"]
+    lines += [f"each alone: {effects}"] if len(comparison.effects) > 1 else []
+    lines += ["A model has to be trained in this form; the figures are those of its shapes."]
+    return Group(table, *lines)
+
+
+def _kv_cells(kind: KvKind, context: int) -> tuple[str, ...]:
+    held = kind.bytes_at_context
+    return (
+        kind.kind,
+        str(kind.num_layers),
+        f"{kind.bytes_per_token:,}",
+        scaled(held) + "B",
+        f"{held / context:,.0f} B",
+    )
+
+
+def _all_cells(kinds: Sequence[KvKind], context: int) -> tuple[str, ...]:
+    held = sum(kind.bytes_at_context for kind in kinds)
+    return (
+        str(sum(kind.num_layers for kind in kinds)),
+        f"{sum(kind.bytes_per_token for kind in kinds):,}",
+        scaled(held) + "B",
+        f"{held / context:,.0f} B",
+    )
 
 
 def check_lines(inspection: ModelInspection) -> Iterator[str]:

@@ -4,14 +4,17 @@ A tile is one block of one head, for keys or for values.
 
     float32, bfloat16, float16   row = D numbers                             W = D
     int8                         row = D codes + 128, then one float32 scale W = D + 4 bytes
+    fp8                          row = D codes, then one float32 scale       W = D + 4 bytes
 
 INT8 stores each key and each value of a head with a separate scale: x ≈ code · scale, with
 scale = max|x| / 127 over the D numbers of that token and head, and code = x / scale rounded half to
 even. Codes are stored plus 128 as unsigned bytes, which widen to words by a mask and a shift, while
-signed ones need shuffles.
+signed ones need shuffles. FP8 stores E4M3 numbers (4 bits of exponent, 3 of mantissa) of the same
+rows, scaled so that the largest is 448, the format's largest: small numbers keep 3 bits where INT8
+keeps few, large ones have 3 where INT8 has 7.
 
-Rows of floats are contiguous. INT8 tiles have the order in which the native kernel multiplies them,
-so that it need not transpose them (that took a third of its time, docs/concepts/kernels.md):
+Rows of floats are contiguous. Tiles of codes have the order in which the native kernel multiplies
+them, so that it need not transpose them (that took a third of its time, docs/concepts/kernels.md):
 
     keys     [D/4, B, 4]   four dimensions of every token side by side
     values   [B/4, D, 4]   four tokens (0 2 1 3) of every dimension side by side
@@ -21,6 +24,7 @@ rows, and whatever moves blocks (copy-on-write, prefix sharing) moves their scal
 
 Paper. Per-token quantisation of the KV cache as in KVQuant (Hooper et al. 2024, arXiv 2401.18079)
 and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no channel-wise scales.
+E4M3: Micikevicius et al. 2022, arXiv 2209.05433.
 
 Invariants. The bytes of a position depend on that token's key or value alone; writing it again
 gives the same bytes; `to_tiles` only moves bytes, and `from_tiles` moves them back. Lossy, except
@@ -47,7 +51,8 @@ from ridgeline.engine.dtype import DTYPES
 SCALE_BYTES = 4
 MAX_CODE = 127
 OFFSET = 128  # added to codes as stored
-SMALLEST = 1e-30  # rows below it are stored as zeros, because 127 / max|x| must stay finite
+MAX_E4M3 = 448
+SMALLEST = 1e-30  # rows below it are stored as zeros, because 448 / max|x| must stay finite
 
 
 class KvFormat(Protocol):
@@ -114,11 +119,12 @@ class PlainKv:
 
 
 @dataclass(frozen=True)
-class Int8Kv:
-    """8-bit codes with one float32 scale per token and head."""
+class CodedKv:
+    """Codes of one byte with one float32 scale per token and head."""
 
     name: str = "int8"
     dtype: torch.dtype = torch.int8
+    max_code: int = MAX_CODE
     layouts: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def width(self, head_dim: int) -> int:
@@ -129,12 +135,12 @@ class Int8Kv:
         top_X1 = x_XD.abs().amax(dim=-1, keepdim=True)
         # Divide tensor by tensor: torch computes scalar / tensor as a reciprocal and a product,
         # which rounds twice.
-        inverse_X1 = torch.where(top_X1 > SMALLEST, top_X1.new_tensor(MAX_CODE) / top_X1, 0.0)
-        codes_XD = (x_XD * inverse_X1).round_().add_(OFFSET).to(torch.uint8).view(torch.int8)
-        return torch.cat([codes_XD, (top_X1 / MAX_CODE).view(torch.int8)], dim=-1)
+        inverse_X1 = torch.where(top_X1 > SMALLEST, top_X1.new_tensor(self.max_code) / top_X1, 0.0)
+        codes_XD = self._to_codes(x_XD * inverse_X1)
+        return torch.cat([codes_XD, (top_X1 / self.max_code).view(torch.int8)], dim=-1)
 
     def decode(self, stored_XW: Tensor, dtype: torch.dtype) -> Tensor:
-        codes_XD = stored_XW[..., :-SCALE_BYTES].view(torch.uint8).float().sub_(OFFSET)
+        codes_XD = self._from_codes(stored_XW[..., :-SCALE_BYTES])
         scale_X1 = stored_XW[..., -SCALE_BYTES:].contiguous().view(torch.float32)
         return (codes_XD * scale_X1).to(dtype)
 
@@ -161,15 +167,41 @@ class Int8Kv:
         at_RW = at_RW + (tiles_R * (block_size * width)).unsqueeze(1)
         kv_N2KBW.view(-1).index_copy_(0, at_RW.flatten(), rows_RW.flatten())
 
+    def _to_codes(self, x_XD: Tensor) -> Tensor:
+        """codes_XD as bytes, of numbers up to `max_code` in magnitude."""
+        return x_XD.round().add_(OFFSET).to(torch.uint8).view(torch.int8)
+
+    def _from_codes(self, codes_XD: Tensor) -> Tensor:
+        """The numbers of codes, in float32."""
+        return codes_XD.view(torch.uint8).float().sub_(OFFSET)
+
     def _offsets(self, tiles_X2YBW: Tensor) -> Tensor:
         block_size, width = tiles_X2YBW.shape[-2:]
         if (block_size, width) not in self.layouts:
-            offsets_2P = int8_offsets(block_size, width - SCALE_BYTES).to(tiles_X2YBW.device)
+            offsets_2P = code_offsets(block_size, width - SCALE_BYTES).to(tiles_X2YBW.device)
             self.layouts[block_size, width] = offsets_2P
         return self.layouts[block_size, width]
 
 
-def int8_offsets(block_size: int, head_dim: int) -> Tensor:
+class Int8Kv(CodedKv):
+    """Integers of 8 bits."""
+
+
+@dataclass(frozen=True)
+class Fp8Kv(CodedKv):
+    """E4M3 numbers."""
+
+    name: str = "fp8"
+    max_code: int = MAX_E4M3
+
+    def _to_codes(self, x_XD: Tensor) -> Tensor:
+        return x_XD.to(torch.float8_e4m3fn).view(torch.int8)
+
+    def _from_codes(self, codes_XD: Tensor) -> Tensor:
+        return codes_XD.view(torch.float8_e4m3fn).float()
+
+
+def code_offsets(block_size: int, head_dim: int) -> Tensor:
     """offsets_2P: the offset in the tile of byte p of its contiguous rows (P = B · W).
 
     For keys and for values; the same as `code_place` of native/attention/attention.h.
@@ -189,5 +221,6 @@ def _by_fours(across: int, along: int, order: Sequence[int] = (0, 1, 2, 3)) -> T
 
 
 def kv_format(name: str) -> KvFormat:
-    """The format `name`: that of a float dtype, or "int8"."""
-    return Int8Kv() if name == "int8" else PlainKv(DTYPES[name])
+    """The format `name`: that of a float dtype, "int8" or "fp8"."""
+    coded: dict[str, KvFormat] = {"int8": Int8Kv(), "fp8": Fp8Kv()}
+    return coded[name] if name in coded else PlainKv(DTYPES[name])

@@ -33,7 +33,7 @@ from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.model import ModelSpec
 
 MAX_HEAD_DIM = 256
-KV_FORMATS = ("float32", "bfloat16", "float16", "int8")
+KV_FORMATS = ("float32", "bfloat16", "float16", "int8", "fp8")
 ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: attention_isa.h names them
 
 

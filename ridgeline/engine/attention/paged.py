@@ -46,6 +46,7 @@ from ridgeline.engine.attention.indices import (
 )
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.scheduler.plan import Run, stored_runs
+from ridgeline.modelspec.format import KV_SCALE_BYTES
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
@@ -239,6 +240,8 @@ def _prefill_latent(
 
 def why_not_latent(site: AttentionSite) -> tuple[str, ...]:
     """Why a latent cache cannot be stored at `site`; empty where it can, or there is none."""
-    if not site.has_latent or site.kv_dtype != "int8":
+    if not site.has_latent or site.kv_dtype not in KV_SCALE_BYTES:
         return ()
-    return ("int8 has one scale per key and value of a head, and a latent row is neither",)
+    return (
+        f"{site.kv_dtype} has one scale per key and value of a head, and a latent row is neither",
+    )
