@@ -9,7 +9,8 @@
     │   ├── DownloadFailed a model is not here and could not be downloaded
     │   └── Inconclusive   a measurement was disturbed, so that it decides nothing
     └── EngineUnavailable  the engine is stopped or dead; the request itself was valid
-        └── EngineFull     the queue is full; says when to retry
+        ├── EngineFull     the queue is full; says when to retry
+        └── RankFailed     a process of a parallel engine ended or does not answer
 
 `assert` is reserved for internal invariants; it never validates user input.
 """
@@ -90,3 +91,7 @@ class EngineFull(EngineUnavailable):
     def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
         self.reason, self.retry_after_s = reason, retry_after_s
         super().__init__(message)
+
+
+class RankFailed(EngineUnavailable):
+    """A process of a parallel engine ended or does not answer, so the engine stops."""

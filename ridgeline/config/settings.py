@@ -32,6 +32,8 @@ DraftMethod = Literal[
 ]
 MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
 KV, SCHEDULING, EXECUTION = "KV cache", "Scheduling", "Execution"
+PARALLELISM = "Parallelism"
+RANKS = Range(1, 64)
 MAX_THREADS = 1024  # more than any machine has; each takes memory when it starts
 
 
@@ -162,6 +164,33 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=SCHEDULING,
         ),
     ] = False
+    tensor_parallel_size: Annotated[
+        int,
+        About(
+            "Processes that heads, feed-forward layers and vocabulary are split over.",
+            unit=COUNT,
+            range=RANKS,
+            panel=PARALLELISM,
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        About(
+            "Processes, or groups of them, that the layers are divided into as stages.",
+            unit=COUNT,
+            range=RANKS,
+            panel=PARALLELISM,
+        ),
+    ] = 1
+    expert_parallel_size: Annotated[
+        int,
+        About(
+            "Processes that whole experts are spread over: 1, or with tensor parallelism as many.",
+            unit=COUNT,
+            range=RANKS,
+            panel=PARALLELISM,
+        ),
+    ] = 1
     thread_plan: Annotated[
         Literal["fixed", "auto"],
         About("auto measures the best numbers of threads when the engine opens.", panel=EXECUTION),
@@ -256,10 +285,10 @@ class Settings(PlainSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     num_threads: Annotated[
         int | None,
         About(
-            "CPU threads.",
+            "CPU threads of each process.",
             unit=COUNT,
             range=Range(1, MAX_THREADS),
-            unset="the available cores",
+            unset="the available cores, divided over the processes",
             panel=EXECUTION,
         ),
     ] = None
@@ -302,6 +331,9 @@ class EngineSettings(TypedDict, total=False):
     max_num_queued_reqs: int | None
     max_num_queued_tokens: int | None
     slo_throttle: bool
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    expert_parallel_size: int
     thread_plan: Literal["fixed", "auto"]
     seed: int
     dtype: Literal["auto", "float32", "bfloat16", "float16"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -19,6 +19,11 @@ from ridgeline.engine.execution.graphs.warm_up import warm_up
 from ridgeline.engine.execution.page_prefetch import PagePrefetcher
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
+from ridgeline.engine.parallel.collectives import GlooCollectives
+from ridgeline.engine.parallel.group import NO_PROCESSES, Processes, RankGroup
+from ridgeline.engine.parallel.messages import rank_config
+from ridgeline.engine.parallel.rank import load_model
+from ridgeline.engine.parallel.runner import make_runner
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
@@ -26,6 +31,7 @@ from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache, NoPrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.speculation.base import DraftProposer
 from ridgeline.engine.speculate.build import build_speculation
+from ridgeline.engine.speculate.config import ResolvedSpeculation
 from ridgeline.engine.speculate.drafters.target_model import TargetModel
 from ridgeline.engine.structured_output import make_masks
 from ridgeline.engine.structured_output.base import TokenMasks
@@ -35,6 +41,7 @@ from ridgeline.engine.tokenization import (
     check_tokenizer,
     load_tokenizer,
 )
+from ridgeline.errors import CannotRun
 from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.model import ModelSpec
@@ -49,6 +56,7 @@ class EngineParts:
     runner: TorchRunner
     masks: TokenMasks
     weight_bytes: int
+    processes: Processes = NO_PROCESSES
 
 
 def assemble(
@@ -60,6 +68,8 @@ def assemble(
     """
     tokenizer = load_tokenizer(resolved.model)
     check_tokenizer(tokenizer, resolved.spec.vocab_size)
+    if resolved.parallel_sizes.num_ranks > 1:
+        return assemble_ranks(resolved, tokenizer, clock)
     target = cache(lambda: _target(resolved))
     speculation = build_speculation(resolved.speculative_config, tokenizer, resolved, clock, target)
     scheduler = make_scheduler(resolved, speculation.drafts)
@@ -78,6 +88,49 @@ def assemble(
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     return EngineParts(tokenizer, scheduler, runner, masks, num_bytes)
+
+
+def assemble_ranks(
+    resolved: ResolvedSettings, tokenizer: Tokenizer, clock: Callable[[], float]
+) -> EngineParts:
+    """The parts of an engine whose model is computed by several processes.
+
+    The others load their parts of the weights while this one loads that of rank 0.
+    """
+    group = RankGroup(rank_config(resolved))
+    try:
+        collectives = GlooCollectives(group.config.shard, group.config.timeout_s)
+        model = cache(lambda: load_model(group.config, collectives))
+        drafts = resolved.speculative_config
+        speculation = build_speculation(
+            drafts, tokenizer, resolved, clock, partial(_no_target, drafts)
+        )
+        scheduler = make_scheduler(resolved, speculation.drafts)
+        num_bytes = model().decoder.nbytes + speculation.weight_bytes
+        scheduler.pool.watch_high_water(PagePrefetcher(model().cache).extend_to)
+        num_bytes += group.wait_until_loaded()
+        collectives.connect(group.store)
+        masks = make_masks_of(tokenizer, resolved.spec)
+        runner = make_runner(
+            model(),
+            group,
+            masks,
+            speculation.verifier,
+            StepThreads(resolved.num_threads, resolved.num_threads_decode),
+        )
+        speculation.calibrate(runner)
+    except BaseException:
+        group.close()
+        raise
+    return EngineParts(tokenizer, scheduler, runner, masks, num_bytes, group)
+
+
+def _no_target(speculation: ResolvedSpeculation | None) -> TargetModel:
+    method = "speculative decoding" if speculation is None else speculation.method
+    raise CannotRun(
+        f"drafting with {method!r} reads the target model's layers, which several ranks hold",
+        fix="use the method ngram or suffix, or one process",
+    )
 
 
 def _target(resolved: ResolvedSettings) -> TargetModel:

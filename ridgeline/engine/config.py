@@ -25,6 +25,7 @@ from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
 from ridgeline.engine.generation_config import read_sampling_defaults
+from ridgeline.engine.parallel.resolve import check_parallelism, parallel_sizes
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
@@ -56,6 +57,7 @@ from ridgeline.modelspec.rewrite import (
     with_dtype,
     with_kv_dtype,
 )
+from ridgeline.modelspec.shard import ParallelSizes, shards_of
 from ridgeline.records import KvEviction, SamplingDefaults
 
 BLOCK_SIZE = 16
@@ -108,6 +110,10 @@ class ResolvedSettings(PlainSettings, frozen=True, kw_only=True):
     embeddings: EmbeddingSettings = EmbeddingSettings()
     kv_eviction_config: KvEviction | None = None
 
+    @property
+    def parallel_sizes(self) -> ParallelSizes:
+        return parallel_sizes(self)
+
     def values(self) -> dict[str, Any]:
         """The values of the settings, without the spec and derived records."""
         skipped = ("spec", "derivations", "default_sampling", "embeddings")
@@ -131,16 +137,28 @@ class Models(msgspec.Struct, frozen=True):
     layout: KvLayout
 
     @staticmethod
-    def of(spec: ModelSpec, speculation: ResolvedSpeculation | None, max_num_seqs: int) -> Models:
+    def of(
+        spec: ModelSpec,
+        speculation: ResolvedSpeculation | None,
+        max_num_seqs: int,
+        sizes: ParallelSizes,
+    ) -> Models:
+        """The memory of all ranks, which share the machine."""
         states = STATE_VERSIONS * state_bytes(spec) * max_num_seqs
         extra = (
             (speculation.weight_bytes, speculation.kv_bytes_per_token) if speculation else (0, 0)
         )
+        shards = shards_of(spec, sizes)
+        kv_bytes, whole_bytes = sum(map(kv_bytes_per_token, shards)), kv_bytes_per_token(spec)
+        layout = kv_layout(spec)
+        if whole_bytes:
+            position_bytes = layout.position_bytes * kv_bytes // whole_bytes
+            layout = msgspec.structs.replace(layout, position_bytes=position_bytes)
         return Models(
-            int(resident_weight_bytes(spec)) + states + extra[0],
-            kv_bytes_per_token(spec) + extra[1],
+            int(sum(map(resident_weight_bytes, shards))) + states + extra[0],
+            kv_bytes + extra[1],
             extra[1],
-            kv_layout(spec),
+            layout,
         )
 
 
@@ -149,6 +167,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     why: dict[str, str] = {}
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
+    check_parallelism(settings, spec, device, why)
     default_sampling = read_sampling_defaults(settings.model, settings.generation_config)
     why["generation_config"] = f"sampling defaults: {default_sampling}"
     max_num_seqs = _max_num_seqs(settings, spec, device, why)
@@ -156,7 +175,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
     _kv_eviction(settings, spec, speculation, block_size, why)
-    models = Models.of(spec, speculation, max_num_seqs)
+    models = Models.of(spec, speculation, max_num_seqs, parallel_sizes(settings))
     max_num_batched_tokens = _max_num_batched_tokens(settings, device, why)
     inputs = _kv_inputs(
         models,
@@ -433,6 +452,15 @@ def _layer_backend(
     dtype: torch.dtype,
     why: dict[str, str],
 ) -> str:
+    if parallel_sizes(settings).num_ranks > 1:
+        if settings.layer_backend not in ("auto", "torch"):
+            raise CannotRun(
+                "the processes of a layout run the layers as torch operators",
+                value=f"--layer-backend {settings.layer_backend}",
+                fix="use --layer-backend torch, or one process",
+            )
+        why["layer_backend"] = "torch: the ranks exchange tensors within layers"
+        return "torch"
     backend, reasons = choose_forward(settings.layer_backend, spec, device, dtype)
     why["layer_backend"] = "; ".join(reasons)
     return backend
@@ -465,7 +493,10 @@ def _max_num_batched_tokens(settings: Settings, device: torch.device, why: dict[
 
 
 def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
-    plan = plan_threads(settings, system.cores(), measure_rates)
+    cores, num_ranks = system.cores(), parallel_sizes(settings).num_ranks
+    if num_ranks > 1:
+        cores = msgspec.structs.replace(cores, quota=max(1.0, cores.usable / num_ranks))
+    plan = plan_threads(settings, cores, measure_rates)
     why |= {"num_threads": plan.why, "num_threads_decode": plan.why_decode}
     return {"num_threads": plan.num_threads, "num_threads_decode": plan.num_threads_decode}
 

@@ -85,6 +85,7 @@ class Engine:
         self.resolved, self.tokenizer, self.load_s = resolved, parts.tokenizer, load_s
         self._info = _info(resolved, parts, load_s)
         self._runner, self._masks, self._clock = parts.runner, parts.masks, clock
+        self._processes = parts.processes
         # Unique, so that they never collide with ids chosen by callers.
         self._ids = map(f"req-{uuid.uuid4().hex}-{{}}".format, itertools.count())
         self._inboxes: dict[asyncio.AbstractEventLoop, AsyncInboxes] = {}
@@ -97,6 +98,7 @@ class Engine:
             totals=StepTotals(cost_model(resolved.spec), resolved.max_num_batched_tokens),
             queue_limiter=QueueLimiter(_queue_limits(resolved)),
         )
+        self._processes.watch(self._loop.fail)
 
     @staticmethod
     def open(model: str = DEFAULT_MODEL, **settings: Unpack[EngineSettings]) -> Engine:
@@ -313,6 +315,7 @@ class Engine:
     def close(self) -> None:
         """Stop the engine; unfinished requests end as aborted. Closing twice does nothing."""
         self._loop.close()
+        self._processes.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -43,7 +43,7 @@ from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.tokenization.event_texts import EventTexts
 from ridgeline.engine.tokenization.tokenizer import Tokenizer
 from ridgeline.engine.validate import id_in_use
-from ridgeline.errors import EngineUnavailable, RidgelineError, UserError
+from ridgeline.errors import EngineUnavailable, RankFailed, RidgelineError, UserError
 from ridgeline.records import Event, Failed, FailureCause, Finished, Request
 
 _LOG = logging.getLogger(__name__)
@@ -177,6 +177,16 @@ class EngineLoop:
         due_s = self._due_since_s
         alive = self._open and self._thread.is_alive() and self._num_failures < _MAX_FAILURES
         return alive and (due_s is None or self.clock() - due_s < stall_s)
+
+    def fail(self, error: EngineUnavailable) -> None:
+        """Stop the engine because something that it cannot do without is gone."""
+
+        def stop() -> Sequence[Event]:
+            raise error
+
+        with self._wake:
+            if self._open:
+                self._send(stop)
 
     def close(self) -> None:
         """Stop after the current step; unfinished requests end as aborted."""
@@ -328,6 +338,8 @@ class EngineLoop:
     def _run(self, plan: StepPlan) -> StepResult:
         try:
             result = self.runner.run(plan)
+        except RankFailed:
+            raise
         except BaseException as error:
             if _is_request_error(error):
                 _LOG.warning("step %d failed: %s", plan.index, error)
@@ -352,6 +364,8 @@ class EngineLoop:
             try:
                 result = self.runner.run(StepPlan(plan.index, (run,), own_copies))
                 outputs.append(result.outputs[0])
+            except RankFailed:
+                raise
             except BaseException as own_error:
                 outputs.append(self._fail(run, own_error))
         return StepResult(tuple(outputs))

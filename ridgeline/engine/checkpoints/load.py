@@ -338,7 +338,8 @@ class DecoderBuilder:
         assert spec.router is not None
         router, correction_E = self._linear(["router"], [spec.router], index), None
         if spec.routing.correction:
-            correction_E = self._tensor("router_correction", (spec.num_experts,), index).float()
+            shape = (spec.router.num_out,)
+            correction_E = self._tensor("router_correction", shape, index).float()
             self.nbytes += correction_E.nbytes
         act = spec.activation
         experts = [self._gated_mlp(spec, index, act, "expert_", e) for e in range(spec.num_experts)]

@@ -1,0 +1,179 @@
+"""What the ranks of a model exchange within a step.
+
+Every sum has a fixed order: the parts of place 0, 1, … one after the other. So results depend on
+the number of parts, but not on which process computed a part, and every rank has the same bits.
+
+Shape legend: T rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ridgeline.errors import RankFailed
+from ridgeline.modelspec.shard import Shard
+
+
+class Collectives(Protocol):
+    """Exchanges among the ranks of a stage (`num_places` of them), and between stages.
+
+    Every rank of the stage must call the same ones in the same order. Raises RankFailed where
+    another rank does not answer.
+    """
+
+    place: int
+    num_places: int
+
+    def sum_parts(self, part: Tensor) -> Tensor:
+        """The sum of every place's part, added in the order of places; may reuse `part`."""
+        ...
+
+    def sum_integers(self, part: Tensor) -> Tensor:
+        """The sum of every place's integers (int32), in any order."""
+        ...
+
+    def maximum(self, part: Tensor) -> Tensor:
+        """The element-wise maximum over places."""
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Fill `x` with that of place 0."""
+        ...
+
+    def gather_columns(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        """At place 0, every place's columns side by side; elsewhere `part`."""
+        ...
+
+    def send(self, x: Tensor, stage: int) -> None:
+        """Send to the same place of another stage; `x` is not written to until it has arrived."""
+        ...
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        """Fill `x` from the same place of another stage."""
+        ...
+
+
+def merge_disjoint(collectives: Collectives, part: Tensor) -> Tensor:
+    """The sum of parts of which at most one is non-zero at any index, bit for bit."""
+    if collectives.num_places == 1:
+        return part
+    part = part.contiguous()
+    if part.element_size() == 2:
+        wide = part.view(torch.int16).to(torch.int32)
+        return collectives.sum_integers(wide).to(torch.int16).view(part.dtype)
+    return collectives.sum_integers(part.view(torch.int32)).view(part.dtype)
+
+
+class GlooCollectives:
+    """Collectives over gloo, the CPU backend of torch.distributed, on the loopback interface.
+
+    `connect` blocks until every rank has called it. An exchange that takes longer than `timeout_s`
+    fails.
+    """
+
+    def __init__(self, shard: Shard, timeout_s: float) -> None:
+        self.shard, self.place, self.num_places = shard, shard.place, shard.sizes.stage_ranks
+        self.timeout_s = timeout_s
+        self._stage: dist.ProcessGroupGloo | None = None
+        self._world: dist.ProcessGroupGloo | None = None
+
+    def connect(self, store: Path) -> None:
+        """Meet the other ranks by a file that is new and that all of them name."""
+        sizes = self.shard.sizes
+        file_store = dist.FileStore(str(store), sizes.num_ranks)
+        if self.num_places > 1:
+            stage_store = dist.PrefixStore(f"stage{self.shard.stage}", file_store)
+            self._stage = self._group(stage_store, self.place, self.num_places)
+        if sizes.pipeline > 1:
+            world_store = dist.PrefixStore("world", file_store)
+            self._world = self._group(world_store, self.shard.rank, sizes.num_ranks)
+
+    def _group(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupGloo:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=self.timeout_s)
+        options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+        try:
+            return dist.ProcessGroupGloo(store, rank, size, options)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def sum_parts(self, part: Tensor) -> Tensor:
+        if self.num_places == 1:
+            return part
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.num_places)]
+        self._wait(self._within.allgather([parts], [part]))
+        total = parts[0]
+        for other in parts[1:]:
+            total += other
+        return total
+
+    def sum_integers(self, part: Tensor) -> Tensor:
+        return self._all_reduce(part, dist.ReduceOp.SUM)
+
+    def maximum(self, part: Tensor) -> Tensor:
+        return self._all_reduce(part, dist.ReduceOp.MAX)
+
+    def _all_reduce(self, part: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.num_places == 1:
+            return part
+        part = part.contiguous()
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(op)
+        self._wait(self._within.allreduce([part], options))
+        return part
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        if self.num_places > 1:
+            self._wait(self._within.broadcast([x], dist.BroadcastOptions()))
+        return x
+
+    def gather_columns(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        if self.num_places == 1:
+            return part
+        part = part.contiguous()
+        if self.place:
+            self._wait(self._within.send([part], 0, self.place))
+            return part
+        parts = [part, *(part.new_empty(len(part), width) for width in widths[1:])]
+        waiting = [self._within.recv([parts[i]], i, i) for i in range(1, self.num_places)]
+        for work in waiting:
+            self._wait(work)
+        return torch.cat(parts, dim=1)
+
+    def send(self, x: Tensor, stage: int) -> None:
+        self._wait(self._between.send([x.contiguous()], self._peer(stage), 0))
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        self._wait(self._between.recv([x], self._peer(stage), 0))
+        return x
+
+    def _peer(self, stage: int) -> int:
+        return stage * self.num_places + self.place
+
+    @property
+    def _within(self) -> dist.ProcessGroupGloo:
+        assert self._stage is not None, "not connected"
+        return self._stage
+
+    @property
+    def _between(self) -> dist.ProcessGroupGloo:
+        assert self._world is not None, "not connected"
+        return self._world
+
+    def _wait(self, work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: RuntimeError) -> RankFailed:
+        reason = str(error).splitlines()[0]
+        return RankFailed(f"rank {self.shard.rank} lost the other ranks: {reason}")

@@ -1,0 +1,239 @@
+"""The processes of a parallel engine, as rank 0 sees them: started, watched, ended together.
+
+A worker ends when its socket does, so none survives rank 0, whatever ends it. When a worker ends
+or reports a fault, the others are killed: an exchange that waits for it then fails at once, instead
+of after its timeout.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+import ridgeline.errors
+from ridgeline.engine.parallel.messages import (
+    Channel,
+    Command,
+    Fault,
+    Loaded,
+    RankConfig,
+    Report,
+)
+from ridgeline.errors import RankFailed, RidgelineError, UserError
+
+WORKER_MODULE = "ridgeline.engine.parallel.worker"
+END_S = 5.0
+"""Seconds that a worker gets to end by itself."""
+
+OnFailure = Callable[[RankFailed], None]
+
+
+class Processes(Protocol):
+    """The other processes of an engine."""
+
+    def watch(self, on_failure: OnFailure) -> None:
+        """Call `on_failure` once, from another thread, when a process ends unexpectedly."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
+
+
+class NoProcesses:
+    """An engine of one process."""
+
+    def watch(self, on_failure: OnFailure) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+NO_PROCESSES = NoProcesses()
+
+
+class RankGroup:
+    """Ranks 1, 2, … as child processes. Close it; `config` is that of rank 0."""
+
+    def __init__(self, config: RankConfig) -> None:
+        self._folder = tempfile.mkdtemp(prefix="ridgeline-ranks-")
+        self.config = msgspec.structs.replace(config, store=str(Path(self._folder) / "store"))
+        self._workers: list[_Worker] = []
+        self._lock = threading.Lock()
+        self._failure: RankFailed | None = None
+        self._on_failure: OnFailure | None = None
+        self._closing = False
+        self._encoder = msgspec.msgpack.Encoder()
+        self._watcher = threading.Thread(
+            target=self._watch_workers, name="ridgeline-ranks", daemon=True
+        )
+        try:
+            for rank in range(1, config.sizes.num_ranks):
+                self._workers.append(_Worker(msgspec.structs.replace(self.config, rank=rank)))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def store(self) -> Path:
+        """The file by which ranks meet."""
+        return Path(self.config.store)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers, by rank from 1."""
+        return [worker.process.pid for worker in self._workers]
+
+    def wait_until_loaded(self) -> int:
+        """Bytes of the weights of all workers, once they have loaded them.
+
+        Raises what a worker raised, with its rank, or RankFailed.
+        """
+        num_bytes = 0
+        for worker in self._workers:
+            report = worker.report()
+            if not isinstance(report, Loaded):
+                raise worker.error(report)
+            num_bytes += report.nbytes
+        self._watcher.start()
+        return num_bytes
+
+    def announce(self, command: Command) -> None:
+        """Send a command to every worker. Raises RankFailed if one is gone."""
+        self.check()
+        body = self._encoder.encode(command)
+        for worker in self._workers:
+            try:
+                worker.channel.send_encoded(body)
+            except OSError as error:
+                raise self._failed_because(error) from error
+
+    def check(self) -> None:
+        """Raise RankFailed if a worker has ended."""
+        if self._failure is not None:
+            raise self._failure
+
+    def explain(self, error: RankFailed) -> RankFailed:
+        """The failure of a worker that made an exchange fail with `error`, if there is one."""
+        return self._failed_because(error)
+
+    def watch(self, on_failure: OnFailure) -> None:
+        with self._lock:
+            self._on_failure, failure = on_failure, self._failure
+        if failure is not None:
+            on_failure(failure)
+
+    def close(self) -> None:
+        """End the workers; kills those that do not end within a few seconds."""
+        with self._lock:
+            self._closing = True
+        for worker in self._workers:
+            worker.hang_up()
+        until_s = time.monotonic() + END_S
+        for worker in self._workers:
+            worker.end(until_s)
+        if self._watcher.is_alive():
+            self._watcher.join()
+        for worker in self._workers:
+            worker.channel.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _watch_workers(self) -> None:
+        """Wait until a worker reports a fault or ends."""
+        sockets = {worker.channel.socket: worker for worker in self._workers}
+        ready, _, _ = select.select(list(sockets), [], [])
+        with self._lock:
+            if self._closing:
+                return
+        worker = sockets[ready[0]]
+        self._fail(worker.failure(worker.report()))
+
+    def _fail(self, failure: RankFailed) -> None:
+        with self._lock:
+            if self._failure is not None or self._closing:
+                return
+            self._failure, on_failure = failure, self._on_failure
+        for worker in self._workers:
+            worker.process.kill()
+        if on_failure is not None:
+            on_failure(failure)
+
+    def _failed_because(self, error: Exception) -> RankFailed:
+        """Give the watcher a moment to find out which worker it was."""
+        self._watcher.join(END_S)
+        if self._failure is not None:
+            return self._failure
+        failure = error if isinstance(error, RankFailed) else RankFailed(str(error))
+        self._fail(failure)
+        return failure
+
+
+class _Worker:
+    """One child process and the socket to it."""
+
+    def __init__(self, config: RankConfig) -> None:
+        self.rank = config.rank
+        ours, theirs = socket.socketpair()
+        threads = str(config.num_threads)
+        command: Sequence[str] = (sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()))
+        try:
+            # A separate session: the terminal's Ctrl-C ends rank 0, which ends the workers.
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": threads},
+            )
+        finally:
+            theirs.close()
+        self.channel = Channel(ours)
+        self._decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+        self.channel.send(config)
+
+    def report(self) -> Report | None:
+        """The next report; None if the worker has ended."""
+        return self.channel.receive(self._decoder)
+
+    def error(self, report: Report | None) -> RidgelineError:
+        """What a worker's failure to load raises."""
+        if isinstance(report, Fault) and report.kind:
+            kind = getattr(ridgeline.errors, report.kind, None)
+            if isinstance(kind, type) and issubclass(kind, UserError):
+                return kind(f"rank {self.rank}: {report.text}")
+        return self.failure(report)
+
+    def failure(self, report: Report | None) -> RankFailed:
+        """Why the worker is gone."""
+        if isinstance(report, Fault):
+            return RankFailed(f"rank {self.rank} failed: {report.text}")
+        with suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(END_S)
+            how = f"by signal {-code}" if code < 0 else f"with status {code}"
+            return RankFailed(f"rank {self.rank} (process {self.process.pid}) ended {how}")
+        return RankFailed(f"rank {self.rank} (process {self.process.pid}) closed its connection")
+
+    def hang_up(self) -> None:
+        with suppress(OSError):
+            self.channel.socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self, until_s: float) -> None:
+        try:
+            self.process.wait(max(0.1, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,77 @@
+"""The process of a rank other than 0: `python -m ridgeline.engine.parallel.worker FD`.
+
+FD is the socket to rank 0, which starts these processes (`RankGroup`).
+"""
+
+from __future__ import annotations
+
+import ridgeline.engine.import_torch  # noqa: F401  # before any import of torch
+
+# isort: split
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ridgeline.engine.parallel.collectives import GlooCollectives
+from ridgeline.engine.parallel.messages import Channel, Command, Fault, Loaded, RankConfig
+from ridgeline.engine.parallel.rank import RankWorker, load_model
+from ridgeline.errors import RankFailed, UserError
+
+GRACE_S = 2.0
+"""Seconds between the end of rank 0 and that of a worker that is computing."""
+
+
+def main(descriptor: int) -> int:
+    """Load, then execute commands until rank 0 hangs up; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    config = channel.receive(msgspec.msgpack.Decoder(RankConfig))
+    if config is None:
+        return 1
+    threading.Thread(target=_end_with_rank_0, args=(channel.socket,), daemon=True).start()
+    try:
+        serve(config, channel)
+    except RankFailed:
+        return 1  # another rank is the cause, and reports it
+    except BaseException as error:
+        is_users = isinstance(error, UserError)
+        text = str(error) if is_users else f"{type(error).__name__}: {error}"
+        with suppress(OSError):
+            channel.send(Fault(text, type(error).__name__ if is_users else ""))
+        return 1
+    return 0
+
+
+def serve(config: RankConfig, channel: Channel) -> None:
+    """Load the model, meet the other ranks and execute commands."""
+    torch.set_num_threads(config.num_threads)
+    collectives = GlooCollectives(config.shard, config.timeout_s)
+    model = load_model(config, collectives)
+    channel.send(Loaded(model.decoder.nbytes))
+    collectives.connect(Path(config.store))
+    worker = RankWorker(model)
+    decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+    while (command := channel.receive(decoder)) is not None:
+        worker.execute(command)
+
+
+def _end_with_rank_0(end: socket.socket) -> None:
+    """End this process soon after rank 0 has hung up, even within an exchange."""
+    poll = select.poll()
+    poll.register(end.fileno(), select.POLLRDHUP)
+    poll.poll()
+    time.sleep(GRACE_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,296 @@
+"""Parallel layouts of a model over processes: the spec of what one rank holds.
+
+    tensor    heads, feed-forward width and vocabulary split over the ranks of a stage
+    pipeline  the layers in stages, which pass hidden states on
+    expert    whole experts on each rank of a stage
+
+A stage has max(tensor, expert) ranks. Ranks count stage by stage: rank = stage · ranks of a stage +
+place. With tensor 1 and expert N, attention is computed by every rank of a stage.
+
+Heads are split by key head, so that a query head stays with the key head that it reads. Numbers
+that do not divide are split as evenly as possible, the first ranks taking one more. With more ranks
+than key heads, several ranks hold the same key head and its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from ridgeline.errors import CannotRun
+from ridgeline.modelspec.format import Format
+from ridgeline.modelspec.model import (
+    AttentionSpec,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    SharedExpertSpec,
+)
+
+Gated = TypeVar("Gated", MlpSpec, SharedExpertSpec)
+
+VOCABULARY_MULTIPLE = 16
+"""Rows of the LM head are split at multiples of a panel of the kernels."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """The half-open range [start, stop)."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def times(self, factor: int) -> Span:
+        """The range in units that are `factor` times smaller."""
+        return Span(self.start * factor, self.stop * factor)
+
+
+def split(size: int, parts: int, index: int, multiple: int = 1) -> Span:
+    """The `index`-th of `parts` ranges that cover `size`, cut at multiples of `multiple`."""
+    units = -(-size // multiple)
+    base, more = divmod(units, parts)
+    start = index * base + min(index, more)
+    stop = start + base + (index < more)
+    return Span(min(size, start * multiple), min(size, stop * multiple))
+
+
+class ParallelSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Degrees of tensor, pipeline and expert parallelism."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks that compute the layers of one stage together."""
+        return max(self.tensor, self.expert)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.pipeline * self.stage_ranks
+
+    def __str__(self) -> str:
+        names = {"tp": self.tensor, "pp": self.pipeline, "ep": self.expert}
+        return " ".join(f"{name}{size}" for name, size in names.items() if size > 1) or "tp1"
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a model that one rank of a layout holds."""
+
+    sizes: ParallelSizes
+    rank: int
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.sizes.stage_ranks
+
+    @property
+    def place(self) -> int:
+        """Index among the ranks of the stage."""
+        return self.rank % self.sizes.stage_ranks
+
+    @property
+    def tensor_index(self) -> int:
+        return self.place if self.sizes.tensor > 1 else 0
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stage == self.sizes.pipeline - 1
+
+    def layers(self, spec: ModelSpec) -> Span:
+        """The layers of the stage. Later stages take the remainder: the first has the LM head."""
+        sizes = self.sizes
+        mirrored = split(len(spec.layers), sizes.pipeline, sizes.pipeline - 1 - self.stage)
+        return Span(len(spec.layers) - mirrored.stop, len(spec.layers) - mirrored.start)
+
+    def vocabulary(self, spec: ModelSpec, place: int | None = None) -> Span:
+        """Rows of the embedding table and the LM head at `place` (None: this rank's)."""
+        place = self.place if place is None else place
+        return split(spec.vocab_size, self.sizes.stage_ranks, place, VOCABULARY_MULTIPLE)
+
+    def heads(self, attention: AttentionSpec) -> tuple[Span, Span]:
+        """Query heads and key heads."""
+        tensor, index = self.sizes.tensor, self.tensor_index
+        if attention.latent is not None or attention.delta is not None:
+            return split(attention.num_heads, tensor, index), Span(0, attention.num_kv_heads)
+        num_keys = attention.num_kv_heads
+        group = attention.num_heads // num_keys
+        if tensor <= num_keys:
+            keys = split(num_keys, tensor, index)
+            return keys.times(group), keys
+        sharers = tensor // num_keys
+        key = index // sharers
+        queries = split(group, sharers, index % sharers)
+        return Span(key * group + queries.start, key * group + queries.stop), Span(key, key + 1)
+
+    def width(self, down: LinearSpec) -> Span:
+        """Inputs of a feed-forward layer's last product, whose groups are not cut."""
+        return split(down.num_in, self.sizes.tensor, self.tensor_index, _multiple(down.format))
+
+    def experts(self, mlp: MlpSpec) -> Span:
+        """The routed experts that this rank computes."""
+        index = self.place if self.sizes.expert > 1 else 0
+        return split(mlp.num_experts, self.sizes.expert, index)
+
+    def cuts_experts(self) -> bool:
+        """Whether each expert's matrices are split over the ranks of a stage."""
+        return self.sizes.tensor > 1 and self.sizes.expert == 1
+
+
+def _multiple(format: Format) -> int:
+    return format.span or format.group_size or 1
+
+
+def shard_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
+    """The model as one rank holds it. Raises CannotRun if the layout does not suit the model."""
+    check_sizes(spec, shard.sizes)
+    layers = shard.layers(spec)
+    rows = len(shard.vocabulary(spec))
+    return replace(
+        spec,
+        layers=tuple(_layer(layer, shard) for layer in spec.layers[layers.start : layers.stop]),
+        vocab_size=rows,
+        lm_head=replace(spec.lm_head, num_out=rows),
+        rewrites=(*spec.rewrites, f"rank {shard.rank} of {shard.sizes}"),
+    )
+
+
+def shards_of(spec: ModelSpec, sizes: ParallelSizes) -> list[ModelSpec]:
+    """The model as each rank holds it; the model itself if there is one."""
+    if sizes.num_ranks == 1:
+        return [spec]
+    ranks = range(sizes.num_ranks)
+    return [shard_spec(spec, Shard(sizes=sizes, rank=rank)) for rank in ranks]
+
+
+def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
+    if shard.sizes.stage_ranks == 1:
+        return layer
+    return replace(layer, attention=_attention(layer.attention, shard), mlp=_mlp(layer.mlp, shard))
+
+
+def _attention(attention: AttentionSpec, shard: Shard) -> AttentionSpec:
+    if shard.sizes.tensor == 1:
+        return attention
+    queries, keys = shard.heads(attention)
+    num, num_keys = attention.num_heads, attention.num_kv_heads
+    of_keys = (len(keys), num_keys) if attention.latent is None else (len(queries), num)
+    return replace(
+        attention,
+        num_heads=len(queries),
+        num_kv_heads=len(keys),
+        q=_rows(attention.q, len(queries), num),
+        k=_rows(attention.k, *of_keys),
+        v=_rows(attention.v, *of_keys),
+        o=replace(attention.o, num_in=attention.o.num_in // num * len(queries)),
+    )
+
+
+def _rows(linear: LinearSpec, num: int, whole: int) -> LinearSpec:
+    return replace(linear, num_out=linear.num_out // whole * num)
+
+
+def _mlp(mlp: MlpSpec, shard: Shard) -> MlpSpec:
+    if mlp.num_experts:
+        experts = len(shard.experts(mlp))
+        shared = None if mlp.shared is None else _gated(mlp.shared, shard)
+        mlp = replace(mlp, num_experts=experts, shared=shared)
+        return _gated(mlp, shard) if shard.cuts_experts() else mlp
+    return _gated(mlp, shard)
+
+
+def _gated(mlp: Gated, shard: Shard) -> Gated:
+    width = len(shard.width(mlp.down))
+    return replace(
+        mlp,
+        gate=replace(mlp.gate, num_out=width),
+        up=replace(mlp.up, num_out=width),
+        down=replace(mlp.down, num_in=width),
+    )
+
+
+def check_sizes(spec: ModelSpec, sizes: ParallelSizes) -> None:
+    """Raise CannotRun, with every reason, if the model cannot be laid out like this."""
+    reasons = list(dict.fromkeys(_reasons(spec, sizes)))
+    if reasons:
+        raise CannotRun(
+            f"{spec.name} cannot be laid out over {sizes.num_ranks} ranks: {'; '.join(reasons)}",
+            value=str(sizes),
+        )
+
+
+def _reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
+    if sizes.pipeline > len(spec.layers):
+        yield f"{sizes.pipeline} stages need as many layers, and it has {len(spec.layers)}"
+    elif sizes.pipeline > 1 and any(layer.attention.shares_kv for layer in spec.layers):
+        yield "layers share the KV cache of an earlier layer, which may be in another stage"
+    if sizes.expert > 1:
+        yield from _expert_reasons(spec, sizes)
+    if sizes.tensor > 1:
+        for layer in spec.layers:
+            yield from _attention_reasons(layer.attention, sizes.tensor)
+            yield from _mlp_reasons(layer.mlp, sizes)
+
+
+def _expert_reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
+    experts = [layer.mlp.num_experts for layer in spec.layers if layer.mlp.num_experts]
+    if sizes.tensor not in (1, sizes.expert):
+        yield (
+            f"--expert-parallel-size {sizes.expert} needs --tensor-parallel-size 1 or"
+            f" {sizes.expert}"
+        )
+    if not experts:
+        yield "it has no experts to distribute"
+    elif min(experts) < sizes.expert:
+        yield f"--expert-parallel-size {sizes.expert} exceeds its {min(experts)} experts"
+
+
+def _attention_reasons(attention: AttentionSpec, tensor: int) -> Iterator[str]:
+    if attention.delta is not None:
+        yield "the heads of a gated delta net are not split (--pipeline-parallel-size divides it)"
+        return
+    if attention.qk_norm_rows:
+        yield "q and k are normalised over all heads, which no rank has"
+    num_heads, num_keys = attention.num_heads, attention.num_kv_heads
+    if tensor > num_heads:
+        yield f"--tensor-parallel-size {tensor} exceeds its {num_heads} heads"
+    elif attention.latent is None and tensor > num_keys and tensor % num_keys:
+        yield (
+            f"--tensor-parallel-size {tensor} is neither at most its {num_keys} key heads nor a"
+            " multiple of them"
+        )
+    elif not _keeps_groups(attention, tensor):
+        yield "heads would cut a group of the output projection's weights that share a scale"
+
+
+def _keeps_groups(attention: AttentionSpec, tensor: int) -> bool:
+    """Whether the output projection is cut between groups of inputs that share a scale."""
+    size, multiple = attention.o.num_in // attention.num_heads, _multiple(attention.o.format)
+    sizes = ParallelSizes(tensor=tensor)
+    shards = [Shard(sizes=sizes, rank=rank) for rank in range(tensor)]
+    return all(shard.heads(attention)[0].start * size % multiple == 0 for shard in shards)
+
+
+def _mlp_reasons(mlp: MlpSpec, sizes: ParallelSizes) -> Iterator[str]:
+    cut: Sequence[LinearSpec] = () if mlp.shared is None else (mlp.shared.down,)
+    if not mlp.num_experts or sizes.expert == 1:
+        cut = (*cut, mlp.down)
+    for down in cut:
+        if -(-down.num_in // _multiple(down.format)) < sizes.tensor:
+            yield f"a feed-forward layer has too few groups of weights for {sizes.tensor} ranks"
+    if mlp.num_experts and sizes.expert == 1 and mlp.down.format.kind == "int8":
+        yield (
+            "int8 experts round a row of activations as a whole, so they cannot be cut"
+            f" (use --expert-parallel-size {sizes.tensor})"
+        )

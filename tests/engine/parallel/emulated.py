@@ -1,0 +1,184 @@
+"""The ranks of a layout as threads of one process, which exchange tensors by reference."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention import choose
+from ridgeline.engine.attention.base import AttentionSite
+from ridgeline.engine.parallel.messages import Command, RankConfig
+from ridgeline.engine.parallel.rank import RankWorker, load_model
+from ridgeline.engine.parallel.runner import GroupRunner, make_runner
+from ridgeline.errors import RankFailed
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
+from ridgeline.modelspec.shard import ParallelSizes, Shard
+
+TIMEOUT_S = 20.0
+
+
+class Board:
+    """Where the ranks of one process meet: a barrier per stage, a queue per pair of ranks."""
+
+    def __init__(self, sizes: ParallelSizes) -> None:
+        self.sizes = sizes
+        self.barriers = [threading.Barrier(sizes.stage_ranks) for _ in range(sizes.pipeline)]
+        self.values: list[list[Any]] = [[None] * sizes.stage_ranks for _ in self.barriers]
+        pairs = [(a, b) for a in range(sizes.num_ranks) for b in range(sizes.num_ranks)]
+        self.queues: dict[tuple[int, int], queue.Queue[Tensor]] = {p: queue.Queue() for p in pairs}
+
+    def abort(self) -> None:
+        for barrier in self.barriers:
+            barrier.abort()
+
+
+class ThreadCollectives:
+    """`Collectives` among threads."""
+
+    def __init__(self, shard: Shard, board: Board) -> None:
+        self.shard, self.board = shard, board
+        self.place, self.num_places = shard.place, shard.sizes.stage_ranks
+
+    def _exchange(self, value: Tensor) -> list[Tensor]:
+        if self.num_places == 1:
+            return [value]
+        values = self.board.values[self.shard.stage]
+        barrier = self.board.barriers[self.shard.stage]
+        values[self.place] = value.clone()
+        try:
+            barrier.wait(TIMEOUT_S)
+            everyone = list(values)
+            barrier.wait(TIMEOUT_S)
+        except threading.BrokenBarrierError:
+            raise RankFailed(f"rank {self.shard.rank} lost the other ranks") from None
+        return everyone
+
+    def sum_parts(self, part: Tensor) -> Tensor:
+        first, *others = self._exchange(part)
+        total = first.clone()
+        for other in others:
+            total += other
+        return total
+
+    def sum_integers(self, part: Tensor) -> Tensor:
+        assert part.dtype == torch.int32
+        return torch.stack(self._exchange(part)).sum(0, dtype=torch.int32)
+
+    def maximum(self, part: Tensor) -> Tensor:
+        return torch.stack(self._exchange(part)).amax(0)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x.copy_(self._exchange(x)[0])
+
+    def gather_columns(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        everyone = self._exchange(part)
+        assert [own.shape[1] for own in everyone] == list(widths)
+        return torch.cat(everyone, 1) if self.place == 0 else part
+
+    def send(self, x: Tensor, stage: int) -> None:
+        self.board.queues[self.shard.rank, self._peer(stage)].put(x.clone())
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        return x.copy_(self.board.queues[self._peer(stage), self.shard.rank].get(timeout=TIMEOUT_S))
+
+    def _peer(self, stage: int) -> int:
+        return stage * self.num_places + self.place
+
+
+class EmulatedRanks:
+    """Every rank of a layout: rank 0 is `runner`, each other one has a thread."""
+
+    def __init__(self, config: RankConfig) -> None:
+        self.board = Board(config.sizes)
+        ranks = range(config.sizes.num_ranks)
+        configs = [_of_rank(config, rank) for rank in ranks]
+        self.models = [load_model(own, ThreadCollectives(own.shard, self.board)) for own in configs]
+        self._queues = [queue.Queue[Command | None]() for _ in self.models[1:]]
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._work, args=(RankWorker(model), commands), daemon=True)
+            for model, commands in zip(self.models[1:], self._queues, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self.runner: GroupRunner = make_runner(self.models[0], self, None, None, None)
+
+    def _work(self, worker: RankWorker, commands: queue.Queue[Command | None]) -> None:
+        torch.set_num_threads(1)
+        try:
+            while (command := commands.get()) is not None:
+                worker.execute(command)
+        except BaseException as error:
+            self._errors.append(error)
+            self.board.abort()
+
+    def announce(self, command: Command) -> None:
+        for commands in self._queues:
+            commands.put(command)
+
+    def explain(self, error: RankFailed) -> RankFailed:
+        if self._errors:
+            raise self._errors[0]
+        return error
+
+    def __enter__(self) -> EmulatedRanks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for commands in self._queues:
+            commands.put(None)
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
+        assert not self._errors or error is not None, self._errors
+
+
+def _of_rank(config: RankConfig, rank: int) -> RankConfig:
+    import msgspec
+
+    return msgspec.structs.replace(config, rank=rank)
+
+
+def config_of(
+    folder: Path | str, sizes: ParallelSizes, quantization: str | None = None, **changes: Any
+) -> RankConfig:
+    """The configuration of rank 0 of a small model in float32."""
+    spec: ModelSpec = with_dtype(load_spec(str(folder)), "float32")
+    if quantization is not None:
+        spec = apply_quantization(spec, quantization)
+    site = AttentionSite.of(spec, torch.device("cpu"), torch.float32, 16)
+    values: dict[str, Any] = {
+        "rank": 0,
+        "sizes": sizes,
+        "store": "",
+        "timeout_s": TIMEOUT_S,
+        "model": str(folder),
+        "spec": spec,
+        "dtype": "float32",
+        "seed": 0,
+        "max_model_len": spec.max_positions,
+        "max_num_seqs": 4,
+        "num_blocks": 24,
+        "block_size": 16,
+        "kv_cache_dtype": spec.kv_dtype,
+        "attention_backend": choose("auto", site)[0],
+        "num_threads": 1,
+        "num_threads_decode": 1,
+    }
+    return RankConfig(**values | changes)
+
+
+Checkpoint = Callable[[str], Path]

@@ -1,0 +1,114 @@
+"""Two processes compute one model: the same answers, and an end that hangs nowhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.parallel.group import RankGroup
+from ridgeline.errors import BadModel, EngineUnavailable
+from ridgeline.modelspec.shard import ParallelSizes
+from ridgeline.records import Failed, Sampling
+from ridgeline.records.request import OutputGrammar
+from tests.engine.parallel.emulated import EmulatedRanks, config_of
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = ["def add(a, b):", "import os\nimport sys\n", "class Point:\n    def __init__(self"]
+GREEDY = Sampling(temperature=0.0, max_tokens=24)
+SETTINGS: dict[str, Any] = {
+    "kv_cache_memory_bytes": 3 << 20,
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "num_threads": 1,
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Engine]:
+    with Engine.open("demo", tensor_parallel_size=2, **SETTINGS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Engine]:
+    with Engine.open("demo", layer_backend="torch", **SETTINGS) as engine:
+        yield engine
+
+
+def tokens_of(engine: Engine, sampling: Sampling, prompts: list[str] = PROMPTS) -> list[Any]:
+    return [[a.tokens for a in own.answers] for own in engine.generate(prompts, sampling)]
+
+
+def test_two_processes_answer_as_one_does(two: Engine, one: Engine) -> None:
+    assert tokens_of(two, GREEDY) == tokens_of(one, GREEDY)
+    seeded = Sampling(temperature=0.8, top_p=0.9, seed=5, max_tokens=16, n=2)
+    assert tokens_of(two, seeded) == tokens_of(one, seeded)
+    penalised = Sampling(temperature=0.0, frequency_penalty=0.7, max_tokens=16, logprobs=2)
+    assert tokens_of(two, penalised) == tokens_of(one, penalised)
+
+
+def test_structured_output_prefix_hits_and_preemption_work_over_ranks(
+    two: Engine, one: Engine
+) -> None:
+    grammar = OutputGrammar(kind="regex", text=r"[a-z]{3}-[0-9]{2}")
+    bound = Sampling(temperature=0.0, structured=grammar, max_tokens=12)
+    assert tokens_of(two, bound) == tokens_of(one, bound)
+    hits = two.counters()["prefix_cache_hits"]
+    long = ["x = [" + "1, " * 60, "y = {" + "2, " * 60]
+    for _ in range(2):
+        assert tokens_of(two, GREEDY, long) == tokens_of(one, GREEDY, long)
+    assert two.counters()["prefix_cache_hits"] > hits
+    crowd = [f"# {i} " + "a b c d " * 20 for i in range(5)]
+    deep = Sampling(temperature=0.0, max_tokens=48, ignore_eos=True)
+    assert tokens_of(two, deep, crowd) == tokens_of(one, deep, crowd)
+    assert two.counters()["num_preemptions"] > 0
+
+
+def test_two_processes_have_the_bits_of_two_emulated_ranks(two: Engine) -> None:
+    text = two.tokenizer.encode("def add(a, b):\n    return a + b\n")
+    resolved = two.resolved
+    config = config_of(
+        "demo", ParallelSizes(tensor=2), attention_backend=resolved.attention_backend
+    )
+    with EmulatedRanks(config) as ranks, torch.inference_mode():
+        expected_TV = torch.log_softmax(ranks.runner.logits(text).float(), 1).numpy()
+    assert np.array_equal(two.logprobs_of(text), expected_TV)
+
+
+def test_worker_that_cannot_load_reports_its_error() -> None:
+    config = config_of("demo", ParallelSizes(pipeline=2), model="no-such-folder")
+    group = RankGroup(config)
+    try:
+        with pytest.raises(BadModel, match=r"rank 1: .*no-such-folder"):
+            group.wait_until_loaded()
+    finally:
+        group.close()
+
+
+def test_a_killed_worker_ends_every_request_and_the_engine(two: Engine) -> None:
+    group = cast(RankGroup, two._processes)
+    (worker,) = group.pids
+    events = two.iterate(PROMPTS[0], Sampling(temperature=0.0, max_tokens=200, ignore_eos=True))
+    next(events)
+    os.kill(worker, signal.SIGKILL)
+    began_s = time.monotonic()
+    last = list(events)[-1]
+    assert time.monotonic() - began_s < 8
+    assert isinstance(last, Failed)
+    assert "rank 1" in last.error and "signal 9" in last.error
+    assert not two.is_healthy()
+    with pytest.raises(EngineUnavailable, match="rank 1"):
+        two.generate(PROMPTS[:1], GREEDY)
+    two.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
