@@ -36,6 +36,7 @@ FUNCTIONS = {
     "optimize": "optimize:optimize_command",
     "quantize": "quantize:quantize",
     "prune": "shrink:prune",
+    "distill": "shrink:distill",
     "train-drafter": "train_drafter:train_drafter",
     "eval": "evaluate:evaluate_command",
     "plan": "planning:plan",

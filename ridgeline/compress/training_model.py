@@ -51,9 +51,13 @@ class TrainingModel:
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Log-probabilities [T, V] of a window."""
+        return torch.log_softmax(self.logits(tokens), -1)
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Logits [T, V] of a window."""
         spec = self._spec
         x_TC = F.embedding(torch.tensor(tokens), self._embed_VC) * spec.embed_scale
         for index, block in enumerate(self._blocks):
             x_TC = block(x_TC, self._turns, self._attend, index)
         logits_TV = F.linear(self._norm(x_TC), self._head_VC)
-        return torch.log_softmax(final_logits(spec, logits_TV), -1)
+        return final_logits(spec, logits_TV)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from ridgeline.config.compression import PruneFiles, PruneOptions
+from ridgeline.config.compression import DistillFiles, DistillOptions, PruneFiles, PruneOptions
 from ridgeline.config.improve import (
     EvaluateOptions,
     EvaluateServersOptions,
@@ -304,6 +304,19 @@ _COMMANDS = (
             "    --format sparse-24",
         ),
         sections=(PruneFiles, PruneOptions),
+    ),
+    Command(
+        name="distill",
+        group="Improve",
+        summary="Train a smaller model to answer as a larger one.",
+        details="Repairs a pruned model, or teaches any model of the same vocabulary. Reports the "
+        "loss curve, and quality and speed next to the teacher in INT4. An interrupted run "
+        "continues where it stopped when the command is repeated.",
+        examples=(
+            "ridgeline distill --from-pruned ./smaller -o ./tuned --text corpus.txt",
+            "ridgeline distill --teacher ./large --student ./small -o ./tuned",
+        ),
+        sections=(DistillFiles, DistillOptions),
     ),
     Command(
         name="train-drafter",

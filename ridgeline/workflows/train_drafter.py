@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ridgeline.config.improve import TrainDrafterOptions
 from ridgeline.errors import BadInput
-from ridgeline.records import Sampling
 from ridgeline.records.progress import Message, Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
+from ridgeline.workflows.own_text import OwnText, num_generated
 
 if TYPE_CHECKING:
     from ridgeline.compress.drafter_training.train_drafter import (
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         ProgressCallback,
     )
 
-PROMPT_TOKENS, ANSWER_TOKENS = 32, 224
 DEFAULT_HEADS = 4
 STAGE = "training"
 
@@ -61,11 +60,12 @@ def train_drafter(
     tokenizer = load_tokenizer(model)
     given, bos = tokenizer.encode(text, add_special_tokens=False), bos_tokens(tokenizer)
     # before any text is generated, which takes long
-    check_enough(len(given) + _num_texts(options) * (PROMPT_TOKENS + ANSWER_TOKENS), recipe.length)
-    tokens = given + _generated_text(model, (bos, given), output, options, observer)
+    check_enough(len(given) + num_generated(options.own_tokens), recipe.length)
+    own = OwnText(model, options.own_tokens, options.seed)
+    tokens = given + own.generate((bos, given), output, observer)
     with stage(observer, STAGE, total=recipe.steps, unit="steps"):
         trained = train(teacher, tokens, recipe, output, _reporter(observer, recipe.steps), bos=bos)
-    _generated_path(output).unlink(missing_ok=True)
+    own.forget(output)
     return DrafterTraining(
         model=model,
         output=str(output),
@@ -115,59 +115,3 @@ def _reporter(observer: Observer, num_steps: int) -> ProgressCallback:
             )
 
     return report
-
-
-def _generated_path(output: Path) -> Path:
-    """Where generated text is stored until the training is complete, for a run that resumes."""
-    return output.with_name(output.name + ".own.json")
-
-
-def _generated_text(
-    model: str,
-    given: tuple[list[int], list[int]],
-    output: Path,
-    options: TrainDrafterOptions,
-    observer: Observer,
-) -> list[int]:
-    """Continuations of pieces of the given text by the model, at temperature 1.
-
-    `given`: BOS, which the model reads before each piece, and the text.
-    """
-    if not options.own_tokens:
-        return []
-    path = _generated_path(output)
-    arguments = {"model": model, "own_tokens": options.own_tokens, "seed": options.seed}
-    if path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored.get("arguments") == arguments:
-            return list(stored["tokens"])
-    observer(Message(text=f"{model} generates {_num_texts(options)} texts"))
-    tokens = _generate(model, given, options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"arguments": arguments, "tokens": tokens}), encoding="utf-8")
-    return tokens
-
-
-def _num_texts(options: TrainDrafterOptions) -> int:
-    return -(-options.own_tokens // (PROMPT_TOKENS + ANSWER_TOKENS))
-
-
-def _generate(
-    model: str, given: tuple[list[int], list[int]], options: TrainDrafterOptions
-) -> list[int]:
-    from ridgeline.engine.engine import Engine
-
-    (bos, text), count = given, _num_texts(options)
-    step = max(1, (len(text) - PROMPT_TOKENS) // count)
-    prompts = [text[i * step : i * step + PROMPT_TOKENS] for i in range(count)]
-    samplings = [
-        Sampling(temperature=1.0, seed=options.seed + i, max_tokens=ANSWER_TOKENS, ignore_eos=True)
-        for i in range(count)
-    ]
-    with Engine.open(model, max_num_seqs=32) as engine:
-        answers = engine.generate([bos + prompt for prompt in prompts], samplings)
-    return [
-        token
-        for prompt, answer in zip(prompts, answers, strict=True)
-        for token in (*prompt, *answer.tokens)
-    ]

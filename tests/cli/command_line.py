@@ -23,6 +23,7 @@ NEEDED = {
     "cost": SHAPE,
     "quantize": ["demo", "-o", "made"],
     "prune": ["demo", "-o", "made"],
+    "distill": ["--teacher", "demo", "--student", "demo", "-o", "made"],
     "train-drafter": ["demo", "-o", "made"],
     "eval": ["demo", "demo"],
     "top": [*NO_SERVER, "--once"],

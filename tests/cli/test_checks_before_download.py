@@ -59,6 +59,18 @@ def test_prune_checks_output_text_and_choices(
     assert "nothing to remove" in err
 
 
+def test_distill_checks_output_text_and_models(
+    full: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distill = ["distill", "--teacher", HUB_MODEL, "--student", "demo", "-o"]
+    assert main([*distill, full]) != 0
+    assert main([*distill, f"{tmp_path}/o", "--text", f"{full}/no"]) != 0
+    assert main(["distill", "--teacher", HUB_MODEL, "-o", f"{tmp_path}/o"]) != 0
+    err = capsys.readouterr().err
+    assert "not an empty directory" in err and "calibration text" in err
+    assert "a student is needed" in err
+
+
 def test_serve_checks_its_address(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,9 +1,10 @@
-"""Text of the results of `ridgeline prune`."""
+"""Text of the results of `ridgeline prune` and `ridgeline distill`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ridgeline.workflows.shrink.distill import DistillResult
 from ridgeline.workflows.shrink.prune import NO_SPEED_UP, PruneResult
 
 
@@ -31,5 +32,28 @@ def _lines(result: PruneResult) -> Iterator[str]:
         yield f"  {index:>5}  {layer.error:>19.1%}  {layer.zeros:>5.0%}"
     if any(layer.zeros > 0.05 for layer in result.layers):
         yield f"  {NO_SPEED_UP}"
+    if result.is_smaller:
+        yield f"Repair it: ridgeline distill --from-pruned {result.output} -o {result.output}-tuned"
     yield f"Compare it: ridgeline eval {result.model} {result.output}"
+    yield f"Serve it: ridgeline serve {result.output}"
+
+
+def render_distillation(result: DistillResult) -> str:
+    """The loss curve, and the student next to the teacher in fewer bits."""
+    return "\n".join(_distillation_lines(result))
+
+
+def _distillation_lines(result: DistillResult) -> Iterator[str]:
+    yield f"{result.output}: {result.num_tokens:,} tokens of text, {result.seconds:.0f} s"
+    yield "    step   tokens  loss of held-out text"
+    for point in result.curve:
+        yield f"  {point.step:>6}  {point.num_tokens:>7,}  {point.held_loss:.4f}"
+    yield "  model            MB in memory  perplexity  KL     same token  tokens/s"
+    for row in result.models:
+        speed = "" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}"
+        yield (
+            f"  {row.name:<15}  {row.weight_bytes / 1e6:>12,.1f}  {row.perplexity:>10.2f}"
+            f"  {row.kl:.3f}  {row.agreement:>10.1%}  {speed:>8}"
+        )
+    yield f"Compare it: ridgeline eval {result.teacher} {result.output}"
     yield f"Serve it: ridgeline serve {result.output}"

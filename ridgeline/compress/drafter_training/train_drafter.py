@@ -17,14 +17,13 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from ridgeline.compress.adam import AdamState, scheduled_rate
 from ridgeline.compress.drafter_training.students import EagleStudent, MedusaStudent, Teacher
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, fingerprint, write_drafter
@@ -35,9 +34,7 @@ from ridgeline.modelspec.checkpoints.locate import is_dummy
 from ridgeline.modelspec.rewrite import with_dtype
 
 Kind = Literal["medusa", "eagle"]
-WARM_UP, LEAST = 0.05, 0.02  # share of the steps; of the rate
 HELD_WINDOWS = 8  # kept from training, to measure acceptance on
-BETAS, EPS = (0.9, 0.95), 1e-8
 
 
 class DrafterRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,14 +98,15 @@ def train(
     student, config = make_student(teacher, recipe)
     run = _fingerprint(recipe, config.target, tokens)
     partial = output.with_name(output.name + ".partial")
-    state = _OptimizerState(student, recipe)
+    state = AdamState(dict(student.named_parameters()))
     if (partial / "run.json").is_file():
-        state.load(partial, run)
+        _resume(state, partial, run)
     else:
         partial.mkdir(parents=True, exist_ok=True)
         (partial / "run.json").write_text(json.dumps(run), encoding="utf-8")
     held_NL, rest_NL = windows_NL[:HELD_WINDOWS], windows_NL[HELD_WINDOWS:]
-    _steps(state, held_NL, rest_NL, on_progress, partial, save_every_s)
+    run_steps = _Steps(state, student, recipe, on_progress)
+    run_steps(held_NL, rest_NL, partial, save_every_s)
     found = acceptance(teacher, student, held_NL)
     made = {"recipe": msgspec.to_builtins(recipe), "tokens": len(tokens), "acceptance": found}
     config = msgspec.structs.replace(config, made=made)
@@ -165,47 +163,43 @@ def make_student(
     return EagleStudent(teacher, shape, recipe.seed), config
 
 
-def _steps(
-    state: _OptimizerState,
-    held_NL: Tensor,
-    rest_NL: Tensor,
-    on_progress: ProgressCallback,
-    partial: Path,
-    save_every_s: float,
-) -> None:
-    recipe, student, saved_s = state.recipe, state.student, perf_counter()
-    teacher = student.teacher
-    look_every = max(1, recipe.steps // 10)
-    while state.step < recipe.steps:
-        begun_s = perf_counter()
-        random = torch.Generator().manual_seed(recipe.seed * 1_000_003 + state.step)
-        picked = torch.randint(len(rest_NL), (recipe.batch,), generator=random)
-        sharp = state.step / recipe.steps
-        loss, _ = student.losses(teacher(rest_NL[picked]), sharp)
-        if not math.isfinite(loss.item()):
-            raise CannotRun(
-                "training diverged", value=f"loss {loss.item()}", fix="lower --learning-rate"
-            )
-        loss.backward()
-        state.update(rate_at(recipe, state.step))
-        looks = state.step % look_every == 0
-        accepted = tuple(acceptance(teacher, student, held_NL)) if looks else ()
-        took_s = perf_counter() - begun_s
-        on_progress(
-            DrafterTrainingProgress(
-                step=state.step, loss=loss.item(), took_s=took_s, acceptance=accepted
-            )
-        )
-        if perf_counter() - saved_s > save_every_s:
-            state.save(partial)
-            saved_s = perf_counter()
+class _Steps(NamedTuple):
+    """The steps of a training that are left."""
 
+    state: AdamState
+    student: MedusaStudent | EagleStudent
+    recipe: DrafterRecipe
+    on_progress: ProgressCallback
 
-def rate_at(recipe: DrafterRecipe, step: int) -> float:
-    """Linear warm-up, then a cosine to almost zero."""
-    done = step / recipe.steps
-    warm = min(1.0, (step + 1) / max(1.0, WARM_UP * recipe.steps))
-    return recipe.rate * warm * max(LEAST, 0.5 * (1 + math.cos(math.pi * done)))
+    def __call__(
+        self, held_NL: Tensor, rest_NL: Tensor, partial: Path, save_every_s: float
+    ) -> None:
+        state, student, recipe = self.state, self.student, self.recipe
+        teacher, saved_s = student.teacher, perf_counter()
+        look_every = max(1, recipe.steps // 10)
+        while state.step < recipe.steps:
+            begun_s = perf_counter()
+            random = torch.Generator().manual_seed(recipe.seed * 1_000_003 + state.step)
+            picked = torch.randint(len(rest_NL), (recipe.batch,), generator=random)
+            sharp = state.step / recipe.steps
+            loss, _ = student.losses(teacher(rest_NL[picked]), sharp)
+            if not math.isfinite(loss.item()):
+                raise CannotRun(
+                    "training diverged", value=f"loss {loss.item()}", fix="lower --learning-rate"
+                )
+            loss.backward()
+            state.update(scheduled_rate(recipe.rate, state.step, recipe.steps))
+            looks = state.step % look_every == 0
+            accepted = tuple(acceptance(teacher, student, held_NL)) if looks else ()
+            took_s = perf_counter() - begun_s
+            self.on_progress(
+                DrafterTrainingProgress(
+                    step=state.step, loss=loss.item(), took_s=took_s, acceptance=accepted
+                )
+            )
+            if perf_counter() - saved_s > save_every_s:
+                state.save(partial)
+                saved_s = perf_counter()
 
 
 @torch.no_grad()
@@ -217,60 +211,19 @@ def acceptance(
     return [round(float(chance), 4) for chance in chances]
 
 
-class _OptimizerState:
-    """AdamW's moments and the step as plain tensors: a checkpoint is one safetensors file."""
-
-    def __init__(self, student: MedusaStudent | EagleStudent, recipe: DrafterRecipe) -> None:
-        self.student, self.recipe, self.step = student, recipe, 0
-        self.parameters = dict(student.named_parameters())
-        self.moments = {
-            f"{kind}.{name}": torch.zeros_like(p)
-            for name, p in self.parameters.items()
-            for kind in ("m", "v")
-        }
-
-    @torch.no_grad()
-    def update(self, rate: float) -> None:
-        self.step += 1
-        first, second = BETAS
-        for name, p in self.parameters.items():
-            assert p.grad is not None
-            m, v = self.moments[f"m.{name}"], self.moments[f"v.{name}"]
-            m.lerp_(p.grad, 1 - first)
-            v.lerp_(p.grad.square(), 1 - second)
-            scale = (v / (1 - second**self.step)).sqrt_().add_(EPS)
-            p.addcdiv_(m / (1 - first**self.step), scale, value=-rate)
-            p.grad = None
-
-    def save(self, folder: Path) -> None:
-        """Replace the checkpoint atomically: an interruption leaves the previous one."""
-        tensors = {f"p.{name}": p.detach() for name, p in self.parameters.items()} | self.moments
-        temporary = folder / "checkpoint.tmp"
-        save_file(tensors, temporary, metadata={"step": str(self.step)})
-        temporary.replace(folder / "checkpoint.safetensors")
-
-    @torch.no_grad()
-    def load(self, folder: Path, run: Mapping[str, Any]) -> None:
-        """Continue an interrupted run if it has a checkpoint. Raises BadInput for another run's."""
-        try:
-            found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        except ValueError:
-            found = None
-        if found != run:
-            raise BadInput(
-                "another training run was interrupted there",
-                value=str(folder),
-                fix="finish it with its own flags, or delete the folder",
-            )
-        file = folder / "checkpoint.safetensors"
-        if not file.is_file():
-            return
-        with safe_open(file, framework="pt") as opened:
-            self.step = int(opened.metadata()["step"])
-            for name, p in self.parameters.items():
-                p.copy_(opened.get_tensor(f"p.{name}"))
-            for name, moment in self.moments.items():
-                moment.copy_(opened.get_tensor(name))
+def _resume(state: AdamState, folder: Path, run: Mapping[str, Any]) -> None:
+    """Continue an interrupted run. Raises BadInput for another run's."""
+    try:
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if found != run:
+        raise BadInput(
+            "another training run was interrupted there",
+            value=str(folder),
+            fix="finish it with its own flags, or delete the folder",
+        )
+    state.load(folder)
 
 
 def _fingerprint(recipe: DrafterRecipe, target: str, tokens: Sequence[int]) -> dict[str, Any]:

@@ -8,7 +8,7 @@
   heads       groups: a KV head with the query heads that read it, scored by their columns of W_o
 
 Every layer loses the same number: the config of a model has one width for all. What remains can
-take over part of what is removed: with H = Σ x xᵀ over the calibration inputs of W_down or W_o, the
+take over a part of the removed: with H = Σ x xᵀ over the calibration inputs of W_down or W_o, the
 best weights on the kept inputs K are W' = W H[:, K] (H[K, K])⁻¹ (the optimal brain surgeon for a
 whole set).
 

@@ -1,1 +1,1 @@
-"""Make a model smaller: prune."""
+"""Make a model smaller: prune, distill."""

@@ -97,7 +97,7 @@ def prune(
 
 
 def check_options(output: Path, options: PruneOptions) -> PruneRecipe:
-    """The recipe of the options. Raises BadInput for what is wrong whatever the model is."""
+    """The recipe of the options. Raises BadInput for options that no model can have."""
     from ridgeline.compress.calibration import read_text
     from ridgeline.compress.prune.recipe import PruneRecipe, check, parse_sparsity
     from ridgeline.compress.writers.store import refuse_output

@@ -1,0 +1,1 @@
+"""Trains a smaller model to answer as a larger one does."""
