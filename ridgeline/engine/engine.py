@@ -340,7 +340,7 @@ class Engine:
         for own in resumed:
             check_tokens(own, vocab_size, "the resumed output")
         sampling = with_token_ids(sampling, self.tokenizer, tokens)
-        sampling = self._with_eviction(sampling)
+        sampling = self._with_eviction(sampling, bool(scheduling.get("prediction")))
         check_sampling(sampling, vocab_size, self.resolved.spec.eos_token_ids)
         return Request(
             id=next(self._ids) if request_id is None else request_id,
@@ -351,15 +351,13 @@ class Engine:
             **scheduling,
         )
 
-    def _with_eviction(self, sampling: Sampling) -> Sampling:
-        """The sampling with the engine's eviction policy, unless it names one that can run."""
-        used, policy = self.resolved, sampling.kv_eviction
-        if policy is not None:
-            check_kv_eviction(policy, used.spec, used.speculative_config)
+    def _with_eviction(self, sampling: Sampling, has_prediction: bool) -> Sampling:
+        """The sampling with its eviction policy, or the engine's. Raises CannotRun."""
+        used, policy = self.resolved, sampling.kv_eviction or self.resolved.kv_eviction_config
+        if policy is None:
             return sampling
-        if used.kv_eviction_config is None:
-            return sampling
-        return msgspec.structs.replace(sampling, kv_eviction=used.kv_eviction_config)
+        check_kv_eviction(policy, used.spec, used.speculative_config, has_prediction)
+        return msgspec.structs.replace(sampling, kv_eviction=policy)
 
     def _inboxes_here(self) -> AsyncInboxes:
         loop = asyncio.get_running_loop()

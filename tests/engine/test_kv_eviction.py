@@ -93,3 +93,31 @@ def test_drafter_that_reads_the_evicted_blocks_is_refused(llama: Path) -> None:
     assert "speculation by self reads the blocks that are evicted" in reason
     lookup = msgspec.structs.replace(drafts, method="ngram")
     assert not why_no_eviction(STREAMING, spec, lookup)
+
+
+def test_heavy_hitters_refuse_drafts_and_predictions(llama: Path) -> None:
+    spec, heavy = load_spec(str(llama)), KvEviction(method="h2o", budget=64)
+    drafts = ResolvedSpeculation(method="ngram", num_speculative_tokens=2, automatic=False)
+    for reasons in (
+        why_no_eviction(heavy, spec, drafts),
+        why_no_eviction(heavy, spec, None, has_prediction=True),
+    ):
+        assert reasons == ("queries of rejected drafts would count as attention",)
+    assert not why_no_eviction(heavy, spec, None)
+
+
+@pytest.mark.parametrize("method", ["snapkv", "adakv", "h2o"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "bfloat16"])
+def test_scored_methods_move_the_rows_of_every_format(
+    llama: Path, method: str, kv_dtype: str
+) -> None:
+    """A budget of all but a block gives an answer; one of everything, the full cache's."""
+    window = {} if method == "h2o" else {"window": 8}
+    whole = KvEviction(method=method, budget=128, **window)  # type: ignore[arg-type]
+    tight = KvEviction(method=method, budget=48, **window)  # type: ignore[arg-type]
+    samplings = [msgspec.structs.replace(GREEDY, kv_eviction=own) for own in (None, whole, tight)]
+    settings = Settings(model=str(llama), kv_cache_dtype=kv_dtype)  # type: ignore[arg-type]
+    with Engine.from_settings(settings) as engine:
+        kept, same, evicted = engine.generate([PROMPT] * 3, samplings)
+    assert kept.answers == same.answers
+    assert len(evicted.answers[0].tokens) == GREEDY.max_tokens

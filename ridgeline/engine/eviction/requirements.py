@@ -9,20 +9,24 @@ from ridgeline.modelspec.model import ModelSpec
 from ridgeline.records import KvEviction
 
 LOOKUP_DRAFTERS = ("ngram", "suffix", "lookahead")
-METHODS = ("streaming",)
-"""What this engine runs."""
+KV_FORMATS = ("float32", "bfloat16", "float16", "int8")
+"""Formats in which the bytes of a token depend on that token alone."""
 
 
 def why_no_eviction(
-    policy: KvEviction, spec: ModelSpec, speculation: ResolvedSpeculation | None
+    policy: KvEviction,
+    spec: ModelSpec,
+    speculation: ResolvedSpeculation | None,
+    has_prediction: bool = False,
 ) -> tuple[str, ...]:
-    """Reasons why `policy` cannot run; empty if it can."""
+    """Reasons why `policy` cannot run; empty if it can.
+
+    `has_prediction`: a request's predicted output, which is verified like drafts.
+    """
     if not policy.evicts:
         return ()
     attentions = [layer.attention for layer in spec.layers]
     reasons = []
-    if policy.method not in METHODS:
-        reasons.append(f"{policy.method} is not implemented")
     if any(a.window is not None or a.chunk is not None for a in attentions):
         reasons.append("layers with a window drop what they do not see by themselves")
     if has_states(spec):
@@ -33,16 +37,34 @@ def why_no_eviction(
         reasons.append(
             f"the drafter of speculation by {speculation.method} reads the blocks that are evicted"
         )
+    if policy.needs_scores:
+        reasons += _why_no_scores(spec)
+    if policy.method == "h2o" and (speculation is not None or has_prediction):
+        reasons.append("queries of rejected drafts would count as attention")
     return tuple(reasons)
 
 
+def _why_no_scores(spec: ModelSpec) -> list[str]:
+    """Reasons why no attention scores can choose what is kept."""
+    attentions = [layer.attention for layer in spec.layers]
+    reasons = []
+    if any(a.softcap is not None or a.sinks for a in attentions):
+        reasons.append("scores with a soft cap or sinks are not computed again to choose tokens")
+    if any(a.shares_kv for a in attentions):
+        reasons.append("layers that share keys would have to choose the same tokens")
+    if spec.kv_dtype not in KV_FORMATS:
+        reasons.append(f"tokens of a KV cache in {spec.kv_dtype} cannot be moved one by one")
+    return reasons
+
+
 def check_kv_eviction(
-    policy: KvEviction | None, spec: ModelSpec, speculation: ResolvedSpeculation | None
+    policy: KvEviction,
+    spec: ModelSpec,
+    speculation: ResolvedSpeculation | None,
+    has_prediction: bool = False,
 ) -> None:
     """Raise CannotRun with the reasons why `policy` cannot run."""
-    reasons = () if policy is None else why_no_eviction(policy, spec, speculation)
-    if reasons:
-        assert policy is not None
+    if reasons := why_no_eviction(policy, spec, speculation, has_prediction):
         raise CannotRun(
             f"KV eviction by {policy.method} cannot run here: {'; '.join(reasons)}",
             value=spec.family,

@@ -22,6 +22,7 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import self_attention
+from ridgeline.engine.eviction.evictor import KvEvictor
 from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.execution.batch import StepBatch, make_batch
 from ridgeline.engine.execution.graphs.decode import DecodeGraphs, why_no_graphs
@@ -79,6 +80,7 @@ class TorchRunner:
         self.cache, self.attention = cast(KvCache, cache), cast(Attention, attention)
         like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
         self.decoder = decoder
+        self.evictor = KvEvictor(decoder.spec, self.cache)
         self._self_attention = self_attention(decoder.spec, like, cache, attention)
         self.masks = masks or NoGrammars("the runner was built without token masks")
         self.verifier, self.observer = verifier or Verifier(), observer or NoObserver()
@@ -111,11 +113,16 @@ class TorchRunner:
         runs = plan.runs
         if any(run.branches for run in runs):
             return self._run_trees(plan)
-        if plan.copies or not runs or not self.greedy.can_run(runs):
+        moves = plan.copies or plan.compactions
+        if moves or not runs or not self._is_greedy_step(runs):
             return self._run_general(plan)
         self._set_threads(sum([len(run.tokens) for run in runs]))
         tokens, x_TC = self.greedy(runs)
         return self._argmax_result(tokens, runs, x_TC)
+
+    def _is_greedy_step(self, runs: Sequence[Run]) -> bool:
+        """Whether the greedy path computes a step of these runs."""
+        return self.greedy.can_run(runs) and not self.evictor.takes_part(runs)
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Tensor:
@@ -134,6 +141,11 @@ class TorchRunner:
         attend = self._self_attention(tokens)
         return self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
 
+    def _move_blocks(self, plan: StepPlan) -> None:
+        """Copies come first: a compaction may write to a block that is copied."""
+        self.cache.copy_blocks(plan.copies)
+        self.evictor.compact(plan.compactions)
+
     def _set_threads(self, num_rows: int) -> None:
         if self.threads is not None:
             self.threads.begin(num_rows)
@@ -141,14 +153,15 @@ class TorchRunner:
     @torch.inference_mode()
     def _run_general(self, plan: StepPlan) -> StepResult:
         """The path for any step without draft branches."""
-        self.cache.copy_blocks(plan.copies)
+        self._move_blocks(plan)
         if not plan.runs:
             return StepResult(())
-        if self.graphs is not None and self.graphs.can_decode(plan.runs):
+        is_observed = self.evictor.takes_part(plan.runs)
+        if self.graphs is not None and not is_observed and self.graphs.can_decode(plan.runs):
             return self._run_decode(plan.runs, self.graphs)
         batch = make_batch(plan.runs, self.decoder.device)
         self._set_threads(len(batch.tokens_T))
-        attend = self.attention.prepare(plan.runs)
+        attend = self.evictor.wrap(plan.runs, self.attention.prepare(plan.runs))
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         if all(run.is_argmax and run.prompt_logprobs is None for run in plan.runs):
             return self._argmax_result(self.argmax_head(x_TC), plan.runs, x_TC)
@@ -173,14 +186,14 @@ class TorchRunner:
         """A step with draft branches: every path of a run's tree is fed as a separate run."""
         paths = [draft_paths(run) for run in plan.runs]
         runs = list(chain.from_iterable(paths))
-        self.cache.copy_blocks(plan.copies)
+        self._move_blocks(plan)
         self._set_threads(sum([len(run.tokens) for run in runs]))
-        if self.greedy.can_run(runs):
+        if self._is_greedy_step(runs):
             tokens, x_TC = self.greedy(runs)
             accepted = self.verifier.accept_argmax_trees(tokens, plan.runs)
             return self._tree_result(accepted, paths, x_TC)
         batch = make_batch(runs, self.decoder.device)
-        attend = self.attention.prepare(runs)
+        attend = self.evictor.wrap(runs, self.attention.prepare(runs))
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         points = list(chain.from_iterable(map(sample_points, runs)))
         raw_SV = self.decoder.logits(x_TC[batch.sampled_rows()])

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
-from ridgeline.engine.scheduler.plan import Run, stored_runs
+from ridgeline.engine.scheduler.plan import Run, StepPlan, stored_runs
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.records import KvEviction
 from tests.engine.scheduler.helpers import make_request, scheduler, scripted
@@ -121,3 +122,93 @@ def test_evicted_tokens_enter_no_prefix_cache() -> None:
     own.add(make_request("b", 60))
     own.plan(100.0)
     assert own.running[0].num_computed == 16  # the tokens that saw everything before them
+
+
+SNAPKV = KvEviction(method="snapkv", budget=16, window=4)
+
+
+def serve_all(own: Scheduler, num_steps: int = 200) -> list[StepPlan]:
+    plans = []
+    for step in range(num_steps):
+        if not own.has_work:
+            break
+        plan = own.plan(float(step))
+        plans.append(plan)
+        own.commit(plan, scripted(plan), step + 0.5)
+    assert not own.has_work and not own.pool.num_owned
+    return plans
+
+
+def test_compaction_returns_the_blocks_it_empties() -> None:
+    own = scheduler(num_blocks=32)
+    own.add(make_request("a", 50, max_tokens=8, kv_eviction=SNAPKV))
+    used = []
+    for step in range(30):
+        plan = own.plan(float(step))
+        own.commit(plan, scripted(plan), step + 0.5)
+        used.append(own.pool.num_owned)
+        for compaction in plan.compactions:
+            assert (compaction.num_cached, compaction.num_kept) == (50, 14)
+            assert set(compaction.targets) <= set(compaction.sources)  # its own blocks: no more
+    assert max(used) == 13 and 0 < min(n for n in used if n) <= 5
+
+
+def test_shared_blocks_are_left_as_they_were() -> None:
+    own = scheduler(num_blocks=64, prefix=True, max_num_seqs=2)
+    own.add(make_request("full", 50, max_tokens=30))
+    for step in range(5):
+        plan = own.plan(float(step))
+        own.commit(plan, scripted(plan), step + 0.5)
+    [full] = own.running
+    own.add(make_request("snapkv", 50, max_tokens=4, kv_eviction=SNAPKV, at_s=5.0))
+    compactions = []
+    for step in range(5, 12):
+        plan = own.plan(float(step))
+        compactions += plan.compactions
+        for compaction in plan.compactions:
+            assert set(compaction.sources) & set(full.blocks)
+            assert not set(compaction.targets) & set(full.blocks)
+        own.commit(plan, scripted(plan), step + 0.5)
+    assert len(compactions) == 1
+    # The prompt was computed in full, so a later request finds it.
+    own.add(make_request("later", 60, at_s=20.0))
+    own.plan(20.0)
+    assert [seq.num_computed for seq in own.running if seq.request.id == "later"] == [48]
+
+
+def test_sequences_that_share_a_full_pool_still_evict() -> None:
+    own = scheduler(num_blocks=14, prefix=True, max_num_seqs=4, max_num_batched_tokens=64)
+    for i in range(3):
+        own.add(make_request(f"{i}", 50, max_tokens=6, kv_eviction=SNAPKV, at_s=float(i)))
+    assert sum(len(plan.compactions) for plan in serve_all(own)) == 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_loads_with_eviction_leak_no_block(seed: int) -> None:
+    rng = random.Random(seed)
+    own = scheduler(
+        num_blocks=rng.randint(26, 60), prefix=rng.random() < 0.7, max_num_batched_tokens=24
+    )
+    policies = [None, STREAMING, SNAPKV, KvEviction(method="h2o", budget=12)]
+    cancelled = rng.randrange(12)
+    for i in range(12):
+        policy, first = rng.choice(policies), rng.choice((100, 500))
+        length, count = rng.randint(1, 70), rng.randint(1, 25)
+        request = make_request(
+            f"{i}", length, first=first, max_tokens=count, kv_eviction=policy, n=rng.choice((1, 2))
+        )
+        own.add(request)
+    for step in range(2000):
+        if not own.has_work:
+            break
+        plan = own.plan(float(step))
+        written = {block for run in plan.runs for block in run.blocks[run.num_cached // 4 :]}
+        for compaction in plan.compactions:
+            others = [c for c in plan.compactions if c is not compaction]
+            assert not set(compaction.targets) & {b for c in others for b in c.targets}
+            assert not set(compaction.sources) & {target for _, target in plan.copies}
+        assert all(own.pool.is_private(block) for block in written)
+        own.commit(plan, scripted(plan), step + 0.5)
+        if step == 9:
+            own.cancel(f"{cancelled}")
+    assert not own.has_work and not own.pool.num_owned

@@ -66,7 +66,8 @@ class SequenceEviction(msgspec.Struct, frozen=True):
             sinks = _round_up(sinks, block_size)
         elif policy.method in ("snapkv", "adakv"):
             window = WINDOW if policy.window is None else policy.window
-        least = sinks + window + (2 if policy.method == "h2o" else 1) * block_size
+        num_blocks = 2 if policy.method in ("h2o", "adakv") else 1
+        least = sinks + window + num_blocks * block_size
         budget = policy.budget_tokens(num_prompt, least)
         if budget < least:
             raise BadInput(
