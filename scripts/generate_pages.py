@@ -157,6 +157,7 @@ def techniques() -> str:
             )
         lines.append(f"- **Measured**: {row['measured'] or 'not yet on a quiet machine'}")
         lines.append(f"- **Hurts when**: {row['hurts_when']}")
+        lines.append(f"- **`ridgeline optimize`**: {row.get('no_rung', 'tries it.')}")
         lines.append(
             f"- **Code, test, benchmark**: `{row['module']}`; `{row['conformance']}`; "
             f"`{row['benchmark']}`"

@@ -26,7 +26,7 @@ MAY_BE_EMPTY = {"paper", "measured"}
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
 def test_a_row_leads_somewhere(row: dict[str, str]) -> None:
-    assert set(row) - {"page"} == FIELDS
+    assert set(row) - {"page", "no_rung"} == FIELDS
     assert all(row[name] for name in FIELDS - MAY_BE_EMPTY)
     assert (ROOT / row["module"]).is_file()
     assert (ROOT / row["conformance"]).is_file()
@@ -69,6 +69,15 @@ def test_every_rung_of_the_ladder_has_a_row() -> None:
     for rung in load_default_ladder().rungs:
         assert rung.technique in known, rung.id
         assert known[rung.technique]["honesty"] == rung.honesty, rung.id
+
+
+def test_a_technique_has_a_rung_or_a_reason_for_having_none() -> None:
+    rungs = load_default_ladder().rungs
+    tried = {rung.technique for rung in rungs}
+    tried |= {variant["make"] for rung in rungs for variant in rung.variants if "make" in variant}
+    both = [row["id"] for row in ROWS if row["id"] in tried and "no_rung" in row]
+    neither = [row["id"] for row in ROWS if row["id"] not in tried and not row.get("no_rung")]
+    assert not both and not neither, (both, neither)
 
 
 def test_every_policy_and_quantisation_has_a_row() -> None:

@@ -31,7 +31,7 @@ def names() -> Mapping[str, str]:
 def page(id: str, context: TopicContext) -> TopicPage:
     """What it is, what was measured, and whether it suits this configuration."""
     row = rows()[id]
-    rungs = {rung.id for rung in ladder.load_default_ladder().rungs if rung.technique == id}
+    rungs = _rungs(id)
     here = tuple(
         (recommendation.verdict, recommendation.reason)
         for recommendation in context.recommendations
@@ -53,7 +53,17 @@ def page(id: str, context: TopicContext) -> TopicPage:
         ("more", row.get("page", "")),
         ("code", row["module"]),
         ("tested by", f"{row['conformance']}; {row['benchmark']}"),
+        ("optimize", f"tries it: {', '.join(sorted(rungs))}" if rungs else row.get("no_rung", "")),
     )
     return TopicPage(
         kind="technique", id=id, title=row["title"], lines=(*lines, *fixes, *here, *answers)
     )
+
+
+def _rungs(id: str) -> set[str]:
+    """The rungs that try the technique, or a variant of which quantises weights by it."""
+    return {
+        rung.id
+        for rung in ladder.load_default_ladder().rungs
+        if rung.technique == id or any(variant.get(ladder.MAKE) == id for variant in rung.variants)
+    }
