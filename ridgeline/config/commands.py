@@ -33,6 +33,8 @@ from ridgeline.config.planning import (
     SimulateOptions,
 )
 from ridgeline.config.server import (
+    CanaryOptions,
+    FallbackOptions,
     RouteOptions,
     ServeModel,
     ServerOptions,
@@ -162,12 +164,13 @@ _COMMANDS = (
         summary="Route requests to several servers; lose none if one fails.",
         details="A gateway for Ridgeline's servers and any other with the OpenAI API. Behind "
         "Ridgeline, another server continues the stream of one that was killed, byte by byte; "
-        "behind other servers it ends in an error event.",
+        "behind other servers it ends in an error event. --canary compares a new version, "
+        "gives it traffic step by step, and rolls it back if it is worse.",
         examples=(
             "ridgeline route --backend http://10.0.0.7:8000 --backend http://10.0.0.8:8000",
-            "ridgeline route --backend http://127.0.0.1:8001 --policy prefix-aware",
+            "ridgeline route --backend http://10.0.0.7:8000 --canary http://10.0.0.9:8000",
         ),
-        sections=(RouteOptions,),
+        sections=(RouteOptions, CanaryOptions, FallbackOptions),
     ),
     Command(
         name="chat",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -11,10 +12,13 @@ from ridgeline.config.option import About, Section
 from ridgeline.config.units import (
     BYTES,
     COUNT,
+    DOLLARS,
     DURATION,
+    NON_NEGATIVE_COUNT,
     NON_NEGATIVE_SECONDS,
     NUMBER,
     PORT,
+    SHARE,
     TOKENS,
     Range,
 )
@@ -335,6 +339,169 @@ class RouteOptions(Section, frozen=True, kw_only=True):
     def parsed_slo_classes(self) -> dict[str, Slo]:
         """SLOs by the name of their class."""
         return parse_slo_classes(self.slo_classes)
+
+
+class CanaryOptions(Section, frozen=True, kw_only=True):
+    """A new version behind the gateway, and when it is promoted or rolled back."""
+
+    title: ClassVar[str] = "Canary"
+    table: ClassVar[str] = "canary"
+
+    canary: Annotated[
+        tuple[str, ...],
+        About(
+            "URL of a server with the new version (repeatable).",
+            metavar="URL",
+            since="0.3",
+        ),
+    ] = ()
+    canary_shadow_share: Annotated[
+        float,
+        About(
+            "Share of the requests whose copy the new version answers, unseen, for comparison.",
+            unit=SHARE,
+            since="0.3",
+        ),
+    ] = 0.1
+    canary_stages: Annotated[
+        str,
+        About(
+            "Its shares of the sessions, one after another.",
+            metavar="SHARES",
+            since="0.3",
+        ),
+    ] = "0.05,0.25,0.5"
+    canary_min_tokens: Annotated[
+        int,
+        About(
+            "Compared tokens before it gets traffic; 0 begins with traffic.",
+            unit=TOKENS,
+            range=NON_NEGATIVE_COUNT,
+            since="0.3",
+        ),
+    ] = 50_000
+    canary_min_sessions: Annotated[
+        int,
+        About(
+            "Its sessions before the next stage.",
+            unit=COUNT,
+            since="0.3",
+        ),
+    ] = 300
+    canary_alpha: Annotated[
+        float,
+        About(
+            "Probability of rolling back a version that is no worse.",
+            unit=NUMBER,
+            range=Range(1e-6, 0.5),
+            since="0.3",
+        ),
+    ] = 0.05
+    canary_max_disagreement: Annotated[
+        float,
+        About(
+            "Differing tokens that are allowed, per token; 0: none, for an exact change.",
+            unit=SHARE,
+            since="0.3",
+        ),
+    ] = 0.0
+    canary_max_slowdown: Annotated[
+        float,
+        About(
+            "Slowdown that is allowed: 0.02 for 2 %.",
+            unit=NUMBER,
+            range=Range(0, 10),
+            since="0.3",
+        ),
+    ] = 0.02
+    canary_state: Annotated[
+        Path | None,
+        About(
+            "File that keeps the state over restarts; delete it for the next version.",
+            path="file",
+            unset="none",
+            since="0.3",
+        ),
+    ] = None
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The stages as numbers. Raises BadInput."""
+        try:
+            return tuple(float(share) for share in self.canary_stages.split(","))
+        except ValueError:
+            raise BadInput(
+                "--canary-stages must be shares between 0 and 1",
+                value=self.canary_stages,
+                fix="write 0.05,0.25,0.5",
+            ) from None
+
+
+class FallbackOptions(Section, frozen=True, kw_only=True):
+    """A managed API that gets requests which no backend can answer."""
+
+    title: ClassVar[str] = "Fallback"
+    table: ClassVar[str] = "fallback"
+
+    fallback_url: Annotated[
+        str | None,
+        About(
+            "Base URL of an API like OpenAI's, without /v1.",
+            metavar="URL",
+            unset="none",
+            since="0.3",
+        ),
+    ] = None
+    fallback_api_key: Annotated[
+        str | None,
+        About(
+            "Key of the API, in place of the client's.",
+            metavar="KEY",
+            since="0.3",
+        ),
+    ] = None
+    fallback_model: Annotated[
+        str | None,
+        About(
+            "Name of the model there.",
+            metavar="NAME",
+            unset="the client's",
+            since="0.3",
+        ),
+    ] = None
+    fallback_input_price: Annotated[
+        float,
+        About(
+            "Dollars per million prompt tokens.",
+            unit=DOLLARS,
+            since="0.3",
+        ),
+    ] = 0.0
+    fallback_output_price: Annotated[
+        float,
+        About(
+            "Dollars per million output tokens.",
+            unit=DOLLARS,
+            since="0.3",
+        ),
+    ] = 0.0
+    fallback_dollars_per_hour: Annotated[
+        float,
+        About(
+            "The most that it may cost within an hour.",
+            unit=DOLLARS,
+            since="0.3",
+        ),
+    ] = 0.0
+    fallback_after_s: Annotated[
+        float,
+        About(
+            "Wait for a backend before.",
+            unit=DURATION,
+            range=NON_NEGATIVE_SECONDS,
+            since="0.3",
+        ),
+    ] = 1.0
 
 
 class TwinServerOptions(Section, frozen=True, kw_only=True):

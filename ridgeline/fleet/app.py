@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from ridgeline.config.server import RouteOptions, ServerOptions
-from ridgeline.fleet.backends import Backends
+from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions, ServerOptions
+from ridgeline.fleet.backends import Backend, Backends
+from ridgeline.fleet.canary.controller import CanaryControl, CanaryController, NoCanary
+from ridgeline.fleet.canary.rollout import Rollout, RolloutConfig
+from ridgeline.fleet.fallback import FallbackConfig, FallbackControl, ManagedApi, NoFallback
 from ridgeline.fleet.gateway import Gateway, GatewayConfig
 from ridgeline.fleet.parking import Parking
 from ridgeline.fleet.retry_budget import RetryBudget
@@ -29,13 +32,20 @@ class GatewayService:
         """Streams that are still open break off with their connections: the gateway stops."""
 
 
-def create_gateway_app(options: RouteOptions, service: GatewayService) -> ASGIApp:
+def create_gateway_app(
+    options: RouteOptions,
+    service: GatewayService,
+    canary: CanaryOptions | None = None,
+    fallback: FallbackOptions | None = None,
+) -> ASGIApp:
     """The app over the backends of `options`. Raises BadInput for a URL that is none."""
+    canary, fallback = canary or CanaryOptions(), fallback or FallbackOptions()
     key = options.api_key
     backends = Backends(
         [BackendAddress.parse(url) for url in options.backend],
         make_router(options.policy),
         silence_s=options.silence_s,
+        canaries=[BackendAddress.parse(url) for url in canary.canary],
         headers=[] if key is None else [(b"authorization", f"Bearer {key}".encode())],
     )
     gateway = Gateway(
@@ -47,6 +57,8 @@ def create_gateway_app(options: RouteOptions, service: GatewayService) -> ASGIAp
             slo_classes=options.parsed_slo_classes,
             scaling=_scaling(options),
         ),
+        _canary(canary, backends),
+        _fallback(fallback, backends),
     )
     policy = AccessPolicy(
         keys=load_keys(key, None),
@@ -56,6 +68,37 @@ def create_gateway_app(options: RouteOptions, service: GatewayService) -> ASGIAp
     return HttpMiddleware(
         AccessMiddleware(gateway, policy), max_requests=service.options.max_num_connections
     )
+
+
+def _canary(options: CanaryOptions, backends: Backends) -> CanaryControl:
+    if not options.canary:
+        return NoCanary()
+    config = RolloutConfig(
+        stages=options.shares,
+        min_sessions=options.canary_min_sessions,
+        min_tokens=options.canary_min_tokens,
+        alpha=options.canary_alpha,
+        max_disagreement=options.canary_max_disagreement,
+        max_slowdown=options.canary_max_slowdown,
+    )
+    return CanaryController(
+        Rollout(config), backends, options.canary_shadow_share, options.canary_state
+    )
+
+
+def _fallback(options: FallbackOptions, backends: Backends) -> FallbackControl:
+    if options.fallback_url is None:
+        return NoFallback()
+    config = FallbackConfig(
+        api_key=options.fallback_api_key,
+        model=options.fallback_model,
+        input_price=options.fallback_input_price,
+        output_price=options.fallback_output_price,
+        dollars_per_hour=options.fallback_dollars_per_hour,
+        after_s=options.fallback_after_s,
+    )
+    address = BackendAddress.parse(options.fallback_url)
+    return ManagedApi(Backend(backends.load.add_replica(), address), config)
 
 
 def _scaling(options: RouteOptions) -> ScalingPolicy:

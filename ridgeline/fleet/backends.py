@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from ridgeline.fleet.call import RoutedCall
+from ridgeline.fleet.canary.rollout import Arm
 from ridgeline.fleet.upstream import BackendAddress, BackendLost, Headers, UpstreamPool
 from ridgeline.routing.base import FleetLoad, Router
 
@@ -32,10 +33,10 @@ class _ModelCards(msgspec.Struct):
 
 
 class Backend:
-    """One server. `id` is its place in the fleet's loads."""
+    """One server. `id` is its place in the fleet's loads; `arm` the version that it runs."""
 
-    def __init__(self, backend_id: int, address: BackendAddress) -> None:
-        self.id, self.address = backend_id, address
+    def __init__(self, backend_id: int, address: BackendAddress, arm: Arm = "stable") -> None:
+        self.id, self.address, self.arm = backend_id, address, arm
         self.pool = UpstreamPool(address)
         self.state: BackendState = "starting"
         self.models: tuple[str, ...] = ()
@@ -51,7 +52,8 @@ class Backends:
 
     `probe_interval_s`: time between two questions whether a backend is ready. `headers` go with
     them. `silence_s`: time without a byte of a response after which its backend is asked whether it
-    is alive. `on_ready` is called when a backend becomes ready.
+    is alive. `canaries` run another version, and get only calls that are meant for it while
+    `has_arms`. `on_ready` is called when a backend becomes ready.
     """
 
     def __init__(
@@ -62,10 +64,13 @@ class Backends:
         probe_interval_s: float = 1.0,
         silence_s: float = 5.0,
         headers: Headers | None = None,
+        canaries: Sequence[BackendAddress] = (),
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self.load, self._router = FleetLoad(), router
         self.all = [Backend(self.load.add_replica(), address) for address in addresses]
+        self.all += [Backend(self.load.add_replica(), a, "canary") for a in canaries]
+        self.has_arms = bool(canaries)
         self._probe_interval_s, self._headers = probe_interval_s, headers or []
         self._silence_s = silence_s
         self.on_ready = on_ready
@@ -84,6 +89,10 @@ class Backends:
         other: if that one crashes too, it is known why.
         """
         ready = [b for b in self.all if b.state == "ready" and b.serves(call.model)]
+        if self.has_arms:
+            stable = [b for b in ready if b.arm == "stable"]
+            own = [b for b in ready if b.arm == call.arm and b.id not in call.excluded]
+            ready = own or stable  # a canary that fails a request has lost it
         candidates = [b for b in ready if b.id not in call.excluded] or ready
         if call.num_crashes:
             candidates = [b for b in candidates if not b.num_suspects] or candidates

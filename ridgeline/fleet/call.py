@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
+from ridgeline.fleet.canary.rollout import Arm
 from ridgeline.fleet.relay import StreamRelay
+from ridgeline.records import Slo
 
 _PIECE_BYTES = 256
 _PIECE_TOKENS = 64  # of text at the usual four bytes per token
@@ -28,6 +31,13 @@ class RoutedBody(msgspec.Struct):
     cache_salt: str | None = None
     slo_class: str | None = None
     timeout_ms: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_output_tokens or self.max_tokens
 
 
 class RoutedCall(msgspec.Struct, kw_only=True):
@@ -35,6 +45,11 @@ class RoutedCall(msgspec.Struct, kw_only=True):
 
     `prefix`, `prefix_block`, `num_prompt`, `session` and `ttft_slo_s` are what routing policies
     read. `num_crashes`: backends that broke off without having brought it any further.
+
+    What came of it: `status` is that of its response, 0 before; `answer` the body of one that is
+    not a stream. `sent_s`, `first_s` and `ended_s` are instants of the event loop's clock: sent to
+    the last backend, its first byte, and the end. `failed_arms`: versions with a backend that
+    failed it, even if another one answered.
     """
 
     path: str
@@ -48,10 +63,23 @@ class RoutedCall(msgspec.Struct, kw_only=True):
     session: str = ""
     ttft_slo_s: float | None = None
     timeout_s: float | None = None
+    max_tokens: int | None = None
     relay: StreamRelay = msgspec.field(default_factory=StreamRelay)
     num_crashes: int = 0
     num_retries: int = 0
     excluded: set[int] = msgspec.field(default_factory=set)
+    slo: Slo | None = None
+    arm: Arm = "stable"
+    failed_arms: set[str] = msgspec.field(default_factory=set)
+    has_failed: bool = False
+    status: int = 0
+    answer: bytes = b""
+    sent_s: float = 0.0
+    first_s: float | None = None
+    ended_s: float = 0.0
+    num_bytes: int = 0
+    num_first_units: int = 0
+    fallback: Literal["possible", "next", "tried"] = "possible"
 
     @property
     def digest(self) -> bytes:

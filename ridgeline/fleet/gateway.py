@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
 
@@ -22,7 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from ridgeline.fleet.backends import Backend, Backends
 from ridgeline.fleet.call import RoutedCall, prompt_pieces, read_body
+from ridgeline.fleet.canary.controller import CanaryControl, NoCanary
 from ridgeline.fleet.client_side import ClientResponse, read_request_body
+from ridgeline.fleet.fallback import SERVED_BY, FallbackControl, NoFallback
 from ridgeline.fleet.metrics import GatewayMetrics
 from ridgeline.fleet.parking import Parking
 from ridgeline.fleet.reconnect import RetainedStreams
@@ -76,11 +79,20 @@ class Gateway:
     """Routes requests to `backends`."""
 
     def __init__(
-        self, backends: Backends, parking: Parking, budget: RetryBudget, config: GatewayConfig
+        self,
+        backends: Backends,
+        parking: Parking,
+        budget: RetryBudget,
+        config: GatewayConfig,
+        canary: CanaryControl | None = None,
+        fallback: FallbackControl | None = None,
     ) -> None:
         self.backends, self.parking, self._budget = backends, parking, budget
         self._config = config
+        self.canary, self.fallback = canary or NoCanary(), fallback or NoFallback()
         self.metrics = GatewayMetrics(backends, parking, Autoscaler(config.scaling))
+        for part in (self.canary, self.fallback):
+            self.metrics.watch(part.metrics)
         self._denied: OrderedDict[bytes, float] = OrderedDict()
         self._retained = RetainedStreams()
         backends.on_ready = parking.release
@@ -103,12 +115,13 @@ class Gateway:
         await self.backends.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        await self.canary.stop()
         await self.backends.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The gateway's own pages."""
-        path, content_type, body = scope["path"], b"application/json", b""
+        path, content_type, body, status = scope["path"], b"application/json", b"", 200
         is_ready = any(backend.state == "ready" for backend in self.backends.all)
         if path in ("/health", "/ping", "/ready"):
             if path != "/health" and not is_ready:
@@ -121,10 +134,14 @@ class Gateway:
                 for model in self.backends.models
             ]
             body = msgspec.json.encode({"object": "list", "data": cards})
+        elif path in ("/canary", "/canary/verdict") and self.canary.rollout is not None:
+            rollout = self.canary.rollout
+            body = msgspec.json.encode(rollout.record)
+            status = 406 if path != "/canary" and rollout.state == "rolled-back" else 200
         else:
             raise ApiError(404, "the gateway does not route this path")
         headers = [(b"content-type", content_type)] if body else []
-        await ClientResponse(path, send).whole(200, headers, body)
+        await ClientResponse(path, send).whole(status, headers, body)
 
     # -- one request
 
@@ -139,9 +156,16 @@ class Gateway:
             raise ApiError(500, "this request is refused: backends crashed while they served it")
         response = ClientResponse(call.path, send, scope["headers"])
         self._reconnect(call, response)
+        self.canary.begin(call)
         try:
             async with cancel_on_disconnect(receive):
                 await self._serve(call, response)
+            self.canary.end(call)
+        except ApiError as error:
+            if not isinstance(error, ClientDisconnected):
+                call.status, call.has_failed = error.status_code, error.status_code >= 500
+                self.canary.end(call)
+            raise
         finally:
             if response.has_event_ids:
                 self._retained.keep(call)
@@ -178,6 +202,10 @@ class Gateway:
             num_prompt=num_prompt,
             session=session or fields.prompt_cache_key or fields.user or str(prefix[:1]),
             ttft_slo_s=None if slo is None else slo.ttft_s,
+            slo=slo,
+            max_tokens=fields.max_completion_tokens
+            or fields.max_output_tokens
+            or fields.max_tokens,
             timeout_s=None if fields.timeout_ms is None else fields.timeout_ms / 1000,
         )
 
@@ -193,15 +221,26 @@ class Gateway:
             if not response.has_started:
                 raise
             self.metrics.count("lost")
+            call.has_failed = True
             log.error("a stream is lost: %s", error.message)
             await response.fail(error)
 
     async def _choose(self, call: RoutedCall) -> Backend:
         loop = asyncio.get_running_loop()
+        if call.fallback == "next":
+            return self.fallback.choose(call, loop.time())
         deadline_s = loop.time() + min(self.parking.timeout_s, call.timeout_s or 1e9)
+        fallback_s = loop.time() + self.fallback.after_s
         while (backend := self.backends.choose(call)) is None:
             call.excluded.clear()
-            await self.parking.wait(deadline_s)
+            try:
+                await self.parking.wait(min(deadline_s, fallback_s))
+            except ApiError:
+                if self.fallback.admits(call, loop.time()):
+                    return self.fallback.choose(call, loop.time())
+                if loop.time() >= deadline_s or fallback_s > deadline_s:
+                    raise
+                fallback_s = math.inf
         return backend
 
     async def _attempt(self, call: RoutedCall, backend: Backend, response: ClientResponse) -> bool:
@@ -209,7 +248,11 @@ class Gateway:
         attempt = _Attempt(call, backend, self.backends)
         is_resumed = call.relay.num_units > 0
         try:
-            connection = await backend.pool.exchange(b"POST", *_request(call))
+            is_fallback = self.fallback.is_backend(backend)
+            request = self.fallback.request(call) if is_fallback else _request(call)
+            connection = await backend.pool.exchange(b"POST", *request)
+            if is_fallback:
+                connection.headers.append(SERVED_BY)
             try:
                 if connection.status != 200:
                     return await self._pass_on_error(attempt, connection, response)
@@ -228,6 +271,8 @@ class Gateway:
             return False
         finally:
             attempt.end()
+            if self.fallback.is_backend(backend):
+                self.fallback.end(call, asyncio.get_running_loop().time())
 
     async def _pass_on_error(
         self, attempt: _Attempt, connection: UpstreamConnection, response: ClientResponse
@@ -239,6 +284,8 @@ class Gateway:
             self.backends.mark_draining(backend)
         call.excluded.add(backend.id)
         call.num_retries += 1
+        if status >= 500:
+            call.failed_arms.add(backend.arm)
         if response.has_started or call.relay.num_units:
             if status not in _RETRIED and status != 429:
                 raise ApiError(502, "a backend refused to continue the stream")
@@ -248,6 +295,10 @@ class Gateway:
         if status in _RETRIED and call.num_retries <= _MAX_RETRIES and self._budget.grant(now_s):
             self.metrics.count("retried")
             return False
+        if status in (*_RETRIED, 429) and self.fallback.admits(call, now_s):
+            call.fallback = "next"
+            return False
+        call.status = status
         await response.whole(status, _response_headers(connection), body)
         return True
 
@@ -257,7 +308,8 @@ class Gateway:
         """The backend broke off. Raises ApiError if no other may continue."""
         call, backend = attempt.call, attempt.backend
         call.excluded = {backend.id}
-        if isinstance(lost, BackendLost):
+        call.failed_arms.add(backend.arm)
+        if isinstance(lost, BackendLost) and not self.fallback.is_backend(backend):
             self.backends.mark_down(backend, str(lost))
         if isinstance(lost, BrokenStream) or not lost.is_refusal:  # else it never saw the request
             call.num_crashes = 1 if attempt.has_progressed else call.num_crashes + 1
@@ -283,6 +335,7 @@ class _Attempt:
         self._now_s = asyncio.get_running_loop().time
         self._sent_s, self._num_before = self._now_s(), call.relay.num_units
         self._has_first, self._is_suspect = False, call.num_crashes > 0
+        call.sent_s, call.first_s = self._sent_s, None
         self._load.note_sent(backend.id, call.num_prompt)
         backend.num_suspects += self._is_suspect
 
@@ -300,6 +353,7 @@ class _Attempt:
         if not headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             body = await connection.read_all(_MAX_WHOLE_BYTES)
             self._note_first()
+            self.call.status, self.call.answer, self.call.num_bytes = 200, body, len(body)
             await response.whole(200, _response_headers(connection), body)
             return True
         relay = self.call.relay
@@ -311,17 +365,20 @@ class _Attempt:
             raise BackendLost("its stream has no end", has_begun=True)
         if not response.has_started:
             await response.start(200, _response_headers(connection))
+        self.call.status = 200
         await response.end(relay.flush())
         return True
 
     async def _relay(self, connection: UpstreamConnection, response: ClientResponse) -> None:
         """Pass the stream on. Raises BackendLost or BrokenStream."""
-        relay = self.call.relay
+        call, relay = self.call, self.call.relay
         while data := await connection.read():  # until the first whole event
             self._note_first()
             if passed := relay.feed(data):
                 if not response.has_started:
                     await response.start(200, _response_headers(connection))
+                call.num_bytes += len(passed)
+                call.num_first_units = relay.num_units if relay.identity else len(passed)
                 response.write(passed)
                 break
 
@@ -331,6 +388,7 @@ class _Attempt:
             except BrokenStream:
                 connection.close()
                 return False
+            call.num_bytes += len(passed)
             return not passed or response.write(passed)
 
         while not connection.is_complete:
@@ -343,6 +401,7 @@ class _Attempt:
 
     def end(self) -> None:
         """The backend's turn is over."""
+        self.call.ended_s = self._now_s()
         self.backend.num_suspects -= self._is_suspect
         self._waiting.pop(self, None)
         if not self._has_first:
@@ -354,7 +413,8 @@ class _Attempt:
             self._has_first = True
             self._waiting.pop(self, None)
             num_tokens, backend_id = self.call.num_prompt, self.backend.id
-            self._load.note_first_token(backend_id, num_tokens, self._sent_s, self._now_s())
+            self.call.first_s = self._now_s()
+            self._load.note_first_token(backend_id, num_tokens, self._sent_s, self.call.first_s)
 
 
 def _request(call: RoutedCall) -> tuple[bytes, Headers, bytes]:

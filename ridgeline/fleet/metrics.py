@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -37,12 +37,24 @@ class GatewayMetrics:
         }
         self.registry.register(_BackendCollector(backends, parking, autoscaler))
 
+    def watch(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Add the series of a part of the gateway, read at each scrape."""
+        self.registry.register(_PartCollector(collect))
+
     def count(self, name: str) -> None:
         self._counters[name].inc()
 
     def render(self) -> bytes:
         """The page that a scraper reads."""
         return generate_latest(self.registry)
+
+
+class _PartCollector(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
 
 
 class _BackendCollector(Collector):

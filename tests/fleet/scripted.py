@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import msgspec
 
-from ridgeline.config.server import RouteOptions, ServerOptions
+from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions, ServerOptions
+from ridgeline.errors import BadInput
 from ridgeline.fleet.app import GatewayService, create_gateway_app
 
 Handler = Callable[["ScriptedBackend", dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
@@ -62,17 +63,41 @@ class ScriptedBackend:
 
 
 @asynccontextmanager
-async def gateway_over(*backends: ScriptedBackend, **options: Any) -> AsyncIterator[Any]:
+async def gateway_over(
+    *backends: ScriptedBackend,
+    canary: Sequence[ScriptedBackend] = (),
+    canary_options: Mapping[str, Any] = {},
+    fallback: ScriptedBackend | None = None,
+    fallback_options: Mapping[str, Any] = {},
+    **options: Any,
+) -> AsyncIterator[Any]:
     """A client of a gateway in this process over scripted backends."""
     servers = []
-    for backend in backends:
+    scripted = [*backends, *canary, *([fallback] if fallback else [])]
+    for backend in scripted:
         server = await asyncio.start_server(backend.accept, "127.0.0.1", 0)
         backend.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         servers.append(server)
     service = GatewayService(ServerOptions())
     options.setdefault("policy", "round-robin")
     urls = tuple(backend.url for backend in backends)
-    app: Any = create_gateway_app(RouteOptions(backend=urls, **options), service)
+    try:
+        app: Any = create_gateway_app(
+            RouteOptions(backend=urls, **options),
+            service,
+            CanaryOptions(
+                canary=tuple(backend.url for backend in canary),
+                **{f"canary_{name}": value for name, value in canary_options.items()},
+            ),
+            FallbackOptions(
+                fallback_url=fallback.url if fallback else None,
+                **{f"fallback_{name}": value for name, value in fallback_options.items()},
+            ),
+        )
+    except BadInput:
+        for server in servers:
+            server.close()
+        raise
     asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     asked.put_nowait({"type": "lifespan.startup"})
     states: asyncio.Queue[Any] = asyncio.Queue()
@@ -92,7 +117,7 @@ async def gateway_over(*backends: ScriptedBackend, **options: Any) -> AsyncItera
         asked.put_nowait({"type": "lifespan.shutdown"})
         await lifespan
         await asyncio.sleep(0.05)  # connections that were being accepted
-        for server, backend in zip(servers, backends, strict=True):
+        for server, backend in zip(servers, scripted, strict=True):
             server.close()
             backend.abort()
         await asyncio.sleep(0.01)

@@ -6,13 +6,19 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from ridgeline.config.server import RouteOptions, ServerOptions
+from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions, ServerOptions
 from ridgeline.errors import BadInput
 from ridgeline.fleet.app import GatewayService, create_gateway_app
 from ridgeline.serve.server import GracefulServer, check_exposed, listen, url_of, uvicorn_config
 
 
-def route(options: RouteOptions, *, on_ready: Callable[[str], None] = lambda url: None) -> None:
+def route(
+    options: RouteOptions,
+    *,
+    canary: CanaryOptions | None = None,
+    fallback: FallbackOptions | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
     """Route requests to the backends until SIGINT or SIGTERM.
 
     `on_ready` is called with the gateway's URL when requests are accepted. Raises BadInput.
@@ -31,7 +37,7 @@ def route(options: RouteOptions, *, on_ready: Callable[[str], None] = lambda url
     )
     check_exposed(server_options)
     service = GatewayService(server_options)
-    app = create_gateway_app(options, service)
+    app = create_gateway_app(options, service, canary, fallback)
     with listen(server_options) as listener:
         config = uvicorn_config(app, replace(server_options, port=listener.getsockname()[1]))
         url = url_of(listener)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.config.server import RouteOptions
+from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions
 from ridgeline.workflows.serving.route import route as run_gateway
 
 
@@ -16,4 +16,9 @@ def route(call: Invocation) -> None:
     def show(url: str) -> None:
         console.print(f"routing {url}", markup=False, soft_wrap=True)
 
-    run_gateway(call.read(RouteOptions), on_ready=show)
+    run_gateway(
+        call.read(RouteOptions),
+        canary=call.read(CanaryOptions),
+        fallback=call.read(FallbackOptions),
+        on_ready=show,
+    )
