@@ -117,6 +117,37 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=KV,
         ),
     ] = None
+    kv_tier_memory: Annotated[
+        int | None,
+        About(
+            "Host memory for evicted KV blocks.",
+            unit=BYTES,
+            unset="none; 256 MiB to pass through with --kv-tier-dir or --kv-tier-url",
+            panel=KV,
+        ),
+    ] = None
+    kv_tier_dir: Annotated[
+        str | None,
+        About(
+            "Directory for evicted KV blocks, which survive a restart. It holds users' text.",
+            metavar="DIR",
+            unset="none",
+            panel=KV,
+        ),
+    ] = None
+    kv_tier_size: Annotated[
+        int | None,
+        About("Maximum size of that directory.", unit=BYTES, unset="16 GiB", panel=KV),
+    ] = None
+    kv_tier_url: Annotated[
+        str | None,
+        About(
+            "Object store for evicted KV blocks, by an fsspec URL such as s3://bucket/path.",
+            metavar="URL",
+            unset="none",
+            panel=KV,
+        ),
+    ] = None
     enable_chunked_prefill: Annotated[
         bool,
         About(
@@ -324,6 +355,10 @@ class EngineSettings(TypedDict, total=False):
     activations: Literal["int8", "int16", "float32"]
     enable_prefix_caching: bool
     prefix_cache_ttl_s: float | None
+    kv_tier_memory: int | None
+    kv_tier_dir: str | None
+    kv_tier_size: int | None
+    kv_tier_url: str | None
     enable_chunked_prefill: bool
     batching: Batching
     batch_wait_ms: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import torch
@@ -19,6 +19,7 @@ from ridgeline.engine.execution.graphs.warm_up import warm_up
 from ridgeline.engine.execution.page_prefetch import PagePrefetcher
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
+from ridgeline.engine.kv_tiers.block_tiers import BlockTiers, NoBlockTiers, build_block_tiers
 from ridgeline.engine.parallel.collectives import GlooCollectives
 from ridgeline.engine.parallel.group import NO_PROCESSES, Processes, RankGroup
 from ridgeline.engine.parallel.messages import rank_config
@@ -57,6 +58,7 @@ class EngineParts:
     masks: TokenMasks
     weight_bytes: int
     processes: Processes = NO_PROCESSES
+    tiers: BlockTiers = field(default_factory=NoBlockTiers)
 
 
 def assemble(
@@ -87,7 +89,8 @@ def assemble(
         )
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
-    return EngineParts(tokenizer, scheduler, runner, masks, num_bytes)
+    tiers = build_block_tiers(resolved, scheduler, kv)
+    return EngineParts(tokenizer, scheduler, runner, masks, num_bytes, tiers=tiers)
 
 
 def assemble_ranks(

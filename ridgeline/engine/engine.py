@@ -86,6 +86,7 @@ class Engine:
         self._info = _info(resolved, parts, load_s)
         self._runner, self._masks, self._clock = parts.runner, parts.masks, clock
         self._processes = parts.processes
+        self._tiers = parts.tiers
         # Unique, so that they never collide with ids chosen by callers.
         self._ids = map(f"req-{uuid.uuid4().hex}-{{}}".format, itertools.count())
         self._inboxes: dict[asyncio.AbstractEventLoop, AsyncInboxes] = {}
@@ -97,8 +98,10 @@ class Engine:
             on_start=partial(_prepare_thread, resolved),
             totals=StepTotals(cost_model(resolved.spec), resolved.max_num_batched_tokens),
             queue_limiter=QueueLimiter(_queue_limits(resolved)),
+            transfer=parts.tiers.transfer,
         )
         self._processes.watch(self._loop.fail)
+        self._tiers.on_loaded(self._loop.wake)
 
     @staticmethod
     def open(model: str = DEFAULT_MODEL, **settings: Unpack[EngineSettings]) -> Engine:
@@ -304,6 +307,7 @@ class Engine:
             | self._loop.as_dict()
             | self._loop.steps.totals.as_dict()
             | self._runner.graph_counters()
+            | self._tiers.counters()
         )
 
     def is_healthy(self, stall_s: float = STALL_S) -> bool:
@@ -315,6 +319,7 @@ class Engine:
     def close(self) -> None:
         """Stop the engine; unfinished requests end as aborted. Closing twice does nothing."""
         self._loop.close()
+        self._tiers.close()
         self._processes.close()
 
     def __enter__(self) -> Engine:
@@ -376,6 +381,7 @@ def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> Engi
     derivations = {
         "loaded": f"in {load_s:.2f} s",
         "decode_graphs": parts.runner.describe_graphs(),
+        "kv_tiers": parts.tiers.describe(),
         "embeddings": f"{embeddings.pooling} pooling, {embeddings.source}",
     }
     return EngineInfo(

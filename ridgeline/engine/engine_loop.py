@@ -53,6 +53,10 @@ T = TypeVar("T")
 Command = Callable[[], Sequence[Event]]
 
 
+def _no_transfer(plan: StepPlan) -> None:
+    """There are no tiers."""
+
+
 class Subscriber(Protocol):
     """Receives events. Called on the engine thread, once per step: it must not block."""
 
@@ -76,7 +80,8 @@ class EngineLoop:
     """Runs the engine thread and passes requests to it.
 
     `on_start` is called first on the engine thread (torch sets its thread count per thread).
-    `clock` returns seconds.
+    `clock` returns seconds. `transfer` moves what a plan stores in and loads from the tiers of the
+    KV cache.
     """
 
     def __init__(
@@ -89,8 +94,10 @@ class EngineLoop:
         on_start: Callable[[], None],
         totals: StepTotals,
         queue_limiter: QueueLimiter,
+        transfer: Callable[[StepPlan], None] = _no_transfer,
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
+        self._transfer = transfer
         self.queue_limiter = queue_limiter
         self.steps, self.counts = StepLog(totals), RequestCounts()
         # A bound method of this object would form a cycle, which would keep the weights alive until
@@ -153,6 +160,11 @@ class EngineLoop:
             self._calls.append(call)
             self._note_due()
         return future
+
+    def wake(self) -> None:
+        """Let the engine thread look for work."""
+        with self._wake:
+            self._wake.notify()
 
     def as_dict(self) -> dict[str, float]:
         """Whether the thread is alive, how long work has waited for it, and what it failed on."""
@@ -336,6 +348,11 @@ class EngineLoop:
     # -- failures
 
     def _run(self, plan: StepPlan) -> StepResult:
+        if plan.stores or plan.loads:
+            try:
+                self._transfer(plan)
+            except BaseException as error:
+                return self._fail_transfer(plan, error)
         try:
             result = self.runner.run(plan)
         except RankFailed:
@@ -349,6 +366,16 @@ class EngineLoop:
                 self._total_failures += 1
             return self._run_one_by_one(plan, error)
         self._num_failures = 0 if plan.runs else self._num_failures
+        return result
+
+    def _fail_transfer(self, plan: StepPlan, error: BaseException) -> StepResult:
+        """Fail the plan's requests, and forget every cached block: some were not loaded."""
+        _LOG.exception("step %d could not move blocks between tiers", plan.index)
+        self._num_failures += 1
+        self._total_failures += 1
+        self.scheduler.cache.tiers.cancel_transfers(plan)
+        result = StepResult(tuple([self._fail(run, error) for run in plan.runs]))
+        self.scheduler.cache.clear()
         return result
 
     def _run_one_by_one(self, plan: StepPlan, error: BaseException) -> StepResult:

@@ -12,6 +12,7 @@ from weakref import WeakSet
 from fastapi import Depends, Request
 
 from ridgeline.config.server import ServerOptions
+from ridgeline.engine.kv_tiers.tenant_secret import tenant_secret
 from ridgeline.records import Sampling, Slo
 from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import Caller, load_keys
@@ -65,6 +66,8 @@ class Service:
             slo_classes=options.parsed_slo_classes,
         )
         self.keys = load_keys(options.api_key, options.api_keys_file)
+        if self.keys:
+            self.keys = self.keys.with_secret(_tier_secret(engine))
         self.drain = DrainState()
         self.slo_classes = options.parsed_slo_classes
         self.budgets = KeyBudgets(self.keys, options.requests_per_minute, options.tokens_per_minute)
@@ -219,6 +222,12 @@ async def get_service(request: Request) -> Service:
 
 
 ServiceDep = Annotated[Service, Depends(get_service)]
+
+
+def _tier_secret(engine: ServedEngine) -> bytes | None:
+    """What salts blocks that outlive this process; None where none do."""
+    settings = engine.info.settings
+    return tenant_secret(settings.get("kv_tier_dir"), settings.get("kv_tier_url"))
 
 
 def _header_priority(headers: Mapping[str, str]) -> int:

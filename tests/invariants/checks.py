@@ -22,6 +22,7 @@ def check_always(world: World) -> None:
     check_pool(world)
     if isinstance(world.scheduler.cache, PrefixCache):
         check_cache(world, world.scheduler.cache)
+        check_tiers(world)
 
 
 def waiting_in(queue: FairQueue | WaitingQueue) -> list[Sequence]:
@@ -65,7 +66,8 @@ def check_registry(world: World) -> None:
         assert sum(c.num_unfinished for c in requests if c.started) == lane.num_started
         own = [seq for seq in live if seq.request.background == lane.rank]
         assert lane.num_running == sum(seq.state is State.RUNNING for seq in own)
-        assert len(own) == lane.num_running + len(lane.unstarted) + len(lane.resuming)
+        num_waiting = len(lane.unstarted) + len(lane.resuming) + len(lane.held)
+        assert len(own) == lane.num_running + num_waiting
     assert sum(lane.num_running for lane in registry.lanes) == len(running)
     for seq in live:
         assert 0 <= seq.num_computed < seq.num_known
@@ -117,6 +119,22 @@ def check_cache(world: World, cache: PrefixCache) -> None:
         assert text is not None, "a block was published before it was full"
         tenant, tokens = text
         assert digest == _digest(tenant, tokens, pool.block_size), "published under a wrong digest"
+
+
+def check_tiers(world: World) -> None:
+    """Slots hold what their keys say; none is free and findable at once."""
+    if world.tiers is None:
+        return
+    memory, size = world.tiers.memory, world.setup.block_size
+    first_group = 0 if world.setup.layout.full else 1  # of the world, which numbers from full
+    assert not set(memory._free) & set(memory._slot_of.values())
+    assert len(set(memory._slot_of.values())) == len(memory)
+    for key, slot in memory._slot_of.items():
+        group, *positions = world.tier_slots[slot]
+        tenant, tokens = positions[-1]
+        assert key == _digest(tenant, tokens, size) + bytes((group - first_group,)), (
+            "a slot holds another block"
+        )
 
 
 def check_plan(world: World, plan: StepPlan, before: Before) -> None:

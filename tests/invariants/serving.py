@@ -27,6 +27,7 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.batch import make_batch
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.kv_tiers.block_slab import BlockSlab, bytes_per_block
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
@@ -39,6 +40,9 @@ from ridgeline.engine.scheduler import (
     SchedulerLimits,
     make_policy,
 )
+from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers, NoStorage
+from ridgeline.engine.scheduler.kv.memory_tier import MemoryTier
+from ridgeline.engine.scheduler.kv.tiers import Transfers
 from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftProposer, NoDrafts
 from ridgeline.engine.scheduler.stopping import derive_seed
@@ -162,6 +166,7 @@ class Schedule:
     depth: int = 3
     trees: bool = False
     max_model_len: int = CONTEXT
+    tier_slots: int = 0  # of a memory tier below the prefix cache
 
 
 @dataclass
@@ -176,6 +181,7 @@ class Served:
     num_rejected: int = 0
     num_short: int = 0  # steps with drafts that took the greedy fast path
     num_branched: int = 0  # runs of which a branch was accepted
+    num_tier_loads: int = 0  # blocks
 
 
 def serve(model: Model, requests: Sequence[Request], schedule: Schedule) -> list[Served]:
@@ -312,6 +318,8 @@ def _build(
         num_states=schedule.max_num_seqs,
         layout=layout,
     )
+    if schedule.tier_slots and isinstance(cache, PrefixCache):
+        cache.tiers = _SlabTiers(pool, cache, kv, schedule.tier_slots)
     states = HiddenStates(window=64)
     attention = build_attention(model.attention, model.spec, kv)
     eos, drafts = model.spec.eos_token_ids, drafts_of(model, requests, schedule, kv, states)
@@ -319,6 +327,22 @@ def _build(
     runner = TorchRunner(model.decoder, kv, attention, verifier=verifier, observer=states)
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
+
+
+class _SlabTiers(CacheTiers):
+    """A memory tier that keeps every block, and moves the bytes itself."""
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache, kv: KvCache, num_slots: int) -> None:
+        size, memory = bytes_per_block(kv), MemoryTier(num_slots)
+        super().__init__(
+            pool, cache, memory, NoStorage(), layout=kv.layout, block_bytes=size, min_tokens=1
+        )
+        self.slab = BlockSlab(kv, num_slots, self.memory_rate)
+
+    def take_transfers(self) -> Transfers:
+        stores, loads = super().take_transfers()
+        self.slab.transfer(stores, loads)
+        return stores, loads
 
 
 def _row_observer(drafts: DraftProposer) -> RowObserver | None:
@@ -344,6 +368,7 @@ def _round(
             scheduler.add(msgspec.structs.replace(waiting.pop(i), arrival_s=float(step)))
         plan = scheduler.plan(float(step))
         has_drafts = any(run.num_drafts for run in plan.runs)
+        served.num_tier_loads += len(plan.loads)
         served.num_short += has_drafts and not plan.copies and runner.greedy.can_run(plan.runs)
         result = runner.run(plan)
         served.num_branched += sum(output.path > 0 for output in result.outputs)

@@ -158,6 +158,20 @@ def test_warm_prefix_cache_gives_the_tokens_of_a_cold_one(model: Model) -> None:
     check(model, requests, warm)
 
 
+def test_blocks_from_a_tier_give_the_tokens_of_computed_ones(model: Model) -> None:
+    """A pool for one request: what the others had is evicted, and comes back in the next round."""
+    requests = [make_request(f"r{i}", tokens(21 + i, salt=i), GREEDY) for i in range(4)]
+    # Few output tokens: windows give back what a prompt of this length would need.
+    requests = [with_max_tokens(request, 2) for request in requests]
+    narrow = Schedule(prefix=True, rounds=2, num_blocks=7, max_num_seqs=1, tier_slots=300)
+    cold, warm = serve(model, requests, narrow)
+    assert cold.num_tier_loads == 0
+    assert warm.num_tier_loads >= 10
+    assert warm.hit_tokens >= 40
+    check(model, requests, cold)
+    check(model, requests, warm)
+
+
 @pytest.mark.parametrize("prefix", [False, True])
 def test_resumed_requests_give_the_tokens_of_single_ones(model: Model, prefix: bool) -> None:
     requests = some_requests()
@@ -318,6 +332,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Request], Schedule]:
         chunked=draw(st.booleans()),
         policy=draw(st.sampled_from(["continuous", "continuous", "static", "dynamic"])),
         prefix=draw(st.booleans()),
+        tier_slots=draw(st.sampled_from([0, 0, 5, 60])),
         arrives=tuple(draw(st.lists(st.integers(0, 12), max_size=5))),
         rounds=draw(st.sampled_from([1, 2])),
         drafts=draw(st.sampled_from(["", "ngram", "suffix", "lookahead", "prophet"])),

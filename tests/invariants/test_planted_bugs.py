@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,15 @@ from msgspec.structs import replace
 
 from ridgeline.engine.scheduler import plan, scheduler
 from ridgeline.engine.scheduler.batching.static import StaticBatching
-from ridgeline.engine.scheduler.kv import prefix_cache
+from ridgeline.engine.scheduler.kv import cache_tiers, prefix_cache
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
+from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers
+from ridgeline.engine.scheduler.kv.memory_tier import MemoryTier
 from ridgeline.engine.scheduler.kv.prefix_cache import ComputedPrefix, PrefixCache
 from ridgeline.engine.scheduler.plan import Run, RunOutput
 from ridgeline.engine.scheduler.queue import sequence_registry
+from ridgeline.engine.scheduler.queue.lanes import Lane
 from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
 from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 from ridgeline.engine.scheduler.scheduler import Scheduler
@@ -29,6 +33,7 @@ from tests.invariants.random_operations import add_random, end_random, fork_rand
 from tests.invariants.world import Setup, World
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+MakeSetup = Callable[[random.Random], Setup]
 
 
 def random_setup(rng: random.Random) -> Setup:
@@ -49,9 +54,17 @@ def random_setup(rng: random.Random) -> Setup:
     )
 
 
-def run_random_world(rng: random.Random, num_operations: int = 40) -> World:
+def tiered_setup(rng: random.Random) -> Setup:
+    """A random setup whose evicted blocks go to a memory tier, and mostly to storage."""
+    setup, slots = random_setup(rng), rng.choice((3, 6, 20))
+    return dataclasses.replace(setup, prefix=True, tier_slots=slots, storage=rng.random() < 0.8)
+
+
+def run_random_world(
+    rng: random.Random, num_operations: int = 40, make_setup: MakeSetup = random_setup
+) -> World:
     """Perform random operations on a random world, then serve all of its requests."""
-    world = World(random_setup(rng))
+    world = World(make_setup(rng))
     for _ in range(num_operations):
         operation = rng.choices(("add", "step", "advance", "end", "fork"), (5, 8, 1, 1, 1))[0]
         if operation == "add":
@@ -321,6 +334,69 @@ def branches_share_one_window(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockTables, "branch_tables", branch_tables)
 
 
+def tiers_load_a_neighbouring_slot(patch: pytest.MonkeyPatch) -> None:
+    original = CacheTiers.take_transfers
+
+    def take_transfers(self: CacheTiers) -> Any:
+        stores, loads = original(self)
+        slots = [slot for slot, _ in loads]
+        shifted = slots[1:] + slots[:1]
+        return stores, tuple((slot, b) for slot, (_, b) in zip(shifted, loads, strict=True))
+
+    patch.setattr(CacheTiers, "take_transfers", take_transfers)
+
+
+def tiers_mix_groups_of_layers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cache_tiers, "block_key", lambda group, digest: digest + b"\0")
+
+
+def tier_slots_are_not_pinned(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemoryTier, "pin", lambda self, key: self._slot_of.get(key))
+    patch.setattr(MemoryTier, "unpin", lambda self, slots: None)
+    original = MemoryTier.publish
+
+    def publish(self: MemoryTier, *args: Any, pinned: bool = False) -> bool:
+        return original(self, *args)
+
+    patch.setattr(MemoryTier, "publish", publish)
+
+
+def tiers_hit_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
+    original = CacheTiers._reach
+
+    def reach(self: CacheTiers, seq: Sequence, holds: Any) -> tuple[int, int]:
+        seq.tokens.append(0)
+        found = original(self, seq, holds)
+        seq.tokens.pop()
+        return found
+
+    patch.setattr(CacheTiers, "_reach", reach)
+
+
+def cancelled_sequences_go_on_waiting_for_their_load(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lane, "discard_unstarted", lambda self, seq: self.unstarted.discard(seq))
+
+
+def tiers_take_a_prefix_that_is_being_evicted(patch: pytest.MonkeyPatch) -> None:
+    original = CacheTiers.fill
+
+    def fill(self: CacheTiers, seq: Sequence, prefix: ComputedPrefix, now_s: float) -> Any:
+        with patch.context() as context:
+            context.setattr(BlockPool, "retain", lambda self, block: None)
+            filled, held = original(self, seq, prefix, now_s)
+        return filled, [block for block in held if block not in prefix.all_blocks]
+
+    patch.setattr(CacheTiers, "fill", fill)
+
+
+TIER_PLANTS: list[Plant] = [
+    tiers_load_a_neighbouring_slot,
+    tiers_mix_groups_of_layers,
+    tier_slots_are_not_pinned,
+    tiers_hit_the_whole_prompt,
+    cancelled_sequences_go_on_waiting_for_their_load,
+    tiers_take_a_prefix_that_is_being_evicted,
+]
 PLANTS: list[Plant] = [
     windows_are_one_place_short,
     windows_give_nothing_back,
@@ -376,3 +452,18 @@ def test_random_worlds_pass_without_a_bug() -> None:
     assert sum(world.num_accepted for world in worlds) > 300
     assert sum(world.num_branched for world in worlds) > 10
     assert sum(world.scheduler.cache.hit_tokens for world in worlds) > 100
+
+
+@pytest.mark.parametrize("plant", TIER_PLANTS, ids=lambda plant: plant.__name__)
+def test_planted_bug_of_the_tiers_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        for seed in range(80):
+            run_random_world(random.Random(seed), make_setup=tiered_setup)
+
+
+@pytest.mark.slow
+def test_random_worlds_with_tiers_pass_without_a_bug() -> None:
+    worlds = [run_random_world(random.Random(seed), make_setup=tiered_setup) for seed in range(80)]
+    assert sum(world.num_tier_loads for world in worlds) > 200
+    assert sum(world.storage.num_loaded for world in worlds if world.storage is not None) > 3

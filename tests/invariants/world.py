@@ -10,11 +10,11 @@ order of steps must end in the same answers as serving each request on its own (
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,6 +26,9 @@ from ridgeline.engine.scheduler import (
     SchedulerLimits,
     make_policy,
 )
+from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers, NoStorage
+from ridgeline.engine.scheduler.kv.memory_tier import Key, MemoryTier
+from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache
 from ridgeline.engine.scheduler.plan import (
     Run,
     RunOutput,
@@ -66,6 +69,8 @@ from tests.invariants.checks import (
 EOS = 0
 VOCAB = 12
 Text = tuple[str, tuple[int, ...]]
+Content = list[Any]
+"""Of a slot of the memory tier: the group of layers of a block, and its positions."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Setup:
     drafts: int = 0
     branches: int = 0
     background_tokens: int | None = 3
+    tier_slots: int = 0  # of the memory tier, 0: no tiers
+    storage: bool = False  # whether there is a tier below it, which loses and delays blocks
     window: int = 0  # of two groups of layers, 0: all layers see everything
     has_full: bool = True  # whether there are layers that see everything, too
 
@@ -113,9 +120,74 @@ class Setup:
             background_tokens=self.background_tokens,
             kv_layout=self.layout,
         )
-        cache = PrefixCache(pool, self.ttl_s, self.layout) if self.prefix else NoPrefixCache()
+        cache: BlockCache = NoPrefixCache()
+        if self.prefix:
+            cache = PrefixCache(pool, self.ttl_s, self.layout)
+            if self.tier_slots:
+                cache.tiers = self._tiers(pool, cache)
         policy = make_policy(self.policy, wait_s=self.wait_s)
         return Scheduler(limits, policy, pool, cache, eos_token_ids=(EOS,), drafts=drafts)
+
+    def _tiers(self, pool: BlockPool, cache: PrefixCache) -> CacheTiers:
+        memory = MemoryTier(self.tier_slots)
+        storage = UnreliableStorage(memory) if self.storage else NoStorage()
+        return CacheTiers(
+            pool, cache, memory, storage, layout=self.layout, block_bytes=1, min_tokens=3
+        )
+
+
+class UnreliableStorage:
+    """Storage that writes and reads late, and now and then not at all."""
+
+    def __init__(self, memory: MemoryTier) -> None:
+        self.slots: list[Content] = [[] for _ in range(memory.num_slots)]
+        self.num_loaded = 0
+        self._memory, self._rng = memory, random.Random(memory.num_slots)
+        self._stored: dict[Key, Content] = {}
+        self._writes: list[tuple[Key, int]] = []
+        self._loads: list[tuple[dict[Key, int], list[bool]]] = []
+
+    def find(self, key: Key) -> str | None:
+        return "disk" if key in self._stored else None
+
+    def refresh(self) -> None:
+        pass
+
+    def load_s(self, keys: Seq[Key]) -> float:
+        return 0.0
+
+    def load(self, keys: Seq[Key]) -> Callable[[], bool] | None:
+        if self._rng.random() < 0.1:
+            return None
+        slots = {key: slot for key in keys if (slot := self._memory.reserve()) is not None}
+        over: list[bool] = []
+        self._loads.append((slots, over))
+        return lambda: bool(over)
+
+    def store(self, blocks: Seq[tuple[Key, int]]) -> None:
+        self._writes += blocks
+
+    def tick(self) -> None:
+        """Let some of what was begun come to an end."""
+        while self._writes and self._rng.random() < 0.7:
+            key, slot = self._writes.pop(0)
+            if self._rng.random() < 0.9:
+                self._stored[key] = list(self.slots[slot])
+            self._memory.unpin([slot])
+        while self._loads and self._rng.random() < 0.7:
+            slots, over = self._loads.pop(0)
+            for key, slot in slots.items():
+                self._finish_load(key, slot)
+            over.append(True)
+        if self._stored and self._rng.random() < 0.1:
+            del self._stored[self._rng.choice(list(self._stored))]
+
+    def _finish_load(self, key: Key, slot: int) -> None:
+        if key not in self._stored or self._rng.random() < 0.1:
+            self._memory.give_back(slot)
+            return
+        self.slots[slot] = list(self._stored[key])
+        self.num_loaded += self._memory.publish(key, slot, "disk")
 
 
 def sample(seed: int, text: tuple[int, ...], index: int, banned: tuple[int, ...]) -> int:
@@ -228,6 +300,14 @@ class World:
         self.slots: list[list[Text | None]] = [
             [None] * setup.block_size for _ in range(setup.num_blocks)
         ]
+        tiers = self.scheduler.cache.tiers
+        self.tiers = tiers if isinstance(tiers, CacheTiers) else None
+        self.storage: UnreliableStorage | None = None
+        self.tier_slots: list[Content] = [[] for _ in range(setup.tier_slots)]
+        self.num_tier_loads = 0
+        if self.tiers is not None and isinstance(self.tiers.storage, UnreliableStorage):
+            self.storage = self.tiers.storage
+            self.storage.slots = self.tier_slots
         self.group_of: dict[int, int] = {}  # block -> the group of layers that wrote it
         self.answers: dict[tuple[str, int], Answer] = {}
         self.started: set[str] = set()
@@ -292,7 +372,10 @@ class World:
         """Plan, run, commit; False if there was nothing to run."""
         scheduler, before = self.scheduler, Before(self)
         self._record_use()
+        if self.storage is not None:
+            self.storage.tick()
         plan = scheduler.plan(self.now_s)
+        self._transfer(plan)
         self.check()
         check_plan(self, plan, before)
         check_admitted(self, before)
@@ -337,6 +420,15 @@ class World:
     def _run(self, plan: StepPlan) -> StepResult:
         self._copy(plan)
         return StepResult(tuple([self._take(run) for run in plan.runs]))
+
+    def _transfer(self, plan: StepPlan) -> None:
+        """Move blocks to and from the memory tier, one after the other."""
+        for block, slot in plan.stores:
+            self.tier_slots[slot] = [self.group_of[block], *self.slots[block]]
+        for slot, block in plan.loads:
+            self.group_of[block], *self.slots[block] = self.tier_slots[slot]
+            self.used_s[block] = self.now_s
+        self.num_tier_loads += len(plan.loads)
 
     def _copy(self, plan: StepPlan) -> None:
         """Perform all copies at once, as a device would."""
@@ -424,7 +516,7 @@ class World:
     def _answer(self, request: Request, index: int, tokens: list[int]) -> None:
         answer = Answer(request, derive_seed(request.sampling.seed or 0, index), tokens)
         self.answers[request.id, index] = answer
-        self.max_steps += len(answer.expected) + 2
+        self.max_steps += len(answer.expected) + 2 + 8 * bool(self.setup.tier_slots)
 
     def _receive(self, events: list[Event]) -> None:
         for event in events:

@@ -232,14 +232,17 @@ def token_rules(sampling: Sampling, output: tuple[int, ...]) -> dict[str, Any]:
 class StepPlan(msgspec.Struct, frozen=True):
     """One step.
 
-    `copies` are (from, to) block copies to perform first (copy-on-write), `compactions` what evicts
-    tokens after them.
+    Before its runs, in this order: `stores` copy blocks to slots of the memory tier, (block, slot);
+    `loads` copy slots to blocks, (slot, block); `copies` are copies on write, (from, to);
+    `compactions` evict tokens.
     """
 
     index: int
     runs: tuple[Run, ...]
     copies: tuple[tuple[int, int], ...] = ()
     compactions: tuple[KvCompaction, ...] = ()
+    stores: tuple[tuple[int, int], ...] = ()
+    loads: tuple[tuple[int, int], ...] = ()
 
 
 class RunOutput(msgspec.Struct, frozen=True):

@@ -107,9 +107,14 @@ class Scheduler:
         """Queue a request. Raises BadInput or DoesNotFit if it could not be served even alone."""
         check_request(request, self.limits, self.pool)
         self._has_evicted |= request.sampling.kv_eviction is not None
-        self._deadlines.add(self._registry.add(request))
+        group = self._registry.add(request)
+        self._deadlines.add(group)
         self.background_budget.note_slo(request)
         self.draft_scheduler.note_request(request)
+        seq = group.live[0]
+        wait = self.cache.tiers.start_loading(seq, max(self._now_s, request.arrival_s))
+        if wait is not None:
+            self._registry.lane_of(request).hold(seq, wait)
 
     def replay(self, request_id: str, now_s: float) -> list[Event]:
         """The events of the tokens that a request was resumed with, choice by choice.
@@ -194,14 +199,17 @@ class Scheduler:
             self._plan_lane(lane, step)
         self.draft_scheduler.plan(step)
         self.background_budget.end_plan(step)
+        transfers = self.cache.tiers.take_transfers()
         copies, compactions = self._tables.take_copies(), self._tables.compactor.take()
-        plan = StepPlan(self.totals.num_steps, tuple(step.runs), copies, compactions)
+        index, runs = self.totals.num_steps, tuple(step.runs)
+        plan = StepPlan(index, runs, copies, compactions, *transfers)
         self.totals.num_steps += bool(step.runs)
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
         """Apply a plan's result. Runs of sequences that ended in the meantime are ignored."""
-        self._now_s = now_s
+        seconds, self._now_s = now_s - self._step.now_s, now_s
+        self.cache.tiers.end_step(plan, self._step.num_rows, seconds)
         events, self._events = self._events, []
         for run, output in zip(plan.runs, result.outputs, strict=True):
             seq = self._registry.find_running(run.seq_id)
@@ -226,9 +234,10 @@ class Scheduler:
         registry = self._registry
         if registry.running or self._events or any(len(lane.resuming) for lane in registry.lanes):
             return now_s
-        if not any(len(lane.unstarted) for lane in registry.lanes):
+        loads = [wait.wake_s(now_s) for lane in registry.lanes for _, wait in lane.held.values()]
+        if not loads and not any(len(lane.unstarted) for lane in registry.lanes):
             return None
-        wakes = (self._admitter.wake_s(now_s), self._deadlines.next_s)
+        wakes = (self._admitter.wake_s(now_s), self._deadlines.next_s, *loads)
         return min((max(now_s, at_s) for at_s in wakes if at_s is not None), default=None)
 
     def request_id_of(self, run: Run) -> str | None:
@@ -270,9 +279,9 @@ class Scheduler:
     def is_predictable(self) -> bool:
         """Whether the next step follows from running and waiting interactive requests alone.
 
-        False with background requests, drafts, deadlines, expiring cache entries, layers with a
-        window, KV eviction or events that the next commit has to deliver. Ask between a commit and
-        the next plan.
+        False with background requests, drafts, deadlines, expiring cache entries, cache tiers,
+        layers with a window, KV eviction or events that the next commit has to deliver. Ask between
+        a commit and the next plan.
         """
         background = self._registry.lanes[1]
         return not (
@@ -282,6 +291,7 @@ class Scheduler:
             or self._deadlines.next_s is not None
             or self.draft_scheduler.has_proposer
             or self.cache.expires
+            or self.cache.tiers.active
             or self.limits.kv_layout.windowed
             or self._has_evicted
         )
@@ -330,6 +340,8 @@ class Scheduler:
         self._now_s = now_s
         self.background_budget.begin_step(now_s)
         self.cache.expire(now_s)
+        for lane in self._registry.lanes:
+            lane.release_held(now_s)
         for group in self._deadlines.pop_passed(now_s):
             if self._registry.groups.get(group.request.id) is group:  # otherwise it has ended
                 error = "its deadline has passed"
@@ -396,6 +408,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence, step: StepBuilder) -> None:
         self.draft_scheduler.forget(seq)
+        self.cache.tiers.note_release(seq, resumes=True)
         self._tables.release(seq, step.now_s)
         seq.reset_computed()
         self._registry.deactivate(seq)
@@ -504,6 +517,7 @@ class Scheduler:
         self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None, at_s: float
     ) -> Finished:
         self.draft_scheduler.forget(seq)
+        self.cache.tiers.note_release(seq)
         self._tables.release(seq, at_s)
         self._registry.remove(seq)
         self.totals.num_finished += 1
@@ -512,5 +526,6 @@ class Scheduler:
     def _remove_group(self, group: SequenceGroup, at_s: float) -> None:
         for seq in group.live.values():
             self.draft_scheduler.forget(seq)
+            self.cache.tiers.note_release(seq)
             self._tables.release(seq, at_s)
         self._registry.remove_group(group)

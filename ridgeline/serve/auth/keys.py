@@ -2,8 +2,9 @@
 
 A key has 256 random bits, so that a plain hash is enough: there is no dictionary to try. The name
 of a key is its tenant. The prefix cache is salted with an HMAC of the tenant under a secret of this
-process: no tenant can hit, probe or guess another's blocks, whatever `cache_salt` it sends. Keys
-with the same `cache_group` share blocks on purpose.
+process, or of the tiers of the KV cache where blocks outlive it: no tenant can hit, probe or guess
+another's blocks, whatever `cache_salt` it sends. Keys with the same `cache_group` share blocks on
+purpose.
 
     [[keys]]
     name = "alice"
@@ -81,6 +82,10 @@ class KeyRing:
 
     def __bool__(self) -> bool:
         return bool(self.keys)
+
+    def with_secret(self, secret: bytes | None) -> KeyRing:
+        """The same keys, with tenants salted by `secret`; None keeps the present one."""
+        return self if secret is None else KeyRing(self.keys, secret)
 
     def find(self, key: bytes) -> Caller | None:
         """The owner of a key. Every digest is compared, even after one has matched."""

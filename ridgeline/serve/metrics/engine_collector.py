@@ -88,8 +88,30 @@ OWN_COUNTERS = {
         "cuda_graph_capture_seconds",
         "Time spent capturing CUDA graphs, compiling kernels included.",
     ),
+    "kv_tier_declined_tokens": (
+        "kv_tier_declined_tokens",
+        "Tokens that a tier had, but that were computed because loading would have taken longer.",
+    ),
+    "kv_tier_waits": ("kv_tier_waits", "Requests that waited for KV blocks to be read."),
+    "kv_tier_dropped_blocks": (
+        "kv_tier_dropped_blocks",
+        "KV blocks that were not stored or loaded because a tier was busy.",
+    ),
     "request_failed": ("requests_failed", "Requests that failed in the engine."),
 }
+TIER_COUNTERS = {
+    "hit_tokens": "Prompt tokens that were loaded from a tier below the KV cache, not computed.",
+    "stores": "KV blocks written to a tier.",
+    "store_bytes": "Bytes of KV blocks written to a tier.",
+    "loads": "KV blocks read from a tier.",
+    "load_bytes": "Bytes of KV blocks read from a tier.",
+    "errors": "Reads and writes of a tier that failed, damaged files included.",
+}
+TIER_GAUGES = {
+    "bytes": ("bytes", "Size of a tier's content."),
+    "bandwidth": ("bandwidth_bytes_per_second", "Measured bandwidth of loads from a tier."),
+}
+TIERS = ("memory", "disk", "remote")
 REJECTIONS = {
     "refused_requests": "max_num_queued_reqs",
     "refused_tokens": "max_num_queued_tokens",
@@ -126,6 +148,7 @@ class EngineCollector(Collector):
         yield self._saturation(values)
         yield self._rejections(values)
         yield self._step_tokens(values)
+        yield from self._tiers(values)
         yield from self._utilisation(values)
         yield self._accepted_by_position(values)
         yield self._cache_config()
@@ -170,6 +193,22 @@ class EngineCollector(Collector):
         for key, reason in REJECTIONS.items():
             counter.add_metric([self._model_name, reason], self._monotonic(key, values))
         return counter
+
+    def _tiers(self, values: Mapping[str, float]) -> Iterable[Metric]:
+        """What each tier of the KV cache holds and did; zeros where it does not exist."""
+        labels = ["model_name", "tier"]
+        for name, text in TIER_COUNTERS.items():
+            counter = CounterMetricFamily(f"ridgeline_kv_tier_{name}", text, labels=labels)
+            for tier in TIERS:
+                value = self._monotonic(f"kv_tier_{name}/{tier}", values)
+                counter.add_metric([self._model_name, tier], value)
+            yield counter
+        for name, (ours, text) in TIER_GAUGES.items():
+            gauge = GaugeMetricFamily(f"ridgeline_kv_tier_{ours}", text, labels=labels)
+            for tier in TIERS:
+                value = values.get(f"kv_tier_{name}/{tier}", 0.0)
+                gauge.add_metric([self._model_name, tier], value)
+            yield gauge
 
     def _step_tokens(self, values: Mapping[str, float]) -> Metric:
         """vLLM's iteration_tokens_total, from the engine's own buckets."""

@@ -72,7 +72,9 @@ class Admitter:
         if not self._make_room(seq, prefix, lane, step):
             return None
         (lane.resuming if seq.group.started else lane.unstarted).pop()
+        prefix, held = self._cache.tiers.fill(seq, prefix, step.now_s)
         self._tables.adopt_prefix(seq, prefix, step.now_s)
+        self._pool.release_all(held)
         reserved = self._tables.reserve_known(seq)
         assert reserved, "num_blocks_needed and reserve_known disagree"
         self._registry.activate(seq)
@@ -115,7 +117,7 @@ class Admitter:
                 return prefix
         if seq.num_prompt_logprobs is not None:  # these need the logits of every prompt position
             return ComputedPrefix()
-        return self._cache.match(seq, now_s)
+        return self._cache.tiers.extend(seq, self._cache.match(seq, now_s), now_s)
 
     def _make_room(
         self, seq: Sequence, prefix: ComputedPrefix, lane: Lane, step: StepBuilder

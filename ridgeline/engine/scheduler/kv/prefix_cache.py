@@ -39,6 +39,7 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.tiers import MISSING, NoTiers, Tiers
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
@@ -61,7 +62,7 @@ class ComputedPrefix(msgspec.Struct, frozen=True):
     """Blocks that already hold a sequence's first `num_computed` tokens.
 
     `windows` are those of each windowed group of layers, from index `first_place` of its table on;
-    () where there are none.
+    () where there are none. `MISSING` stands for a block that a lower tier has (`Tiers.fill`).
     """
 
     blocks: list[int] = []
@@ -71,8 +72,9 @@ class ComputedPrefix(msgspec.Struct, frozen=True):
 
     @property
     def all_blocks(self) -> list[int]:
-        """The blocks of every group."""
-        return [*self.blocks, *chain.from_iterable(self.windows)]
+        """The blocks of every group that are in the pool."""
+        blocks = chain(self.blocks, *self.windows)
+        return [block for block in blocks if block != MISSING]
 
     @property
     def end_place(self) -> int:
@@ -85,6 +87,7 @@ class BlockCache(Protocol):
 
     queried_tokens: int
     hit_tokens: int
+    tiers: Tiers
 
     @property
     def expires(self) -> bool:
@@ -119,6 +122,7 @@ class NoPrefixCache:
 
     def __init__(self) -> None:
         self.queried_tokens = self.hit_tokens = 0
+        self.tiers: Tiers = NoTiers()
 
     def match(self, seq: Sequence, now_s: float) -> ComputedPrefix:
         return ComputedPrefix()
@@ -157,13 +161,14 @@ class PrefixCache:
                 "the prefix cache's time to live must be positive", value=ttl_s, limit="> 0 s"
             )
         self.queried_tokens = self.hit_tokens = 0
+        self.tiers: Tiers = NoTiers()
         self._pool, self._ttl_s = pool, math.inf if ttl_s is None else ttl_s
         self._layout, self._num_full = layout, int(bool(layout.full))
         # By group, in the order of `KvLayout.groups`.
         self._block_of: list[dict[bytes, int]] = [{} for _ in range(layout.num_groups)]
         self._entry_of: dict[int, tuple[int, bytes]] = {}  # block -> group and digest
         self._used_s: OrderedDict[int, float] = OrderedDict()  # block -> last use, oldest first
-        pool.on_evict = self._remove_entry
+        pool.on_evict = self._evict
 
     def __len__(self) -> int:
         return len(self._entry_of)
@@ -175,7 +180,7 @@ class PrefixCache:
     def match(self, seq: Sequence, now_s: float) -> ComputedPrefix:
         size = self._pool.block_size
         num_blocks = seq.max_hit_tokens // size
-        self._extend_digests(seq, num_blocks)
+        self.extend_digests(seq, num_blocks)
         self.expire(now_s)
         blocks: list[int] = []
         if self._num_full:
@@ -206,6 +211,14 @@ class PrefixCache:
                 end = place
         return first, end
 
+    def find(self, group: int, digest: bytes) -> int | None:
+        """The block that holds some content of a group of layers; None if there is none."""
+        return self._block_of[group].get(digest)
+
+    def entries(self) -> list[tuple[int, int, bytes]]:
+        """(block, group, digest) of every published block."""
+        return [(block, *entry) for block, entry in self._entry_of.items()]
+
     def record_lookup(self, queried: int, hit: int) -> None:
         self.queried_tokens += queried
         self.hit_tokens += hit
@@ -214,7 +227,7 @@ class PrefixCache:
         num_full = seq.num_publishable // self._pool.block_size
         if num_full <= seq.num_published:
             return
-        self._extend_digests(seq, num_full)
+        self.extend_digests(seq, num_full)
         for i in range(seq.num_published, num_full):
             if self._num_full:
                 self.insert(seq.digests[i], seq.blocks[i], now_s)
@@ -257,7 +270,7 @@ class PrefixCache:
         for block in list(self._entry_of):
             self.invalidate(block)
 
-    def _extend_digests(self, seq: Sequence, num_blocks: int) -> None:
+    def extend_digests(self, seq: Sequence, num_blocks: int) -> None:
         """Extend the sequence's hash chain to `num_blocks` digests."""
         size, digests = self._pool.block_size, seq.digests
         if len(digests) >= num_blocks:
@@ -266,6 +279,11 @@ class PrefixCache:
         for i in range(len(digests), num_blocks):
             parent = block_digest(parent, seq.tokens[i * size : (i + 1) * size])
             digests.append(parent)
+
+    def _evict(self, block: int) -> None:
+        """The pool hands the block to another owner, who will overwrite it."""
+        self.tiers.save(block, *self._entry_of[block])
+        self._remove_entry(block)
 
     def _remove_entry(self, block: int) -> None:
         group, digest = self._entry_of.pop(block)

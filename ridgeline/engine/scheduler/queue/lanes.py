@@ -23,8 +23,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ridgeline.engine.scheduler.kv.tiers import LoadWait
 from ridgeline.engine.scheduler.queue.fair_queue import FairQueue
 from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
+from ridgeline.engine.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -32,13 +34,15 @@ class Lane:
     """The waiting sequences of one lane, and counts of its sequences.
 
     `unstarted` holds choice 0 of requests that have not started, `resuming` the sequences of
-    started requests that are without a slot. `num_started` counts unfinished choices of started
-    requests, `num_running` the sequences with a slot.
+    started requests that are without a slot. `held` are unstarted ones that wait, outside the
+    queue, for blocks of their prefix to be read (by sequence id). `num_started` counts unfinished
+    choices of started requests, `num_running` the sequences with a slot.
     """
 
     rank: int
     unstarted: FairQueue = field(default_factory=FairQueue)
     resuming: WaitingQueue = field(default_factory=WaitingQueue)
+    held: dict[int, tuple[Sequence, LoadWait]] = field(default_factory=dict)
     num_started: int = 0
     num_running: int = 0
 
@@ -46,3 +50,19 @@ class Lane:
     def has_waiting(self) -> bool:
         """True if a sequence of this lane waits for a slot."""
         return len(self.unstarted) > 0 or len(self.resuming) > 0
+
+    def hold(self, seq: Sequence, wait: LoadWait) -> None:
+        """Take an unstarted sequence out of the queue until its load is over."""
+        self.unstarted.discard(seq)
+        self.held[seq.id] = seq, wait
+
+    def release_held(self, now_s: float) -> None:
+        """Queue the sequences that need not wait any longer."""
+        for seq, wait in list(self.held.values()):
+            if wait.wake_s(now_s) <= now_s:
+                del self.held[seq.id]
+                self.unstarted.push(seq)
+
+    def discard_unstarted(self, seq: Sequence) -> bool:
+        """Remove an unstarted sequence; False if it is none."""
+        return self.unstarted.discard(seq) or self.held.pop(seq.id, None) is not None

@@ -149,7 +149,7 @@ class SequenceRegistry:
         if seq.state is State.RUNNING:
             self._release_slot(seq)
         lane = self.lane_of(seq.request)
-        was_first = lane.unstarted.discard(seq)
+        was_first = lane.discard_unstarted(seq)
         lane.resuming.discard(seq)
         seq.state = State.FINISHED
         group = seq.group

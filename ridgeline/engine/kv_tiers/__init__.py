@@ -1,0 +1,1 @@
+"""Tiers of the KV cache outside the pool: host memory, files, and object stores."""

@@ -1,0 +1,114 @@
+"""What the scheduler needs from the tiers below its prefix cache, and a cache without any.
+
+A block that the pool is about to reuse is saved to a lower tier, and a sequence whose beginning is
+there gets it back in place of computing it. The scheduler only decides: a plan names the blocks to
+store and to load (`StepPlan.stores`, `StepPlan.loads`), and their bytes move before its runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from ridgeline.engine.scheduler.kv.prefix_cache import ComputedPrefix
+    from ridgeline.engine.scheduler.plan import StepPlan
+    from ridgeline.engine.scheduler.sequence import Sequence
+
+MISSING = -1
+"""Stands in a `ComputedPrefix` for a block that a lower tier has and the pool does not."""
+
+Transfers = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+"""Stores as (block, slot), and loads as (slot, block)."""
+
+
+class LoadWait(msgspec.Struct, frozen=True):
+    """A sequence waits until its load is over, or until `until_s` at most."""
+
+    is_over: Callable[[], bool]
+    until_s: float
+
+    def wake_s(self, now_s: float) -> float:
+        """When to look again."""
+        return now_s if self.is_over() else max(now_s, self.until_s)
+
+
+class Tiers(Protocol):
+    """Copies of blocks outside the pool. Instants are seconds on the scheduler's clock."""
+
+    @property
+    def active(self) -> bool:
+        """Whether there are any."""
+        ...
+
+    def save(self, block: int, group: int, digest: bytes) -> None:
+        """A published block is about to be overwritten: store a copy if it is worth one."""
+        ...
+
+    def note_release(self, seq: Sequence, *, resumes: bool = False) -> None:
+        """The sequence is about to return its blocks; `resumes`: it will want them again."""
+        ...
+
+    def extend(self, seq: Sequence, prefix: ComputedPrefix, now_s: float) -> ComputedPrefix:
+        """The prefix with what can be loaded at once, if that takes less time than computing it."""
+        ...
+
+    def fill(
+        self, seq: Sequence, prefix: ComputedPrefix, now_s: float
+    ) -> tuple[ComputedPrefix, list[int]]:
+        """Allocate the blocks that are missing, to be loaded before the step's runs.
+
+        Call it directly after `extend`, once there is room. Returns the prefix, and blocks of which
+        the caller releases one reference each once it has adopted the prefix.
+        """
+        ...
+
+    def start_loading(self, seq: Sequence, now_s: float) -> LoadWait | None:
+        """Begin to read what slower tiers have of a new sequence; None if there is no need."""
+        ...
+
+    def take_transfers(self) -> Transfers:
+        """What the plan, which is now complete, has to store and to load."""
+        ...
+
+    def end_step(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
+        """The plan's transfers are done, and its runs took `seconds`."""
+        ...
+
+    def cancel_transfers(self, plan: StepPlan) -> None:
+        """The plan's transfers failed: forget what they should have stored."""
+        ...
+
+
+class NoTiers:
+    """What is evicted is lost."""
+
+    active = False
+
+    def save(self, block: int, group: int, digest: bytes) -> None:
+        pass
+
+    def note_release(self, seq: Sequence, *, resumes: bool = False) -> None:
+        pass
+
+    def extend(self, seq: Sequence, prefix: ComputedPrefix, now_s: float) -> ComputedPrefix:
+        return prefix
+
+    def fill(
+        self, seq: Sequence, prefix: ComputedPrefix, now_s: float
+    ) -> tuple[ComputedPrefix, list[int]]:
+        return prefix, []
+
+    def start_loading(self, seq: Sequence, now_s: float) -> LoadWait | None:
+        return None
+
+    def take_transfers(self) -> Transfers:
+        return (), ()
+
+    def end_step(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
+        pass
+
+    def cancel_transfers(self, plan: StepPlan) -> None:
+        pass
