@@ -226,8 +226,9 @@ ServiceDep = Annotated[Service, Depends(get_service)]
 
 def _tier_secret(engine: ServedEngine) -> bytes | None:
     """What salts blocks that outlive this process; None where none do."""
-    settings = engine.info.settings
-    return tenant_secret(settings.get("kv_tier_dir"), settings.get("kv_tier_url"))
+    places = (engine.info.settings.get(name) for name in ("kv_tier_dir", "kv_tier_url"))
+    directory, url = (place if isinstance(place, str) else None for place in places)
+    return tenant_secret(directory, url)
 
 
 def _header_priority(headers: Mapping[str, str]) -> int:
