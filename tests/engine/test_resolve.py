@@ -46,9 +46,7 @@ def test_every_setting_has_a_value_and_a_derivation() -> None:
     assert not any(
         value is None
         for name, value in values.items()
-        if not any(
-            part in name for part in ("ttl", "quantization", "speculative", "eviction", "tier")
-        )
+        if not any(part in name for part in ("ttl", "quantization", "tier", "speculative", "evict"))
     )
     assert set(Settings.__struct_fields__) <= set(values)
 
