@@ -25,6 +25,7 @@ from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
 from ridgeline.engine.generation_config import read_sampling_defaults
+from ridgeline.engine.kv_tiers.requirements import check_tiers
 from ridgeline.engine.parallel.resolve import check_parallelism, parallel_sizes
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
@@ -41,7 +42,6 @@ from ridgeline.hardware import system
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import (
     LARGE_PARAMS,
-    has_states,
     kv_bytes_per_token,
     num_params,
     resident_weight_bytes,
@@ -169,8 +169,8 @@ def resolve(settings: Settings) -> ResolvedSettings:
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
     check_parallelism(settings, spec, device, why)
-    default_sampling = read_sampling_defaults(settings.model, settings.generation_config)
-    why["generation_config"] = f"sampling defaults: {default_sampling}"
+    check_tiers(settings, spec)
+    default_sampling = _default_sampling(settings, why)
     max_num_seqs = _max_num_seqs(settings, spec, device, why)
     block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
     max_model_len = _max_model_len(settings, spec, why)
@@ -198,7 +198,6 @@ def resolve(settings: Settings) -> ResolvedSettings:
             inputs = msgspec.structs.replace(inputs, max_model_len=max_model_len)
     budget = kv_budget(inputs)
     _background(settings, why)
-    _check_tiers(settings, spec)
     why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
     backend, reasons = choose_attention(
         settings.attention_backend, AttentionSite.of(spec, device, dtype, block_size)
@@ -247,39 +246,10 @@ def _kv_eviction(
     )
 
 
-def _check_tiers(settings: Settings, spec: ModelSpec) -> None:
-    """Refuse tiers of the KV cache where nothing would ever be found in them."""
-    if settings.kv_tier_size is not None and settings.kv_tier_dir is None:
-        raise BadInput(
-            "--kv-tier-size needs --kv-tier-dir",
-            value=settings.kv_tier_size,
-            fix="name the directory whose size it bounds",
-        )
-    options = ("kv_tier_memory", "kv_tier_dir", "kv_tier_url")
-    asked = next((name for name in options if getattr(settings, name) is not None), None)
-    if asked is None:
-        return
-    flag = "--" + asked.replace("_", "-")
-    if not settings.enable_prefix_caching:
-        raise BadInput(
-            f"{flag} has no effect with --no-enable-prefix-caching",
-            fix="leave one of them out: tiers extend the prefix cache",
-        )
-    for name in ("tensor", "pipeline", "expert"):
-        if (size := getattr(settings, f"{name}_parallel_size")) > 1:
-            raise CannotRun(
-                f"{flag} works with one process, which holds the whole KV cache",
-                value=f"--{name}-parallel-size {size}",
-                limit="1",
-                fix="leave one of them out",
-            )
-    if has_states(spec):
-        raise CannotRun(
-            f"{flag} needs a model with a KV cache that can be shared",
-            value=settings.model,
-            limit="models without recurrent layers",
-            fix="leave it out: recurrent layers keep one state per sequence",
-        )
+def _default_sampling(settings: Settings, why: dict[str, str]) -> SamplingDefaults:
+    defaults = read_sampling_defaults(settings.model, settings.generation_config)
+    why["generation_config"] = f"sampling defaults: {defaults}"
+    return defaults
 
 
 def _background(settings: Settings, why: dict[str, str]) -> None:

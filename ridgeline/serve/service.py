@@ -12,12 +12,12 @@ from weakref import WeakSet
 from fastapi import Depends, Request
 
 from ridgeline.config.server import ServerOptions
-from ridgeline.engine.kv_tiers.tenant_secret import tenant_secret
 from ridgeline.records import Sampling, Slo
 from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import Caller, load_keys
 from ridgeline.serve.auth.middleware import caller_of
 from ridgeline.serve.auth.rate_limit import KeyBudget, KeyBudgets
+from ridgeline.serve.auth.tenant_secret import tenant_secret
 from ridgeline.serve.config import LIMITS, model_name
 from ridgeline.serve.drain import DrainState
 from ridgeline.serve.engine_protocol import ServedEngine

@@ -6,6 +6,7 @@ Absence is `NoBlockTiers`: the engine does the same with and without.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -185,7 +186,7 @@ def build_block_tiers(
     block_bytes = bytes_per_block(kv)
     num_bytes = resolved.kv_tier_memory or STAGING_BYTES
     _check_memory(num_bytes)
-    memory = MemoryTier(max(MIN_SLOTS, num_bytes // block_bytes))
+    memory = MemoryTier(max(MIN_SLOTS, num_bytes // block_bytes), threading.Lock())
     rate = Rate(4e9)
     slab = BlockSlab(kv, memory.num_slots, rate)
     stored = _extent_tiers(resolved, kv, block_bytes)

@@ -8,14 +8,14 @@ four states:
     pinned     filled, and not evicted while a transfer or a write reads it
     reserved   being filled by a thread that loads from storage: found by no key yet
 
-Every method may be called from any thread.
+With a lock, every method may be called from any thread.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 Key = bytes
 """The digest of a block, followed by one byte for its group of layers."""
@@ -27,11 +27,14 @@ def block_key(group: int, digest: bytes) -> Key:
 
 
 class MemoryTier:
-    """`num_slots` slots, filled and evicted by recency."""
+    """`num_slots` slots, filled and evicted by recency.
 
-    def __init__(self, num_slots: int) -> None:
+    `lock` guards every access; none is needed where one thread does everything.
+    """
+
+    def __init__(self, num_slots: int, lock: AbstractContextManager[object] | None = None) -> None:
         self.num_slots = num_slots
-        self._lock = threading.Lock()
+        self._lock = nullcontext() if lock is None else lock
         self._slot_of: OrderedDict[Key, int] = OrderedDict()  # least recently used first
         self._source_of: dict[Key, str] = {}  # the tier a block was loaded from
         self._free = list(range(num_slots - 1, -1, -1))

@@ -11,8 +11,6 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from ridgeline.engine.kv_tiers.directory import ExtentDirectory
-from ridgeline.engine.kv_tiers.remote import RemoteExtents
 from ridgeline.errors import CannotRun
 
 NAME = "tenant-secret"
@@ -27,30 +25,33 @@ def tenant_secret(directory: str | None, url: str | None) -> bytes | None:
     if directory is not None:
         return _checked(_secret_in(Path(directory)), directory)
     if url is not None:
-        return _checked(_secret_at(RemoteExtents(url)), url)
+        return _checked(_secret_at(url), url)
     return None
 
 
 def _secret_in(directory: Path) -> bytes:
-    path = ExtentDirectory(directory).root / NAME
-    with suppress(FileExistsError):  # complete before it has its name: others may read at once
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / NAME
+    if not path.exists():
+        # Complete before it has its name: another process may read it at once.
         temporary = path.with_name(f"{NAME}.{os.getpid()}.tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(NUM_BYTES))
-        try:
+        with suppress(FileExistsError):
             os.link(temporary, path)
-        finally:
-            temporary.unlink()
+        temporary.unlink()
     return path.read_bytes()
 
 
-def _secret_at(files: RemoteExtents) -> bytes:
-    try:
-        return files.head(NAME, NUM_BYTES)
-    except FileNotFoundError:
-        files.write(NAME, [secrets.token_bytes(NUM_BYTES)])
-        return files.head(NAME, NUM_BYTES)
+def _secret_at(url: str) -> bytes:
+    from fsspec.core import url_to_fs
+
+    files, root = url_to_fs(url)
+    path = f"{str(root).rstrip('/')}/{NAME}"
+    if not files.exists(path):
+        files.pipe_file(path, secrets.token_bytes(NUM_BYTES))
+    return bytes(files.cat_file(path))
 
 
 def _checked(secret: bytes, place: str) -> bytes:

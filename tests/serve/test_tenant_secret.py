@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.engine.kv_tiers.tenant_secret import NAME, tenant_secret
 from ridgeline.errors import CannotRun
 from ridgeline.serve.auth.keys import load_keys
+from ridgeline.serve.auth.tenant_secret import NAME, tenant_secret
 
 
 def test_secret_outlives_the_process_and_is_private(tmp_path: Path) -> None:
