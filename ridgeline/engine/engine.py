@@ -98,9 +98,9 @@ class Engine:
             on_start=partial(_prepare_thread, resolved),
             totals=StepTotals(cost_model(resolved.spec), resolved.max_num_batched_tokens),
             queue_limiter=QueueLimiter(_queue_limits(resolved)),
-            transfer=parts.tiers.transfer,
         )
         self._processes.watch(self._loop.fail)
+        self._loop.transfer = self._tiers.transfer
         self._tiers.on_loaded(self._loop.wake)
 
     @staticmethod

@@ -80,8 +80,8 @@ class EngineLoop:
     """Runs the engine thread and passes requests to it.
 
     `on_start` is called first on the engine thread (torch sets its thread count per thread).
-    `clock` returns seconds. `transfer` moves what a plan stores in and loads from the tiers of the
-    KV cache.
+    `clock` returns seconds. The attribute `transfer` moves what a plan stores in and loads from the
+    tiers of the KV cache.
     """
 
     def __init__(
@@ -94,10 +94,9 @@ class EngineLoop:
         on_start: Callable[[], None],
         totals: StepTotals,
         queue_limiter: QueueLimiter,
-        transfer: Callable[[StepPlan], None] = _no_transfer,
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
-        self._transfer = transfer
+        self.transfer: Callable[[StepPlan], None] = _no_transfer
         self.queue_limiter = queue_limiter
         self.steps, self.counts = StepLog(totals), RequestCounts()
         # A bound method of this object would form a cycle, which would keep the weights alive until
@@ -350,7 +349,7 @@ class EngineLoop:
     def _run(self, plan: StepPlan) -> StepResult:
         if plan.stores or plan.loads:
             try:
-                self._transfer(plan)
+                self.transfer(plan)
             except BaseException as error:
                 return self._fail_transfer(plan, error)
         try:
