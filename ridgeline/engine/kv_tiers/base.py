@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
-class StoredFile(NamedTuple):
+class ExtentFile(NamedTuple):
     """A file: its name below the root, its size in bytes, and when it was last used."""
 
     name: str
@@ -17,7 +17,7 @@ class StoredFile(NamedTuple):
 class ExtentFiles(Protocol):
     """Immutable files by name. Methods raise OSError; a reader may lose a file at any time."""
 
-    def list(self) -> list[StoredFile]:
+    def list(self) -> list[ExtentFile]:
         """All extents, those of other models included."""
         ...
 

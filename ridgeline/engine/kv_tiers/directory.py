@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from ridgeline.engine.kv_tiers.base import StoredFile
+from ridgeline.engine.kv_tiers.base import ExtentFile
 from ridgeline.errors import CannotRun
 
 _TEMPORARY = ".tmp"
@@ -44,13 +44,13 @@ class ExtentDirectory:
             )
         self._remove_stale()
 
-    def list(self) -> list[StoredFile]:
+    def list(self) -> list[ExtentFile]:
         files = []
         for path in self.root.rglob("*.kv"):
             with suppress(OSError):
                 stat = path.stat()
                 name = path.relative_to(self.root).as_posix()
-                files.append(StoredFile(name, stat.st_size, stat.st_mtime))
+                files.append(ExtentFile(name, stat.st_size, stat.st_mtime))
         return files
 
     def head(self, name: str, nbytes: int) -> bytes:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from ridgeline.engine.kv_tiers.base import StoredFile
+from ridgeline.engine.kv_tiers.base import ExtentFile
 from ridgeline.errors import CannotRun
 
 
@@ -33,14 +33,14 @@ class RemoteExtents:
             ) from None
         self._root = str(self._root).rstrip("/")
 
-    def list(self) -> list[StoredFile]:
+    def list(self) -> list[ExtentFile]:
         try:
             self._fs.invalidate_cache()
             found = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return []
         return [
-            StoredFile(path.removeprefix(self._root).lstrip("/"), int(info["size"]), _time_of(info))
+            ExtentFile(path.removeprefix(self._root).lstrip("/"), int(info["size"]), _time_of(info))
             for path, info in found.items()
             if path.endswith(".kv")
         ]
