@@ -26,7 +26,7 @@ from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
 from ridgeline.engine.generation_config import read_sampling_defaults
 from ridgeline.engine.kv_tiers.requirements import check_tiers
-from ridgeline.engine.parallel.resolve import check_parallelism, parallel_sizes
+from ridgeline.engine.parallel.resolve import check_parallelism, choose_rank_layers, parallel_sizes
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
@@ -459,16 +459,11 @@ def _layer_backend(
     dtype: torch.dtype,
     why: dict[str, str],
 ) -> str:
-    if parallel_sizes(settings).num_ranks > 1:
-        if settings.layer_backend not in ("auto", "torch"):
-            raise CannotRun(
-                "the processes of a layout run the layers as torch operators",
-                value=f"--layer-backend {settings.layer_backend}",
-                fix="use --layer-backend torch, or one process",
-            )
-        why["layer_backend"] = "torch: the ranks exchange tensors within layers"
-        return "torch"
-    backend, reasons = choose_forward(settings.layer_backend, spec, device, dtype)
+    sizes = parallel_sizes(settings)
+    if sizes.num_ranks > 1:
+        backend, reasons = choose_rank_layers(settings.layer_backend, spec, sizes, dtype)
+    else:
+        backend, reasons = choose_forward(settings.layer_backend, spec, device, dtype)
     why["layer_backend"] = "; ".join(reasons)
     return backend
 

@@ -12,6 +12,8 @@ from ridgeline.engine.checkpoints.load import DecoderBuilder, open_weights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.dtype import DTYPES
+from ridgeline.engine.execution.layers import layer_backend_of
+from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.model.base import DecoderBody, LayerBackend
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.moe import MoeMlp, SharedExpertMlp
@@ -27,6 +29,7 @@ from ridgeline.engine.parallel.linears import (
     VocabularyTable,
 )
 from ridgeline.engine.parallel.messages import RankConfig
+from ridgeline.engine.parallel.native_forward import NativeRankForward
 from ridgeline.engine.parallel.weights import COLUMNS, ShardedWeights, cut_of
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.int8.quantise import quantise
@@ -37,13 +40,14 @@ from ridgeline.modelspec.shard import Shard, shard_spec
 
 
 @file_errors()
-def load_rank(config: RankConfig, collectives: Collectives, backend: LayerBackend) -> Decoder:
-    """The decoder of one rank, with its part of the weights, in the storage formats of `backend`.
+def load_rank(config: RankConfig, collectives: Collectives) -> Decoder:
+    """The decoder of one rank, with its part of the weights.
 
     On ranks other than 0 of the first stage, `forward` is all that the decoder is for; in later
     stages it has no table and no head. Raises BadModel, CannotRun.
     """
     shard, dtype = config.shard, DTYPES[config.dtype]
+    backend = layer_backend_of(config.layer_backend)
     with torch.inference_mode(), open_weights(config.model, config.spec, config.seed) as source:
         if shard.sizes.tensor > 1 and not isinstance(source, CheckpointWeights | DummyWeights):
             raise CannotRun(
@@ -99,7 +103,8 @@ class RankBuilder(DecoderBuilder):
             ropes=RopeTables(ropes, context, self.dtype, self.device),
             dtype=self.dtype,
         )
-        return Decoder(body, RankForward(body, shard, self.collectives), head, self.nbytes)
+        kind = RankForward if self.forward is TorchForward else NativeRankForward
+        return Decoder(body, kind(body, shard, self.collectives), head, self.nbytes)
 
     def _mlp(self, spec: MlpSpec, index: int) -> Callable[[Tensor], Tensor]:
         mlp = super()._mlp(spec, index)

@@ -43,11 +43,9 @@ class RankForward:
                 x_TC = x_TC * body.embed_scale
         else:
             x_TC = self.collectives.receive(torch.empty(shape, dtype=body.dtype), shard.stage - 1)
-        rotations = body.ropes.at(positions_T, end)
-        for layer, block in enumerate(body.blocks):
-            x_TC = block(x_TC, rotations, attend, layer)
+        x_TC = self._layers(x_TC, tokens_T, positions_T, end, attend)
         if shard.is_last_stage:
-            x_TC = body.norm(x_TC)
+            x_TC = self._norm(x_TC)
             if not shard.is_first_stage:
                 self.collectives.send(x_TC, 0)
             return x_TC
@@ -56,3 +54,15 @@ class RankForward:
             last = shard.sizes.pipeline - 1
             return self.collectives.receive(torch.empty(shape, dtype=body.dtype), last)
         return x_TC
+
+    def _layers(
+        self, x_TC: Tensor, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend
+    ) -> Tensor:
+        """The states after the layers of the stage; may reuse `x_TC`."""
+        rotations = self.body.ropes.at(positions_T, end)
+        for layer, block in enumerate(self.body.blocks):
+            x_TC = block(x_TC, rotations, attend, layer)
+        return x_TC
+
+    def _norm(self, x_TC: Tensor) -> Tensor:
+        return self.body.norm(x_TC)

@@ -43,7 +43,11 @@ class RowParallelLinear:
         self.inner, self.bias_O, self._collectives = inner, bias_O, collectives
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        y_TO = self._collectives.sum_parts(self.inner(x_TI))
+        return self.complete(self.inner(x_TI))
+
+    def complete(self, part_TO: Tensor) -> Tensor:
+        """The result of this rank's product and those of the others."""
+        y_TO = self._collectives.sum_parts(part_TO)
         return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
 
     @property

@@ -45,6 +45,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     kv_cache_dtype: str
     attention_backend: str
+    layer_backend: str
     num_threads: int
     num_threads_decode: int
 
@@ -63,6 +64,7 @@ _SHARED = (
     "num_blocks",
     "block_size",
     "attention_backend",
+    "layer_backend",
     "num_threads",
     "num_threads_decode",
 )

@@ -15,7 +15,6 @@ from ridgeline.engine.attention.full import self_attention
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.execution.batch import make_batch
-from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.parallel.builder import load_rank
@@ -24,7 +23,6 @@ from ridgeline.engine.parallel.linears import head_logits
 from ridgeline.engine.parallel.messages import Command, ComputeLogits, RankConfig, RunStep
 from ridgeline.engine.scheduler.plan import StepPlan, draft_paths
 from ridgeline.modelspec.cost.kv_layout import kv_layout
-from ridgeline.modelspec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,7 @@ class RankModel:
 def load_model(config: RankConfig, collectives: Collectives) -> RankModel:
     """Load one rank's part of the model. Raises BadModel, CannotRun."""
     shard, spec, dtype = config.shard, config.spec, DTYPES[config.dtype]
-    backend = layer_backend_of(storage_backend(spec, dtype))
-    decoder = load_rank(config, collectives, backend)
+    decoder = load_rank(config, collectives)
     layers = shard.layers(spec)
     cache = KvCache.allocate(
         decoder.spec,
@@ -65,15 +62,6 @@ def load_model(config: RankConfig, collectives: Collectives) -> RankModel:
     )
     attention = build_attention(config.attention_backend, decoder.spec, cache)
     return RankModel(config, decoder, cache, attention, collectives)
-
-
-def storage_backend(spec: ModelSpec, dtype: torch.dtype) -> str:
-    """The layer backend whose storage formats a rank's linears take.
-
-    That of the native layers where they could run, so that a product has the same bits.
-    """
-    native = layer_backend_of("native")
-    return "torch" if native.why_not(spec, torch.device("cpu"), dtype) else "native"
 
 
 class RankWorker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ridgeline.config.settings import PlainSettings
+from ridgeline.engine.execution.layers import choose
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.shard import ParallelSizes, check_sizes
@@ -36,3 +37,36 @@ def check_parallelism(
     for name in ("tensor", "pipeline", "expert"):
         if getattr(sizes, name) > 1:
             why[f"{name}_parallel_size"] = f"as requested: {sizes.num_ranks} processes"
+
+
+def choose_rank_layers(
+    requested: str, spec: ModelSpec, sizes: ParallelSizes, dtype: torch.dtype
+) -> tuple[str, tuple[str, ...]]:
+    """The layer backend of every rank, and the reasons. Raises CannotRun."""
+    if requested not in ("auto", "native", "torch"):
+        raise CannotRun(
+            "ranks run the layers as native segments or torch operators",
+            value=f"--layer-backend {requested}",
+            fix="use --layer-backend auto",
+        )
+    why_not = why_not_native(spec, sizes)
+    if requested == "native" and why_not:
+        raise CannotRun(
+            f"ranks cannot run native layers here: {'; '.join(why_not)}",
+            value=str(sizes),
+            fix="use --layer-backend auto",
+        )
+    if requested == "auto" and why_not:
+        return "torch", (f"not native: {'; '.join(why_not)}", "torch: runs on every rank")
+    return choose(requested, spec, torch.device("cpu"), dtype)
+
+
+def why_not_native(spec: ModelSpec, sizes: ParallelSizes) -> tuple[str, ...]:
+    """Reasons why ranks cannot run native segments, beyond those of one process."""
+    reasons = []
+    if any(layer.mlp.num_experts for layer in spec.layers):
+        reasons.append("experts are exchanged within a layer")
+    summed = [linear for layer in spec.layers for linear in (layer.attention.o, layer.mlp.down)]
+    if sizes.tensor > 1 and any(linear.format.kind == "int8" for linear in summed):
+        reasons.append("int8 rows are rounded with a scale that the ranks agree on")
+    return tuple(reasons)

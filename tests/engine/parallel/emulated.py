@@ -12,13 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.engine.attention import choose
+from ridgeline.engine.attention import build_attention, choose
 from ridgeline.engine.attention.base import AttentionSite
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.parallel.messages import Command, RankConfig
 from ridgeline.engine.parallel.rank import RankWorker, load_model
+from ridgeline.engine.parallel.resolve import choose_rank_layers
 from ridgeline.engine.parallel.runner import GroupRunner, make_runner
 from ridgeline.errors import RankFailed
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 from ridgeline.modelspec.shard import ParallelSizes, Shard
@@ -175,10 +181,35 @@ def config_of(
         "block_size": 16,
         "kv_cache_dtype": spec.kv_dtype,
         "attention_backend": choose("auto", site)[0],
+        "layer_backend": choose_rank_layers("auto", spec, sizes, torch.float32)[0],
         "num_threads": 1,
         "num_threads_decode": 1,
     }
     return RankConfig(**values | changes)
+
+
+def one_process(config: RankConfig) -> TorchRunner:
+    """What computes the whole model with the same layers and attention: the reference."""
+    spec = config.spec
+    decoder = load_decoder(
+        config.model,
+        spec,
+        device="cpu",
+        compute_dtype=torch.float32,
+        max_model_len=config.max_model_len,
+        layer_backend=config.layer_backend,
+    )
+    cache = KvCache.allocate(
+        spec,
+        config.num_blocks,
+        config.block_size,
+        torch.float32,
+        "cpu",
+        kv_format(config.kv_cache_dtype),
+        config.max_num_seqs,
+        kv_layout(spec),
+    )
+    return TorchRunner(decoder, cache, build_attention(config.attention_backend, spec, cache))
 
 
 Checkpoint = Callable[[str], Path]

@@ -16,7 +16,9 @@ from ridgeline.errors import CannotRun
 from ridgeline.modelspec.shard import ParallelSizes
 from ridgeline.records import Sampling
 from tests.conformance.tiny_models import VOCAB
-from tests.engine.parallel.emulated import Checkpoint, EmulatedRanks, config_of
+from tests.engine.parallel.emulated import Checkpoint, EmulatedRanks, config_of, one_process
+
+pytestmark = pytest.mark.slow
 
 GREEDY = SamplePoint(Sampling(temperature=0.0), 0, 0, 0, is_argmax=True)
 SAMPLED = SamplePoint(Sampling(temperature=1.0, logprobs=2, top_k=20), 7, 0, 0)
@@ -55,10 +57,10 @@ def run(runner: TorchRunner) -> tuple[list[tuple[int, ...]], Tensor]:
 
 
 def compare(folder: Path, sizes: ParallelSizes, *, bits: bool, quantization: str | None) -> None:
-    with EmulatedRanks(config_of(folder, ParallelSizes(), quantization)) as one:
-        tokens, logits_TV = run(one.runner)
+    config = config_of(folder, sizes, quantization)
+    tokens, logits_TV = run(one_process(config))
     assert logits_TV.shape == (len(PROMPTS[0]), VOCAB)
-    with EmulatedRanks(config_of(folder, sizes, quantization)) as ranks:
+    with EmulatedRanks(config) as ranks:
         own_tokens, own_TV = run(ranks.runner)
     if bits:
         assert torch.equal(own_TV, logits_TV)

@@ -118,7 +118,7 @@ class NativeForward:
 
     def _run_segments(self, attend: Attend, num_rows: int) -> None:
         """Compute the step that was begun, calling `attend` between segments."""
-        views = {shape: _HeadViews(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
+        views = {shape: HeadViews(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
         attended_THD: Tensor | None = None
         for layer, shape in enumerate(self.heads):
             view = views[shape]
@@ -137,7 +137,7 @@ class NativeForward:
         tables = self.body.ropes.tables_up_to(end)
         if tables is self.tables:
             return
-        self.rope_tables = tuple(map(_padded, tables))
+        self.rope_tables = tuple(map(padded_rope_table, tables))
         for rope, table_P2R in enumerate(self.rope_tables):
             num_positions, _, rotated = table_P2R.shape
             self.frame.set_rope(rope, table_P2R.data_ptr(), num_positions, rotated)
@@ -153,7 +153,7 @@ class _WholeStep:
     segment: _native.FusedSegment
 
 
-class _HeadViews:
+class HeadViews:
     """Buffers for q, k and v of one shape, which a segment writes."""
 
     def __init__(self, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -162,7 +162,7 @@ class _HeadViews:
         self.kv_T2KD = self.heads_TXD[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
 
 
-def _padded(table_P2R: Tensor) -> Tensor:
+def padded_rope_table(table_P2R: Tensor) -> Tensor:
     """The table of a rotary embedding; where nothing turns, one that turns two dimensions by 0."""
     if table_P2R.shape[-1]:
         return table_P2R

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,6 +86,47 @@ def stages(body: DecoderBody, attention: NativeAttention | None = None) -> list[
     return [*complete, [*ops, writer.rows(body.norm, branch, None)]]
 
 
+class SplitBlock(NamedTuple):
+    """A block as segments that begin with rows in the caller's memory, given as `attended`.
+
+    `heads` writes q, k and v; `output` the branch of attention's result and `mlp` that of the
+    feed-forward layer, both to `out`. `norms` are those of the branches, from `attended` to `out`
+    (None: there is none).
+    """
+
+    heads: _native.FusedSegment
+    output: _native.FusedSegment
+    mlp: _native.FusedSegment
+    norms: tuple[_native.FusedSegment | None, _native.FusedSegment | None]
+
+
+def split_block(body: DecoderBody, block: Block, o: Linear, down: Linear) -> SplitBlock:
+    """The segments of a block without experts, whose last products are `o` and `down`."""
+    writer, mlp = _Writer(body, None), block.mlp
+    assert isinstance(mlp, GatedMlp | UngatedMlp)
+    qkv = _packed(attention_of(block.attention).qkv)
+    gate_up = _packed(mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up)
+    output, last = _packed(o), _packed(down)
+    gated = (_address(gate_up), mlp.activation, _address(last))
+    rows = partial(writer.rows, source="attended")
+    return SplitBlock(
+        segment_of(rows(block.attention_norm, None, qkv), *writer.heads(0, block)),
+        segment_of(writer.attention_output(output), _linear("o", output, "out")),
+        segment_of(
+            rows(block.mlp_norm, None, gate_up),
+            Op("gate_up", lambda s: s.gate_up(*gated)),
+            Op("activation", lambda s: s.gate(*gated)),
+            _linear("down", last, "out", gated=True),
+        ),
+        (writer.branch_norm(block.branch_norms[0]), writer.branch_norm(block.branch_norms[1])),
+    )
+
+
+def norm_segment(body: DecoderBody, norm: Norm) -> _native.FusedSegment | None:
+    """A norm of rows from `attended` to `out`; None if there is none."""
+    return _Writer(body, None).branch_norm(norm)
+
+
 class _Writer:
     def __init__(self, body: DecoderBody, attention: NativeAttention | None) -> None:
         self.body, self.eps, self.size = body, body.spec.norm_eps, body.spec.hidden_size
@@ -104,11 +146,15 @@ class _Writer:
 
     def before_attention(self, layer_index: int, block: Block, branch: Norm | None) -> Iterator[Op]:
         """Up to the block's attention. `branch` is the norm of the previous block's MLP branch."""
+        yield self.rows(block.attention_norm, branch, _packed(attention_of(block.attention).qkv))
+        yield from self.heads(layer_index, block)
+
+    def heads(self, layer_index: int, block: Block) -> Iterator[Op]:
+        """q, k and v of normed rows, and the attention where it is native."""
         layer = attention_of(block.attention)
         qkv = _packed(layer.qkv)
         num_heads, num_keys, head_dim = heads_of(layer)
         assert qkv.native.packed.num_out == (num_heads + 2 * num_keys) * head_dim
-        yield self.rows(block.attention_norm, branch, qkv)
         yield _linear("qkv", qkv, "qkv")
         q_gain, k_gain = _head_gains(layer)
         shape = (num_heads, num_keys, num_heads + 2 * num_keys, head_dim)
@@ -162,16 +208,24 @@ class _Writer:
             lambda s: s.rows("attended", width, False, 0, False, 0, 0.0, into, "normed"),
         )
 
+    def branch_norm(self, branch: Norm) -> _native.FusedSegment | None:
+        """The norm of a branch from `attended` to `out`, apart from its scale."""
+        norm = branch.norm if isinstance(branch, ScaledBranch) else branch
+        if norm is no_norm:
+            return None
+        return segment_of(self.rows(norm, None, None, source="attended"))
+
     def rows(
         self,
         norm: Norm,
         branch: Norm | None,
         into: PackedLinear | None,
         to: str = "out",
+        source: str = "residual",
     ) -> Op:
         """Add `branch`, if any, to the residual; return its norm in the input format of `into`.
 
-        Without `into`, the norm is in floats.
+        Without `into`, the norm is in floats. `source`: the slot that stands for the residual.
         """
         add, scale = branch is not None, {}
         if isinstance(branch, ScaledBranch):
@@ -182,7 +236,7 @@ class _Writer:
         return Op(
             ROWS,
             lambda s: s.rows(
-                "residual", size, add, branch_gain, normed, gain, eps, weight, to, **scale
+                source, size, add, branch_gain, normed, gain, eps, weight, to, **scale
             ),
         )
 
