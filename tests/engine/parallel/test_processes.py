@@ -68,8 +68,8 @@ def test_structured_output_prefix_hits_and_preemption_work_over_ranks(
     for _ in range(2):
         assert tokens_of(two, GREEDY, long) == tokens_of(one, GREEDY, long)
     assert two.counters()["prefix_cache_hits"] > hits
-    crowd = [f"# {i} " + "a b c d " * 20 for i in range(5)]
-    deep = Sampling(temperature=0.0, max_tokens=48, ignore_eos=True)
+    crowd = [f"# {i} " + "a b c d " * 30 for i in range(5)]
+    deep = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
     assert tokens_of(two, deep, crowd) == tokens_of(one, deep, crowd)
     assert two.counters()["num_preemptions"] > 0
 
