@@ -259,10 +259,10 @@ class Settings(PlainSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"],
+        Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "int4"],
         About(
             "Data type of the KV cache; auto uses that of the weights for large 16-bit models, "
-            "otherwise that of the activations. int8 and fp8 are lossy.",
+            "otherwise that of the activations. int8, fp8 and int4 are lossy.",
             panel=KV,
         ),
     ] = "auto"
@@ -374,7 +374,7 @@ class EngineSettings(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: str
     max_model_len: int | None
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "int4"]
     kv_cache_memory_bytes: int | None
     block_size: int | None
     kv_eviction_config: KvEviction | dict[str, Any] | None

@@ -14,12 +14,19 @@ from msgspec.structs import replace
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
 
-BYTES_OF_KV = BYTES_OF_DTYPE | {"fp8": 1}
+BYTES_OF_KV: Mapping[str, float] = BYTES_OF_DTYPE | {"fp8": 1, "int4": 0.5}
 """Bytes of a number in a KV cache. "fp8" is the engine's format, with scales; "float8_e4m3" that of
 other engines, without."""
 
+KV_GROUP = 32
+"""INT4: tokens of a block that share the range of a key's channel, and channels that share that of
+a value. A range takes 4 bytes."""
+
 KV_SCALE_BYTES = {"int8": 4, "fp8": 4}
-"""Extra bytes per key vector, and per value vector, of one head in a quantised KV cache."""
+"""Extra bytes per key vector, and per value vector, of one head in an 8-bit KV cache."""
+
+CODED_KV = (*KV_SCALE_BYTES, "int4")
+"""Formats of a KV cache whose numbers are codes."""
 
 
 WHOLE_KINDS = ("int4", "int8", "blocks")

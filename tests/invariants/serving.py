@@ -125,6 +125,7 @@ class Model:
         """The distance from being chosen that rounding explains, in logits or in probability."""
         layer = self.spec.layers[0]
         codes = layer.mlp.gate.format.kind in ("int8", "int4") or has_states(self.spec)
+        codes = codes or self.spec.kv_dtype == "int4"  # ranges of torch's keys are rounded
         return CODE_SLACK if codes else SLACK
 
     def served_logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -405,7 +406,8 @@ def _serve_alone(model: Model, request: Request, index: int) -> list[int]:
         "ridgeline.engine.scheduler.queue.sequence_registry.derive_seed",
         lambda base, _: derive_seed(base, index),
     ):
-        [served] = serve(model, [msgspec.structs.replace(request, sampling=single)], Schedule())
+        schedule = Schedule(block_size=32 if model.layout.recent else Schedule.block_size)
+        [served] = serve(model, [msgspec.structs.replace(request, sampling=single)], schedule)
     return served.answers[request.id, 0]
 
 

@@ -66,6 +66,10 @@ def choose(requested: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
 
 def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:
     """Build the backend `name` on `cache`, with states for the recurrent layers of `spec`."""
+    if cache.recent:
+        from ridgeline.engine.attention.int4.attention import Int4Attention
+
+        return Int4Attention(spec, cache)
     backend = attention_backend_of(name)
     if cache.layout.windowed and not getattr(backend, "has_groups", False):
         from ridgeline.engine.attention.groups import GroupedAttention

@@ -42,6 +42,8 @@ class KvCache:
     `layers[i]` is kv_N2KBW of layer i, stored in `format`; attention computes in `dtype`. Layers
     without keys have K = 0. `num_states` sequences can keep states in recurrent layers. `layout`
     says in which of a run's block tables a layer finds its blocks; `tensors` are the memory.
+    `recent` (INT4 only): the memory of each layer as bytes [block, …], and which of a run's
+    `windows` names the blocks that hold its recent rows.
     """
 
     def __init__(
@@ -51,10 +53,13 @@ class KvCache:
         dtype: torch.dtype,
         num_states: int = 1,
         layout: KvLayout = ONE_GROUP,
+        tensors: Sequence[Tensor] = (),
+        recent: Sequence[tuple[Tensor, int]] = (),
     ) -> None:
         self.layers, self.format, self.dtype = tuple(layers), format, dtype
         self.num_states, self.layout = num_states, layout
-        self.tensors = tuple({id(layer): layer for layer in layers}.values())
+        self.tensors = tuple(tensors or {id(layer): layer for layer in layers}.values())
+        self.recent = tuple(recent)
         self.num_blocks, _, _, self.block_size, _ = self.layers[0].shape
 
     @staticmethod
@@ -74,6 +79,8 @@ class KvCache:
         windows, a block holds one group of layers.
         """
         format, device = PlainKv(dtype) if format is None else format, torch.device(device)
+        if layout.recent:
+            return _with_recent(spec, (num_blocks, block_size), dtype, device, format, layout)
         shared: dict[int, Tensor] = {}  # by place within the group
         layers = []
         for i, layer in enumerate(spec.layers):
@@ -90,7 +97,9 @@ class KvCache:
     def only(self, kept: Sequence[int]) -> KvCache:
         """The same memory for the layers `kept`, which find their blocks in the same tables."""
         layers = [self.layers[i] for i in kept]
-        return KvCache(layers, self.format, self.dtype, layout=self.layout.only(kept))
+        recent = [self.recent[i] for i in kept] if self.recent else ()
+        layout = self.layout if self.recent else self.layout.only(kept)
+        return KvCache(layers, self.format, self.dtype, layout=layout, recent=recent)
 
     @property
     def nbytes(self) -> int:
@@ -104,6 +113,32 @@ class KvCache:
         sources, targets = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
         for kv_N2KBW in self.tensors:
             kv_N2KBW.index_copy_(0, targets, kv_N2KBW.index_select(0, sources))
+
+
+def _with_recent(
+    spec: ModelSpec,
+    blocks: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    format: KvFormat,
+    layout: KvLayout,
+) -> KvCache:
+    """A cache in INT4 of blocks = (number, tokens of each).
+
+    A block holds coded tiles of all layers, two by two, or recent rows of every other layer, one of
+    them in the place of two tiles.
+    """
+    (num_blocks, block_size), num_layers = blocks, len(spec.layers)
+    shape = (num_blocks, 2, *tile_shape(spec.layers[0].attention, block_size, format))
+    pairs = [_zeros(shape, format.dtype, device) for _ in range(-(-num_layers // 2))]
+    return KvCache(
+        [pairs[i // 2][:, i % 2] for i in range(num_layers)],
+        format,
+        dtype,
+        layout=layout,
+        tensors=pairs,
+        recent=[(pairs[i // 2].view(num_blocks, -1), i % 2) for i in range(num_layers)],
+    )
 
 
 def tile_shape(

@@ -19,6 +19,7 @@ from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.attention.states import StateCache
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.cost.kv_cache import has_states
+from ridgeline.modelspec.format import KV_GROUP
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -31,6 +32,7 @@ class FullAttention:
 
     def __init__(self, spec: ModelSpec, num_tokens: int, like: Tensor) -> None:
         self.format = kv_format(spec.kv_dtype)
+        self.attend_text = _int4_attention() if spec.kv_dtype == "int4" else None
         self.attentions = tuple(layer.attention for layer in spec.layers)
         if has_states(spec):
             run = Run(0, 0, (0,) * num_tokens, (), None)
@@ -45,6 +47,8 @@ class FullAttention:
         self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
     ) -> Tensor:
         attention = self.attentions[layer]
+        if self.attend_text is not None:
+            return self.attend_text(q_THD, kv_T2KD, attention, self.format, KV_GROUP, sinks_H)
         stored_T2KW = self.format.encode(kv_T2KD)
         k_KTD, v_KTD = self.format.decode(stored_T2KW, kv_T2KD.dtype).permute(1, 2, 0, 3)
         num_groups = attention.num_heads // attention.num_kv_heads
@@ -87,7 +91,7 @@ def self_attention(
     as the steps do, so that scores include the kernel's rounding. Without them it uses torch, with
     the dtype and device of `like`.
     """
-    if cache is None or attention is None or has_states(spec):
+    if cache is None or attention is None or has_states(spec) or cache.recent:
         return lambda tokens: FullAttention(spec, len(tokens), like)
     backend = attention.backend if isinstance(attention, GroupedAttention) else type(attention)
     size = cache.block_size
@@ -100,6 +104,12 @@ def self_attention(
         return whole.prepare([Run(0, 0, tuple(tokens), blocks, None)])
 
     return attend
+
+
+def _int4_attention() -> Callable[..., Tensor]:
+    from ridgeline.engine.attention.int4.attention import attend_text
+
+    return attend_text
 
 
 def _mask(num_tokens: int, *, span: KeySpan, explicit_scores: bool, like: Tensor) -> Tensor | None:

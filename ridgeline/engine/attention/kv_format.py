@@ -221,6 +221,10 @@ def _by_fours(across: int, along: int, order: Sequence[int] = (0, 1, 2, 3)) -> T
 
 
 def kv_format(name: str) -> KvFormat:
-    """The format `name`: that of a float dtype, "int8" or "fp8"."""
+    """The format `name`: that of a float dtype, "int8", "fp8" or "int4"."""
+    if name == "int4":
+        from ridgeline.engine.attention.int4.format import Int4Kv
+
+        return Int4Kv()
     coded: dict[str, KvFormat] = {"int8": Int8Kv(), "fp8": Fp8Kv()}
     return coded[name] if name in coded else PlainKv(DTYPES[name])

@@ -46,7 +46,7 @@ from ridgeline.engine.attention.indices import (
 )
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.scheduler.plan import Run, stored_runs
-from ridgeline.modelspec.format import KV_SCALE_BYTES
+from ridgeline.modelspec.format import KV_GROUP, KV_SCALE_BYTES
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
@@ -90,6 +90,8 @@ class PagedAttention:
 
     @staticmethod
     def why_not(site: AttentionSite) -> tuple[str, ...]:
+        if site.kv_dtype == "int4" and (site.device.type, site.block_size) != ("cpu", KV_GROUP):
+            return (f"a KV cache in INT4 runs on the CPU in blocks of {KV_GROUP} tokens only",)
         return why_not_latent(site)
 
     def prepare(self, runs: Sequence[Run]) -> PagedStep:

@@ -150,6 +150,8 @@ class TableAttention:
         reasons = ["has no tables of latent rows"] if site.has_latent else []
         if site.device.type == "cpu":
             reasons.append("gathers whole tables, which only CUDA graphs make up for")
+        if site.kv_dtype == "int4":
+            reasons.append("reads no KV cache in INT4")
         return tuple(reasons)
 
     def prepare(self, runs: Sequence[Run]) -> Attend:

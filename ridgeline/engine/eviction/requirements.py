@@ -29,6 +29,8 @@ def why_no_eviction(
     reasons = []
     if any(a.window is not None or a.chunk is not None for a in attentions):
         reasons.append("layers with a window drop what they do not see by themselves")
+    if spec.kv_dtype == "int4":
+        reasons.append("a KV cache in INT4 codes keys in groups, which cannot be broken up")
     if has_states(spec):
         reasons.append("recurrent layers keep a state in place of keys and values")
     if any(a.latent is not None for a in attentions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.modelspec.format import BYTES_OF_KV, KV_SCALE_BYTES
+from ridgeline.modelspec.format import BYTES_OF_KV, KV_GROUP, KV_SCALE_BYTES
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
@@ -14,7 +14,9 @@ def layer_kv_bytes(attention: AttentionSpec, kv_dtype: str) -> int:
 
 
 def _row_bytes(size: int, kv_dtype: str) -> int:
-    return size * BYTES_OF_KV[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0)
+    if kv_dtype == "int4":  # half a byte per number, and the range of every KV_GROUP numbers
+        return -(-size // KV_GROUP) * (KV_GROUP // 2 + 4)
+    return int(size * BYTES_OF_KV[kv_dtype]) + KV_SCALE_BYTES.get(kv_dtype, 0)
 
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.modelspec.cost.kv_cache import kv_bytes_per_token, layer_kv_bytes
+from ridgeline.modelspec.format import KV_GROUP
 from ridgeline.modelspec.model import ModelSpec
 
 TILE_TOKENS = 64
@@ -42,7 +43,11 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     `full` are the layers that keep every position, () if there are none; `windowed` the groups that
     keep `window` positions or the current chunk of `chunk`, in whole tiles of `tile_tokens`.
-    `position_bytes` is the size of one position in a block of any group.
+    `position_bytes` is the size of one position in a block of any group, `block_tokens` the
+    positions of a block where nothing else is configured.
+
+    With `recent`, the layers of `full` are in the windowed groups, too, which hold the tokens that
+    a cache in INT4 cannot code yet: those of the block that is being filled.
     """
 
     full: tuple[int, ...] = (0,)
@@ -51,6 +56,8 @@ class KvLayout(msgspec.Struct, frozen=True):
     chunk: int | None = None
     position_bytes: int = 0
     tile_tokens: int = TILE_TOKENS
+    block_tokens: int = BLOCK_SIZE
+    recent: bool = False
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -129,12 +136,13 @@ class KvLayout(msgspec.Struct, frozen=True):
     def held_bytes(self, context: int) -> int:
         """Bytes of KV cache that one sequence of `context` tokens holds while it decodes.
 
-        With windows these are blocks of BLOCK_SIZE positions; without, the last block's empty
+        With windows these are blocks of `block_tokens` positions; without, the last block's empty
         positions are not counted.
         """
         if not self.windowed:
             return context * self.position_bytes
-        return self.decode_blocks(context, BLOCK_SIZE) * self.block_bytes(BLOCK_SIZE)
+        size = self.block_tokens
+        return self.decode_blocks(context, size) * self.block_bytes(size)
 
     def max_tokens(self, num_blocks: int, block_size: int, step_tokens: int, limit: int) -> int:
         """The longest sequence, up to `limit` tokens, that `num_blocks` blocks hold."""
@@ -167,6 +175,8 @@ def kv_layout(spec: ModelSpec) -> KvLayout:
         for i, layer in enumerate(spec.layers)
         if layer.attention.delta is None and not layer.attention.shares_kv
     ]
+    if spec.kv_dtype == "int4":
+        return _int4_layout(spec)
     one_group = KvLayout(full=tuple(i for i, _ in own), position_bytes=kv_bytes_per_token(spec))
     spans = {(a.window, a.chunk) for _, a in own if a.window is not None or a.chunk is not None}
     sizes = {layer_kv_bytes(a, spec.kv_dtype) for _, a in own}
@@ -183,3 +193,22 @@ def kv_layout(spec: ModelSpec) -> KvLayout:
     groups = tuple(tuple(windowed[j::num_groups]) for j in range(num_groups))
     largest = max(len(full), *map(len, groups))
     return KvLayout(tuple(full), groups, window, chunk, largest * layer_bytes)
+
+
+def _int4_layout(spec: ModelSpec) -> KvLayout:
+    """Coded blocks of all layers, and recent blocks of every other layer.
+
+    A recent row in INT8 is at most twice as large as a coded one, so that half of the layers fit a
+    block. Windows give no blocks back.
+    """
+    layers = tuple(range(len(spec.layers)))
+    position_bytes = layer_kv_bytes(spec.layers[0].attention, "int4") * 2 * -(-len(layers) // 2)
+    return KvLayout(
+        full=layers,
+        windowed=tuple(half for half in (layers[0::2], layers[1::2]) if half),
+        window=1,
+        position_bytes=position_bytes,
+        tile_tokens=1,
+        block_tokens=KV_GROUP,
+        recent=True,
+    )
