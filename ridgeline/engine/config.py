@@ -48,7 +48,6 @@ from ridgeline.modelspec.cost import (
     state_bytes,
 )
 from ridgeline.modelspec.cost.kv_layout import KvLayout, kv_layout
-from ridgeline.modelspec.format import KV_GROUP
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import (
     apply_lm_head,
@@ -173,8 +172,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     check_tiers(settings, spec)
     default_sampling = _default_sampling(settings, why)
     max_num_seqs = _max_num_seqs(settings, spec, device, why)
-    default_block_size = KV_GROUP if spec.kv_dtype == "int4" else BLOCK_SIZE
-    block_size = _asked_or(settings, "block_size", default_block_size, why)
+    block_size = _asked_or(settings, "block_size", kv_layout(spec).block_tokens, why)
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
     _kv_eviction(settings, spec, speculation, block_size, why)
