@@ -21,9 +21,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 from ridgeline.config.settings import settings_from
 from ridgeline.diagnose.roofline.operators import judge
 from ridgeline.engine.build import EngineParts, assemble
-from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, ResolvedSettings, resolve
+from ridgeline.engine.config import MAX_NUM_BATCHED_TOKENS, ResolvedSettings, resolve
 from ridgeline.engine.profiling.profile import ProfileOptions, profile
 from ridgeline.hardware.ceilings import ceilings_of
+from ridgeline.modelspec.cost.kv_layout import BLOCK_SIZE
 from ridgeline.workflows.diagnose.operator_profile import ProfileResult
 
 

@@ -61,7 +61,6 @@ from ridgeline.modelspec.rewrite import (
 from ridgeline.modelspec.shard import ParallelSizes, shards_of
 from ridgeline.records import KvEviction, SamplingDefaults
 
-BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -223,8 +224,7 @@ def _by_fours(across: int, along: int, order: Sequence[int] = (0, 1, 2, 3)) -> T
 def kv_format(name: str) -> KvFormat:
     """The format `name`: that of a float dtype, "int8", "fp8" or "int4"."""
     if name == "int4":
-        from ridgeline.engine.attention.int4.format import Int4Kv
-
-        return Int4Kv()
+        found: KvFormat = import_module("ridgeline.engine.attention.int4.format").Int4Kv()
+        return found
     coded: dict[str, KvFormat] = {"int8": Int8Kv(), "fp8": Fp8Kv()}
     return coded[name] if name in coded else PlainKv(DTYPES[name])
