@@ -102,6 +102,15 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "only), openai_gptoss (harmony channels).",
         ),
     ] = None
+    allow_runtime_lora_updating: Annotated[
+        bool,
+        About(
+            "Let administrators' keys load and unload adapters from this machine's directories "
+            "over HTTP.",
+            env="VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+            since="0.3",
+        ),
+    ] = False
     reasoning_config: Annotated[
         ReasoningConfig | None,
         About(

@@ -6,6 +6,7 @@ a plain value with its derivation, which `ridgeline explain` prints.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
@@ -34,6 +35,7 @@ MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
 KV, SCHEDULING, EXECUTION = "KV cache", "Scheduling", "Execution"
 PARALLELISM = "Parallelism"
 RANKS = Range(1, 64)
+ADAPTERS = "Adapters"
 MAX_THREADS = 1024  # more than any machine has; each takes memory when it starts
 
 
@@ -222,6 +224,31 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=PARALLELISM,
         ),
     ] = 1
+    enable_lora: Annotated[
+        bool,
+        About(
+            "Let requests choose LoRA adapters by their model name; layers run product by product.",
+            panel=ADAPTERS,
+            since="0.3",
+        ),
+    ] = False
+    lora_modules: Annotated[
+        tuple[str, ...],
+        About(
+            "Adapter to load, a directory as PEFT saves it (repeatable).",
+            metavar="NAME=PATH",
+            since="0.3",
+        ),
+    ] = ()
+    max_loras: Annotated[
+        int,
+        About(
+            "Maximum adapters loaded at once; memory is reserved for them.", unit=COUNT, since="0.3"
+        ),
+    ] = 4
+    max_lora_rank: Annotated[int, About("Maximum rank of an adapter.", unit=COUNT, since="0.3")] = (
+        16
+    )
     thread_plan: Annotated[
         Literal["fixed", "auto"],
         About("auto measures the best numbers of threads when the engine opens.", panel=EXECUTION),
@@ -369,6 +396,10 @@ class EngineSettings(TypedDict, total=False):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     expert_parallel_size: int
+    enable_lora: bool
+    lora_modules: tuple[str, ...]
+    max_loras: int
+    max_lora_rank: int
     thread_plan: Literal["fixed", "auto"]
     seed: int
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
@@ -411,6 +442,18 @@ def with_default_performance(settings: Settings) -> Settings:
     default = Settings()
     values = {name: getattr(default, name) for name in PERFORMANCE_SETTINGS}
     return msgspec.structs.replace(settings, **values)
+
+
+def parse_lora_modules(entries: Sequence[str]) -> dict[str, str]:
+    """Directories by name, of entries `NAME=PATH`. Raises BadInput."""
+    modules: dict[str, str] = {}
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        if not (name and equals and path) or name in modules:
+            fix = "write --lora-modules NAME=PATH, each name once"
+            raise BadInput("--lora-modules cannot be read", value=entry, fix=fix)
+        modules[name] = path
+    return modules
 
 
 def settings_from(values: dict[str, Any], *, where: str = "settings") -> Settings:

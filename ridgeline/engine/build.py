@@ -9,6 +9,8 @@ from functools import cache, partial
 
 import torch
 
+from ridgeline.config.settings import parse_lora_modules
+from ridgeline.engine.adapters.registry import AdapterRegistry
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.checkpoints.load import load_decoder
@@ -20,6 +22,7 @@ from ridgeline.engine.execution.page_prefetch import PagePrefetcher
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.kv_tiers.block_tiers import BlockTiers, NoBlockTiers, build_block_tiers
+from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.parallel.collectives import GlooCollectives
 from ridgeline.engine.parallel.group import NO_PROCESSES, Processes, RankGroup
 from ridgeline.engine.parallel.messages import rank_config
@@ -59,6 +62,7 @@ class EngineParts:
     weight_bytes: int
     processes: Processes = NO_PROCESSES
     tiers: BlockTiers = field(default_factory=NoBlockTiers)
+    adapters: AdapterRegistry | None = None
 
 
 def assemble(
@@ -79,9 +83,15 @@ def assemble(
     scheduler.pool.watch_high_water(PagePrefetcher(kv).extend_to)
     masks = make_masks_of(tokenizer, resolved.spec)
     attention, verifier = target().attention(), speculation.verifier
+    adapters = _adapters(resolved, decoder)
     threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)
-    runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.observer, threads)
-    graphs = make_decode_graphs(decoder, attention, resolved.max_model_len)
+    observer = speculation.observer
+    runner = TorchRunner(decoder, kv, attention, masks, verifier, observer, threads)
+    graphs = None
+    if adapters is not None:
+        runner.use_adapters(adapters)
+    else:
+        graphs = make_decode_graphs(decoder, attention, resolved.max_model_len)
     if graphs is not None:
         runner.use_graphs(graphs)
         graphs.warm_up_s = warm_up(
@@ -90,7 +100,20 @@ def assemble(
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     tiers = build_block_tiers(resolved, scheduler, kv)
-    return EngineParts(tokenizer, scheduler, runner, masks, num_bytes, tiers=tiers)
+    num_bytes += sum(own.nbytes for own in adapters.loaded) if adapters else 0
+    return EngineParts(
+        tokenizer, scheduler, runner, masks, num_bytes, tiers=tiers, adapters=adapters
+    )
+
+
+def _adapters(resolved: ResolvedSettings, decoder: Decoder) -> AdapterRegistry | None:
+    """The adapters that were named, loaded over the decoder; None without --enable-lora."""
+    if not resolved.enable_lora:
+        return None
+    registry = AdapterRegistry(decoder, resolved.max_loras, resolved.max_lora_rank)
+    for name, directory in parse_lora_modules(resolved.lora_modules).items():
+        registry.load(name, directory)
+    return registry
 
 
 def assemble_ranks(

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from ridgeline.config.settings import PlainSettings, Settings
+from ridgeline.engine.adapters.resolve import adapted_layers, adapter_memory
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.states import STATE_VERSIONS
@@ -162,6 +163,19 @@ class Models(msgspec.Struct, frozen=True):
         )
 
 
+def _models(
+    settings: Settings,
+    spec: ModelSpec,
+    speculation: ResolvedSpeculation | None,
+    max_num_seqs: int,
+    why: dict[str, str],
+) -> Models:
+    """The memory of the models, and of adapters, which count with the weights."""
+    models = Models.of(spec, speculation, max_num_seqs, parallel_sizes(settings))
+    reserved = adapter_memory(settings, spec, why)
+    return msgspec.structs.replace(models, weight_bytes=models.weight_bytes + reserved)
+
+
 def resolve(settings: Settings) -> ResolvedSettings:
     """Derive every value. Raises BadModel, BadInput, CannotRun or DoesNotFit."""
     why: dict[str, str] = {}
@@ -175,7 +189,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
     _kv_eviction(settings, spec, speculation, block_size, why)
-    models = Models.of(spec, speculation, max_num_seqs, parallel_sizes(settings))
+    models = _models(settings, spec, speculation, max_num_seqs, why)
     max_num_batched_tokens = _max_num_batched_tokens(settings, device, why)
     inputs = _kv_inputs(
         models,
@@ -458,6 +472,10 @@ def _layer_backend(
     dtype: torch.dtype,
     why: dict[str, str],
 ) -> str:
+    if settings.enable_lora:
+        asked = settings.layer_backend
+        name, why["layer_backend"] = adapted_layers(asked, spec, device, dtype)
+        return name
     sizes = parallel_sizes(settings)
     if sizes.num_ranks > 1:
         backend, reasons = choose_rank_layers(settings.layer_backend, spec, sizes, dtype)

@@ -236,7 +236,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `arrival_s` is on the engine's clock. A `background` request (a batch request) yields its slot
     and its blocks to any other request, whatever the priorities; clients cannot set it. Waiting
     `account`s are served in proportion to their `share`s. `prediction` is what the client expects
-    as output: drafts come from it, and no token changes.
+    as output: drafts come from it, and no token changes. `adapter` is the id of a loaded adapter; 0
+    is the base model.
 
     `resumed` holds the tokens that another engine has generated already, per choice: they are
     reported again, as they were, and generation continues behind them. With the same `seed` the
@@ -256,6 +257,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
     share: float = 1.0
     prediction: tuple[int, ...] = ()
+    adapter: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -266,6 +268,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
                 value=len(self.resumed),
                 limit=self.sampling.n,
             )
+
+    @property
+    def cache_scope(self) -> str:
+        """What requests must have in common to share computed prefixes: tenant and adapter."""
+        return f"{self.tenant}\0adapter {self.adapter}" if self.adapter else self.tenant
 
     def resumed_tokens(self, index: int) -> tuple[int, ...]:
         """The resumed tokens of choice `index`."""

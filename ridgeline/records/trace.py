@@ -78,7 +78,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `pooling` and `normalize`: how the model's own files say that its embeddings are made.
     `default_sampling`: what requests get that leave these parameters out. A block holds positions
-    of one of `num_kv_groups` groups of layers.
+    of one of `num_kv_groups` groups of layers. `adapters`: names of the loaded adapters.
     """
 
     model: str
@@ -96,6 +96,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     default_sampling: SamplingDefaults = SamplingDefaults()
     num_kv_groups: int = 1
+    adapters: tuple[str, ...] = ()
 
     @property
     def kv_tokens(self) -> int:

@@ -20,6 +20,7 @@ from ridgeline.config.server import ServerOptions
 from ridgeline.errors import RidgelineError
 from ridgeline.roofline import Peaks
 from ridgeline.serve import invocations, operations, tokenize
+from ridgeline.serve.adapters import routes as adapter_routes
 from ridgeline.serve.anthropic import routes as anthropic_routes
 from ridgeline.serve.anthropic.schemas import MessageEvent
 from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
@@ -70,6 +71,8 @@ def create_app(
         page.router,
     ):
         include_protected(app, router)
+    if service.options.allow_runtime_lora_updating:
+        include_protected(app, adapter_routes.router)
     app.openapi = partial(  # type: ignore[method-assign]  # FastAPI's way to extend the document
         build_document, app, (CompletionChunk, ChatCompletionChunk, ResponseEvent, MessageEvent)
     )

@@ -76,11 +76,22 @@ class Service:
         self.health_checks: list[Callable[[], str | None]] = [self._engine_fault]
         self._streams: WeakSet[ResponseStream] = WeakSet()
 
-    def check_model(self, name: str | None) -> None:
-        """ApiError 404 for another model's name; None means the served one."""
-        if name is not None and name != self.name:
-            message = f"The model `{name[:200]}` does not exist; this server serves `{self.name}`"
+    def check_model(self, name: str | None, *, allow_adapters: bool = True) -> str:
+        """The name of the model as the response gives it: the base model's or an adapter's.
+
+        ApiError 404 for another model's name; None means the base model.
+        """
+        if name is None or name == self.name:
+            return self.name
+        adapters = self.engine.info.adapters
+        if name not in adapters:
+            known = ", ".join(f"`{own}`" for own in (self.name, *adapters))
+            message = f"The model `{name[:200]}` does not exist; this server serves {known}"
             raise ApiError(404, message, param="model")
+        if not allow_adapters:
+            message = f"The adapter `{name}` only generates text; fix: name `{self.name}`"
+            raise ApiError(400, message, param="model")
+        return name
 
     def submit(
         self,
@@ -133,6 +144,7 @@ class Service:
             seed=identity.seed if is_resumable else None,
             resume=resume if is_resumable else None,
             prediction=options.prediction,
+            adapter="" if options.model in (None, self.name) else str(options.model),
         )
         stream = ResponseStream(
             self.engine,

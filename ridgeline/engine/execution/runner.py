@@ -19,6 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ridgeline.engine.adapters.registry import NoAdapters, RunAdapters
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import self_attention
@@ -85,6 +86,7 @@ class TorchRunner:
         self.masks = masks or NoGrammars("the runner was built without token masks")
         self.verifier, self.observer = verifier or Verifier(), observer or NoObserver()
         self.threads = threads
+        self.adapters: RunAdapters = NoAdapters()
         self.argmax_head = make_argmax_head(decoder)
         # An observer may keep the states, so they must not be overwritten by the next step.
         buffer: StateBuffer = (
@@ -92,6 +94,10 @@ class TorchRunner:
         )
         self.greedy = make_greedy_path(decoder.forward, self.attention, self.argmax_head, buffer)
         self.graphs: DecodeGraphs | None = None
+
+    def use_adapters(self, adapters: RunAdapters) -> None:
+        """Add the adapters that requests choose."""
+        self.adapters = adapters
 
     def use_graphs(self, graphs: DecodeGraphs) -> None:
         """Compute decode steps from CUDA graphs."""
@@ -106,6 +112,8 @@ class TorchRunner:
         """Whether decode steps run from CUDA graphs, and why not."""
         if self.graphs is not None:
             return self.graphs.describe()
+        if not isinstance(self.adapters, NoAdapters):
+            return "no CUDA graphs: the adapters of a step are chosen on the host"
         return f"no CUDA graphs: {why_no_graphs(self.decoder, self.attention)}"
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -139,6 +147,7 @@ class TorchRunner:
         tokens_T = torch.tensor(tokens, device=self.decoder.device)
         positions_T = torch.arange(len(tokens), device=self.decoder.device)
         attend = self._self_attention(tokens)
+        self.adapters.begin(())
         return self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
 
     def _move_blocks(self, plan: StepPlan) -> None:
@@ -161,6 +170,7 @@ class TorchRunner:
             return self._run_decode(plan.runs, self.graphs)
         batch = make_batch(plan.runs, self.decoder.device)
         self._set_threads(len(batch.tokens_T))
+        self.adapters.begin(plan.runs)
         attend = self.evictor.wrap(plan.runs, self.attention.prepare(plan.runs))
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         if all(run.is_argmax and run.prompt_logprobs is None for run in plan.runs):
@@ -193,6 +203,7 @@ class TorchRunner:
             accepted = self.verifier.accept_argmax_trees(tokens, plan.runs)
             return self._tree_result(accepted, paths, x_TC)
         batch = make_batch(runs, self.decoder.device)
+        self.adapters.begin(runs)
         attend = self.evictor.wrap(runs, self.attention.prepare(runs))
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         points = list(chain.from_iterable(map(sample_points, runs)))

@@ -78,7 +78,7 @@ class Run(msgspec.Struct, frozen=True):
     The last `num_drafts` of `tokens` are drafts: the run yields the longest accepted prefix of them
     and one token more. `branches` are alternatives to those drafts. Together they form a tree whose
     root is the one known token that such a run feeds. `state_slot` is where recurrent layers keep
-    the sequence's state.
+    the sequence's state, `adapter` the id of the adapter that its rows use (0: none).
 
     Layers with a window have separate block tables, one per group of layers (`KvLayout`), that
     begin with the block of index `first_place`: position p lives in
@@ -102,6 +102,7 @@ class Run(msgspec.Struct, frozen=True):
     first_place: int = 0
     num_dropped: int = 0
     eviction: SequenceEviction | None = None
+    adapter: int = 0
 
     @property
     def num_cached(self) -> int:

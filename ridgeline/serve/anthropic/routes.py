@@ -31,7 +31,7 @@ router = APIRouter(tags=["Anthropic"], route_class=JsonRoute)
     responses=json_or_events("MessageEvent") | error_responses(429, body=True, anthropic=True),
 )
 async def create_message(body: MessagesRequest, request: Request, service: ServiceDep) -> Response:
-    service.check_model(body.model)
+    model = service.check_model(body.model)
     streamed = bool(body.stream)
     budget = body.thinking.budget_tokens if body.thinking is not None else None
     stream, output_format = await submit_chat(
@@ -43,7 +43,7 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
         ignored_fields=ignored_fields(body),
         thinking_budget=None if budget is None else ("thinking.budget_tokens", budget),
     )
-    serializer = MessageStream(stream, service.name, output_format)
+    serializer = MessageStream(stream, model, output_format)
     response = await respond(request, stream, serializer, streamed=streamed)
     response.headers["request-id"] = response.headers["x-request-id"]
     return response

@@ -235,7 +235,11 @@ class MessageEvent(TypedDict):
 def to_chat(body: CountTokensRequest) -> ChatCompletionRequest:
     """The same request as a chat; ApiError 400 if a chat cannot express it."""
     _check_breakpoints(body)
-    chat: dict[str, Any] = {**extension_fields(body), "messages": _messages(body)}
+    chat: dict[str, Any] = {
+        **extension_fields(body),
+        "model": body.model,
+        "messages": _messages(body),
+    }
     last = chat["messages"][-1]
     if last["role"] == "assistant" and "tool_calls" not in last:
         chat["continue_final_message"] = True  # a prefill, which the response goes on from

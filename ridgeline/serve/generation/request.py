@@ -25,7 +25,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a request that concern its service and not its output, as the client sent them.
 
     `ignored`: names of fields that have no effect. `prediction`: the output that the client
-    expects, in tokens.
+    expects, in tokens. `model`: the served model or an adapter.
     """
 
     priority: int | None = None
@@ -35,6 +35,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     ignored: tuple[str, ...] = ()
     prediction: tuple[int, ...] = ()
+    model: str | None = None
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     has to sample for them is not part of the response. `charge` is called with the number of output
     tokens of each step. `headers` go with the response. `seed` is that of a request without one
     which another server may have to continue, `resume` where that one broke off. `prediction`: the
-    output that the client expects.
+    output that the client expects. `adapter`: the name of an adapter.
     """
 
     id: str
@@ -76,6 +77,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     resume: ResumePoint | None = None
     prediction: tuple[int, ...] = ()
+    adapter: str = ""
 
     def sampling_of(self, prompt: int) -> Sampling:
         """The sampling of one prompt: with the seed that was drawn for the request."""

@@ -167,6 +167,7 @@ class ResponseStream:
                     share=request.scheduling.share,
                     **({"resumed": resumed} if resumed else {}),
                     **({"prediction": request.prediction} if request.prediction else {}),
+                    **({"adapter": request.adapter} if request.adapter else {}),
                 )
             except Exception:  # later prompts were never submitted: they do not count as aborted
                 self._unfinished = {i: n for i, n in self._unfinished.items() if i < index}

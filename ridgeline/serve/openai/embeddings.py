@@ -54,7 +54,7 @@ class EmbeddingRequest(OpenBody):
 async def create_embeddings(
     body: EmbeddingRequest, request: Request, service: ServiceDep
 ) -> Response:
-    service.check_model(body.model)
+    service.check_model(body.model, allow_adapters=False)
     prompts = await _prompts(body, service, request)
     num_tokens = sum(len(prompt.tokens) for prompt in prompts)
     budget = service.budgets.of(caller_of(request.scope), service.now())

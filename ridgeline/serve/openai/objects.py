@@ -211,14 +211,14 @@ class ChatCompletionChunk(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """A served model."""
+    """A served model; `parent`: the base model of an adapter."""
 
     id: str
     object: Literal["model"]
     created: NonNegative
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: NonNegative
 
 

@@ -27,7 +27,7 @@ router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 async def create_response(
     body: ResponsesRequest, request: Request, service: ServiceDep
 ) -> Response:
-    service.check_model(body.model)
+    model = service.check_model(body.model)
     streamed = bool(body.stream)
     stream, output_format = await submit_chat(
         service,
@@ -37,5 +37,5 @@ async def create_response(
         streamed=streamed,
         ignored_fields=sorted(dropped_fields(body)),
     )
-    serializer = ResponsesStream(body, stream, service.name, output_format)
+    serializer = ResponsesStream(body, stream, model, output_format)
     return await respond(request, stream, serializer, streamed=streamed)

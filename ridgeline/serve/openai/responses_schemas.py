@@ -147,6 +147,7 @@ def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     """The same request as a chat; ApiError 400 if a chat cannot express it."""
     chat: dict[str, Any] = {
         **extension_fields(body),
+        "model": body.model,
         "messages": _messages(body),
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,

@@ -44,7 +44,7 @@ async def create_completion(
     body: CompletionRequest, request: Request, service: ServiceDep
 ) -> Response:
     check_supported(body)
-    service.check_model(body.model)
+    model = service.check_model(body.model)
     tokenizer, streamed = service.engine.tokenizer, bool(body.stream)
     defaults, marks = service.engine.info.default_sampling, thinking_marks(service.options)
     sampling = completion_sampling(body, defaults, marks)
@@ -59,7 +59,7 @@ async def create_completion(
         score_only=is_score_only(body),
     )
     timings = service.options.enable_per_request_metrics
-    serializer = CompletionStream(body, stream, service.name, tokenizer, include_timings=timings)
+    serializer = CompletionStream(body, stream, model, tokenizer, include_timings=timings)
     return await respond(request, stream, serializer, streamed=streamed)
 
 
@@ -73,13 +73,13 @@ async def create_completion(
 async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, service: ServiceDep
 ) -> Response:
-    service.check_model(body.model)
+    model = service.check_model(body.model)
     streamed = bool(body.stream)
     stream, output_format = await submit_chat(service, request, "chatcmpl", body, streamed=streamed)
     serializer = ChatCompletionStream(
         body,
         stream,
-        service.name,
+        model,
         service.engine.tokenizer,
         output_format,
         include_timings=service.options.enable_per_request_metrics,
@@ -89,35 +89,36 @@ async def create_chat_completion(
 
 @router.get(
     "/v1/models",
-    summary="List the served model",
+    summary="List the served models",
     operation_id="list_models",
     response_model=ModelList,
     responses=error_responses(),
 )
 async def list_models(service: ServiceDep) -> Response:
-    models: ModelList = {"object": "list", "data": [_model_card(service)]}
+    names = (service.name, *service.engine.info.adapters)
+    models: ModelList = {"object": "list", "data": [_model_card(service, name) for name in names]}
     return json_response(models)
 
 
 @router.get(
     "/v1/models/{name:path}",
-    summary="Describe the served model",
+    summary="Describe a served model",
     operation_id="get_model",
     response_model=ModelCard,
     responses=error_responses(404),
 )
 async def get_model(name: str, service: ServiceDep) -> Response:
-    service.check_model(name)
-    return json_response(_model_card(service))
+    return json_response(_model_card(service, service.check_model(name)))
 
 
-def _model_card(service: Service) -> ModelCard:
+def _model_card(service: Service, name: str) -> ModelCard:
+    """The base model, or an adapter of it."""
     return {
-        "id": service.name,
+        "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "ridgeline",
-        "root": service.name,
-        "parent": None,
+        "root": name,
+        "parent": None if name == service.name else service.name,
         "max_model_len": service.engine.info.max_model_len,
     }

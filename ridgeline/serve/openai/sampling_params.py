@@ -121,6 +121,7 @@ def request_options(
         slo_class=body.slo_class,
         timeout_ms=body.timeout_ms,
         request_id=body.request_id,
+        model=body.model,
         ignored=(*ignored_fields(body), *without_effect),
     )
 

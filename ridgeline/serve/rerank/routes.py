@@ -46,7 +46,7 @@ _RESPONSES = error_responses(429, body=True) | {200: {"headers": GENERATION_HEAD
     responses=_RESPONSES,
 )
 async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> Response:
-    service.check_model(body.model)
+    service.check_model(body.model, allow_adapters=False)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     check_limit("documents", len(texts), LIMITS.max_inputs, "documents")
     tokens = rerank_tokens(service.engine.tokenizer)
@@ -82,7 +82,7 @@ async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> 
     responses=_RESPONSES,
 )
 async def score(body: ScoreRequest, request: Request, service: ServiceDep) -> Response:
-    service.check_model(body.model)
+    service.check_model(body.model, allow_adapters=False)
     queries, documents = _pairs(body)
     tokens = rerank_tokens(service.engine.tokenizer)
     pairs = [pair_text(*pair, body.instruction) for pair in zip(queries, documents, strict=True)]

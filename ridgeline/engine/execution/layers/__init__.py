@@ -23,6 +23,7 @@ BACKENDS = MappingProxyType(
         "native": "ridgeline.engine.execution.layers.native:NativeForward",
         "triton": "ridgeline.engine.execution.layers.fused:TritonForward",
         "compiled": "ridgeline.engine.execution.layers.fused:CompiledForward",
+        "adapted": "ridgeline.engine.execution.layers.adapted:AdaptedForward",
         "torch": "ridgeline.engine.execution.layers.torch_ops:TorchForward",
     }
 )

@@ -1,10 +1,11 @@
 """Prefix cache: reuses what another sequence with the same beginning has already computed.
 
 What. Every full block of a sequence has a digest: BLAKE2b-256 over its parent's digest and its own
-token ids. The chain starts from the tenant's name. Equal digests therefore mean equal tokens, an
-equal beginning and the same tenant, so a dictionary from digest to block finds the longest known
-beginning with one lookup per block. The digest is long enough to rule out collisions, accidental or
-forged: a wrong hit would show one user another user's text.
+token ids. The chain starts from the tenant's name and the adapter's id. Equal digests therefore
+mean equal tokens, an equal beginning, the same tenant and the same adapter, so a dictionary from
+digest to block finds the longest known beginning with one lookup per block. The digest is long
+enough to rule out collisions, accidental or forged: a wrong hit would show one user another user's
+text.
 
 Source. Automatic prefix caching in vLLM (hash chain per full block, LRU through the free list). The
 radix tree of SGLang matches beginnings to the token, at the price of a second data structure.
@@ -275,7 +276,7 @@ class PrefixCache:
         size, digests = self._pool.block_size, seq.digests
         if len(digests) >= num_blocks:
             return
-        parent = digests[-1] if digests else root_digest(seq.request.tenant)
+        parent = digests[-1] if digests else root_digest(seq.request.cache_scope)
         for i in range(len(digests), num_blocks):
             parent = block_digest(parent, seq.tokens[i * size : (i + 1) * size])
             digests.append(parent)

@@ -170,7 +170,7 @@ class DraftScheduler:
     def forget(self, seq: Sequence) -> None:
         """The sequence has lost its slot."""
         self._predictions.pop(seq.id, None)
-        self._proposer.forget(seq.id, seq.tokens, seq.request.tenant)
+        self._proposer.forget(seq.id, seq.tokens, seq.request.cache_scope)
 
     def note_request(self, request: Request) -> None:
         """A request was queued, which may have a prediction of its output."""
@@ -202,7 +202,7 @@ class DraftScheduler:
             seq.id,
             seq.tokens,
             seq.num_prompt,
-            seq.request.tenant,
+            seq.request.cache_scope,
             seq.sampling,
             seq.seed,
             max_drafts,

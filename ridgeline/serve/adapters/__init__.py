@@ -1,0 +1,1 @@
+"""Routes that change the adapters of a running server."""
