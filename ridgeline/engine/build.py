@@ -148,7 +148,7 @@ def assemble_ranks(
     except BaseException:
         group.close()
         raise
-    return EngineParts(tokenizer, scheduler, runner, masks, num_bytes, group)
+    return EngineParts(tokenizer, scheduler, runner, masks, num_bytes, processes=group)
 
 
 def _no_target(speculation: ResolvedSpeculation | None) -> TargetModel:

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.engine.checkpoints.load import DecoderBuilder, open_weights
-from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
+from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.base import DecoderBody, LayerBackend
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.moe import MoeMlp, SharedExpertMlp
@@ -30,6 +30,7 @@ from ridgeline.engine.parallel.linears import (
 )
 from ridgeline.engine.parallel.messages import RankConfig
 from ridgeline.engine.parallel.native_forward import NativeRankForward
+from ridgeline.engine.parallel.packed import unpack_integers
 from ridgeline.engine.parallel.weights import COLUMNS, ShardedWeights, cut_of
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.int8.quantise import quantise
@@ -49,13 +50,6 @@ def load_rank(config: RankConfig, collectives: Collectives) -> Decoder:
     shard, dtype = config.shard, DTYPES[config.dtype]
     backend = layer_backend_of(config.layer_backend)
     with torch.inference_mode(), open_weights(config.model, config.spec, config.seed) as source:
-        if shard.sizes.tensor > 1 and not isinstance(source, CheckpointWeights | DummyWeights):
-            raise CannotRun(
-                "tensor parallelism cuts weights that are stored unquantised",
-                value=config.model,
-                fix="use --pipeline-parallel-size, or the unquantised checkpoint with"
-                " --quantization",
-            )
         weights = ShardedWeights(source, config.spec, shard)
         builder = RankBuilder(config.spec, shard, weights, collectives, dtype, backend)
         return builder.decoder(config.max_model_len)
@@ -171,7 +165,13 @@ class RankBuilder(DecoderBuilder):
         part = Part(key, (spec.num_out, spec.num_in), layer)
         cut = cut_of(key, self._layer(layer), self.shard)
         assert cut is not None
-        q_OI, scale_O = quantise(self.sharded.whole(part), "full")
+        stored = replace(spec, format=spec.format.stored, bias=False)
+        packed = self.sharded.whole_packed(stored, [key], layer, None)
+        if packed is None:
+            q_OI, scale_O = quantise(self.sharded.whole(part), "full")
+        else:
+            assert isinstance(packed, Packed), "plain int8 weights"
+            q_OI, scale_O = unpack_integers(packed)
         own_OI = q_OI[:, cut.span.start : cut.span.stop].contiguous()
         linear = RowParallelInt8(own_OI, scale_O, bias_O, self.collectives, self.dtype)
         self.nbytes += linear.nbytes

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 from torch import Tensor
 
-from ridgeline.engine.checkpoints.sources import CheckpointWeights, WeightSource
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
+from ridgeline.engine.kernels.native_linear import Packed
+from ridgeline.engine.parallel.packed import cut_inputs, cut_outputs
 from ridgeline.engine.quant.ready import Ready
+from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, SharedExpertSpec
 from ridgeline.modelspec.shard import Shard, Span
 
@@ -54,10 +58,38 @@ class ShardedWeights:
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Ready | None:
-        """A product packed by its source, where this rank holds all of it; else None."""
-        whole = [self.locate(Part(key, (), layer, expert))[0] for key in keys]
-        if sum(part.shape[0] for part in whole) != spec.num_out or whole[0].shape[1] != spec.num_in:
+        """This rank's part of a product that its source has packed; None if it is plain there."""
+        ready = self.whole_packed(spec, keys, layer, expert)
+        if ready is None:
             return None
+        located = [self.locate(Part(key, (), layer, expert)) for key in keys]
+        if all(cut is None or len(cut.span) == whole.shape[cut.axis] for whole, cut in located):
+            return ready
+        if not isinstance(ready, Packed):
+            raise CannotRun(
+                "weights with inputs in another order or kept apart are not cut between ranks",
+                value="+".join(keys),
+                fix="use --pipeline-parallel-size",
+            )
+        columns = [cut.span for _, cut in located if cut is not None and cut.axis == COLUMNS]
+        if columns:
+            return cut_inputs(ready, columns[0])
+        spans, before = [], 0
+        for whole, cut in located:
+            own = Span(0, whole.shape[0]) if cut is None else cut.span
+            spans.append(Span(before + own.start, before + own.stop))
+            before += whole.shape[0]
+        return cut_outputs(ready, spans)
+
+    def whole_packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Ready | None:
+        """The product of which `spec` describes this rank's part, as its source has packed it."""
+        if isinstance(self.inner, DummyWeights):
+            return None  # its packed weights are random numbers that belong to no whole
+        whole = [self.locate(Part(key, (), layer, expert))[0] for key in keys]
+        num_out, num_in = sum(part.shape[0] for part in whole), whole[0].shape[1]
+        spec = msgspec.structs.replace(spec, num_out=num_out, num_in=num_in)
         return self.inner.packed(spec, keys, whole[0].layer, whole[0].expert)
 
     def locate(self, part: Part) -> tuple[Part, Cut | None]:
