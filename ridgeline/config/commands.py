@@ -69,7 +69,7 @@ MAX_SHOWN_FLAGS = 30
 RARE = frozenset(
     (  # of the engine
         *("lm_head_quantization", "activations", "prefix_cache_ttl_s", "enable_chunked_prefill"),
-        *("kv_tier_memory", "kv_tier_dir", "kv_tier_size", "kv_tier_url"),
+        *("prefix_pin_share", "kv_tier_memory", "kv_tier_dir", "kv_tier_size", "kv_tier_url"),
         *("batching", "batch_wait_ms", "background_tokens", "max_num_queued_reqs", "slo_throttle"),
         *("max_num_queued_tokens", "thread_plan", "block_size", "max_num_batched_tokens"),
         *("attention_backend", "layer_backend", "num_threads_decode"),
@@ -77,7 +77,7 @@ RARE = frozenset(
         *("enable_per_request_metrics", "stream_interval", "max_body_bytes", "admin_port"),
         *("max_num_connections", "shutdown_timeout_s", "batch_store_max_bytes", "batch_window"),
         *("default_slo_class", "allowed_origins", "requests_per_minute", "tokens_per_minute"),
-        *("speed", "acceptance", "generation_config"),
+        *("speed", "acceptance", "generation_config", "warm_prompts"),
         # of a load
         *("endpoint", "ignore_eos", "stream", "timeout_s", "burstiness", "replay_speed"),
         *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "duration_s", "prefix_len"),

@@ -181,6 +181,15 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         About("Class of requests that name none.", metavar="CLASS", unset="the first"),
     ] = None
     price_per_hour: Annotated[float | None, shared.PRICE_PER_HOUR] = None
+    warm_prompts: Annotated[
+        str | None,
+        About(
+            "File of prompts to compute and pin before serving: a body of /v1/cache/warm per line.",
+            panel="Caching",
+            metavar="FILE",
+            unset="none",
+        ),
+    ] = None
     batch_store: Annotated[
         str | None,
         About(

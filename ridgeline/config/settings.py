@@ -21,6 +21,7 @@ from ridgeline.config.units import (
     NON_NEGATIVE_COUNT,
     NON_NEGATIVE_SECONDS,
     SEED,
+    SHARE,
     TOKENS,
     Range,
 )
@@ -119,6 +120,14 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=KV,
         ),
     ] = None
+    prefix_pin_share: Annotated[
+        float,
+        About(
+            "Share of the KV cache that pinned prefixes may take; one API key gets half of it.",
+            unit=SHARE,
+            panel=KV,
+        ),
+    ] = 0.5
     kv_tier_memory: Annotated[
         int | None,
         About(
@@ -382,6 +391,7 @@ class EngineSettings(TypedDict, total=False):
     activations: Literal["int8", "int16", "float32"]
     enable_prefix_caching: bool
     prefix_cache_ttl_s: float | None
+    prefix_pin_share: float
     kv_tier_memory: int | None
     kv_tier_dir: str | None
     kv_tier_size: int | None

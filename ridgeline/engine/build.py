@@ -32,6 +32,7 @@ from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache, NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.kv.prefix_pins import PrefixPins
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.speculation.base import DraftProposer
 from ridgeline.engine.speculate.build import build_speculation
@@ -218,4 +219,8 @@ def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = No
 def _prefix_cache(resolved: ResolvedSettings, pool: BlockPool) -> BlockCache:
     if not resolved.enable_prefix_caching or has_states(resolved.spec):
         return NoPrefixCache()
-    return PrefixCache(pool, resolved.prefix_cache_ttl_s, kv_layout(resolved.spec))
+    layout = kv_layout(resolved.spec)
+    cache = PrefixCache(pool, resolved.prefix_cache_ttl_s, layout)
+    places = pool.num_blocks // layout.num_groups
+    cache.pins = PrefixPins(int(resolved.prefix_pin_share * places))
+    return cache

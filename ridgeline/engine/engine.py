@@ -45,6 +45,7 @@ from ridgeline.hub.download import ensure_downloaded
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token
 from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.records import (
+    CachePolicy,
     EngineInfo,
     Event,
     Failed,
@@ -70,6 +71,7 @@ class _Scheduling(TypedDict, total=False):
     background: bool
     account: str
     share: float
+    cache: CachePolicy | None
     prediction: tuple[int, ...]
     adapter: int
 
@@ -271,6 +273,16 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request, from any thread; does nothing if it is unknown or has ended."""
         self._loop.abort(request_id)
+
+    def forget_prefix(
+        self, tokens: Sequence[int], tenant: str = "", account: str = ""
+    ) -> Future[int]:
+        """Drop what is cached of a prompt, and the account's pins on it: the number of tokens.
+
+        Blocks that another account has pinned stay.
+        """
+        request = self._make_request(tokens, Sampling(), tenant=tenant, account=account)
+        return self._loop.call(partial(self._loop.scheduler.forget_prefix, request))
 
     def logprobs_of(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Log-probabilities, float32 [T, V], of the next token after each of T tokens.

@@ -15,7 +15,13 @@ from ridgeline.records.events import (
 )
 from ridgeline.records.kv_eviction import KvEviction
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
-from ridgeline.records.request import OutputGrammar, Request, Sampling, SamplingDefaults
+from ridgeline.records.request import (
+    CachePolicy,
+    OutputGrammar,
+    Request,
+    Sampling,
+    SamplingDefaults,
+)
 from ridgeline.records.slo import Slo
 from ridgeline.records.thinking import ThinkingLimit, ThinkingMarks
 from ridgeline.records.trace import (
@@ -30,6 +36,7 @@ from ridgeline.records.trace import (
 
 __all__ = [
     "BUSY_SHARE",
+    "CachePolicy",
     "CountedBy",
     "EngineInfo",
     "Event",

@@ -41,11 +41,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The request is part of a step for the first time: the end of its queue time."""
+    """The request is part of a step for the first time: the end of its queue time.
+
+    `pinned_tokens` of the prompt are pinned in the prefix cache, as the request asked.
+    """
 
     request_id: str
     at_s: float
     cached_tokens: int
+    pinned_tokens: int = 0
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):

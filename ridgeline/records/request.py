@@ -228,6 +228,18 @@ def _out_of_range(name: str, value: float, limit: str) -> BadInput:
     )
 
 
+class CachePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the prefix cache keeps of a request.
+
+    The first `pin_tokens` of the prompt are evicted last for `pin_ttl_s` seconds. At most
+    `max_cached_tokens` of the sequence can be found by later requests; None: all of it.
+    """
+
+    pin_tokens: int = 0
+    pin_ttl_s: float = 300.0
+    max_cached_tokens: int | None = None
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request as the engine accepts it: token ids, sampling parameters, scheduling parameters.
 
@@ -237,7 +249,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     and its blocks to any other request, whatever the priorities; clients cannot set it. Waiting
     `account`s are served in proportion to their `share`s. `prediction` is what the client expects
     as output: drafts come from it, and no token changes. `adapter` is the id of a loaded adapter; 0
-    is the base model.
+    is the base model. `cache` None keeps all of it in the prefix cache, unpinned.
 
     `resumed` holds the tokens that another engine has generated already, per choice: they are
     reported again, as they were, and generation continues behind them. With the same `seed` the
@@ -258,6 +270,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     prediction: tuple[int, ...] = ()
     adapter: int = 0
+    cache: CachePolicy | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Security
 from fastapi.exceptions import RequestValidationError
@@ -26,6 +27,7 @@ from ridgeline.serve.anthropic.schemas import MessageEvent
 from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
 from ridgeline.serve.bodies.memory import MAX_BODIES, BodyMemory
 from ridgeline.serve.bodies.routing import BodyLimits
+from ridgeline.serve.caching import routes as cache_routes
 from ridgeline.serve.config import split_names
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import (
@@ -67,6 +69,7 @@ def create_app(
         rerank_routes.router,
         anthropic_routes.router,
         tokenize.router,
+        cache_routes.router,
         operations.router,
         page.router,
     ):
@@ -144,6 +147,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await asyncio.to_thread(build_routes, app)
     service: Service = app.state.service
     watcher = asyncio.create_task(watch_loop_lag(service.metrics.observe_loop_lag))
+    if service.options.warm_prompts is not None and not service.is_warmed:
+        service.is_warmed = True  # the operators' app has a lifespan, too
+        prompts = cache_routes.read_warm_prompts(Path(service.options.warm_prompts))
+        await cache_routes.warm_at_start(service, prompts)
     try:
         yield
     finally:

@@ -72,7 +72,7 @@ class Service:
         self.slo_classes = options.parsed_slo_classes
         self.budgets = KeyBudgets(self.keys, options.requests_per_minute, options.tokens_per_minute)
         self.created = int(time.time())
-        self.has_batches = False
+        self.has_batches = self.is_warmed = False
         self.health_checks: list[Callable[[], str | None]] = [self._engine_fault]
         self._streams: WeakSet[ResponseStream] = WeakSet()
 
@@ -145,6 +145,7 @@ class Service:
             resume=resume if is_resumable else None,
             prediction=options.prediction,
             adapter="" if options.model in (None, self.name) else str(options.model),
+            cache=options.cache,
         )
         stream = ResponseStream(
             self.engine,

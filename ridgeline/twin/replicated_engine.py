@@ -84,6 +84,13 @@ class ReplicatedEngine:
     ) -> Future[Sequence[float]]:
         return self._engines[0].embed(tokens, pooling)
 
+    def forget_prefix(
+        self, tokens: Sequence[int], tenant: str = "", account: str = ""
+    ) -> Future[int]:
+        """Drop a prefix on every replica; the first one's number of tokens."""
+        dropping = [engine.forget_prefix(tokens, tenant, account) for engine in self._engines]
+        return dropping[0]
+
     def abort(self, request_id: str) -> None:
         for engine in self._engines:
             engine.abort(request_id)

@@ -151,6 +151,17 @@ class ExtentTier:
         self.counts.store_bytes += len(keys) * self._block_bytes
         self._add(name, _Extent(header, len(head)))
 
+    def forget(self, keys: Sequence[Key]) -> None:
+        """Remove the extents that hold any of the blocks."""
+        with self._lock:
+            names = {self._place_of[key][0] for key in keys if key in self._place_of}
+        for name in names:
+            self._forget(name)
+            try:
+                self._files.delete(name)
+            except OSError as error:
+                self._count_error("delete", error)
+
     # -- extents
 
     def _name(self, file: str) -> str:

@@ -80,6 +80,9 @@ class TieredStorage:
                 self._writes = self._writer.submit(self._write_queued)
         self._memory.unpin(slot for _, slot in dropped)
 
+    def forget(self, keys: Sequence[Key]) -> None:
+        self._reader.submit(lambda: [tier.forget(keys) for tier in self.tiers])
+
     def refresh(self) -> None:
         if self._refreshing or not any(tier.is_stale for tier in self.tiers):
             return

@@ -112,9 +112,17 @@ class Scheduler:
         self.background_budget.note_slo(request)
         self.draft_scheduler.note_request(request)
         seq = group.live[0]
+        group.pinned_tokens = self.cache.pin(seq, max(self._now_s, request.arrival_s))
         wait = self.cache.tiers.start_loading(seq, max(self._now_s, request.arrival_s))
         if wait is not None:
             self._registry.lane_of(request).hold(seq, wait)
+
+    def forget_prefix(self, request: Request) -> int:
+        """Drop what is cached of a prompt, and its account's pins on it; the number of tokens."""
+        group = SequenceGroup(request, -1, 0)
+        prompt = list(request.prompt)
+        seq = Sequence(-1, group, 0, 0, (0, (0.0, 0, 0)), prompt, len(prompt))
+        return self.cache.forget(request.account or request.tenant, seq)
 
     def replay(self, request_id: str, now_s: float) -> list[Event]:
         """The events of the tokens that a request was resumed with, choice by choice.
@@ -427,7 +435,12 @@ class Scheduler:
         group.cached_tokens = min(seq.num_computed, seq.num_prompt)
         step.num_admitted += self._registry.mark_started(group)
         self._events.append(
-            Started(request_id=seq.request.id, at_s=step.now_s, cached_tokens=group.cached_tokens)
+            Started(
+                request_id=seq.request.id,
+                at_s=step.now_s,
+                cached_tokens=group.cached_tokens,
+                pinned_tokens=group.pinned_tokens,
+            )
         )
         if seq.num_prompt_logprobs is None:  # prompt logprobs bypass the cache: not a lookup
             self.cache.record_lookup(seq.num_prompt, group.cached_tokens)

@@ -84,10 +84,11 @@ class Sequence:
 
     @property
     def num_publishable(self) -> int:
-        """Computed tokens whose keys and values are those of a full cache."""
-        if self.eviction is None:
-            return self.num_computed
-        return int(min(self.num_computed, self.eviction.exact_tokens))
+        """Computed tokens that others may find: with the keys and values of a full cache."""
+        policy, num = self.request.cache, self.num_computed
+        if policy is not None and policy.max_cached_tokens is not None:
+            num = min(num, policy.max_cached_tokens)
+        return num if self.eviction is None else int(min(num, self.eviction.exact_tokens))
 
     @property
     def max_hit_tokens(self) -> int:
@@ -163,6 +164,7 @@ class SequenceGroup:
     next_index: int = 0
     started: bool = False
     cached_tokens: int = 0
+    pinned_tokens: int = 0
     order_s: float | None = None
 
     @property

@@ -28,7 +28,7 @@ MAX_CACHE_BREAKPOINTS = 4
 
 
 class CacheControl(OpenBody):
-    """A mark where a cached prefix may end. It has no effect: every block is cached."""
+    """A mark up to which the prefix is pinned: evicted last, until its time to live is over."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -156,7 +156,8 @@ class TokenCount(TypedDict):
 
 
 class MessageUsage(TypedDict):
-    """Tokens; the cached part of the input is counted separately from the rest of it."""
+    """Tokens. Those of the input that were cached, and those that are pinned up to a
+    `cache_control` mark from now on, are counted separately from the rest."""
 
     input_tokens: NonNegative
     cache_creation_input_tokens: NonNegative
@@ -234,7 +235,7 @@ class MessageEvent(TypedDict):
 
 def to_chat(body: CountTokensRequest) -> ChatCompletionRequest:
     """The same request as a chat; ApiError 400 if a chat cannot express it."""
-    _check_breakpoints(body)
+    control = _cache_control(body)
     chat: dict[str, Any] = {
         **extension_fields(body),
         "model": body.model,
@@ -246,6 +247,8 @@ def to_chat(body: CountTokensRequest) -> ChatCompletionRequest:
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
     chat |= _tool_choice(body.tool_choice) | _response_format(body)
+    if control is not None:
+        chat["cache_control"] = control
     variables: dict[str, Any] = {}
     if body.thinking is not None:
         variables["enable_thinking"] = body.thinking.type != "disabled"
@@ -374,12 +377,33 @@ def _text(content: str | list[InputTextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-def _check_breakpoints(body: CountTokensRequest) -> None:
-    parts: list[Any] = [body, *(body.tools or ())]
-    parts += body.system if isinstance(body.system, list) else []
-    for message in body.messages:
-        parts += message.content if isinstance(message.content, list) else []
-    number = sum(getattr(part, "cache_control", None) is not None for part in parts)
+def _cache_control(body: CountTokensRequest) -> dict[str, Any] | None:
+    """The marks as a chat's `cache_control`: the last one's place, the longest time to live.
+
+    A mark in a message counts for the whole message, one in a tool for the message after the tools.
+    """
+    marks = [(1, tool.cache_control) for tool in body.tools or ()]
+    marks += [(1, block.cache_control) for block in _blocks(body.system)]
+    for i, message in enumerate(body.messages, start=1):
+        up_to = body.model_copy(update={"messages": body.messages[:i]})
+        for block in _blocks(message.content):
+            if block.cache_control is not None:
+                marks.append((len(_messages(up_to)), block.cache_control))
+    given = [(place, mark) for place, mark in marks if mark is not None]
+    number = len(given) + (body.cache_control is not None)
     if number > MAX_CACHE_BREAKPOINTS:
         error = f"too many cache_control marks: {number}; limit: {MAX_CACHE_BREAKPOINTS}"
         raise ApiError(400, error, param="cache_control")
+    if not number:
+        return None
+    own = [mark for _, mark in given] + [mark for mark in [body.cache_control] if mark is not None]
+    ttl = "1h" if any(mark.ttl == "1h" for mark in own) else "5m"
+    control: dict[str, Any] = {"type": "ephemeral", "ttl": ttl}
+    if body.cache_control is None:  # otherwise everything is pinned
+        control["num_messages"] = max(place for place, _ in given)
+    return control
+
+
+def _blocks(content: Any) -> list[Any]:
+    """Content blocks; none of a plain text."""
+    return content if isinstance(content, list) else []

@@ -88,9 +88,10 @@ class MessageStream:
 
     def _usage(self) -> MessageUsage:
         usage = self._stream.usage()
+        created = max(0, self._stream.pinned_tokens - usage.cached_tokens)
         return {
-            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens - created,
+            "cache_creation_input_tokens": created,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
         }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ridgeline.records import Sampling, Slo
+from ridgeline.records import CachePolicy, Sampling, Slo
 from ridgeline.serve.generation.resume import ResumePoint
 
 
@@ -25,7 +25,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a request that concern its service and not its output, as the client sent them.
 
     `ignored`: names of fields that have no effect. `prediction`: the output that the client
-    expects, in tokens. `model`: the served model or an adapter.
+    expects, in tokens. `model`: the served model or an adapter. `cache`: what the prefix cache keeps.
     """
 
     priority: int | None = None
@@ -36,6 +36,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
     prediction: tuple[int, ...] = ()
     model: str | None = None
+    cache: CachePolicy | None = None
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     has to sample for them is not part of the response. `charge` is called with the number of output
     tokens of each step. `headers` go with the response. `seed` is that of a request without one
     which another server may have to continue, `resume` where that one broke off. `prediction`: the
-    output that the client expects. `adapter`: the name of an adapter.
+    output that the client expects. `adapter`: the name of an adapter. `cache`: what the prefix cache
+    keeps.
     """
 
     id: str
@@ -78,6 +80,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     resume: ResumePoint | None = None
     prediction: tuple[int, ...] = ()
     adapter: str = ""
+    cache: CachePolicy | None = None
 
     def sampling_of(self, prompt: int) -> Sampling:
         """The sampling of one prompt: with the seed that was drawn for the request."""

@@ -67,6 +67,7 @@ class ResponseStream:
         self.request = request
         self.num_output_tokens = 0
         self.cached_tokens = [0] * len(request.prompts)
+        self.pinned_tokens = 0
         self._engine, self._metrics = engine, metrics
         self._interval, self._max_unread_chars = interval, max_unread_chars
         self._timers = [
@@ -168,6 +169,7 @@ class ResponseStream:
                     **({"resumed": resumed} if resumed else {}),
                     **({"prediction": request.prediction} if request.prediction else {}),
                     **({"adapter": request.adapter} if request.adapter else {}),
+                    **({"cache": request.cache} if request.cache else {}),
                 )
             except Exception:  # later prompts were never submitted: they do not count as aborted
                 self._unfinished = {i: n for i, n in self._unfinished.items() if i < index}
@@ -194,6 +196,7 @@ class ResponseStream:
                 is_due = True
             elif isinstance(event, Started):
                 self.cached_tokens[index] = event.cached_tokens
+                self.pinned_tokens += event.pinned_tokens
             elif isinstance(event, Failed):
                 self.fail(failure_error(event))
         if not self._has_started and self._error is None:

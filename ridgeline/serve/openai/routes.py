@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 
 from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.generation.respond import json_response, respond
-from ridgeline.serve.openai.chat import submit_chat
+from ridgeline.serve.openai.chat import cache_policy, submit_chat
 from ridgeline.serve.openai.chat_stream import ChatCompletionStream
 from ridgeline.serve.openai.completion_stream import CompletionStream
 from ridgeline.serve.openai.objects import (
@@ -49,12 +50,14 @@ async def create_completion(
     defaults, marks = service.engine.info.default_sampling, thinking_marks(service.options)
     sampling = completion_sampling(body, defaults, marks)
     prompts = await completion_prompts(body, service.prompt_reader(request))
+    shortest = min(len(prompt.tokens) for prompt in prompts)
+    options = replace(request_options(body), cache=cache_policy(body.cache_control, shortest))
     stream = service.submit(
         request,
         "cmpl",
         prompts,
         sampling,
-        request_options(body),
+        options,
         streamed=streamed,
         score_only=is_score_only(body),
     )

@@ -126,6 +126,20 @@ class StructuredOutputs(OpenBody):
     json_object: bool | None = None
 
 
+class CacheControlParam(OpenBody):
+    """What the prefix cache keeps: "ephemeral" pins the prompt for the time to live (5m), evicted
+    last; "no_store" keeps nothing of the request.
+
+    `num_messages`: the pinned part ends after so many messages. `max_tokens`: later requests can
+    find so many tokens at most.
+    """
+
+    type: Literal["ephemeral", "no_store"]
+    ttl: Literal["5m", "1h"] | None = None
+    num_messages: Count | None = None
+    max_tokens: Count | None = None
+
+
 class CompletionRequestBase(OpenBody):
     """Fields that completions and chat completions share."""
 
@@ -154,6 +168,7 @@ class CompletionRequestBase(OpenBody):
     stream_options: StreamOptions | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    cache_control: CacheControlParam | None = None
     best_of: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -363,7 +378,7 @@ def dropped_fields(body: OpenBody, *, prefix: str = "") -> set[str]:
     return dropped
 
 
-_NESTED = {"stream_options", "response_format", "structured_outputs"}
+_NESTED = {"cache_control", "stream_options", "response_format", "structured_outputs"}
 
 
 def ignored_fields(body: CompletionRequestBase) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ class BlockPool:
         self._on_high_water: Callable[[int], int]  # set by `watch_high_water`
         self._refs = [0] * num_blocks
         self._published = bytearray(num_blocks)
+        self._pinned: set[int] = set()
         self._end = num_blocks  # one sentinel entry is both head and tail of the list
         self._next: list[int] = [*range(1, num_blocks + 1), 0]
         self._prev: list[int] = [num_blocks, *range(num_blocks)]
@@ -97,6 +98,8 @@ class BlockPool:
     def allocate(self) -> int:
         """Take the least valuable idle block; its published content, if any, is lost."""
         assert self._num_idle, "allocate from an exhausted pool: reserve first"
+        if self._pinned:
+            self._pass_pinned(1)
         block = self._next[self._end]
         if self._published[block]:
             self.on_evict(block)
@@ -111,6 +114,8 @@ class BlockPool:
     def allocate_many(self, count: int) -> list[int]:
         """The same as `count` calls of `allocate`, in one walk along the list."""
         assert count <= self._num_idle, "allocate from an exhausted pool: reserve first"
+        if self._pinned:
+            self._pass_pinned(count)
         end, after, refs, published = self._end, self._next, self._refs, self._published
         taken, block = [], after[end]
         for _ in range(count):
@@ -173,6 +178,28 @@ class BlockPool:
             self._unlink(block)
             self._link(block, at_tail=False)
         self._published[block] = 0
+
+    def pin(self, block: int) -> None:
+        """Evict the block after all that are not pinned."""
+        self._pinned.add(block)
+
+    def unpin(self, block: int) -> None:
+        """Undo `pin`."""
+        self._pinned.discard(block)
+
+    def _pass_pinned(self, count: int) -> None:
+        """Move pinned blocks away from the head, until `count` others or all have passed."""
+        block, num_others, num_pinned = self._next[self._end], 0, 0
+        pinned_idle = sum([not self._refs[own] for own in self._pinned])
+        while num_others < count and num_pinned < pinned_idle:
+            following = self._next[block]
+            if block in self._pinned:
+                self._unlink(block)
+                self._link(block, at_tail=True)
+                num_pinned += 1
+            else:
+                num_others += 1
+            block = following
 
     def idle_blocks(self) -> list[int]:
         """The idle list in eviction order, in O(num_blocks): for tests and debugging."""

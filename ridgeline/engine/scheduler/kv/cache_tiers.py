@@ -95,6 +95,10 @@ class Storage(Protocol):
         """
         ...
 
+    def forget(self, keys: Seq[Key]) -> None:
+        """Remove blocks, and whatever is stored together with them."""
+        ...
+
     def store(self, blocks: Seq[tuple[Key, int]]) -> None:
         """Write blocks, given with their pinned slots, and unpin these when that is over."""
         ...
@@ -114,6 +118,9 @@ class NoStorage:
 
     def load(self, keys: Seq[Key]) -> Callable[[], bool] | None:
         return None
+
+    def forget(self, keys: Seq[Key]) -> None:
+        pass
 
     def store(self, blocks: Seq[tuple[Key, int]]) -> None:
         raise AssertionError("no storage to write to")
@@ -300,6 +307,16 @@ class CacheTiers:
         compute_s = self._compute_s(gained)
         self.totals.waits += 1
         return LoadWait(is_over, now_s + (UNMEASURED_WAIT_S if compute_s is None else compute_s))
+
+    def forget(self, digests: tuple[bytes, ...]) -> None:
+        keys = [
+            block_key(group, digest)
+            for group in range(self._layout.num_groups)
+            for digest in digests
+        ]
+        for key in keys:
+            self.memory.drop(key)
+        self.storage.forget(keys)
 
     # -- transfers
 

@@ -103,12 +103,14 @@ class MemoryTier:
             self._free.append(slot)
 
     def drop(self, key: Key) -> None:
-        """Forget a block whose content is not what its key says; it must have no pin."""
+        """Forget a block; one that is pinned stays."""
         with self._lock:
-            slot = self._slot_of.pop(key, None)
+            slot = self._slot_of.get(key)
+            if slot is None or slot in self._pins:
+                return
+            del self._slot_of[key]
             self._source_of.pop(key, None)
-            if slot is not None:
-                self._free.append(slot)
+            self._free.append(slot)
 
     def take_source(self, key: Key) -> str:
         """The tier a block was loaded from, the first time; "memory" from then on."""

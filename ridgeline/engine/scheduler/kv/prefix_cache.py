@@ -40,6 +40,7 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.prefix_pins import PrefixPins
 from ridgeline.engine.scheduler.kv.tiers import MISSING, NoTiers, Tiers
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.errors import BadInput
@@ -115,6 +116,12 @@ class BlockCache(Protocol):
     def clear(self) -> None:
         """Drop every entry."""
 
+    def pin(self, seq: Sequence, now_s: float) -> int:
+        """Pin what the request of `seq` names; the number of its prompt tokens that are pinned."""
+
+    def forget(self, account: str, seq: Sequence) -> int:
+        """Drop the blocks of a prompt, and the account's pins on them; the number of tokens."""
+
 
 class NoPrefixCache:
     """Caches nothing."""
@@ -146,6 +153,12 @@ class NoPrefixCache:
     def clear(self) -> None:
         pass
 
+    def pin(self, seq: Sequence, now_s: float) -> int:
+        return 0
+
+    def forget(self, account: str, seq: Sequence) -> int:
+        return 0
+
 
 class PrefixCache:
     """Published blocks by digest, on top of the idle list of `pool`.
@@ -169,6 +182,7 @@ class PrefixCache:
         self._block_of: list[dict[bytes, int]] = [{} for _ in range(layout.num_groups)]
         self._entry_of: dict[int, tuple[int, bytes]] = {}  # block -> group and digest
         self._used_s: OrderedDict[int, float] = OrderedDict()  # block -> last use, oldest first
+        self.pins = PrefixPins(0)
         pool.on_evict = self._evict
 
     def __len__(self) -> int:
@@ -245,6 +259,8 @@ class PrefixCache:
             self._block_of[group][digest], self._entry_of[block] = block, (group, digest)
             self._used_s[block] = now_s
             self._pool.publish(block)
+            if digest in self.pins:
+                self._pool.pin(block)
 
     def touch(self, blocks: Seq[int], now_s: float) -> None:
         for block in reversed(blocks):
@@ -257,12 +273,52 @@ class PrefixCache:
             self._remove_entry(block)
             self._pool.unpublish(block)
 
+    def pin(self, seq: Sequence, now_s: float) -> int:
+        policy = seq.request.cache
+        if policy is None or not policy.pin_tokens:
+            return 0
+        size = self._pool.block_size
+        wanted = min(policy.pin_tokens, seq.num_prompt) // size
+        self.extend_digests(seq, wanted)
+        digests = tuple(seq.digests[:wanted])
+        account = seq.request.account or seq.request.tenant
+        num_pinned = self.pins.add(account, digests, now_s + policy.pin_ttl_s)
+        for digest in digests[:num_pinned]:
+            for blocks in self._block_of:
+                if digest in blocks:
+                    self._pool.pin(blocks[digest])
+        return num_pinned * size
+
+    def forget(self, account: str, seq: Sequence) -> int:
+        num_blocks = seq.num_prompt // self._pool.block_size
+        self.extend_digests(seq, num_blocks)
+        digests = tuple(seq.digests[:num_blocks])
+        self._unpin(self.pins.forget(account, digests))
+        kept = [digest for digest in digests if digest in self.pins]  # pinned by others
+        forgotten = 0
+        for digest in digests[len(kept) :]:
+            blocks = [known[digest] for known in self._block_of if digest in known]
+            forgotten += bool(blocks)
+            for block in blocks:
+                self.invalidate(block)
+        self.tiers.forget(digests[len(kept) :])
+        return forgotten * self._pool.block_size
+
+    def _unpin(self, digests: Seq[bytes]) -> None:
+        for digest in digests:
+            for blocks in self._block_of:
+                if digest in blocks:
+                    self._pool.unpin(blocks[digest])
+
     def expire(self, now_s: float) -> None:
+        if self.pins:
+            self._unpin(self.pins.expire(now_s))
         while self._used_s:
             block, used_s = next(iter(self._used_s.items()))
             if now_s - used_s <= self._ttl_s:
                 return
-            if self._pool.ref_count(block):  # in use: its time to live has not started
+            if self._pool.ref_count(block) or self._entry_of[block][1] in self.pins:
+                # In use: its time to live has not started.
                 self.touch((block,), now_s)
             else:
                 self.invalidate(block)
@@ -287,6 +343,7 @@ class PrefixCache:
         self._remove_entry(block)
 
     def _remove_entry(self, block: int) -> None:
+        self._pool.unpin(block)
         group, digest = self._entry_of.pop(block)
         del self._block_of[group][digest]
         del self._used_s[block]

@@ -69,6 +69,10 @@ class Tiers(Protocol):
         """Begin to read what slower tiers have of a new sequence; None if there is no need."""
         ...
 
+    def forget(self, digests: tuple[bytes, ...]) -> None:
+        """Drop the copies of blocks."""
+        ...
+
     def take_transfers(self) -> Transfers:
         """What the plan, which is now complete, has to store and to load."""
         ...
@@ -103,6 +107,9 @@ class NoTiers:
 
     def start_loading(self, seq: Sequence, now_s: float) -> LoadWait | None:
         return None
+
+    def forget(self, digests: tuple[bytes, ...]) -> None:
+        pass
 
     def take_transfers(self) -> Transfers:
         return (), ()

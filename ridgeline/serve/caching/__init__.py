@@ -1,0 +1,1 @@
+"""What clients may say about the prefix cache: pin, warm, limit and forget."""
