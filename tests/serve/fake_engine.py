@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ridgeline.engine.tokenization.chat import Chat, JinjaTemplate
 from ridgeline.errors import BadInput
 from ridgeline.records import (
+    CachePolicy,
     EngineInfo,
     Event,
     Failed,
@@ -144,6 +145,7 @@ class FakeEngine:
         account: str = "",
         share: float = 1.0,
         prediction: tuple[int, ...] = (),
+        cache: CachePolicy | None = None,
     ) -> AsyncGenerator[Event, None]:
         assert request_id is not None and not isinstance(prompt, str)
         tokens = tuple(prompt)

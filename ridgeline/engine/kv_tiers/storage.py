@@ -81,7 +81,8 @@ class TieredStorage:
         self._memory.unpin(slot for _, slot in dropped)
 
     def forget(self, keys: Sequence[Key]) -> None:
-        self._reader.submit(lambda: [tier.forget(keys) for tier in self.tiers])
+        for tier in self.tiers:
+            self._reader.submit(tier.forget, keys)
 
     def refresh(self) -> None:
         if self._refreshing or not any(tier.is_stale for tier in self.tiers):

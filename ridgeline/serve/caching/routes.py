@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field, ValidationError
-from starlette.requests import Request as AnyRequest
 from typing_extensions import TypedDict
 
 from ridgeline.errors import BadInput
@@ -96,7 +95,7 @@ async def forget_cache(body: PrefixRequest, request: Request, service: ServiceDe
     return json_response(forgotten)
 
 
-async def warm(service: Service, body: WarmRequest, request: AnyRequest) -> WarmResponse:
+async def warm(service: Service, body: WarmRequest, request: Request) -> WarmResponse:
     """Compute the prefix as a request of one token, and pin it within the key's bounds."""
     service.check_model(body.model)
     prompt = await _prompt(service, body, request)
@@ -152,13 +151,13 @@ async def warm_at_start(service: Service, prompts: list[tuple[str, WarmRequest]]
             "headers": [],
             CALLER: service.keys.caller_named(key),
         }
-        await warm(service, body, AnyRequest(scope, receive))
+        await warm(service, body, Request(scope, receive))
 
 
-async def _prompt(service: Service, body: PrefixRequest, request: AnyRequest) -> TokenPrompt:
+async def _prompt(service: Service, body: PrefixRequest, request: Request) -> TokenPrompt:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "send either prompt or messages", param="prompt")
-    reader = service.prompt_reader(request)  # type: ignore[arg-type]  # only its scope is read
+    reader = service.prompt_reader(request)
     if body.prompt is not None:
         return await reader.read(body.prompt)
     chat = ChatCompletionRequest(
