@@ -25,7 +25,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a request that concern its service and not its output, as the client sent them.
 
     `ignored`: names of fields that have no effect. `prediction`: the output that the client
-    expects, in tokens. `model`: the served model or an adapter. `cache`: what the prefix cache keeps.
+    expects, in tokens. `model`: the served model or an adapter. `cache`: what the prefix cache
+    keeps.
     """
 
     priority: int | None = None
@@ -63,8 +64,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     has to sample for them is not part of the response. `charge` is called with the number of output
     tokens of each step. `headers` go with the response. `seed` is that of a request without one
     which another server may have to continue, `resume` where that one broke off. `prediction`: the
-    output that the client expects. `adapter`: the name of an adapter. `cache`: what the prefix cache
-    keeps.
+    output that the client expects. `adapter`: the name of an adapter. `cache`: what the prefix
+    cache keeps.
     """
 
     id: str
