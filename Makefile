@@ -19,12 +19,15 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 install: $(STAMP)
 
 # torch==2.13.0 first: that is the CPU build; the package's own wider range is then already satisfied.
+# botocore, for the tests of AWS inputs, comes without its dependencies: its limit on python-dateutil excludes the
+# version that mkdocs needs.
 $(STAMP):
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps "botocore>=1.40" jmespath
 	$(BIN)/ridgeline pull smollm2 || echo "smollm2 is not downloaded: name it later, or use demo, which needs no download"
 	rm -f $(VENV)/.installed-*
 	touch $(STAMP)
