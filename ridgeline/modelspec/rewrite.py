@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.cost.kv_cache import why_not_int4_kv
 from ridgeline.modelspec.format import (
     BF16,
     CODED_KV,
@@ -24,7 +25,6 @@ from ridgeline.modelspec.format import (
     FP8,
     INT4,
     INT8,
-    KV_GROUP,
     WHOLE_KINDS,
     Format,
     dense,
@@ -224,20 +224,6 @@ def with_kv_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
             fix="use --kv-cache-dtype int8",
         )
     return _recorded(replace(spec, kv_dtype=dtype), f"kv -> {dtype}: asked for")
-
-
-def why_not_int4_kv(spec: ModelSpec) -> str:
-    """Why the model's keys and values cannot be stored in INT4; "" if they can."""
-    attentions = [layer.attention for layer in spec.layers]
-    if any(a.delta is not None or a.shares_kv for a in attentions):
-        return "some of its layers have no KV cache"
-    if any(a.latent is not None or a.chunk is not None for a in attentions):
-        return "latent attention and attention in chunks have no groups of keys"
-    if len({(a.num_kv_heads, a.head_dim) for a in attentions}) > 1:
-        return "its layers differ in the size of their keys"
-    if attentions and attentions[0].head_dim % KV_GROUP:
-        return f"its heads of {attentions[0].head_dim} are not multiples of {KV_GROUP} channels"
-    return ""
 
 
 def _check_dtype(dtype: str, what: str) -> None:

@@ -270,7 +270,7 @@ def _with_sharing(spec: ModelSpec, share: int) -> ModelSpec:
 
 
 KEYS: Mapping[str, str] = {
-    "latent": f"numbers of the row that MLA caches, beside {LATENT_ROPE_DIM} rotated ones",
+    "latent": f"numbers of the row that MLA caches, next to {LATENT_ROPE_DIM} rotated ones",
     "kv_heads": "KV heads of every layer; 1 is multi-query attention",
     "window": "keys that a windowed layer sees",
     "global_every": f"with window: one layer in N sees everything ({GLOBAL_EVERY})",

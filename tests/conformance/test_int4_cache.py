@@ -225,3 +225,12 @@ def test_layout_counts_the_blocks_of_coded_and_recent_tokens() -> None:
         assert layout.decode_blocks(context, SIZE) == -(-context // SIZE) + 2
     cache = KvCache.allocate(spec, 10, SIZE, torch.float32, "cpu", kv_format("int4"), layout=layout)
     assert cache.nbytes == 10 * layout.block_bytes(SIZE)
+
+
+def test_models_without_groups_of_keys_keep_their_layout() -> None:
+    """Planning counts bytes of any model; only the engine refuses it."""
+    spec = make_spec()
+    attention = msgspec.structs.replace(spec.layers[0].attention, head_dim=48)
+    layers = (msgspec.structs.replace(spec.layers[0], attention=attention),)
+    assert kv_layout(spec).recent
+    assert not kv_layout(msgspec.structs.replace(spec, layers=layers)).recent

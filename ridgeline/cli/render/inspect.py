@@ -46,7 +46,8 @@ def kv_comparison_lines(comparison: KvComparison) -> Group:
     effects = ", ".join(f"{edit} {times:.1f}" for edit, times in comparison.effects)
     lines = [f"{comparison.times:.1f} times smaller with {comparison.edits}"]
     lines += [f"each alone: {effects}"] if len(comparison.effects) > 1 else []
-    lines += ["A model has to be trained in this form; the figures are those of its shapes."]
+    if any(not edit.startswith("kv_dtype=") for edit, _ in comparison.effects):
+        lines += ["A model has to be trained in this form; the figures are those of its shapes."]
     return Group(table, *lines)
 
 

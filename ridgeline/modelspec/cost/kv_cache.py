@@ -51,3 +51,17 @@ def state_bytes(spec: ModelSpec) -> int:
 def has_states(spec: ModelSpec) -> bool:
     """Whether sequences keep states that are not in the KV cache."""
     return any(layer.attention.delta is not None for layer in spec.layers)
+
+
+def why_not_int4_kv(spec: ModelSpec) -> str:
+    """Why the model's keys and values cannot be stored in INT4; "" if they can."""
+    attentions = [layer.attention for layer in spec.layers]
+    if any(a.delta is not None or a.shares_kv for a in attentions):
+        return "some of its layers have no KV cache"
+    if any(a.latent is not None or a.chunk is not None for a in attentions):
+        return "latent attention and attention in chunks have no groups of keys"
+    if len({(a.num_kv_heads, a.head_dim) for a in attentions}) > 1:
+        return "its layers differ in the size of their keys"
+    if attentions and attentions[0].head_dim % KV_GROUP:
+        return f"its heads of {attentions[0].head_dim} are not multiples of {KV_GROUP} channels"
+    return ""

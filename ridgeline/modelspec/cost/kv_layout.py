@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.modelspec.cost.kv_cache import kv_bytes_per_token, layer_kv_bytes
+from ridgeline.modelspec.cost.kv_cache import kv_bytes_per_token, layer_kv_bytes, why_not_int4_kv
 from ridgeline.modelspec.format import KV_GROUP
 from ridgeline.modelspec.model import ModelSpec
 
@@ -175,7 +175,7 @@ def kv_layout(spec: ModelSpec) -> KvLayout:
         for i, layer in enumerate(spec.layers)
         if layer.attention.delta is None and not layer.attention.shares_kv
     ]
-    if spec.kv_dtype == "int4":
+    if spec.kv_dtype == "int4" and not why_not_int4_kv(spec):
         return _int4_layout(spec)
     one_group = KvLayout(full=tuple(i for i, _ in own), position_bytes=kv_bytes_per_token(spec))
     spans = {(a.window, a.chunk) for _, a in own if a.window is not None or a.chunk is not None}

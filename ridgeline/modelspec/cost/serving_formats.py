@@ -44,7 +44,7 @@ from ridgeline.modelspec.format import (
 from ridgeline.modelspec.model import ModelSpec
 
 WIDE_DTYPES = ("bfloat16", "float16", "float32")
-KV_DTYPES = tuple(BYTES_OF_DTYPE)
+KV_DTYPES = (*BYTES_OF_DTYPE, "int4")
 
 
 class ServingFormat(msgspec.Struct, frozen=True, kw_only=True):

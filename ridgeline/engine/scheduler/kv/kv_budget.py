@@ -121,9 +121,10 @@ def _why_blocks(inputs: KvBudgetInputs, nbytes: int) -> str:
         block = f"{inputs.block_size} tokens · {size(inputs.kv_bytes_per_token)}"
         return f"{size(nbytes)} / ({block})"
     num_groups, num_windowed = inputs.layout.num_groups, len(inputs.layout.windowed)
+    kept = "the tokens of the block being filled" if inputs.layout.recent else "a window"
     return (
         f"{size(nbytes)} / {size(inputs.block_bytes)} for {inputs.block_size} tokens of one of"
-        f" {num_groups} groups of layers; {num_windowed} of them keep a window only"
+        f" {num_groups} groups of layers; {num_windowed} of them keep {kept} only"
     )
 
 
