@@ -34,6 +34,7 @@ FUNCTIONS = {
     "compare": "measure.compare:compare",
     "top": "measure.top:top",
     "optimize": "optimize:optimize_command",
+    "watch": "watch:watch_command",
     "quantize": "quantize:quantize",
     "prune": "shrink:prune",
     "distill": "shrink:distill",

@@ -19,6 +19,7 @@ from ridgeline.config.improve import (
     TargetServerOptions,
     TrainDrafterFiles,
     TrainDrafterOptions,
+    WatchOptions,
 )
 from ridgeline.config.load import BenchOptions, BenchReport, BenchTarget, DiagnoseOptions
 from ridgeline.config.option import About, Option, Section, options_of
@@ -85,6 +86,7 @@ RARE = frozenset(
         *("layout", "log", "trace", "price_per_hour"),
         # of an optimisation
         *("ready_url", "start_timeout", "dry_run", "shared_machine", "slurm", "ray", "calibration"),
+        *("eval_margin", "server_cmd", "ladder", "resume", "served_model_name"),
         *("kv_cache_memory_bytes", "output_json", "sweep"),
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),
@@ -287,6 +289,19 @@ _COMMANDS = (
             "ridgeline optimize ./model --url http://chat --kubernetes prod/chat",
         ),
         sections=(OptimizeOptions, TargetServerOptions, RehearsalOptions, Settings),
+    ),
+    Command(
+        name="watch",
+        group="Improve",
+        summary="Say when a tuned server's traffic has drifted.",
+        details="Compares the live traffic's shape, from the server's metrics, with the workload "
+        "that optimize tuned for, and predicts which change would now gain. Changes nothing, sends "
+        "no load, reads no prompt. The exit code is 1 if the traffic has drifted.",
+        examples=(
+            "ridgeline watch --url http://chat:8000 --tuned out",
+            "ridgeline watch --url http://chat:8000 --tuned /tuned --cronjob > watch.yaml",
+        ),
+        sections=(WatchOptions,),
     ),
     Command(
         name="quantize",

@@ -141,7 +141,8 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
     kubernetes: Annotated[
         str | None,
         About(
-            "Deployment or StatefulSet to patch: NAMESPACE/NAME, NAMESPACE/statefulset/NAME.",
+            "Deployment or StatefulSet to patch: NAMESPACE/NAME, NAMESPACE/statefulset/NAME. With "
+            "{service} or {port} in --url a copy is changed.",
             metavar="NAMESPACE/NAME",
             ambient=False,
             since="0.3",
@@ -232,6 +233,62 @@ class RehearsalOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = False
+
+
+class WatchOptions(Section, frozen=True, kw_only=True):
+    """Which server's traffic is compared with the one that it was tuned for."""
+
+    title: ClassVar[str] = "Watch"
+
+    url: Annotated[str, shared.URL.but(help="Address of the server.", required=True)]
+    tuned: Annotated[
+        Path,
+        About(
+            "Folder of the search that tuned it.",
+            path="folder",
+            required=True,
+            ambient=False,
+            since="0.3",
+        ),
+    ]
+    duration: Annotated[
+        float,
+        About("How long to read its metrics.", unit=DURATION, unset="5m", ambient=False),
+    ] = 300.0
+    interval: Annotated[
+        float,
+        About("Time between two readings.", unit=DURATION, unset="15s", ambient=False),
+    ] = 15.0
+    workload: Annotated[
+        str | None,
+        shared.WORKLOAD.but(
+            help="Requests to predict with, such as a log that may be read.",
+            unset="synthetic, of the live lengths",
+        ),
+    ] = None
+    gpus: Annotated[
+        int | None,
+        About(
+            "GPUs that tensor parallelism and replicas may use.",
+            unit=COUNT,
+            unset="as the command has it",
+            ambient=False,
+        ),
+    ] = None
+    api_key: Annotated[str | None, shared.API_KEY] = None
+    cronjob: Annotated[
+        bool,
+        About("Print a Kubernetes CronJob that runs this, and do nothing.", ambient=False),
+    ] = False
+    image: Annotated[
+        str,
+        About("Image of the CronJob.", metavar="IMAGE", ambient=False),
+    ] = "ridgeline"
+    schedule: Annotated[
+        str,
+        About("When the CronJob runs, in cron's notation.", metavar="CRON", ambient=False),
+    ] = "17 * * * *"
+    json: Annotated[bool, shared.JSON.but(panel="Output")] = False
 
 
 class QuantizeFiles(Section, frozen=True, kw_only=True):

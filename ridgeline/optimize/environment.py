@@ -25,6 +25,7 @@ from ridgeline.optimize.quality.served_text import TextSource
 from ridgeline.optimize.quality.task_questions import Task, TextQuestion
 from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
+from ridgeline.records.traffic import TrafficProfile
 from ridgeline.roofline import Peaks, PriceStep
 
 
@@ -154,8 +155,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     `facts`: named numbers about machine, model and workload that rungs may require. `heldout`:
     windows of held-out text for the quality panel (empty if full distributions cannot be read).
     `tasks`: its questions. `served`: the same as text, for servers. `evaluation`: the user's own
-    gate. Without any of these lossy rungs are left out. `check_prompts`: prompts of the
-    exactness check. `longest_output`: the most tokens that one request of the workload generates.
+    gate. Without any of these lossy rungs are left out. `traffic`: the shape of the workload.
+    `check_prompts`: prompts of the exactness check. `longest_output`: the most tokens that one
+    request of the workload generates.
     `steps_of`: the steps the simulator learns from a run.
     `near_tie`: nats between two tokens below which rounding may swap them. `make`: quantises
     weights by a method within a time limit in seconds and returns settings that open them; raises
@@ -179,6 +181,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     make: MakeWeights = cannot_make_weights
     served: ServedTexts | None = None
     evaluation: UserEvaluation | None = None
+    traffic: TrafficProfile | None = None
 
     @property
     def judges_quality(self) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from ridgeline.diagnose import Advice, Finding
 from ridgeline.optimize.cost import MachinePrice, TokenCost
 from ridgeline.optimize.quality import QualityVerdict
+from ridgeline.records.traffic import TrafficProfile
 from ridgeline.roofline import Peaks, RooflinePoint
 from ridgeline.stats import Interval
 
@@ -160,7 +161,8 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     `slo_holds`: whether `final` met the SLO in any run of it. `reverted`: why the rungs that were
     kept are not in `final`, which then is the baseline; `rejected` is the configuration with them.
     `busy_share`: mean share of the CPU that other work took, if that voided a trial or the closing
-    comparison. `trial_cost_s`: what a trial was estimated to take at the end.
+    comparison. `trial_cost_s`: what a trial was estimated to take at the end. `traffic`: the
+    shape of the workload that the configuration was tuned for.
     """
 
     provenance: Provenance
@@ -178,6 +180,7 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     trial_cost_s: float = 0.0
     busy_share: float | None = None
     next_steps: tuple[str, ...] = ()
+    traffic: TrafficProfile | None = None
 
     @property
     def kept(self) -> tuple[Trial, ...]:

@@ -365,6 +365,7 @@ def build_result(
         busy_share=account.busy_share,
         reverted=account.reverted,
         rejected=account.rejected,
+        traffic=environment.traffic,
     )
     return msgspec.structs.replace(result, next_steps=_next_steps(result, environment.next_steps))
 

@@ -13,8 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,39 @@ from typing import Any
 
 FOLDER = Path(os.environ.get("FAKE_TOOLS", "."))
 State = dict[str, Any]
+STEP_S = 0.1  # of the server's decode step, for any number of sequences
+MOST_SLOTS = 16  # more would need more CPU than a test should
+FORWARDED: list[str] = []
+"""The local port that a port-forward connects to a copy: its server listens there itself."""
 STARTED: list[subprocess.Popen[bytes]] = []
+
+
+class Answer:
+    """A completion: one token in each step of `STEP_S`, the same for the same prompt."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.stream, self.number = bool(body.get("stream")), int(body.get("max_tokens", 1))
+        prompt = body.get("prompt", "")
+        self.tokens = [f" t{(len(prompt) + i) % 7}" for i in range(self.number)]
+        self.usage = {"prompt_tokens": len(prompt), "completion_tokens": self.number}
+        self.kind = "text/event-stream" if self.stream else "application/json"
+
+    def parts(self) -> Iterator[bytes]:
+        if not self.stream:
+            time.sleep(STEP_S * self.number)
+            text = "".join(self.tokens)
+            tops = [{token: -0.1, " x": -2.5} for token in self.tokens]
+            logprobs = {"tokens": self.tokens, "top_logprobs": tops}
+            choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": "length"}
+            yield json.dumps({"choices": [choice], "usage": self.usage}).encode()
+            return
+        for place, token in enumerate(self.tokens, 1):
+            time.sleep(STEP_S)
+            end = "length" if place == self.number else None
+            row = {"choices": [{"index": 0, "text": token, "finish_reason": end}]}
+            yield b"data: " + json.dumps(row).encode() + b"\n\n"
+        yield b"data: " + json.dumps({"choices": [], "usage": self.usage}).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
 
 
 def serve_models() -> None:
@@ -36,6 +69,16 @@ def serve_models() -> None:
             self.end_headers()
             self.wfile.write(body)
 
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer = Answer(body)
+            self.send_response(200)
+            self.send_header("Content-Type", answer.kind)
+            self.end_headers()
+            with slots:
+                for part in answer.parts():
+                    self.wfile.write(part)
+
         def log_message(self, *args: object) -> None: ...
 
     print("arguments", sys.argv[2:], flush=True)
@@ -44,11 +87,17 @@ def serve_models() -> None:
     if "--hang" in sys.argv:
         time.sleep(60)
     port = int(sys.argv[sys.argv.index("--port") + 1])
+    flag = "--max-num-seqs"
+    given = int(sys.argv[sys.argv.index(flag) + 1]) if flag in sys.argv else MOST_SLOTS
+    slots = threading.Semaphore(min(given, MOST_SLOTS))
     ThreadingHTTPServer(("127.0.0.1", port), Models).serve_forever()
 
 
 def launch(words: list[str], log: Path | None = None) -> int:
     """Start the server with the arguments of a command line, and return its process id."""
+    if FORWARDED:
+        place = words.index("--port") + 1
+        words = [*words[:place], *FORWARDED, *words[place + 1 :]]
     log = log or FOLDER / "server.log"
     command = [sys.executable, "-IS", __file__, "server", *words[words.index("m") + 1 :]]
     with log.open("w") as out:
@@ -84,6 +133,12 @@ def kill(pid: int | None) -> None:
 def kubectl(state: State, words: list[str]) -> str:
     assert words[:2] == ["--namespace", "prod"], words
     verb, *rest = words[2:]
+    if any("-ridgeline" in word for word in rest) or verb == "apply":
+        FORWARDED[:] = [str(state["forwarded"])] if "forwarded" in state else []
+    if any("chat-ridgeline" in word for word in rest) or "ridgeline/copy-of=chat" in rest:
+        return kubectl_copy(state, verb, rest, words)
+    if verb == "apply":
+        return apply_copy(state, json.loads(Path(rest[rest.index("--filename") + 1]).read_text()))
     workload = state["workload"]
     if verb == "get" and rest[0] in ("deployment", "statefulset"):
         if rest[1] != workload["metadata"]["name"]:
@@ -99,6 +154,44 @@ def kubectl(state: State, words: list[str]) -> str:
             sys.exit("Error from server (BadRequest): previous terminated container not found")
         return (FOLDER / "server.log").read_text()
     sys.exit(f"error: unknown command {verb}")
+
+
+def kubectl_copy(state: State, verb: str, rest: list[str], words: list[str]) -> str:
+    copy = state.get("copy")
+    if verb == "port-forward":
+        time.sleep(60)  # the copy listens on the local port itself
+    if copy is None and verb in ("get", "delete") and "--ignore-not-found" in rest:
+        return ""
+    if copy is None:
+        sys.exit("Error from server (NotFound): not found")
+    if verb == "delete":
+        kill(copy["pid"])
+        state["copy"] = None
+        return "deleted"
+    if verb == "get" and rest[0] == "deployment":
+        return json.dumps({**copy["workload"], "status": rollout_status(copy)})
+    if verb == "get":
+        return json.dumps({"items": [pod(copy, row) for row in copy["pods"]]})
+    if verb == "patch":
+        return patch(copy, json.loads(rest[rest.index("--patch") + 1]))
+    return (FOLDER / "server.log").read_text()
+
+
+def apply_copy(state: State, document: State) -> str:
+    """Start the copy of the list; its Service is kept for the test."""
+    deployment, service = document["items"]
+    deployment["metadata"]["generation"] = 1
+    container = deployment["spec"]["template"]["spec"]["containers"][-1]
+    row = {"name": "copy-0", "container": container, "ready": True, "stuck": "", "ended": False}
+    words = server_words(container)
+    state["copy"] = {
+        "workload": deployment,
+        "service": service,
+        "pods": [row],
+        "pid": launch(words),
+        "calls": [],
+    }
+    return "serverside-applied"
 
 
 def containers(state: State) -> list[dict[str, Any]]:

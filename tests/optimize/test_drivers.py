@@ -20,11 +20,12 @@ import msgspec
 import pytest
 
 from ridgeline.errors import BadInput, CannotRun, UserError
-from ridgeline.optimize.drivers import in_place, slurm
+from ridgeline.optimize.drivers import in_place, kubernetes_copy, slurm
 from ridgeline.optimize.drivers.apply_command import flag_values
 from ridgeline.optimize.drivers.base import Change, Driver
 from ridgeline.optimize.drivers.docker import DockerContainer
 from ridgeline.optimize.drivers.kubernetes import KubernetesWorkload
+from ridgeline.optimize.drivers.kubernetes_copy import copy_manifest
 from ridgeline.optimize.drivers.ray_serve import engine_arguments
 from ridgeline.optimize.drivers.server_process import free_port
 from ridgeline.optimize.drivers.shell import run, shell_line
@@ -441,6 +442,94 @@ def test_server_started_by_a_shell_is_refused(place: Place) -> None:
     place.write(workload=workload)
     with pytest.raises(CannotRun, match="--apply-cmd"):
         KubernetesWorkload("prod/deployment/chat/vllm").read_command()
+
+
+# ---- a copy of a Deployment --------------------------------------------------------------------
+
+
+def test_copy_has_a_service_and_no_label_of_the_original() -> None:
+    container = {"name": "vllm", "args": ["m", "--port=9001"], "ports": [{"containerPort": 1}]}
+    template = {
+        "metadata": {"labels": {"app": "chat"}, "annotations": {"mesh": "on"}},
+        "spec": {"containers": [container], "volumes": [{"name": "w"}]},
+    }
+    original = {
+        "metadata": {"name": "chat", "namespace": "prod", "uid": "1", "resourceVersion": "7"},
+        "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "chat"}}, "template": template},
+        "status": {"replicas": 3},
+    }
+    copy, service = copy_manifest(original, "vllm")
+    assert copy["metadata"] == {
+        "name": "chat-ridgeline",
+        "namespace": "prod",
+        "labels": {"ridgeline/copy-of": "chat"},
+    }
+    spec = copy["spec"]
+    assert spec["replicas"] == 1 and spec["strategy"] == {"type": "Recreate"}
+    assert spec["template"]["metadata"]["labels"] == spec["selector"]["matchLabels"]
+    assert "app" not in spec["template"]["metadata"]["labels"]
+    assert spec["template"]["metadata"]["annotations"] == {"mesh": "on"}
+    assert spec["template"]["spec"] == template["spec"]
+    assert service["spec"]["selector"] == {"ridgeline/copy-of": "chat"}
+    assert service["spec"]["ports"] == [{"name": "http", "port": 9001, "targetPort": 9001}]
+    assert "status" not in copy and "uid" not in copy["metadata"]
+
+
+def on_a_copy(place: Place) -> RestartableServer:
+    in_kubernetes(place)
+    return RestartableServer(
+        url="http://127.0.0.1:{port}", kubernetes="prod/chat", start_timeout_s=8
+    )
+
+
+@pytest.mark.slow
+def test_configurations_are_tried_on_a_copy_that_is_deleted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(kubernetes_copy, "free_port", lambda: port)
+    server = on_a_copy(place)
+    place.write(forwarded=port)
+    await_models(place)
+    lines: list[str] = []
+    _, driver = open_driver(server, place.folder, lines.append)
+    assert not place.state.get("copy")
+    with driver:
+        baseline = driver.configure([], place.log())
+        baseline.start()
+        assert baseline.url == f"http://127.0.0.1:{port}"
+        assert place.state["copy"]["service"]["kind"] == "Service"
+        driver.configure(["--max-num-seqs", "64"], place.log()).start()
+        with urllib.request.urlopen(f"{baseline.url}/v1/models") as reply:
+            assert "64" in json.load(reply)["arguments"]
+        with pytest.raises(CannotRun, match="no such weights"):
+            driver.configure(["--fail"], place.log()).start()
+        assert "delete" in (place.folder / "restore.sh").read_text()
+        assert place.arguments() == place.words[1:], "the original keeps serving"
+    assert place.state["copy"] is None
+    assert not (place.folder / "restore.sh").exists()
+    assert place.arguments() == place.words[1:]
+    assert not [row for row in place.calls("kubectl") if "patch" in row and "chat" in row]
+    assert any("was not changed" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_deployment_of_someone_else_is_not_taken_for_the_copy(place: Place) -> None:
+    server = on_a_copy(place)
+    other = {"workload": {"metadata": {"name": "chat-ridgeline", "generation": 1}}, "pods": []}
+    other["workload"]["spec"] = place.state["workload"]["spec"]  # type: ignore[index]
+    place.write(copy={**other, "pid": None})
+    _, driver = open_driver(server, place.folder, print)
+    with pytest.raises(CannotRun, match="not Ridgeline's"), driver:
+        pass
+    assert place.state["copy"] is not None
+
+
+def test_copy_is_addressed_by_its_service_in_the_cluster(place: Place) -> None:
+    in_kubernetes(place)
+    server = RestartableServer(url="http://{service}:8000", kubernetes="prod/chat")
+    command, _ = open_driver(server, place.folder, print)
+    assert command.url == "http://chat-ridgeline.prod:8000"
 
 
 # ---- jobs --------------------------------------------------------------------------------------

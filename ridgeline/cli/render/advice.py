@@ -12,6 +12,7 @@ from ridgeline.optimize.drivers.shell import shell_line
 from ridgeline.optimize.output import number_format
 from ridgeline.workflows.optimize.advise import AdvisedChange, ServerAdvice
 from ridgeline.workflows.optimize.dry_run import DryRun
+from ridgeline.workflows.optimize.watch import WatchReport
 
 
 def print_dry_run(console: Console, run: DryRun) -> None:
@@ -33,6 +34,40 @@ def print_dry_run(console: Console, run: DryRun) -> None:
         line(f"  {shell_line(command)}")
     if not run.restore:
         line("  nothing: the servers that it starts end with it")
+
+
+def print_watch(console: Console, report: WatchReport) -> None:
+    """The live traffic against the tuned one, and what would gain now."""
+    line, seen = partial(_line, console), report.seen
+    rate = "" if seen.rate is None else f", {number_format.rate(seen.rate)} req/s"
+    line(f"\n{report.url}: {seen.num_requests} requests in {report.duration_s:.0f} s{rate}", "bold")
+    for check in report.checks:
+        mark = "drifted" if check.drifted else "as tuned"
+        detail = check.note or (f"p = {check.p_value:.2g}" if check.p_value is not None else "")
+        line(f"  {check.part:16}{check.tuned:10.3g} → {check.seen:<10.3g}{mark:10}{detail}")
+    for part in report.missing:
+        line(f"  {part:16}not reported by this server", "dim")
+    if not report.drifted:
+        line("\nThe traffic is that which the server was tuned for.", "bold")
+        return
+    line("\nThe workload has drifted from the one that was tuned for.", "bold")
+    if report.capacity is not None:
+        share = "" if not seen.rate else f", and {seen.rate / report.capacity:.0%} of it is used"
+        capacity = number_format.rate(report.capacity)
+        line(f"  Predicted for this traffic: {capacity} req/s within {report.slo}{share}")
+    for number, change in enumerate(report.changes, 1):
+        low, high = change.predicted.low, change.predicted.high
+        lossy = ", lossy" if change.lossy else ""
+        line(
+            f"  {number}. you would gain ~{change.predicted.gain:.1f}x [{low:.1f}, {high:.1f}] by "
+            f"{change.label}{lossy}"
+        )
+        line(f"     flags    {shlex.join(change.flags)}")
+        line(f"     hurts    {change.hurts_when}", "dim")
+    if report.unranked:
+        line(f"  {report.unranked}")
+    line("\nProve it with:", "bold")
+    line(f"  {report.prove}")
 
 
 def print_advice(console: Console, advice: ServerAdvice) -> None:

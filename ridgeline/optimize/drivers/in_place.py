@@ -16,7 +16,7 @@ import msgspec
 
 from ridgeline.errors import CannotRun
 from ridgeline.optimize.drivers.base import Change, Progress, Report, ServerControl, Shell
-from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
+from ridgeline.optimize.drivers.restore_script import RestoreScript
 from ridgeline.optimize.drivers.server_process import ServerCommand, answers, models_url
 from ridgeline.optimize.drivers.shell import shell_line, sleep_unless_interrupted, uninterrupted
 
@@ -44,12 +44,11 @@ class InPlaceDriver:
         control: ServerControl,
         command: ServerCommand,
         readiness: Readiness,
-        folder: Path,
+        script: RestoreScript,
         report: Report,
     ) -> None:
         self._control, self._command, self._readiness = control, command, readiness
-        self._report = report
-        self._script = RestoreScript(folder / RESTORE_SCRIPT)
+        self._report, self._script = report, script
         self._current: tuple[str, ...] = ()  # flags that are applied; () is the former state
         self.num_starts = 1
 
@@ -100,7 +99,7 @@ class InPlaceDriver:
                 self._control.change(self._change(flags))
             else:
                 self._control.restore()
-            self._wait_ready()
+            self.wait_ready()
         except BaseException as error:
             self._write_log(log)
             restored = self._restore()
@@ -127,7 +126,8 @@ class InPlaceDriver:
     def _change(self, flags: Sequence[str]) -> Change:
         return Change(tuple(flags), tuple(self._command.words(flags, None)))
 
-    def _wait_ready(self, sleep: Callable[[float], None] = sleep_unless_interrupted) -> None:
+    def wait_ready(self, sleep: Callable[[float], None] = sleep_unless_interrupted) -> None:
+        """Wait until the last change is applied and the server answers. Raises CannotRun."""
         stop_s = time.monotonic() + self._readiness.timeout_s
         while True:
             progress = self._progress()
@@ -168,7 +168,7 @@ class InPlaceDriver:
         with uninterrupted(self._report):
             try:
                 self._control.restore()
-                self._wait_ready(time.sleep)
+                self.wait_ready(time.sleep)
             except Exception as error:
                 self._script.dismiss()
                 text = (

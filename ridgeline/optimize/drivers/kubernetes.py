@@ -59,8 +59,17 @@ class KubernetesWorkload:
     def name(self) -> str:
         return f"{self._kind}/{self._object} in namespace {self._namespace}"
 
+    @property
+    def parts(self) -> tuple[str, str, str, str]:
+        """Namespace, kind, name, and the server's container."""
+        return self._namespace, self._kind, self._object, self._container
+
+    def document(self) -> dict[str, Any]:
+        """The object as it is. Raises CannotRun."""
+        return self._get(self._kind, self._object)
+
     def read_command(self) -> tuple[str, ...]:
-        document = self._get(self._kind, self._object)
+        document = self.document()
         spec = document["spec"]
         if (spec.get("updateStrategy") or {}).get("type") == "OnDelete":
             raise CannotRun(

@@ -121,7 +121,7 @@ class Predictor:
 
     def forecast(self, incumbent: Settings, candidate: RungCandidate, rate: float) -> Forecast:
         """Simulate candidate and incumbent near the incumbent's best load."""
-        before, after = self._score(incumbent, rate), self._score(candidate.settings, rate)
+        before, after = self.score(incumbent, rate), self.score(candidate.settings, rate)
         if isinstance(before, str) or isinstance(after, str):
             problem = after if isinstance(after, str) else str(before)
             return Forecast(candidate=candidate, predicted=None, problem=problem)
@@ -164,7 +164,7 @@ class Predictor:
             f"but {_price(rung)} require {needed:.2f}x"
         )
 
-    def _score(self, settings: Settings, rate: float) -> float | str:
+    def score(self, settings: Settings, rate: float) -> float | str:
         """The simulated objective, or why it cannot be simulated."""
         if settings not in self._known:
             try:

@@ -15,8 +15,10 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload import ChatPrompt, LoadRequest, Workload, plain_chat
+from ridgeline.records.traffic import LengthProfile, TrafficProfile
 
 NUM_SAMPLES = 64  # requests that the workload's facts are taken from
+NUM_PROFILED = 256  # requests that its recorded shape is taken from
 NUM_CHECK_PROMPTS, CHECK_PROMPT_TOKENS = 4, 160
 BLOCK_TOKENS = 16
 
@@ -91,6 +93,16 @@ def workload_facts(sample: Sequence[LoadRequest]) -> dict[str, Value]:
         "mean_prompt_tokens": sum(len(prompt_of(request)) for request in sample) / len(sample),
         "mean_output_tokens": sum(request.max_tokens for request in sample) / len(sample),
     }
+
+
+def traffic_profile(sample: Sequence[LoadRequest]) -> TrafficProfile:
+    """The shape of a workload, which `ridgeline watch` compares with live traffic."""
+    return TrafficProfile(
+        num_requests=len(sample),
+        prompt=LengthProfile.of(tuple(len(prompt_of(request)) for request in sample)),
+        output=LengthProfile.of(tuple(request.max_tokens for request in sample)),
+        shared_share=shared_prompt_share(sample),
+    )
 
 
 def shared_prompt_share(sample: Sequence[LoadRequest]) -> float:

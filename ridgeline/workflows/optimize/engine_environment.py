@@ -27,9 +27,11 @@ from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
 from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
 from ridgeline.workflows.evaluate.heldout_text import heldout_windows, quality_tasks
 from ridgeline.workflows.load.tokenized_workload import (
+    NUM_PROFILED,
     TokenizedWorkload,
     check_prompts,
     sample_requests,
+    traffic_profile,
 )
 from ridgeline.workflows.optimize.calibrated_step_times import (
     CalibratedStepTimes,
@@ -69,6 +71,7 @@ def engine_environment(
         tasks=quality_tasks(tokenizer),
         make=weight_maker(tokenized, tokenizer),
         check_prompts=check_prompts(sample),
+        traffic=traffic_profile(list(tokenized.sample(NUM_PROFILED, 0))),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=spec.vocab_size,
     )

@@ -175,7 +175,11 @@ def server_recipe(
     `folder` receives what a driver writes while it applies configurations; `report` is called with
     lines about them. Raises BadInput, and CannotRun if the server's state cannot be read.
     """
-    base_url(server.url.replace("{port}", str(DEFAULT_PORT)).replace("{node}", "node"))
+    placeholders = {"{port}": str(DEFAULT_PORT), "{node}": "node", "{service}": "service"}
+    address = server.url
+    for name, value in placeholders.items():
+        address = address.replace(name, value)
+    base_url(address)
     command, driver = open_driver(server, folder, report)
     return ServerRecipe(
         command=command,

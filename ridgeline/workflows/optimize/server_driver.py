@@ -11,6 +11,7 @@ from ridgeline.config.rules import WAYS_TO_APPLY
 from ridgeline.errors import BadInput
 from ridgeline.optimize.drivers.base import Driver, Report, ServerControl
 from ridgeline.optimize.drivers.in_place import InPlaceDriver, Readiness
+from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import ProcessDriver, ServerCommand
 from ridgeline.optimize.external.server_flags import load_server_flags
 from ridgeline.workflows.evaluate.eval_command import check_command
@@ -22,7 +23,8 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     `restart_cmd`: a command line with `{flags}`; it and `url` both contain `{port}`, so that two
     configurations can run at once, or neither does. `apply_cmd`: a command that applies a
     configuration to the server that `server_cmd` describes. `docker`: a container. `kubernetes`:
-    NAMESPACE/NAME of a Deployment. `slurm`: a job script with `{flags}`; `url` may contain
+    NAMESPACE/NAME of a Deployment, which is changed in place, or copied if `url` has `{service}` or
+    `{port}`. `slurm`: a job script with `{flags}`; `url` may contain
     `{node}`. `ray`: the Serve configuration that is deployed. `ready_url`: answers once a
     configuration is up (None: the list of models). `server`: vllm, sglang, trtllm, tgi,
     llama-server or ridgeline; None means the one that the command line names. `num_devices`: what
@@ -57,7 +59,8 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
         if len(given) > 1:
             raise BadInput("two ways of applying a configuration", value=" and ".join(flags))
         if self.docker or self.kubernetes or self.ray or self.apply_cmd:
-            for placeholder in ("{port}", "{node}"):
+            refused = ["{node}"] if self.kubernetes else ["{port}", "{node}", "{service}"]
+            for placeholder in refused:
                 if placeholder in self.url:
                     raise BadInput(
                         f"--url has {placeholder}, but {flags[0]} changes the server at one "
@@ -83,10 +86,21 @@ def open_driver(
         script = SlurmScript(server.slurm)
         job = SlurmDriver(script, server.url, server.start_timeout_s, folder, report)
         return _command(server, script.command), job
+    readiness = Readiness(path_url=server.ready_url, timeout_s=server.start_timeout_s)
+    if server.kubernetes is not None and is_copied(server.url):
+        from ridgeline.optimize.drivers.kubernetes_copy import KubernetesCopyDriver
+
+        copy = KubernetesCopyDriver(server.kubernetes, server.url, readiness, folder, report)
+        return copy.command, copy
     control = _control(server, folder)
     command = _command(server, f"{shlex.join(control.read_command())} {{flags}}")
-    readiness = Readiness(path_url=server.ready_url, timeout_s=server.start_timeout_s)
-    return command, InPlaceDriver(control, command, readiness, folder, report)
+    restore = RestoreScript(folder / RESTORE_SCRIPT)
+    return command, InPlaceDriver(control, command, readiness, restore, report)
+
+
+def is_copied(url: str) -> bool:
+    """Whether an address asks for a copy of a Deployment: `{service}` or `{port}`."""
+    return "{service}" in url or "{port}" in url
 
 
 def read_server(

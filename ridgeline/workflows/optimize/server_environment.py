@@ -55,10 +55,12 @@ from ridgeline.workflows.configuration_costs import machine_facts
 from ridgeline.workflows.evaluate.eval_command import run_evaluation
 from ridgeline.workflows.evaluate.heldout_text import heldout_pieces, heldout_windows
 from ridgeline.workflows.load.tokenized_workload import (
+    NUM_PROFILED,
     TokenizedWorkload,
     check_prompts,
     sample_requests,
     shared_prompt_share,
+    traffic_profile,
     workload_facts,
 )
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe
@@ -101,6 +103,7 @@ def server_environment(
         served=_served_texts(recipe),
         evaluation=_user_evaluation(recipe),
         check_prompts=check_prompts(sample),
+        traffic=traffic_profile(list(tokenized.sample(NUM_PROFILED, 0))),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=vocab_size,
         start_description="starting the server with its command line unchanged",

@@ -1,0 +1,331 @@
+"""Watch the traffic of a tuned server: has it drifted, and which change would now gain?
+
+The live shape (lengths, rate, prefix sharing) comes from the server's metrics; no prompt is read.
+It is compared with the shape that `optimize` recorded. If it has drifted, the rungs are predicted
+again on the simulator, with the step times that the search measured and synthetic requests of the
+live shape. Nothing is applied, and no load is sent.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from ridgeline.config.improve import WatchOptions
+from ridgeline.config.settings import Settings
+from ridgeline.diagnose.drift import DriftCheck, drift
+from ridgeline.errors import BadInput, CannotRun, UserError
+from ridgeline.hardware.probe import probe
+from ridgeline.measure.client.http_target import authorization
+from ridgeline.measure.monitors.traffic import (
+    TrafficReading,
+    TrafficSample,
+    read_page,
+    traffic_between,
+)
+from ridgeline.measure.workload import parse_workload
+from ridgeline.measure.workload.synthetic import Synthetic
+from ridgeline.optimize.drivers.fixed_server import FixedServer
+from ridgeline.optimize.drivers.server_process import ServerCommand, models_url
+from ridgeline.optimize.environment import Environment, Load
+from ridgeline.optimize.external.inferred_steps import infer_steps
+from ridgeline.optimize.external.server_flags import server_flags_for
+from ridgeline.optimize.external.server_rungs import with_server_rungs
+from ridgeline.optimize.ladder import Ladder, candidates_of, load_default_ladder, unmet_need
+from ridgeline.optimize.ranking.predictor import Forecast, Predictor
+from ridgeline.optimize.result import GainPrediction, LadderResult
+from ridgeline.optimize.search_state import STATE_FILE, SavedSearch
+from ridgeline.records import Slo
+from ridgeline.records.progress import Observer, silent, stage
+from ridgeline.records.traffic import TrafficProfile
+from ridgeline.report.json_line import plain
+from ridgeline.report.result import Result
+from ridgeline.workflows.optimize.restartable_server import ServerRecipe
+
+WORTH_TELLING = 1.05  # predicted gain from which a change is named
+MAX_CHANGES = 5
+WINDOW_S, REQUESTS_PER_WINDOW, GRACE_S = 8.0, 20, 8.0  # of a simulated run
+NEARLY_FULL = 0.9  # of the predicted goodput
+PAGE_TIMEOUT_S = 10.0
+
+
+class WatchedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that is predicted to gain on the live traffic."""
+
+    label: str
+    lossy: bool
+    predicted: GainPrediction
+    flags: tuple[str, ...]
+    why: str
+    hurts_when: str
+
+
+class WatchReport(Result, frozen=True, kw_only=True):
+    """The live traffic against the tuned one, and what would gain now.
+
+    `capacity`: requests/s within the SLO that the present configuration is predicted to serve of
+    this traffic. `unranked`: why no change was predicted, if none was. `prove`: the command that
+    measures the changes.
+    """
+
+    url: str
+    tuned: TrafficProfile
+    seen: TrafficProfile
+    duration_s: float
+    checks: tuple[DriftCheck, ...]
+    missing: tuple[str, ...]
+    workload: str
+    slo: str
+    capacity: float | None
+    changes: tuple[WatchedChange, ...]
+    unranked: str
+    prove: str
+
+    @property
+    def drifted(self) -> bool:
+        """Whether any part of the shape is another than the one that was tuned for."""
+        return any(check.drifted for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dict(plain(self)), "drifted": self.drifted}
+
+
+class TunedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search left: its result, its state, and the command line that it found."""
+
+    ladder: LadderResult
+    command: str
+    saved: SavedSearch | None
+
+
+def watch(
+    options: WatchOptions,
+    *,
+    observer: Observer = silent,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> WatchReport:
+    """Sample the traffic, compare it with the tuned one, and rank changes if it has drifted.
+
+    Raises BadInput for a folder without a search of a server, CannotRun if there is no traffic to
+    read.
+    """
+    tuned = read_tuned(options.tuned)
+    before = tuned.ladder.traffic
+    if before is None:
+        raise BadInput(
+            "this result does not have the shape of its workload",
+            value=str(options.tuned),
+            fix="run `ridgeline optimize` again: results before 0.3 do not record it",
+        )
+    with stage(observer, f"reading {options.url}/metrics for {options.duration:.0f} s"):
+        sample = sample_traffic(options, clock, sleep)
+    checks = drift(before, sample)
+    workload = options.workload or workload_of(before, sample.profile)
+    slo = tuned.ladder.provenance.slo
+    capacity: float | None = None
+    changes: tuple[WatchedChange, ...] = ()
+    unranked = "the traffic is that which the server was tuned for"
+    if any(check.drifted for check in checks):
+        with stage(observer, "predicting every change on this traffic"):
+            try:
+                capacity, changes = _rank(tuned, options, workload)
+                unranked = "" if changes else "no change is predicted to gain"
+            except UserError as error:
+                unranked = str(error)
+    return WatchReport(
+        url=options.url,
+        tuned=before,
+        seen=sample.profile,
+        duration_s=sample.duration_s,
+        checks=checks,
+        missing=sample.missing,
+        workload=workload,
+        slo=slo,
+        capacity=capacity,
+        changes=changes,
+        unranked=unranked,
+        prove=prove_command(tuned, workload),
+    )
+
+
+def read_tuned(folder: Path) -> TunedFolder:
+    """The result of a search of a server. Raises BadInput."""
+    try:
+        ladder = msgspec.json.decode((folder / "ladder.json").read_bytes(), type=LadderResult)
+        script = (folder / "serve.sh").read_text(encoding="utf-8").splitlines()[-1]
+        state = folder / STATE_FILE
+        saved = None
+        if state.is_file():
+            saved = msgspec.json.decode(state.read_bytes(), type=SavedSearch)
+    except (OSError, IndexError, msgspec.MsgspecError) as error:
+        raise BadInput(
+            "the folder has no result of `ridgeline optimize --url`",
+            value=str(folder),
+            fix=str(error),
+        ) from None
+    return TunedFolder(ladder=ladder, command=script.removeprefix("exec "), saved=saved)
+
+
+def sample_traffic(
+    options: WatchOptions, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> TrafficSample:
+    """Read the metrics at every interval. Raises CannotRun without a request in the meantime."""
+    start_s = clock()
+    readings = [_read(options, clock)]
+    while clock() - start_s < options.duration:
+        sleep(min(options.interval, max(0.0, options.duration - (clock() - start_s))))
+        readings.append(_read(options, clock))
+    sample = traffic_between(readings)
+    if sample.profile.prompt is None and sample.profile.output is None:
+        raise CannotRun(
+            "no request finished while the metrics were read, or the server counts none",
+            value=f"{sample.duration_s:.0f} s of {options.url}",
+            fix="a longer --duration, at an hour with traffic",
+        )
+    return sample
+
+
+def _read(options: WatchOptions, clock: Callable[[], float]) -> TrafficReading:
+    address = models_url(options.url).removesuffix("/v1/models") + "/metrics"
+    request = urllib.request.Request(address, headers=authorization(options.api_key))
+    try:
+        with urllib.request.urlopen(request, timeout=PAGE_TIMEOUT_S) as reply:
+            page = reply.read().decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        what = "the server's metrics cannot be read"
+        raise CannotRun(what, value=address, fix=str(error)) from None
+    return read_page(page, clock())
+
+
+def workload_of(tuned: TrafficProfile, seen: TrafficProfile) -> str:
+    """The live shape as a synthetic workload; what the server does not report stays as tuned."""
+    prompt, output = seen.prompt or tuned.prompt, seen.output or tuned.output
+    assert prompt is not None and output is not None, "a recorded profile has both"
+    shared = seen.shared_share if seen.shared_share is not None else tuned.shared_share
+    num_prompt = max(1, round(prompt.mean))
+    cv = round(max(prompt.cv, output.cv), 1)
+    prefix = round((shared or 0.0) * num_prompt / 16) * 16
+    return Synthetic(
+        input=num_prompt,
+        output=max(1, round(output.mean)),
+        cv=cv,
+        prefix=min(prefix, num_prompt - 1),
+    ).name
+
+
+def prove_command(tuned: TunedFolder, workload: str) -> str:
+    """The search that measures the changes on the live shape, on a separate server."""
+    words = shlex.split(tuned.command)
+    url = "http://127.0.0.1:8000"
+    if "--port" in words[:-1]:
+        place = words.index("--port") + 1
+        words[place] = "{port}"
+        url = "http://127.0.0.1:{port}"
+    provenance = tuned.ladder.provenance
+    command = ["ridgeline", "optimize", provenance.model, "--url", url]
+    command += ["--restart-cmd", f"{shlex.join(words)} {{flags}}".replace("'{port}'", "{port}")]
+    command += ["--workload", workload, "--slo", provenance.slo]
+    return shlex.join([*command, "--budget", f"{max(5, round(provenance.budget_s / 60))}m"])
+
+
+# ---- ranking -----------------------------------------------------------------------------------
+
+
+def _rank(
+    tuned: TunedFolder, options: WatchOptions, workload: str
+) -> tuple[float | None, tuple[WatchedChange, ...]]:
+    """The predicted goodput of the present configuration, and the changes that beat it."""
+    if tuned.saved is None:
+        raise CannotRun(
+            "the search's measured steps are not in the folder, so nothing is predicted",
+            value=str(options.tuned / STATE_FILE),
+        )
+    provenance = tuned.ladder.provenance
+    recipe = _recipe(tuned, options)
+    start = recipe.start_settings(Settings(model=provenance.model))
+    with TemporaryDirectory(prefix="ridgeline-watch-") as folder:
+        from ridgeline.workflows.optimize.server_environment import server_environment
+
+        environment = server_environment(
+            start, parse_workload(workload), probe(), recipe, Path(folder)
+        )
+    _learn(environment, tuned, start)
+    ladder = with_server_rungs(load_default_ladder(), recipe.flags, options.gpus)
+    predictor = Predictor(
+        environment.simulator,
+        Slo.parse(provenance.slo),
+        provenance.objective,  # type: ignore[arg-type]  # written by a search
+        ladder.weights,
+        lambda rate: _load(rate, provenance.seed),
+    )
+    rate = max(1e-3, tuned.ladder.final.measured.goodput_req_s)
+    capacity = predictor.score(start, rate)
+    forecasts = _forecasts(ladder, environment, predictor, start, rate)
+    changes = [_change(forecast, recipe, start) for forecast in forecasts]
+    return capacity if isinstance(capacity, float) else None, tuple(changes[:MAX_CHANGES])
+
+
+def _recipe(tuned: TunedFolder, options: WatchOptions) -> ServerRecipe:
+    command = ServerCommand(url=options.url, command=f"{tuned.command} {{flags}}")
+    return ServerRecipe(
+        command=command,
+        flags=server_flags_for(tuned.command),
+        driver=FixedServer(options.url),
+        num_devices=options.gpus,
+        api_key=options.api_key,
+    )
+
+
+def _learn(environment: Environment, tuned: TunedFolder, start: Settings) -> None:
+    """Step times of the tuned configuration, as its search measured them."""
+    assert tuned.saved is not None and tuned.ladder.traffic is not None
+    shared = tuned.ladder.traffic.shared_share or 0.0
+    for judged in tuned.saved.incumbent.runs:
+        environment.simulator.learn(start, infer_steps(judged.trace, start, shared_share=shared))
+
+
+def _load(rate: float, seed: int) -> Load:
+    window_s = max(WINDOW_S, REQUESTS_PER_WINDOW / rate)
+    return Load(rate=rate, seed=seed, window_s=window_s, grace_s=GRACE_S)
+
+
+def _forecasts(
+    ladder: Ladder, environment: Environment, predictor: Predictor, start: Settings, rate: float
+) -> list[Forecast]:
+    """The best variant of every rung that is predicted to gain, largest first."""
+    facts = {**environment.facts, **msgspec.structs.asdict(start)}
+    best = []
+    for rung in ladder.rungs:
+        if unmet_need(rung, facts) is not None:
+            continue
+        known = [
+            forecast
+            for candidate in candidates_of(rung, start, {})
+            if (forecast := predictor.forecast(start, candidate, rate)).predicted is not None
+            and not forecast.predicted.note
+        ]
+        if known:
+            best.append(max(known, key=lambda forecast: forecast.predicted_gain))
+    gaining = [forecast for forecast in best if forecast.predicted_gain > WORTH_TELLING]
+    return sorted(gaining, key=lambda forecast: -forecast.predicted_gain)
+
+
+def _change(forecast: Forecast, recipe: ServerRecipe, start: Settings) -> WatchedChange:
+    candidate = forecast.candidate
+    assert forecast.predicted is not None
+    return WatchedChange(
+        label=candidate.label,
+        lossy=candidate.rung.honesty == "lossy",
+        predicted=forecast.predicted,
+        flags=tuple(recipe.flags.words(candidate.settings, start)),
+        why=candidate.rung.why,
+        hurts_when=candidate.rung.hurts_when,
+    )

@@ -1,0 +1,86 @@
+"""A planted fault is found, repaired and kept through each driver that changes a server in place.
+
+The server has too few slots, and a step of it takes as long for one sequence as for many. Each
+search takes two minutes, so the suite runs the copy of a Deployment only; RIDGELINE_DRIVERS=all
+runs the script, the container and the Deployment in place, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.optimize.drivers import kubernetes_copy
+from ridgeline.optimize.drivers.server_process import free_port
+from ridgeline.workflows.optimize import optimize as workflow
+from ridgeline.workflows.optimize.server_driver import RestartableServer
+from tests.hardware.test_hardware_doctor import MACHINE
+from tests.optimize.test_drivers import (
+    Make,
+    Place,
+    await_models,
+    by_script,
+    in_docker,
+    in_kubernetes,
+    on_a_copy,
+    place,
+)
+
+__all__ = ["place"]
+
+LADDER = """
+[[rung]]
+id = "slots"
+title = "More slots"
+technique = "continuous-batching"
+variants = [{ max_num_seqs = 32 }]
+honesty = "exact"
+term = "sequences per step"
+risk = 0
+complexity = 0
+why = "More slots shorten the queue."
+hurts_when = "Each step takes longer."
+"""
+WAYS = {"apply_cmd": "--apply-cmd", "docker": "--docker", "kubernetes": "--kubernetes"}
+
+
+def arguments(server: RestartableServer, folder: Path) -> list[str]:
+    ladder = folder / "ladder.toml"
+    ladder.write_text(LADDER)
+    [way] = [name for name in WAYS if getattr(server, name) is not None]
+    words = ["optimize", "demo", "--url", server.url, WAYS[way], getattr(server, way)]
+    if server.server_cmd is not None:
+        words += ["--server-cmd", server.server_cmd]
+    words += ["--ladder", str(ladder), "--workload", "synthetic:input=16,output=6"]
+    words += ["--slo", "ttft:900 tpot:300", "--budget", "240s", "--shared-machine"]
+    return [*words, "--output", str(folder / "out")]
+
+
+IN_PLACE = [by_script, in_docker, in_kubernetes] if os.environ.get("RIDGELINE_DRIVERS") else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [*IN_PLACE, on_a_copy])
+def test_planted_fault_is_repaired_and_kept_through_a_driver(
+    place: Place, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow, "probe", lambda: MACHINE)
+    if make is on_a_copy:
+        port = free_port()
+        monkeypatch.setattr(kubernetes_copy, "free_port", lambda: port)
+    server = make(place)
+    if make is on_a_copy:
+        place.write(forwarded=port)
+    await_models(place)
+    former = place.arguments()
+    assert main(arguments(server, place.folder)) == 0
+    result = json.loads((place.folder / "out" / "ladder.json").read_text())
+    kept = [trial for trial in result["trials"] if trial["verdict"] == "kept"]
+    assert kept, [(trial["verdict"], trial["reason"]) for trial in result["trials"]]
+    assert result["total"]["low"] > 1.5
+    assert "--max-num-seqs" in (place.folder / "out" / "serve.sh").read_text()
+    assert place.arguments() == former, "the former configuration is restored"
