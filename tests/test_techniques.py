@@ -48,7 +48,7 @@ def test_a_page_says_what_its_row_says(row: dict[str, str]) -> None:
 
 
 def test_every_method_has_a_page() -> None:
-    pages = {Path(row["page"]).stem for row in ROWS if "page" in row}
+    pages = {Path(row["page"]).stem for row in ROWS if "/quantise/" in row.get("page", "")}
     folder = {path.stem for path in (ROOT / "docs" / "guides" / "quantise").glob("*.md")}
     others = {"rotation", "mixed", "nf4", "fp8", "tables", "kv-cache", "activations"}
     assert {*METHODS, *others} == pages
