@@ -258,6 +258,15 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_lora_rank: Annotated[int, About("Maximum rank of an adapter.", unit=COUNT, since="0.3")] = (
         16
     )
+    context_parallel_size: Annotated[
+        int,
+        About(
+            "Processes that the positions of long prompts are spread over: 1 only, so far.",
+            unit=COUNT,
+            range=RANKS,
+            panel=PARALLELISM,
+        ),
+    ] = 1
     thread_plan: Annotated[
         Literal["fixed", "auto"],
         About("auto measures the best numbers of threads when the engine opens.", panel=EXECUTION),
@@ -406,6 +415,7 @@ class EngineSettings(TypedDict, total=False):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     expert_parallel_size: int
+    context_parallel_size: int
     enable_lora: bool
     lora_modules: tuple[str, ...]
     max_loras: int

@@ -38,6 +38,9 @@ WORKER_MODULE = "ridgeline.engine.parallel.worker"
 END_S = 5.0
 """Seconds that a worker gets to end by itself."""
 
+SETTLE_S = 2.0
+"""Seconds in which all ranks but the one that is the cause report that they lost it."""
+
 OnFailure = Callable[[RankFailed], None]
 
 
@@ -77,6 +80,7 @@ class RankGroup:
         self._failure: RankFailed | None = None
         self._on_failure: OnFailure | None = None
         self._closing = False
+        self._unheard: dict[socket.socket, _Worker] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._watcher = threading.Thread(
             target=self._watch_workers, name="ridgeline-ranks", daemon=True
@@ -109,6 +113,7 @@ class RankGroup:
             if not isinstance(report, Loaded):
                 raise worker.error(report)
             num_bytes += report.nbytes
+        self._unheard = {worker.channel.socket: worker for worker in self._workers}
         self._watcher.start()
         return num_bytes
 
@@ -153,14 +158,34 @@ class RankGroup:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch_workers(self) -> None:
-        """Wait until a worker reports a fault or ends."""
-        sockets = {worker.channel.socket: worker for worker in self._workers}
-        ready, _, _ = select.select(list(sockets), [], [])
-        with self._lock:
-            if self._closing:
+        """Wait until a worker reports a fault or ends, and find out which one is the cause.
+
+        The others fail as well, for want of its answers, and report that they lost it.
+        """
+        until_s: float | None = None
+        while self._unheard:
+            wait_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            ready, _, _ = select.select(list(self._unheard), [], [], wait_s)
+            with self._lock:
+                if self._closing:
+                    return
+            if not ready:
+                self._fail(self._silence())
                 return
-        worker = sockets[ready[0]]
-        self._fail(worker.failure(worker.report()))
+            worker = self._unheard.pop(ready[0])
+            report = worker.report()
+            if not (isinstance(report, Fault) and report.kind == RankFailed.__name__):
+                self._fail(worker.failure(report))
+                return
+            until_s = until_s or time.monotonic() + SETTLE_S
+            lost = worker.failure(report)
+        self._fail(lost)
+
+    def _silence(self) -> RankFailed:
+        """The failure of those that neither report nor end."""
+        ranks = [str(worker.rank) for worker in self._unheard.values()]
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks)}"
+        return RankFailed(f"{who} did not answer within {self.config.timeout_s:g} s")
 
     def _fail(self, failure: RankFailed) -> None:
         with self._lock:
@@ -175,11 +200,9 @@ class RankGroup:
     def _failed_because(self, error: Exception) -> RankFailed:
         """Give the watcher a moment to find out which worker it was."""
         self._watcher.join(END_S)
-        if self._failure is not None:
-            return self._failure
-        failure = error if isinstance(error, RankFailed) else RankFailed(str(error))
-        self._fail(failure)
-        return failure
+        if self._failure is None:
+            self._fail(self._silence() if self._unheard else RankFailed(str(error)))
+        return self._failure or RankFailed(str(error))
 
 
 class _Worker:

@@ -110,7 +110,10 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault"):
-    """A worker ends because of an error. `kind` is the class of a UserError, or empty."""
+    """A worker ends because of an error.
+
+    `kind` is the class of a UserError, "RankFailed" where it lost another rank, or empty.
+    """
 
     text: str
     kind: str = ""

@@ -25,6 +25,13 @@ def check_parallelism(
 ) -> None:
     """Check the layout, and state it in `why`. Raises CannotRun."""
     sizes = parallel_sizes(settings)
+    if settings.context_parallel_size > 1:
+        raise CannotRun(
+            "the positions of a prompt are not divided over processes",
+            value=f"--context-parallel-size {settings.context_parallel_size}",
+            limit="1",
+            fix="use --tensor-parallel-size, which divides the heads and their cache",
+        )
     if sizes.num_ranks == 1:
         return
     if device.type != "cpu":

@@ -40,13 +40,11 @@ def main(descriptor: int) -> int:
     threading.Thread(target=_end_with_rank_0, args=(channel.socket,), daemon=True).start()
     try:
         serve(config, channel)
-    except RankFailed:
-        return 1  # another rank is the cause, and reports it
     except BaseException as error:
-        is_users = isinstance(error, UserError)
-        text = str(error) if is_users else f"{type(error).__name__}: {error}"
+        is_ours = isinstance(error, UserError | RankFailed)
+        text = str(error) if is_ours else f"{type(error).__name__}: {error}"
         with suppress(OSError):
-            channel.send(Fault(text, type(error).__name__ if is_users else ""))
+            channel.send(Fault(text, type(error).__name__ if is_ours else ""))
         return 1
     return 0
 

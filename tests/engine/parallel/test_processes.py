@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.parallel.collectives import GlooCollectives
 from ridgeline.engine.parallel.group import RankGroup
-from ridgeline.errors import BadModel, EngineUnavailable
+from ridgeline.engine.parallel.rank import load_model
+from ridgeline.engine.parallel.runner import make_runner
+from ridgeline.errors import BadModel, EngineUnavailable, RankFailed
 from ridgeline.modelspec.shard import ParallelSizes
 from ridgeline.records import Failed, Sampling
 from ridgeline.records.request import OutputGrammar
@@ -93,6 +96,24 @@ def test_worker_that_cannot_load_reports_its_error() -> None:
             group.wait_until_loaded()
     finally:
         group.close()
+
+
+def test_rank_that_does_not_answer_is_named() -> None:
+    group = RankGroup(config_of("demo", ParallelSizes(tensor=2), timeout_s=2.0))
+    try:
+        collectives = GlooCollectives(group.config.shard, group.config.timeout_s)
+        model = load_model(group.config, collectives)
+        group.wait_until_loaded()
+        collectives.connect(group.store)
+        runner = make_runner(model, group, None, None, None)
+        assert runner.logits([1, 2, 3]).isfinite().all()
+        os.kill(group.pids[0], signal.SIGSTOP)
+        with pytest.raises(RankFailed, match="rank 1 did not answer within 2 s"):
+            runner.logits([1, 2, 3])
+    finally:
+        group.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(group.pids[0], 0)
 
 
 def test_a_killed_worker_ends_every_request_and_the_engine(two: Engine) -> None:
