@@ -36,6 +36,7 @@ from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Inbox, Sink
 from ridgeline.engine.eviction.requirements import check_kv_eviction
+from ridgeline.engine.parallel.resolve import check_eviction
 from ridgeline.engine.profiling.step_stats import StepTotals
 from ridgeline.engine.request_tokens import with_token_ids
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
@@ -408,6 +409,7 @@ class Engine:
         if policy is None:
             return sampling
         check_kv_eviction(policy, used.spec, used.speculative_config, has_prediction)
+        check_eviction(policy, used.parallel_sizes)
         return msgspec.structs.replace(sampling, kv_eviction=policy)
 
     def _registry_of_adapters(self) -> AdapterRegistry:

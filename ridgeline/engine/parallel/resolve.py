@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.config.settings import PlainSettings
+from ridgeline.config.settings import PlainSettings, Settings
 from ridgeline.engine.execution.layers import choose
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.shard import ParallelSizes, check_sizes
+from ridgeline.records import KvEviction
 
 
 def parallel_sizes(settings: PlainSettings) -> ParallelSizes:
@@ -21,7 +22,7 @@ def parallel_sizes(settings: PlainSettings) -> ParallelSizes:
 
 
 def check_parallelism(
-    settings: PlainSettings, spec: ModelSpec, device: torch.device, why: dict[str, str]
+    settings: Settings, spec: ModelSpec, device: torch.device, why: dict[str, str]
 ) -> None:
     """Check the layout, and state it in `why`. Raises CannotRun."""
     sizes = parallel_sizes(settings)
@@ -40,10 +41,27 @@ def check_parallelism(
             value=f"{sizes} on {device}",
             fix="use --device cpu, or one process",
         )
+    if settings.enable_lora:
+        raise CannotRun(
+            "--enable-lora works with one process, which holds whole layers",
+            value=str(sizes),
+            fix="leave one of them out",
+        )
+    check_eviction(settings.kv_eviction_config, sizes)
     check_sizes(spec, sizes)
     for name in ("tensor", "pipeline", "expert"):
         if getattr(sizes, name) > 1:
             why[f"{name}_parallel_size"] = f"as requested: {sizes.num_ranks} processes"
+
+
+def check_eviction(policy: KvEviction | None, sizes: ParallelSizes) -> None:
+    """Raise CannotRun if `policy` evicts keys and values that several ranks hold."""
+    if sizes.num_ranks > 1 and policy is not None and policy.evicts:
+        raise CannotRun(
+            "KV eviction works with one process, which holds the whole KV cache",
+            value=f"{policy.method} on {sizes}",
+            fix="leave KV eviction out, or use one process",
+        )
 
 
 def choose_rank_layers(

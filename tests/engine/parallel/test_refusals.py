@@ -1,0 +1,42 @@
+"""What several processes cannot do is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.config import resolve
+from ridgeline.errors import CannotRun
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"context_parallel_size": 2}, "positions of a prompt"),
+        ({"tensor_parallel_size": 2, "enable_lora": True}, "--enable-lora works with one process"),
+        (
+            {
+                "pipeline_parallel_size": 2,
+                "kv_eviction_config": {"method": "streaming", "budget": 128},
+            },
+            "KV eviction works with one process",
+        ),
+        ({"expert_parallel_size": 2}, "no experts"),
+        ({"tensor_parallel_size": 2, "layer_backend": "compiled"}, "native segments or torch"),
+        ({"tensor_parallel_size": 2, "quantization": "int8", "layer_backend": "native"}, "agree"),
+        ({"tensor_parallel_size": 64}, "heads"),
+    ],
+)
+def test_combination_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CannotRun, match=words):
+        resolve(settings_from({"model": "demo", **changes}))
+
+
+def test_ranks_share_the_threads_and_hold_the_same_blocks() -> None:
+    settings: dict[str, Any] = {"model": "demo", "kv_cache_memory_bytes": 16 << 20}
+    one = resolve(settings_from(settings))
+    two = resolve(settings_from({**settings, "tensor_parallel_size": 2}))
+    assert two.num_threads == max(1, one.num_threads // 2)
+    assert two.num_blocks == one.num_blocks
