@@ -7,8 +7,8 @@ Every window is used once before any is used twice. Weights, moments and the los
 checkpointed next to the output; after an interruption the same command continues there and produces
 the same student, because the windows of a step depend only on seed and step.
 
-When it loses: with less text than millions of tokens, and against 4-bit weights of the teacher; see
-the guide's table.
+When it loses: with less text than millions of tokens. A student that reads a few thousand learns
+that text and answers worse elsewhere.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ whole set).
 Invariant: without compensation the result computes what the original computes with the removed
 channels and heads set to zero, and with the removed layers skipped.
 
-When it loses: at equal bytes against 4-bit weights, nearly always; see the guide's table. Repair by
-distillation is a must above a tenth of the layers.
+When it loses: against 8-bit weights of the whole model, which take fewer bytes and lose less
+(SmolLM2: perplexity 13.32, in INT8 13.65, without a quarter of the channels 18.21).
 
 Shape suffixes: O outputs, I inputs, K kept inputs, G KV heads, T tokens, C hidden_size.
 """
