@@ -79,6 +79,7 @@ RARE = frozenset(
         *("max_num_connections", "shutdown_timeout_s", "batch_store_max_bytes", "batch_window"),
         *("default_slo_class", "allowed_origins", "requests_per_minute", "tokens_per_minute"),
         *("speed", "acceptance", "generation_config", "warm_prompts"),
+        *("response_cache_size", "response_cache_ttl"),
         # of a load
         *("endpoint", "ignore_eos", "stream", "timeout_s", "burstiness", "replay_speed"),
         *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "duration_s", "prefix_len"),

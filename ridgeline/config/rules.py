@@ -177,6 +177,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("speed", ("twin",)),
         Needs("acceptance", ("twin",)),
         Needs("batch_window", ("batch_store",)),
+        Needs("response_cache_ttl", ("response_cache_size",)),
         Needs("batch_store_max_bytes", ("batch_store",)),
     ),
 }

@@ -190,6 +190,18 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             unset="none",
         ),
     ] = None
+    response_cache_size: Annotated[
+        int | None,
+        About(
+            "Memory for answers that are given again to the same greedy or seeded request.",
+            unit=BYTES,
+            unset="off",
+        ),
+    ] = None
+    response_cache_ttl: Annotated[
+        float,
+        About("Time for which such an answer is kept.", unit=DURATION, range=NON_NEGATIVE_SECONDS),
+    ] = 3600.0
     batch_store: Annotated[
         str | None,
         About(

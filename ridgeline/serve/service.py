@@ -10,6 +10,7 @@ from typing import Annotated
 from weakref import WeakSet
 
 from fastapi import Depends, Request
+from msgspec.structs import replace
 
 from ridgeline.config.server import ServerOptions
 from ridgeline.records import Sampling, Slo
@@ -40,8 +41,13 @@ from ridgeline.serve.generation.resume import (
     StreamIdentity,
     draw_seed,
 )
-from ridgeline.serve.generation.stream import MAX_UNREAD_CHARS, ResponseStream
+from ridgeline.serve.generation.stream import MAX_UNREAD_CHARS, EventSource, ResponseStream
 from ridgeline.serve.metrics.registry import Metrics
+from ridgeline.serve.response_cache.cache import ResponseCache, response_key
+from ridgeline.serve.response_cache.replay import AnswerRecorder, AnswerReplay
+
+RESPONSE_CACHE_HEADER = "x-ridgeline-response-cache"
+"""Says "hit" where an answer was stored, "miss" where it may be from now on."""
 
 
 class Service:
@@ -73,6 +79,12 @@ class Service:
         self.budgets = KeyBudgets(self.keys, options.requests_per_minute, options.tokens_per_minute)
         self.created = int(time.time())
         self.has_batches = self.is_warmed = False
+        self.response_cache: ResponseCache | None = None
+        if options.response_cache_size is not None:
+            self.response_cache = ResponseCache(
+                options.response_cache_size, options.response_cache_ttl, now
+            )
+            self.metrics.register_response_cache(self.response_cache)
         self.health_checks: list[Callable[[], str | None]] = [self._engine_fault]
         self._streams: WeakSet[ResponseStream] = WeakSet()
 
@@ -147,8 +159,11 @@ class Service:
             adapter="" if options.model in (None, self.name) else str(options.model),
             cache=options.cache,
         )
+        source, cache_header = self._source_of(request)
+        if cache_header:
+            request = replace(request, headers={**request.headers, **cache_header})
         stream = ResponseStream(
-            self.engine,
+            source,
             request,
             self.metrics,
             interval=self.options.stream_interval if streamed else math.inf,
@@ -156,6 +171,19 @@ class Service:
         )
         self._streams.add(stream)
         return stream
+
+    def _source_of(self, request: GenerationRequest) -> tuple[EventSource, dict[str, str]]:
+        """What generates the answer, and the header that says whether it was stored."""
+        cache = self.response_cache
+        key = response_key(request, self.name) if cache is not None else None
+        if cache is None or key is None:
+            return self.engine, {}
+        answer = cache.find(key)
+        if answer is not None:
+            return AnswerReplay(answer, self.metrics.now), {RESPONSE_CACHE_HEADER: "hit"}
+        tenant = request.scheduling.tenant
+        recorder = AnswerRecorder(self.engine, cache, key, tenant, len(request.prompts))
+        return recorder, {RESPONSE_CACHE_HEADER: "miss"}
 
     def charge_request(self, caller: Caller) -> None:
         """Charge a request to a key before its body is read; ApiError 429 if it is over budget."""

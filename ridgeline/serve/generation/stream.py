@@ -6,11 +6,21 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 
-from ridgeline.records import Event, Failed, Finished, Started, Token, Usage, prediction_totals
-from ridgeline.serve.engine_protocol import ServedEngine
+from ridgeline.records import (
+    Event,
+    Failed,
+    Finished,
+    Sampling,
+    Started,
+    Token,
+    Usage,
+    prediction_totals,
+)
+from ridgeline.serve.engine_protocol import EventSink
 from ridgeline.serve.errors import ApiError, failure_error
 from ridgeline.serve.generation.ids import new_id
 from ridgeline.serve.generation.request import GenerationRequest
@@ -18,6 +28,22 @@ from ridgeline.serve.metrics.registry import Metrics
 
 MAX_UNREAD_CHARS = 1 << 20
 """Text that may wait for a client that reads slower than the engine generates."""
+
+
+class EventSource(Protocol):
+    """Generates the events of a request: an engine, or a stored answer."""
+
+    async def listen(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        sink: EventSink,
+        *,
+        timeout_s: float | None = None,
+        **terms: Any,
+    ) -> Callable[[], None]:
+        """As `ServedEngine.listen`."""
+        ...
 
 
 class ChoiceUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +83,7 @@ class ResponseStream:
 
     def __init__(
         self,
-        engine: ServedEngine,
+        engine: EventSource,
         request: GenerationRequest,
         metrics: Metrics,
         *,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,7 +22,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.records import FinishReason, Sampling, Slo
@@ -82,6 +82,31 @@ _SLO_COUNTERS = {
         ("model_name", "slo_class", "why"),
     ),
 }
+
+
+class CountedCache(Protocol):
+    """A cache of answers that counts."""
+
+    num_hits: int
+    num_misses: int
+    num_bytes: int
+
+
+class _ResponseCacheCollector(Collector):
+    def __init__(self, cache: CountedCache, model_name: str) -> None:
+        self._cache, self._model_name = cache, model_name
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Requests that the cache of answers could have answered, by whether it did."
+        labels = ["model_name", "result"]
+        counter = CounterMetricFamily("ridgeline_response_cache", text, labels=labels)
+        counter.add_metric([self._model_name, "hit"], self._cache.num_hits)
+        counter.add_metric([self._model_name, "miss"], self._cache.num_misses)
+        yield counter
+        text = "Size of the cache of answers."
+        gauge = GaugeMetricFamily("ridgeline_response_cache_bytes", text, labels=["model_name"])
+        gauge.add_metric([self._model_name], self._cache.num_bytes)
+        yield gauge
 
 
 class Metrics:
@@ -144,6 +169,10 @@ class Metrics:
         self.registry.register(EngineCollector(engine, model_name, peaks, slo_classes))
         if price_per_hour is not None:
             self._register_cost(price_per_hour)
+
+    def register_response_cache(self, cache: CountedCache) -> None:
+        """Report the hits, misses and size of the cache of answers."""
+        self.registry.register(_ResponseCacheCollector(cache, self.model_name))
 
     def _start_at_zero(self, slo_classes: Mapping[str, Slo]) -> None:
         """Create every labelled series: a rate over a series that does not exist yet is empty,

@@ -1,0 +1,1 @@
+"""Answers that are given again to the same request."""

@@ -1,0 +1,92 @@
+"""Sources of events in the place of the engine: one that gives an answer again, one that records.
+
+A replayed answer goes the way of any other: it is charged, counted, and streamed token by token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from msgspec.structs import replace
+
+from ridgeline.records import Event, Finished, Sampling, Started
+from ridgeline.serve.engine_protocol import EventSink, ServedEngine
+from ridgeline.serve.response_cache.cache import ResponseCache, StoredAnswer, is_whole
+
+
+class AnswerReplay:
+    """Gives the events of a stored answer again, prompt by prompt in the order of `listen`."""
+
+    def __init__(self, answer: StoredAnswer, now: Callable[[], float]) -> None:
+        self._answer, self._now, self._num_prompts = answer, now, 0
+
+    async def listen(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        sink: EventSink,
+        *,
+        timeout_s: float | None = None,
+        **terms: Any,
+    ) -> Callable[[], None]:
+        """As `ServedEngine.listen`; the whole prompt counts as cached."""
+        events = self._answer.events_of(self._num_prompts)
+        self._num_prompts += 1
+        request_id, num_tokens = str(terms["request_id"]), len(prompt)
+        task = asyncio.create_task(self._deliver(events, request_id, num_tokens, sink))
+        return lambda: None if task.done() else _cancel(task)
+
+    async def _deliver(
+        self, events: Sequence[Event], request_id: str, num_tokens: int, sink: EventSink
+    ) -> None:
+        step: list[Event] = []
+        for event, following in zip_longest(events, events[1:]):
+            own = replace(event, request_id=request_id, at_s=self._now())
+            if isinstance(own, Started):
+                own = replace(own, cached_tokens=num_tokens, pinned_tokens=0)
+            step.append(own)
+            if not isinstance(following, Finished):  # an end comes with its last token
+                sink(step)
+                step = []
+                await asyncio.sleep(0)  # the consumer sends these before the next
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+class AnswerRecorder:
+    """Passes a request to the engine, and stores its answer when all of its prompts have ended."""
+
+    def __init__(
+        self, engine: ServedEngine, cache: ResponseCache, key: bytes, tenant: str, num_prompts: int
+    ) -> None:
+        self._engine, self._cache, self._key, self._tenant = engine, cache, key, tenant
+        self._events: list[list[Event]] = []
+        self._num_open = num_prompts
+
+    async def listen(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        sink: EventSink,
+        *,
+        timeout_s: float | None = None,
+        **terms: Any,
+    ) -> Callable[[], None]:
+        """As `ServedEngine.listen`."""
+        own: list[Event] = []
+        self._events.append(own)
+
+        def record(events: Sequence[Event]) -> None:
+            own.extend(events)
+            sink(events)
+            if is_whole(own, sampling.n):
+                self._num_open -= 1
+                if not self._num_open:
+                    self._cache.store(self._key, self._tenant, self._events)
+
+        return await self._engine.listen(prompt, sampling, record, timeout_s=timeout_s, **terms)
