@@ -159,9 +159,7 @@ class Service:
             adapter="" if options.model in (None, self.name) else str(options.model),
             cache=options.cache,
         )
-        source, cache_header = self._source_of(request)
-        if cache_header:
-            request = replace(request, headers={**request.headers, **cache_header})
+        source, request = self._source_of(request)
         stream = ResponseStream(
             source,
             request,
@@ -172,18 +170,20 @@ class Service:
         self._streams.add(stream)
         return stream
 
-    def _source_of(self, request: GenerationRequest) -> tuple[EventSource, dict[str, str]]:
-        """What generates the answer, and the header that says whether it was stored."""
+    def _source_of(self, request: GenerationRequest) -> tuple[EventSource, GenerationRequest]:
+        """What generates the answer, and the request with the header that says so."""
         cache = self.response_cache
         key = response_key(request, self.name) if cache is not None else None
         if cache is None or key is None:
-            return self.engine, {}
-        answer = cache.find(key)
+            return self.engine, request
+        source: EventSource
+        answer, tenant = cache.find(key), request.scheduling.tenant
         if answer is not None:
-            return AnswerReplay(answer, self.metrics.now), {RESPONSE_CACHE_HEADER: "hit"}
-        tenant = request.scheduling.tenant
-        recorder = AnswerRecorder(self.engine, cache, key, tenant, len(request.prompts))
-        return recorder, {RESPONSE_CACHE_HEADER: "miss"}
+            source = AnswerReplay(answer, self.metrics.now)
+        else:
+            source = AnswerRecorder(self.engine, cache, key, tenant, len(request.prompts))
+        result = {RESPONSE_CACHE_HEADER: "miss" if answer is None else "hit"}
+        return source, replace(request, headers={**request.headers, **result})
 
     def charge_request(self, caller: Caller) -> None:
         """Charge a request to a key before its body is read; ApiError 429 if it is over budget."""

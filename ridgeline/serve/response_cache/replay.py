@@ -37,7 +37,11 @@ class AnswerReplay:
         self._num_prompts += 1
         request_id, num_tokens = str(terms["request_id"]), len(prompt)
         task = asyncio.create_task(self._deliver(events, request_id, num_tokens, sink))
-        return lambda: None if task.done() else _cancel(task)
+
+        def leave() -> None:
+            task.cancel()
+
+        return leave
 
     async def _deliver(
         self, events: Sequence[Event], request_id: str, num_tokens: int, sink: EventSink
@@ -52,10 +56,6 @@ class AnswerReplay:
                 sink(step)
                 step = []
                 await asyncio.sleep(0)  # the consumer sends these before the next
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
 
 
 class AnswerRecorder:
