@@ -73,7 +73,9 @@ RARE = frozenset(
         *("prefix_pin_share", "kv_tier_memory", "kv_tier_dir", "kv_tier_size", "kv_tier_url"),
         *("batching", "batch_wait_ms", "background_tokens", "max_num_queued_reqs", "slo_throttle"),
         *("max_num_queued_tokens", "thread_plan", "block_size", "max_num_batched_tokens"),
-        *("attention_backend", "layer_backend", "num_threads_decode"),
+        *("attention_backend", "layer_backend", "num_threads_decode", "kv_eviction_config"),
+        *("lora_modules", "max_loras", "max_lora_rank"),
+        *("pipeline_parallel_size", "expert_parallel_size"),
         # of the server
         *("enable_per_request_metrics", "stream_interval", "max_body_bytes", "admin_port"),
         *("max_num_connections", "shutdown_timeout_s", "batch_store_max_bytes", "batch_window"),
@@ -87,7 +89,7 @@ RARE = frozenset(
         *("layout", "log", "trace", "price_per_hour"),
         # of an optimisation
         *("ready_url", "start_timeout", "dry_run", "shared_machine", "slurm", "ray", "calibration"),
-        *("eval_margin", "server_cmd", "ladder", "resume", "served_model_name"),
+        *("eval_margin", "server_cmd", "ladder", "resume", "served_model_name", "server"),
         *("kv_cache_memory_bytes", "output_json", "sweep"),
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),

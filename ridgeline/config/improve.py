@@ -22,6 +22,9 @@ from ridgeline.config.units import (
 
 OPTIMIZE_SLO = "ttft:500 tpot:50 error:1%"
 Goal = Literal["goodput", "latency", "cost"]
+PlaybookName = Literal[
+    "latency-api", "throughput", "batch", "long-context", "long-output", "out-of-memory"
+]
 ServerKind = Literal["vllm", "llama-server", "sglang", "trtllm", "tgi", "ridgeline"]
 QuantizeMethod = Literal["rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat"]
 NumberFormat = Literal["int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block"]
@@ -56,6 +59,15 @@ class OptimizeOptions(Section, frozen=True, kw_only=True):
     workload: Annotated[str, shared.WORKLOAD] = "chat-and-code"
     slo: Annotated[str, shared.SLO_TEXT] = OPTIMIZE_SLO
     objective: Annotated[Goal, About("What to improve.")] = "goodput"
+    playbook: Annotated[
+        PlaybookName | None,
+        About(
+            "Workload, SLO, objective and order of rungs for a goal, with a checklist at the end; "
+            "options that you give win.",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
     budget: Annotated[float, About("Time to spend.", unit=DURATION, unset="5m")] = 300.0
     price_per_hour: Annotated[
         float | None,

@@ -72,8 +72,11 @@ class RankingWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ladder(msgspec.Struct, frozen=True):
+    """`first`: ids of rungs that are tried before others that are equally certain, in order."""
+
     rungs: tuple[Rung, ...]
     weights: RankingWeights
+    first: tuple[str, ...] = ()
 
 
 class RungCandidate(msgspec.Struct, frozen=True, kw_only=True):

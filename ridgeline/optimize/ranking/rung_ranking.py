@@ -16,6 +16,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.optimize.environment import Environment
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.ladder import Ladder, Rung, RungCandidate, candidates_of, unmet_need
+from ridgeline.optimize.playbook import place_of
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.result import NotTried, Trial
 from ridgeline.optimize.result_builder import collect_facts
@@ -68,7 +69,12 @@ class Ranking:
             if not self._predictor.is_promising(forecast):
                 self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
         promising = [forecast for forecast in best if self._predictor.is_promising(forecast)]
-        return sorted(promising, key=self._predictor.rank_key, reverse=True)
+        return sorted(promising, key=self._key, reverse=True)
+
+    def _key(self, forecast: Forecast) -> tuple[int, int, float]:
+        """How certain the gain is, then the playbook's order, then its size."""
+        certainty, gain = self._predictor.rank_key(forecast)
+        return certainty, -place_of(forecast.candidate.rung.id, self._ladder.first), gain
 
     def _possible(
         self, incumbent: RunningConfiguration, tried: Tried

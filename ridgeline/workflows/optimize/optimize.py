@@ -21,6 +21,7 @@ from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.optimize.cost import MachinePrice
+from ridgeline.optimize.drivers.server_process import DEFAULT_PORT
 from ridgeline.optimize.environment import Environment
 from ridgeline.optimize.external.server_rungs import with_server_rungs
 from ridgeline.optimize.job import OptimizeJob
@@ -36,6 +37,7 @@ from ridgeline.optimize.output.server_configs import (
     split_command,
 )
 from ridgeline.optimize.output.vllm_command import VllmCommand, serve_command
+from ridgeline.optimize.playbook import find_playbook, playbook_checks
 from ridgeline.optimize.report.page import report
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.search import optimize as search
@@ -136,6 +138,9 @@ def optimize(
         result = run_async(
             search(job, environment, ladder, clock=clock, observer=observer, state=state)
         )
+    url = f"http://127.0.0.1:{DEFAULT_PORT}" if recipe is None else recipe.command.at(DEFAULT_PORT)
+    steps = (*result.next_steps, *checklist_lines(options, result.provenance.model, url))
+    result = msgspec.structs.replace(result, next_steps=steps)
     if recipe is None:
         return OptimizeResult(ladder=result, files=_engine_files(result))
     return OptimizeResult(ladder=result, files=_server_files(result, recipe, settings))
@@ -157,7 +162,7 @@ def prepare_search(
     settings: Settings, options: OptimizeOptions, recipe: ServerRecipe | None
 ) -> tuple[OptimizeJob, Ladder]:
     """The job and the ladder of the engine, or of a server. Raises BadInput."""
-    job, ladder = job_of(settings, options), ladder_of(options.ladder)
+    job, ladder = job_of(settings, options), ladder_of(options.ladder, options.playbook)
     if recipe is None:
         return job, ladder
     job = msgspec.structs.replace(
@@ -187,7 +192,7 @@ def check_search(
             limit=f"{SMALLEST_BUDGET_S:.0f} s even for the fastest model",
             fix="--budget 5m",
         )
-    ladder_of(options.ladder)
+    ladder_of(options.ladder, options.playbook)
     recipe = None if server is None else server_recipe(server, options.output)
     _calibration(options, recipe)
     names = ENGINE_FILES if server is None else (*SERVER_FILES, *DEPLOYMENT_FILES)
@@ -204,6 +209,7 @@ def check_search(
 
 def job_of(settings: Settings, options: OptimizeOptions) -> OptimizeJob:
     """The options, checked before anything is loaded. Raises BadInput."""
+    options = with_playbook(options)
     dollars = options.price_per_hour
     if dollars is not None and not dollars > 0:
         raise BadInput("--price-per-hour must be positive", value=dollars, limit="> 0 $/hour")
@@ -223,12 +229,43 @@ def job_of(settings: Settings, options: OptimizeOptions) -> OptimizeJob:
     )
 
 
-def ladder_of(path: Path | None) -> Ladder:
-    """The rungs of a file, or the built-in ones."""
+def with_playbook(options: OptimizeOptions) -> OptimizeOptions:
+    """The options with the playbook's in place of those that were left at their defaults."""
+    if options.playbook is None:
+        return options
+    book, usual = find_playbook(options.playbook), OptimizeOptions()
+    return msgspec.structs.replace(
+        options,
+        workload=book.workload if options.workload == usual.workload else options.workload,
+        slo=book.slo if options.slo == usual.slo else options.slo,
+        objective=book.objective if options.objective == usual.objective else options.objective,
+    )
+
+
+def checklist_lines(options: OptimizeOptions, model: str, url: str) -> tuple[str, ...]:
+    """The commands of the playbook's checklist; none without a playbook."""
+    if options.playbook is None:
+        return ()
+    options = with_playbook(options)
+    values = {
+        "model": model,
+        "url": url,
+        "other_url": url.replace(":8000", ":8001"),
+        "workload": options.workload,
+        "slo": options.slo,
+        "out": str(options.output),
+    }
+    return tuple(check.line(values) for check in playbook_checks())
+
+
+def ladder_of(path: Path | None, playbook: str | None = None) -> Ladder:
+    """The rungs of a file, or the built-in ones, in the order of a playbook."""
+    first = () if playbook is None else find_playbook(playbook).first
     if path is None:
-        return load_default_ladder()
+        return msgspec.structs.replace(load_default_ladder(), first=first)
     try:
-        return parse_ladder(path.read_text(encoding="utf-8"))
+        ladder = parse_ladder(path.read_text(encoding="utf-8"))
+        return msgspec.structs.replace(ladder, first=first)
     except (OSError, *DECODE_ERRORS) as error:
         raise BadInput("cannot read the ladder", value=str(path), fix=str(error)) from None
 
