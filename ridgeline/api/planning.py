@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from ridgeline.api.keywords import command_options
 from ridgeline.config.planning import (
@@ -20,6 +21,7 @@ from ridgeline.config.planning import (
     Router,
     SimulateOptions,
 )
+from ridgeline.records import KvEviction
 from ridgeline.records.price import Commitment
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.calibrate import calibrate as calibrate_workflow
@@ -136,6 +138,7 @@ def predict(
     cached_tokens: int = 0,
     quantization: str | None = None,
     kv_cache_dtype: str | None = None,
+    kv_eviction_config: KvEviction | dict[str, Any] | None = None,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     expert_parallel_size: int = 1,
@@ -168,6 +171,8 @@ def predict(
             or nvfp4 (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
             as stored).
+        kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy)
+            (default: all are kept).
         tensor_parallel_size: Devices that every layer is split over.
         pipeline_parallel_size: Stages that the layers are divided into.
         expert_parallel_size: Devices that whole experts are spread over.
@@ -220,6 +225,7 @@ def simulate(
     expert_parallel_size: int = 1,
     quantization: str | None = None,
     kv_cache_dtype: str | None = None,
+    kv_eviction_config: KvEviction | dict[str, Any] | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     enable_prefix_caching: bool = False,
@@ -271,6 +277,8 @@ def simulate(
             or nvfp4 (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
             as stored).
+        kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy)
+            (default: all are kept).
         max_num_seqs: Maximum sequences running at once on a replica (default: 256; with
             --calibration 64).
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration

@@ -23,7 +23,7 @@ from ridgeline.config.units import (
     TOKENS,
     Range,
 )
-from ridgeline.records import Slo
+from ridgeline.records import KvEviction, Slo
 from ridgeline.records.price import Commitment
 
 PLANNING_SLO = "ttft:1000 tpot:50"
@@ -58,6 +58,7 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     ] = 0
     quantization: Annotated[str | None, shared.QUANTIZATION] = None
     kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
+    kv_eviction_config: Annotated[KvEviction | None, shared.KV_EVICTION] = None
     tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
     pipeline_parallel_size: Annotated[int, shared.PIPELINE_PARALLEL] = 1
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
@@ -246,6 +247,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
     quantization: Annotated[str | None, shared.QUANTIZATION] = None
     kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
+    kv_eviction_config: Annotated[KvEviction | None, shared.KV_EVICTION] = None
     max_num_seqs: Annotated[int | None, shared.SLOTS] = None
     max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
     enable_prefix_caching: Annotated[bool, About("Share the prefixes of recorded prompts.")] = False

@@ -139,7 +139,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
                 *("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"),
                 *("moe_tensor_parallel_size", "attention_dp_size", "backend"),
                 *("quantization", "kv_cache_dtype", "cached_tokens", "max_num_batched_tokens"),
-                *("num_speculative_tokens", "acceptance", "draft_model"),
+                *("num_speculative_tokens", "acceptance", "draft_model", "kv_eviction_config"),
             ),
         ),
         Needs("output", ("input",)),

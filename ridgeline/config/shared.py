@@ -145,6 +145,12 @@ KV_CACHE_DTYPE = About(
     old_names=("kv-dtype",),
     since="0.2",
 )
+KV_EVICTION = About(
+    "Policy by which Ridgeline's engine evicts keys and values (lossy), as JSON: "
+    '\'{"method": "streaming", "budget": 1024}\'.',
+    unset="all are kept",
+    since="0.3",
+)
 TENSOR_PARALLEL = About(
     "Devices that every layer is split over.", unit=COUNT, old_names=("tp",), since="0.2"
 )

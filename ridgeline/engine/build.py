@@ -204,6 +204,7 @@ def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = No
         background_tokens=resolved.background_tokens,
         shares_prefixes=not has_states(resolved.spec),
         kv_layout=kv_layout(resolved.spec),
+        kv_eviction=resolved.kv_eviction_config,
     )
     return Scheduler(
         limits,

@@ -390,7 +390,7 @@ class Engine:
         for own in resumed:
             check_tokens(own, vocab_size, "the resumed output")
         sampling = with_token_ids(sampling, self.tokenizer, tokens)
-        sampling = self._with_eviction(sampling, bool(scheduling.get("prediction")))
+        self._check_eviction(sampling, bool(scheduling.get("prediction")))
         check_sampling(sampling, vocab_size, self.resolved.spec.eos_token_ids)
         if adapter_name:
             scheduling["adapter"] = self._registry_of_adapters().id_of(adapter_name)
@@ -403,14 +403,13 @@ class Engine:
             **scheduling,
         )
 
-    def _with_eviction(self, sampling: Sampling, has_prediction: bool) -> Sampling:
-        """The sampling with its eviction policy, or the engine's. Raises CannotRun."""
+    def _check_eviction(self, sampling: Sampling, has_prediction: bool) -> None:
+        """Raise CannotRun if the eviction policy of a request, or the engine's, cannot run."""
         used, policy = self.resolved, sampling.kv_eviction or self.resolved.kv_eviction_config
         if policy is None:
-            return sampling
-        check_kv_eviction(policy, used.spec, used.speculative_config, has_prediction)
+            return
+        check_kv_eviction(policy, used.spec, used.speculative_config, has_prediction=has_prediction)
         check_eviction(policy, used.parallel_sizes)
-        return msgspec.structs.replace(sampling, kv_eviction=policy)
 
     def _registry_of_adapters(self) -> AdapterRegistry:
         if self._adapters is None:

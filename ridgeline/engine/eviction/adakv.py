@@ -9,7 +9,7 @@ divided among its heads, and the sequence holds exactly as many blocks as with S
       0      [ 0a | 0b ]                      table of head 1   1b 1c …
       1      [ 1a | 1b ]
 
-What is generated later is stored as ever, behind the tiles.
+Tokens of the output are stored as usual, behind the tiles.
 
 Paper. Ada-KV (Feng et al. 2024, arXiv 2407.11550), on SnapKV's scores.
 

@@ -1,13 +1,13 @@
 """Score-based eviction: the contract of the methods that choose what a sequence keeps.
 
-Once a sequence has more tokens than its budget, the scheduler plans a `KvCompaction`: so many
-tokens stay, in these blocks. A `TokenSelector` says which, for each layer and head, by attention
-that it has observed. `KvEvictor` shows it the queries of every step, moves what it keeps, and lets
-it attend where the heads of a layer keep different numbers of tokens.
+Once a sequence has more tokens than its budget, the scheduler plans a `KvCompaction`: the number of
+tokens that stay, and their blocks. A `TokenSelector` says which, for each layer and head, by
+attention that it has observed. `KvEvictor` shows it the queries of every step and lets it attend
+where the heads of a layer keep different numbers of tokens.
 
 Invariants, checked by `tests/conformance/test_kv_eviction.py`:
 
-1. What is kept depends on the sequence's own queries and keys alone.
+1. The choice depends on the sequence's own queries and keys alone.
 2. Kept tokens stay in their order, and the latest ones are always kept.
 3. Keys and values are moved as they are stored, without being computed again.
 

@@ -3,8 +3,8 @@
 What. When a prompt has been computed, the queries of its last `window` tokens (the observation
 window) are compared with all keys. The attention that a key gets from them, summed over the window,
 averaged over the query heads that share it and over `pooling` neighbouring keys, is its score. Each
-head of each layer keeps the best keys, and the window itself, `budget` in all. What is generated
-later is kept.
+head of each layer keeps the best keys, and the window itself, `budget` in all. All tokens of the
+output are kept.
 
 Paper. SnapKV (Li et al., NeurIPS 2024, arXiv 2404.14469). The average within groups of query heads
 and the pooling by average are those of NVIDIA's kvpress.

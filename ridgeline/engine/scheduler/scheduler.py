@@ -105,6 +105,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises BadInput or DoesNotFit if it could not be served even alone."""
+        request = self.limits.with_eviction(request)
         check_request(request, self.limits, self.pool)
         self._has_evicted |= request.sampling.kv_eviction is not None
         group = self._registry.add(request)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import msgspec
 
+from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, fitting_model_len, kv_budget
 from ridgeline.errors import DoesNotFit
 from ridgeline.modelspec.cost.parameters import largest_mlp
 from ridgeline.plan.calibration.calibration import MachineMemory
 from ridgeline.plan.step_time.replica import Replica
+from ridgeline.records import KvEviction
 
 BLOCK_SIZE = 16
 UTILIZATION = 0.9
@@ -141,6 +143,15 @@ def _activations(machine: Replica, limits: MemoryLimits) -> float:
     per_token = _ROWS_OF_HIDDEN * spec.hidden_size + 2 * largest_mlp(spec) / tp
     logits = limits.max_num_seqs * spec.vocab_size * 4 / tp
     return limits.max_num_batched_tokens * per_token * act_bytes + logits
+
+
+def held_tokens(policy: KvEviction | None, num_prompt: int, num_tokens: int) -> int:
+    """Tokens in the cache of a sequence that has computed `num_tokens`, under an eviction policy.
+
+    Raises BadInput if the policy's budget is too small.
+    """
+    eviction = SequenceEviction.of(policy, num_prompt, BLOCK_SIZE)
+    return num_tokens if eviction is None else num_tokens - eviction.dropped_at(num_tokens)
 
 
 def require_fit(machine: Replica, budget: MemoryBudget, context: int, num_seqs: int = 1) -> None:

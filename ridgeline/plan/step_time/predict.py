@@ -35,13 +35,21 @@ import msgspec
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.published_efficiency import interval
-from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget, require_fit
+from ridgeline.plan.step_time.memory import (
+    MemoryBudget,
+    MemoryLimits,
+    held_tokens,
+    memory_budget,
+    require_fit,
+)
 from ridgeline.plan.step_time.mixed_steps import MixedSteps, max_chunks, num_chunks
 from ridgeline.plan.step_time.parallel_layout import layout_from
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
+from ridgeline.records import KvEviction
 from ridgeline.roofline import bound
 
 MAX_NUM_BATCHED_TOKENS = 8192
@@ -72,6 +80,8 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `backend`: the engine whose overheads are predicted (None: the mean of those known). With
     `prefill` and `decode`, prompts and answers are computed by separate pools, and `tp`, `pp`, `ep`
     and `attention_dp` are unused.
+
+    `kv_eviction`: a policy of Ridgeline's engine that caps the tokens of a sequence in the cache.
     """
 
     model: str
@@ -94,6 +104,7 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_speculative_tokens: int = 0
     acceptance: float | None = None
     draft_model: str | None = None
+    kv_eviction: KvEviction | None = None
 
     def tokens_per_step(self, machine: Replica) -> int:
         """`max_num_batched_tokens`, or the default of the engine that runs on the device."""
@@ -228,7 +239,10 @@ def predict_on(
         )
     tokens = point.tokens_per_step(machine)
     fits = memory_budget(machine, limits or _memory_limits(machine, point))
-    require_fit(machine, fits, context, point.batch)
+    if point.kv_eviction is None:
+        require_fit(machine, fits, context, point.batch)
+    else:
+        _require_fit_evicting(machine, fits, point, point.kv_eviction)
     drafts = speculation_model(machine, point)
     at = time_point(machine, point, drafts)
     batch = _decoding(machine, point)
@@ -258,6 +272,20 @@ def predict_on(
         prefill_bound=first.bound,
         compute_dtype=machine.compute_dtype,
     )
+
+
+def _require_fit_evicting(
+    machine: Replica, fits: MemoryBudget, point: OperatingPoint, policy: KvEviction
+) -> None:
+    """Raise unless the model can evict and what the sequences keep fits the KV cache.
+
+    A method that chooses by scores has one whole prompt in the cache until it is computed.
+    """
+    check_model_evicts(policy, machine.spec)
+    kept = held_tokens(policy, point.isl, point.isl + point.osl)
+    require_fit(machine, fits, kept, point.batch)
+    if policy.needs_scores:
+        require_fit(machine, fits, kept * (point.batch - 1) + point.isl)
 
 
 def _memory_limits(machine: Replica, point: OperatingPoint) -> MemoryLimits:
@@ -300,8 +328,8 @@ def _decoding(machine: Replica, point: OperatingPoint) -> int:
 
 
 def _middle(point: OperatingPoint) -> int:
-    """Tokens computed before a decode step in the middle of the answer."""
-    return point.isl + point.osl // 2
+    """Tokens in the cache before a decode step in the middle of the answer."""
+    return held_tokens(point.kv_eviction, point.isl, point.isl + point.osl // 2)
 
 
 def speculation_model(machine: Replica, point: OperatingPoint) -> SpeculationModel | None:

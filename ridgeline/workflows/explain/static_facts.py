@@ -25,6 +25,7 @@ from ridgeline.modelspec.cost import (
     resident_weight_bytes,
     step_work,
 )
+from ridgeline.plan.step_time.memory import held_tokens
 from ridgeline.records import Slo
 from ridgeline.roofline import Peaks, bound
 from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
@@ -77,9 +78,12 @@ def static_facts(
     facts |= {"slo_ttft_s": slo.ttft_s, "slo_tpot_s": slo.tpot_s}
     facts = {name: value for name, value in facts.items() if value is not None}
     bounds = PhaseBounds(cost_model(resolved.spec), costs.peaks(settings))
-    facts |= _memory_facts(resolved, machine, costs.peaks(settings), prompt + output)
+    policy = resolved.kv_eviction_config
+    held = held_tokens(policy, prompt, prompt + output)
+    facts |= _memory_facts(resolved, machine, costs.peaks(settings), held)
     running = max(1, min(resolved.max_num_seqs, int(str(facts["kv_seqs"]))))
-    facts |= _decode_facts(bounds, running, prompt + output // 2, slo)
+    middle = held_tokens(policy, prompt, prompt + output // 2)
+    facts |= _decode_facts(bounds, running, middle, slo)
     facts |= _prompt_facts(bounds, resolved, prompt, float(str(facts["shared_prompt_share"])))
     facts |= _load_facts(facts, running, output, request_rate)
     return facts

@@ -81,6 +81,7 @@ def operating_point(options: PredictOptions) -> OperatingPoint:
         backend=options.backend,
         weight_dtype=options.quantization,
         kv_dtype=options.kv_cache_dtype,
+        kv_eviction=options.kv_eviction_config,
         cached=options.cached_tokens,
         max_num_batched_tokens=options.max_num_batched_tokens,
         num_speculative_tokens=options.num_speculative_tokens,

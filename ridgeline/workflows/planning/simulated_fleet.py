@@ -18,6 +18,7 @@ from ridgeline.engine.scheduler import (
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSampler
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
@@ -111,12 +112,16 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         )
     slots, tokens = resolve_limits(model, options.max_num_seqs, options.max_num_batched_tokens)
     fits = memory_budget(model, MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=slots))
-    require_fit(model, fits, longest_request)
+    policy = options.kv_eviction_config
+    check_model_evicts(policy, model.spec)
+    if policy is None or policy.needs_scores:  # these have the whole prompt in the cache
+        require_fit(model, fits, longest_request)
     limits = SchedulerLimits(
         max_num_seqs=slots,
         max_num_batched_tokens=tokens,
         max_model_len=min(model.spec.max_positions, max(longest_request, 1)),
         kv_layout=model.cost.layout,
+        kv_eviction=policy,
     )
 
     def make_scheduler() -> Scheduler:

@@ -10,7 +10,7 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
-from ridgeline.records import Request
+from ridgeline.records import KvEviction, Request
 
 MAX_PRIORITY = 1_000_000
 
@@ -24,7 +24,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     step that also serves interactive ones; None derives it from measured step times. Without
     `shares_prefixes` no sequence starts from what another one computed: models with recurrent
     layers keep states that only their own sequence can continue. `kv_layout` names the groups of
-    layers that have separate block tables.
+    layers that have separate block tables. `kv_eviction` is the policy of requests without one.
     """
 
     max_num_seqs: int
@@ -35,6 +35,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     background_tokens: int | None = None
     shares_prefixes: bool = True
     kv_layout: KvLayout = ONE_GROUP
+    kv_eviction: KvEviction | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -46,6 +47,13 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not (self.aging_s > 0 and math.isfinite(self.aging_s)):
             raise BadInput("aging_s must be positive and finite", value=self.aging_s, limit="> 0 s")
+
+    def with_eviction(self, request: Request) -> Request:
+        """The request with the default eviction policy, if there is one and it names none."""
+        if self.kv_eviction is None or request.sampling.kv_eviction is not None:
+            return request
+        sampling = msgspec.structs.replace(request.sampling, kv_eviction=self.kv_eviction)
+        return msgspec.structs.replace(request, sampling=sampling)
 
     @property
     def max_run_tokens(self) -> int:

@@ -9,8 +9,8 @@ at index p - num_dropped of its block table. Keys keep the rotation of their tru
 the places of a sequence change, never its positions. Tokens are dropped in whole blocks, so that an
 index and its position have the same offset in their block.
 
-What is dropped at a position depends on nothing but the policy, the prompt's length and the
-position, so that batching, chunks and preemption cannot change a token:
+The policy, the prompt's length and the position alone decide what is dropped, so that batching,
+chunks and preemption cannot change a token:
 
     streaming   the query at p sees the sinks and the latest tokens, at most `budget` in all; the
                 blocks between them are given back (StreamingLLM, Xiao et al., ICLR 2024, arXiv
