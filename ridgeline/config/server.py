@@ -36,6 +36,13 @@ SPEED = About(
     range=Range(0, 1e4, exclusive=True),
     since="0.3",
 )
+_OTLP_ENDPOINT = About(
+    "Send OpenTelemetry traces and metrics to this collector, by OTLP over HTTP.",
+    metavar="URL",
+    unset="none",
+    env="OTEL_EXPORTER_OTLP_ENDPOINT",
+    since="0.3",
+)
 _TIMEOUT = About("", unit=DURATION, range=NON_NEGATIVE_SECONDS, flag="")
 
 
@@ -83,6 +90,16 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 30
     log_requests: Annotated[bool, About("Log a line per request, without its content.")] = False
+    otlp_endpoint: Annotated[str | None, _OTLP_ENDPOINT] = None
+    emf_file: Annotated[
+        str | None,
+        About(
+            "Append CloudWatch metrics to this file, a line per minute; - writes to stdout.",
+            metavar="FILE",
+            unset="none",
+            since="0.3",
+        ),
+    ] = None
     enable_per_request_metrics: Annotated[
         bool, About("Return timings with the usage where a request sets include_metrics.")
     ] = False
@@ -272,10 +289,18 @@ class RouteOptions(Section, frozen=True, kw_only=True):
         About(
             "URL of a server to route to, such as http://10.0.0.7:8000 (repeatable).",
             metavar="URL",
-            required=True,
             since="0.3",
         ),
     ] = ()
+    backend_file: Annotated[
+        Path | None,
+        About(
+            "File of further URLs, one per line, which is read again when it changes.",
+            path="input",
+            unset="none",
+            since="0.3",
+        ),
+    ] = None
     policy: Annotated[
         RoutingPolicy, About("How a backend is chosen for a request.", since="0.3")
     ] = "ttft"
@@ -346,6 +371,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = 16.0
+    otlp_endpoint: Annotated[str | None, _OTLP_ENDPOINT] = None
     retry_share: Annotated[
         float,
         About(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp
 
 from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions, ServerOptions
+from ridgeline.fleet.backend_file import BackendFile, read_backend_file
 from ridgeline.fleet.backends import Backend, Backends
 from ridgeline.fleet.canary.controller import CanaryControl, CanaryController, NoCanary
 from ridgeline.fleet.canary.rollout import Rollout, RolloutConfig
@@ -20,6 +21,7 @@ from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
 from ridgeline.serve.config import split_names
 from ridgeline.serve.drain import DrainState
 from ridgeline.serve.middleware import HttpMiddleware
+from ridgeline.serve.telemetry import open_telemetry
 
 
 class GatewayService:
@@ -41,13 +43,19 @@ def create_gateway_app(
     """The app over the backends of `options`. Raises BadInput for a URL that is none."""
     canary, fallback = canary or CanaryOptions(), fallback or FallbackOptions()
     key = options.api_key
+    addresses = [BackendAddress.parse(url) for url in options.backend]
+    if options.backend_file is not None:
+        addresses += read_backend_file(options.backend_file)
     backends = Backends(
-        [BackendAddress.parse(url) for url in options.backend],
+        addresses,
         make_router(options.policy),
         silence_s=options.silence_s,
         canaries=[BackendAddress.parse(url) for url in canary.canary],
         headers=[] if key is None else [(b"authorization", f"Bearer {key}".encode())],
     )
+    if options.backend_file is not None:
+        static = [BackendAddress.parse(url) for url in options.backend]
+        backends.on_start.append(BackendFile(options.backend_file, backends, static).watch)
     gateway = Gateway(
         backends,
         Parking(options.max_num_parked, options.park_timeout_s),
@@ -59,6 +67,7 @@ def create_gateway_app(
         ),
         _canary(canary, backends),
         _fallback(fallback, backends),
+        open_telemetry(options.otlp_endpoint, None, service="ridgeline-route"),
     )
     policy = AccessPolicy(
         keys=load_keys(key, None),

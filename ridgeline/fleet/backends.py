@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Literal
 
 import msgspec
@@ -41,6 +41,7 @@ class Backend:
         self.state: BackendState = "starting"
         self.models: tuple[str, ...] = ()
         self.num_suspects = self.num_late_probes = 0
+        self.is_removed = False
         self.probe_now = asyncio.Event()
 
     def serves(self, model: str | None) -> bool:
@@ -53,7 +54,8 @@ class Backends:
     `probe_interval_s`: time between two questions whether a backend is ready. `headers` go with
     them. `silence_s`: time without a byte of a response after which its backend is asked whether it
     is alive. `canaries` run another version, and get only calls that are meant for it while
-    `has_arms`. `on_ready` is called when a backend becomes ready.
+    `has_arms`. `on_ready` is called when a backend becomes ready; `on_start` is work that runs
+    as long as the gateway.
     """
 
     def __init__(
@@ -75,12 +77,15 @@ class Backends:
         self._silence_s = silence_s
         self.on_ready = on_ready
         self._tasks: list[asyncio.Task[None]] = []
+        self._watches: dict[int, asyncio.Task[None]] = {}
+        self.on_start: list[Callable[[], Coroutine[None, None, None]]] = []
         self.waiting: dict[object, float] = {}  # turns without a first byte: sent when
 
     @property
     def models(self) -> tuple[str, ...]:
         """Every model that a backend serves."""
-        return tuple(dict.fromkeys(model for backend in self.all for model in backend.models))
+        backends = [backend for backend in self.all if not backend.is_removed]
+        return tuple(dict.fromkeys(model for backend in backends for model in backend.models))
 
     def choose(self, call: RoutedCall) -> Backend | None:
         """A ready backend for the call; None if there is none now.
@@ -102,10 +107,13 @@ class Backends:
 
     def serves(self, model: str | None) -> bool:
         """Whether any backend serves the model, or might: one that never answered may."""
-        return any(backend.serves(model) for backend in self.all)
+        known = [backend for backend in self.all if not backend.is_removed]
+        return any(backend.serves(model) for backend in known) or not known
 
     def mark_down(self, backend: Backend, why: str) -> None:
         """The backend broke a connection: nothing goes to it until it says that it is ready."""
+        if backend.is_removed:
+            return
         if backend.state != "down":
             log.warning("backend %s is down: %s", backend.address, why)
         backend.state = "down"
@@ -120,13 +128,41 @@ class Backends:
 
     async def start(self) -> None:
         """Begin to ask the backends whether they are ready."""
-        self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self.all]
+        for backend in self.all:
+            if not backend.is_removed:
+                self._begin_watch(backend)
         self._tasks.append(asyncio.create_task(self._watch_silence()))
+        self._tasks += [asyncio.create_task(work()) for work in self.on_start]
+
+    def replace(self, addresses: Sequence[BackendAddress]) -> None:
+        """Route to these backends from now on, canaries apart. Requests that run on another one
+        may end there."""
+        stable = {b.address: b for b in self.all if b.arm == "stable"}
+        for address in addresses:
+            if address not in stable:
+                backend = Backend(self.load.add_replica(), address)
+                self.all.append(backend)
+                self._begin_watch(backend)
+            elif stable[address].is_removed:
+                stable[address].is_removed = False
+                stable[address].state = "starting"
+                self._begin_watch(stable[address])
+        for address, backend in stable.items():
+            if address not in addresses and not backend.is_removed:
+                log.info("backend %s is removed", address)
+                backend.is_removed, backend.state = True, "draining"
+                if backend.id in self._watches:
+                    self._watches.pop(backend.id).cancel()
+                backend.pool.close()
+
+    def _begin_watch(self, backend: Backend) -> None:
+        self._watches[backend.id] = asyncio.create_task(self._watch(backend))
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._watches.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for backend in self.all:
             backend.pool.close()
 

@@ -38,6 +38,7 @@ from ridgeline.serve.errors import ApiError, ClientDisconnected, error_response
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
 from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER, RESUME_FIELD
 from ridgeline.serve.metrics.registry import CONTENT_TYPE
+from ridgeline.serve.telemetry.base import NoTelemetry, RoutedRecord, Telemetry
 
 log = logging.getLogger("ridgeline.fleet")
 
@@ -86,9 +87,10 @@ class Gateway:
         config: GatewayConfig,
         canary: CanaryControl | None = None,
         fallback: FallbackControl | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.backends, self.parking, self._budget = backends, parking, budget
-        self._config = config
+        self._config, self._telemetry = config, telemetry or NoTelemetry()
         self.canary, self.fallback = canary or NoCanary(), fallback or NoFallback()
         self.metrics = GatewayMetrics(backends, parking, Autoscaler(config.scaling))
         for part in (self.canary, self.fallback):
@@ -116,6 +118,7 @@ class Gateway:
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.canary.stop()
+        await asyncio.to_thread(self._telemetry.close)
         await self.backends.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -157,6 +160,13 @@ class Gateway:
         response = ClientResponse(call.path, send, scope["headers"])
         self._reconnect(call, response)
         self.canary.begin(call)
+        by_name, began_ns = dict(call.headers), time.time_ns()
+        span = self._telemetry.begin_route(
+            call.path, by_name.get(b"traceparent", b"").decode("latin-1")
+        )
+        if span.traceparent:
+            call.headers = [p for p in call.headers if p[0] != b"traceparent"]
+            call.headers.append((b"traceparent", span.traceparent.encode()))
         try:
             async with cancel_on_disconnect(receive):
                 await self._serve(call, response)
@@ -167,6 +177,7 @@ class Gateway:
                 self.canary.end(call)
             raise
         finally:
+            span.end(_routed(call, began_ns))
             if response.has_event_ids:
                 self._retained.keep(call)
 
@@ -330,6 +341,7 @@ class _Attempt:
 
     def __init__(self, call: RoutedCall, backend: Backend, backends: Backends) -> None:
         self.call, self.backend, self._load = call, backend, backends.load
+        call.backend, call.num_attempts = str(backend.address), call.num_attempts + 1
         self._waiting = backends.waiting
         self._waiting[self] = time.monotonic()
         self._now_s = asyncio.get_running_loop().time
@@ -427,6 +439,19 @@ def _request(call: RoutedCall) -> tuple[bytes, Headers, bytes]:
         fields = msgspec.json.decode(body)
         body = msgspec.json.encode({**fields, RESUME_FIELD: point})
     return call.path.encode(), headers, body
+
+
+def _routed(call: RoutedCall, began_ns: int) -> RoutedRecord:
+    """The call, as it ended. Status 499: the client has gone."""
+    return RoutedRecord(
+        path=call.path,
+        began_ns=began_ns,
+        ended_s=(time.time_ns() - began_ns) / 1e9,
+        status=call.status or 499,
+        backend=call.backend,
+        num_attempts=call.num_attempts,
+        is_resumed=call.num_attempts > 1 and call.relay.num_units > 0,
+    )
 
 
 def _response_headers(connection: UpstreamConnection) -> Headers:

@@ -62,7 +62,8 @@ class _BackendCollector(Collector):
         self._backends, self._parking, self._autoscaler = backends, parking, autoscaler
 
     def collect(self) -> Iterable[Metric]:
-        backends, load = self._backends.all, self._backends.load
+        load = self._backends.load
+        backends = [backend for backend in self._backends.all if not backend.is_removed]
         states = GaugeMetricFamily(
             "ridgeline_fleet_backends", "Backends, by state.", labels=["state"]
         )

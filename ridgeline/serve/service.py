@@ -34,6 +34,7 @@ from ridgeline.serve.generation.request import (
 )
 from ridgeline.serve.generation.respond import request_id, response_headers
 from ridgeline.serve.generation.resume import (
+    LOG_KEY,
     RESUMABLE_HEADER,
     RESUME_FIELD,
     SCOPE_KEY,
@@ -41,10 +42,16 @@ from ridgeline.serve.generation.resume import (
     StreamIdentity,
     draw_seed,
 )
-from ridgeline.serve.generation.stream import MAX_UNREAD_CHARS, EventSource, ResponseStream
+from ridgeline.serve.generation.stream import (
+    MAX_UNREAD_CHARS,
+    EventSource,
+    RequestTimes,
+    ResponseStream,
+)
 from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.response_cache.cache import ResponseCache, response_key
 from ridgeline.serve.response_cache.replay import AnswerRecorder, AnswerReplay
+from ridgeline.serve.telemetry.base import OPERATIONS, NoTelemetry, RequestRecord, Telemetry
 
 RESPONSE_CACHE_HEADER = "x-ridgeline-response-cache"
 """Says "hit" where an answer was stored, "miss" where it may be from now on."""
@@ -85,6 +92,7 @@ class Service:
                 options.response_cache_size, options.response_cache_ttl, now
             )
             self.metrics.register_response_cache(self.response_cache)
+        self.telemetry: Telemetry = NoTelemetry()
         self.health_checks: list[Callable[[], str | None]] = [self._engine_fault]
         self._streams: WeakSet[ResponseStream] = WeakSet()
 
@@ -127,7 +135,7 @@ class Service:
             message = f"priority is below the minimum of this API key: {scheduling.priority}"
             raise ApiError(400, f"{message}; limit: {caller.min_priority}", param="priority")
         resume: ResumePoint | None = http_request.scope.get(SCOPE_KEY)
-        is_resumable = streamed and RESUMABLE_HEADER in http_request.headers
+        is_resumable = RESUMABLE_HEADER in http_request.headers
         identity = resume or StreamIdentity(
             id=new_id(f"{id_prefix}-"), created=int(time.time()), seed=draw_seed()
         )
@@ -155,6 +163,7 @@ class Service:
             is_resumable=is_resumable,
             seed=identity.seed if is_resumable else None,
             resume=resume if is_resumable else None,
+            log=http_request.scope.get(LOG_KEY),
             prediction=options.prediction,
             adapter="" if options.model in (None, self.name) else str(options.model),
             cache=options.cache,
@@ -166,6 +175,7 @@ class Service:
             self.metrics,
             interval=self.options.stream_interval if streamed else math.inf,
             max_unread_chars=MAX_UNREAD_CHARS if streamed else math.inf,
+            on_end=self._recorder(http_request, request),
         )
         self._streams.add(stream)
         return stream
@@ -184,6 +194,42 @@ class Service:
             source = AnswerRecorder(self.engine, cache, key, tenant, len(request.prompts))
         result = {RESPONSE_CACHE_HEADER: "miss" if answer is None else "hit"}
         return source, replace(request, headers={**request.headers, **result})
+
+    def _recorder(
+        self, http_request: Request, request: GenerationRequest
+    ) -> Callable[[RequestTimes], None] | None:
+        """A function that exports the request when it has ended; None without telemetry."""
+        telemetry, sampling = self.telemetry, request.sampling
+        if isinstance(telemetry, NoTelemetry):
+            return None
+        path: str = http_request.scope["path"]
+        traceparent = http_request.headers.get("traceparent", "")
+
+        def record(times: RequestTimes) -> None:
+            telemetry.end_request(
+                RequestRecord(
+                    operation=OPERATIONS.get(path, path),
+                    model=request.adapter or self.name,
+                    request_id=request.id,
+                    began_ns=times.began_ns,
+                    started_s=times.started_s,
+                    first_s=times.first_s,
+                    ended_s=times.ended_s,
+                    input_tokens=times.usage.prompt_tokens,
+                    cached_tokens=times.usage.cached_tokens,
+                    output_tokens=times.usage.completion_tokens,
+                    finish_reasons=times.reasons,
+                    max_tokens=sampling.max_tokens,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    slo_class=request.scheduling.slo_class,
+                    is_resumed=request.resume is not None,
+                    error=times.error,
+                    traceparent=traceparent,
+                )
+            )
+
+        return record
 
     def charge_request(self, caller: Caller) -> None:
         """Charge a request to a key before its body is read; ApiError 429 if it is over budget."""

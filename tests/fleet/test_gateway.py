@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
+from ridgeline.errors import BadInput
 from tests.fleet.scripted import HEAD, ScriptedBackend, chunk, gateway_over
 
 BODY = {"model": "m", "prompt": "x", "stream": True}
@@ -273,3 +275,93 @@ async def test_paths_of_the_gateway_and_bad_bodies() -> None:
         large = await http.post("/v1/completions", content=b"x" * (5 << 20))
         assert large.status_code == 413
         assert (await http.get("/ready", headers={"host": "evil.example"})).status_code == 403
+
+
+class Spans:
+    """Telemetry of a gateway that keeps its spans."""
+
+    traceparent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.ended: list[Any] = []
+
+    def end_request(self, record: Any) -> None:
+        raise AssertionError("a gateway routes")
+
+    def begin_route(self, path: str, traceparent: str) -> Spans:
+        self.begun.append(traceparent)
+        return self
+
+    def end(self, record: Any) -> None:
+        self.ended.append(record)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_trace_context_reaches_the_backend_through_the_gateways_span() -> None:
+    heads: list[bytes] = []
+    dying, other = ridgeline(dies_after=2), ridgeline()
+    async with gateway_over(dying, other) as http:
+        app = http._transport.app
+        while not hasattr(app, "metrics"):
+            app = getattr(app, "app", None) or app._app
+        spans = app._telemetry = Spans()
+        for backend in app.backends.all:
+            exchange = backend.pool.exchange
+
+            async def watch(method: bytes, path: bytes, headers: Any = (), body: bytes = b"",
+                            exchange: Any = exchange) -> Any:  # fmt: skip
+                if method == b"POST":
+                    heads.append(dict(headers)[b"traceparent"])
+                return await exchange(method, path, headers, body)
+
+            backend.pool.exchange = watch
+        await post(http, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+    assert spans.begun == ["00-" + "a" * 32 + "-" + "b" * 16 + "-01"]
+    assert heads == [Spans.traceparent.encode()] * len(heads)
+    (record,) = spans.ended
+    assert (record.path, record.status) == ("/v1/completions", 200)
+    assert record.num_attempts == len(heads) and record.is_resumed == (len(heads) > 1)
+
+
+async def test_backends_follow_their_file(tmp_path: Path) -> None:
+    first, second = ridgeline(), ridgeline()
+    path = tmp_path / "backends"
+    path.write_text("# none yet\n")
+    async with gateway_over(first, second, backend_file=path, listed=False) as http:
+        assert (await http.get("/ready")).status_code == 503
+        waiting = asyncio.create_task(post(http))
+        await asyncio.sleep(0.05)
+        path.write_text(f"{first.url}  # the old one\n")
+        assert (await waiting).content == WHOLE
+        part = path.with_suffix(".part")
+        part.write_text(f"{second.url}\n")
+        part.replace(path)
+        for _ in range(100):
+            await post(http)
+            if second.bodies:
+                break
+            await asyncio.sleep(0.02)
+        num_first = len(first.bodies)
+        for _ in range(4):
+            assert (await post(http)).content == WHOLE
+        assert len(first.bodies) == num_first
+        assert first.url not in (await http.get("/metrics")).text
+        path.write_text("nonsense\n")  # changes nothing
+        await asyncio.sleep(0.4)
+        assert (await post(http)).content == WHOLE
+        path.write_text(f"{first.url}\n")
+        for _ in range(100):
+            await post(http)
+            if len(first.bodies) > num_first:
+                break
+            await asyncio.sleep(0.02)
+        assert len(first.bodies) > num_first
+
+
+async def test_missing_backend_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="backend-file"):
+        async with gateway_over(ridgeline(), backend_file=tmp_path / "none"):
+            pass

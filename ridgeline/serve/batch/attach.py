@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 
 from ridgeline.serve.app import build_routes, include_protected
-from ridgeline.serve.batch.executor import InProcessExecutor
+from ridgeline.serve.batch.executor import InProcessExecutor, fingerprint
 from ridgeline.serve.batch.metrics import BatchCollector
 from ridgeline.serve.batch.routes import BatchService, router
 from ridgeline.serve.batch.schemas import BATCH_ENDPOINTS
@@ -48,7 +48,8 @@ def attach_batches(app: FastAPI, batch_app: FastAPI, options: BatchOptions) -> B
     worker_options = WorkerOptions(
         max_concurrency=options.max_concurrency, poll_s=options.poll_s, window=options.window
     )
-    executor = InProcessExecutor(batch_app, service.keys.caller_named)
+    served = fingerprint(batch_service.engine.info)
+    executor = InProcessExecutor(batch_app, service.keys.caller_named, served=served)
     worker = BatchWorker(store, executor, worker_options)
     app.state.batches = BatchService(store, worker, BATCH_ENDPOINTS)
     include_protected(app, router)

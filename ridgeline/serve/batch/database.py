@@ -17,7 +17,7 @@ from pathlib import Path
 from ridgeline.errors import BadInput
 from ridgeline.serve.batch.records import STATUSES
 
-VERSION = 2
+VERSION = 3
 
 _TABLES = f"""
 CREATE TABLE files (
@@ -79,6 +79,7 @@ CREATE TABLE lines (
   leased_until REAL,
   num_leases INTEGER NOT NULL DEFAULT 0,
   result BLOB,
+  progress BLOB,                    -- tokens so far, as MessagePack: another process continues
   PRIMARY KEY (batch_id, place),
   UNIQUE (batch_id, custom_id)
 );
@@ -91,6 +92,10 @@ _MIGRATIONS = {
 ALTER TABLE files ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
 ALTER TABLE batches ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
 PRAGMA user_version = 2;
+""",
+    2: """
+ALTER TABLE lines ADD COLUMN progress BLOB;
+PRAGMA user_version = 3;
 """,
 }
 """Statements that migrate from a version to the next."""

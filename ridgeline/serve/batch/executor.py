@@ -8,21 +8,36 @@ file.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, cast
 
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
 from ridgeline.errors import DECODE_ERRORS
-from ridgeline.records import Sampling
+from ridgeline.records import EngineInfo, Sampling
 from ridgeline.serve.auth.keys import ANONYMOUS, Caller
 from ridgeline.serve.auth.middleware import CALLER
 from ridgeline.serve.batch.records import BatchResult, Lease
 from ridgeline.serve.batch.worker import EngineBusy, failed_result
 from ridgeline.serve.engine_protocol import EventSink, ServedEngine
+from ridgeline.serve.generation.resume import (
+    LOG_KEY,
+    RESUMABLE_HEADER,
+    RESUME_FIELD,
+    ResumePoint,
+    TokenLog,
+)
 
 _RETRY_STATUSES = (429, 503)
+_ID_PREFIXES = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/responses": "resp_",
+}
+"""Of the endpoints whose requests can be continued."""
 _HOST = b"127.0.0.1"
 
 
@@ -53,26 +68,60 @@ class InProcessExecutor:
     """Runs batch requests with `app`, each as the caller that `caller_named` gives its tenant."""
 
     def __init__(
-        self, app: ASGIApp, caller_named: Callable[[str], Caller] = lambda _: ANONYMOUS
+        self,
+        app: ASGIApp,
+        caller_named: Callable[[str], Caller] = lambda _: ANONYMOUS,
+        *,
+        served: str = "",
     ) -> None:
-        self._app, self._caller_named = app, caller_named
+        """`served`: what tells the model and its settings from others; "" for an app that cannot
+        continue a request from its tokens."""
+        self._app, self._caller_named, self._served = app, caller_named, served
 
     async def __call__(self, lease: Lease) -> BatchResult:
         body = msgspec.json.decode(lease.text, type=_BatchLine).body
         if body.get("stream"):
             return failed_result(lease, "invalid_request", "a batch request cannot be streamed")
-        data = msgspec.json.encode(body)
-        caller = self._caller_named(lease.tenant)
-        status, response = await post(self._app, lease.endpoint, data, caller)
+        progress = lease.progress
+        if progress.served != self._served:  # tokens of another model
+            progress.tokens, progress.served = [], self._served
+        has_progress = any(progress.tokens)
+        status, response = await self._post(lease, body)
+        if has_progress and status == 400:  # what was kept is of no use: from the beginning
+            progress.tokens = []
+            status, response = await self._post(lease, body)
         if status in _RETRY_STATUSES:
             raise EngineBusy
         return _result(lease, status, response)
 
+    async def _post(self, lease: Lease, body: dict[str, Any]) -> tuple[int, bytes]:
+        caller, prefix = self._caller_named(lease.tenant), _ID_PREFIXES.get(lease.endpoint)
+        if prefix is None or not self._served:
+            return await post(self._app, lease.endpoint, msgspec.json.encode(body), caller)
+        digest = blake2b(lease.request_id.encode(), digest_size=16).digest()
+        point = ResumePoint(
+            id=prefix + digest.hex(),
+            created=int(time.time()),
+            seed=int.from_bytes(digest[:8], "little") >> 2,  # the same in whichever process
+            tokens=tuple(map(tuple, lease.progress.tokens)),
+        )
+        log = TokenLog(lease.progress.tokens)
+        lease.progress.tokens = log.choices
+        data = msgspec.json.encode({**body, RESUME_FIELD: point})
+        return await post(self._app, lease.endpoint, data, caller, log)
+
 
 async def post(
-    app: ASGIApp, path: str, body: bytes, caller: Caller = ANONYMOUS
+    app: ASGIApp,
+    path: str,
+    body: bytes,
+    caller: Caller = ANONYMOUS,
+    log: TokenLog | None = None,
 ) -> tuple[int, bytes]:
-    """Status and body of the response to `POST path`. The client never disconnects."""
+    """Status and body of the response to `POST path`. The client never disconnects.
+
+    `log` gets the tokens of a body with a resume point.
+    """
     sent: list[Message] = []
     incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -84,10 +133,19 @@ async def post(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await app({**_scope(path, len(body)), CALLER: caller}, receive, send)
+    scope = {**_scope(path, len(body)), CALLER: caller}
+    if log is not None:
+        scope[LOG_KEY] = log
+        scope["headers"] = [*scope["headers"], (RESUMABLE_HEADER.encode(), b"1")]
+    await app(scope, receive, send)
     start = next(message for message in sent if message["type"] == "http.response.start")
     chunks = (m.get("body", b"") for m in sent if m["type"] == "http.response.body")
     return int(start["status"]), b"".join(chunks)
+
+
+def fingerprint(info: EngineInfo) -> str:
+    """What has to be equal for one process to continue another's answer."""
+    return f"{info.model} {info.weight_bytes} {info.compute_dtype} {info.device}"
 
 
 class _BackgroundEngine:

@@ -67,17 +67,19 @@ async def run_job(
     *,
     max_concurrency: int,
     on_progress: ProgressCallback,
+    served: str = "",
 ) -> BatchJob:
     """Run the job's requests, continuing an interrupted call, and write the results.
 
-    `on_progress` gets the batch several times per second. BadInput if the store next to `output`
-    belongs to another file.
+    `on_progress` gets the batch several times per second. `served`: what tells the model from
+    others, so that interrupted requests continue from their tokens. BadInput if the store next to
+    `output` belongs to another file.
     """
     store = BatchStore(store_path(output))
     try:
         batch = _earlier_batch(job, output, store) or _new_batch(job, store)
         options = WorkerOptions(max_concurrency=max_concurrency, poll_s=_POLL_S)
-        worker = BatchWorker(store, InProcessExecutor(app), options)
+        worker = BatchWorker(store, InProcessExecutor(app, served=served), options)
         watching = asyncio.ensure_future(_watch(store, batch.id, on_progress))
         try:
             await worker.run_until_idle()

@@ -109,8 +109,18 @@ class InputLine(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+class LeaseProgress(msgspec.Struct, kw_only=True):
+    """How far a batch request has come: `tokens` of its choices, of the model `served`."""
+
+    tokens: list[list[int]] = []
+    served: str = ""
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The right to settle one batch request, for a limited time; `text` is its line of the file."""
+    """The right to settle one batch request, for a limited time; `text` is its line of the file.
+
+    `progress` is that of the process which had it before, and then of this one.
+    """
 
     batch_id: str
     endpoint: str
@@ -119,6 +129,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     custom_id: str
     text: bytes
     tenant: str = ""
+    progress: LeaseProgress = msgspec.field(default_factory=LeaseProgress)
 
     @property
     def request_id(self) -> str:

@@ -35,6 +35,7 @@ from ridgeline.serve.batch.records import (
     InputFileError,
     InputLine,
     Lease,
+    LeaseProgress,
     NewBatch,
     ResultKind,
 )
@@ -225,30 +226,32 @@ class BatchStore:
             custom_id=row["custom_id"],
             text=read_range(db, batch["input_file_id"], row["first_byte"], row["num_bytes"]),
             tenant=batch["tenant"],
+            progress=_decode_progress(row["progress"]),
         )
 
     def renew(self, leases: Iterable[Lease], *, lease_s: float = LEASE_S) -> set[str]:
-        """Extend leases; the tokens of those that are still valid."""
+        """Extend leases, and keep the progress of their requests; the tokens of those that are
+        still valid."""
         until_s, tokens = self._clock() + lease_s, set()
         with self._db.transaction() as db:
             for lease in leases:
                 updated = db.execute(
-                    "UPDATE lines SET leased_until = ? WHERE batch_id = ? AND place = ? "
-                    "AND state = 'leased' AND lease = ?",
-                    (until_s, lease.batch_id, lease.place, lease.token),
+                    "UPDATE lines SET leased_until = ?, progress = ? "
+                    "WHERE batch_id = ? AND place = ? AND state = 'leased' AND lease = ?",
+                    (until_s, _encode_progress(lease), lease.batch_id, lease.place, lease.token),
                 )
                 if updated.rowcount:
                     tokens.add(lease.token)
         return tokens
 
     def release(self, leases: Iterable[Lease]) -> None:
-        """Make requests pending again, as if they had never been leased."""
+        """Make requests pending again, with the progress that they have made."""
         with self._db.transaction() as db:
             for lease in leases:
                 db.execute(
-                    f"{_RELEASE}, num_leases = num_leases - 1 "
+                    f"{_RELEASE}, num_leases = num_leases - 1, progress = ? "
                     "WHERE batch_id = ? AND place = ? AND state = 'leased' AND lease = ?",
-                    (lease.batch_id, lease.place, lease.token),
+                    (_encode_progress(lease), lease.batch_id, lease.place, lease.token),
                 )
 
     def settle(self, results: Iterable[BatchResult]) -> int:
@@ -352,18 +355,27 @@ def _open_requests(db: Connection, batch_id: str, now_s: float, max_requests: in
     if max_requests <= 0:
         return []
     return db.execute(
-        "SELECT batch_id, place, custom_id, first_byte, num_bytes FROM lines "
+        "SELECT batch_id, place, custom_id, first_byte, num_bytes, progress FROM lines "
         f"WHERE batch_id = ? AND {_OPEN} "
         "AND (state = 'pending' OR leased_until <= ?) AND num_leases < ? ORDER BY place LIMIT ?",
         (batch_id, now_s, MAX_LEASES, max_requests),
     ).fetchall()
 
 
+def _encode_progress(lease: Lease) -> bytes | None:
+    """None for a request without a token."""
+    return msgspec.msgpack.encode(lease.progress) if any(lease.progress.tokens) else None
+
+
+def _decode_progress(data: bytes | None) -> LeaseProgress:
+    return LeaseProgress() if data is None else msgspec.msgpack.decode(data, type=LeaseProgress)
+
+
 def _store_result(db: Connection, result: BatchResult) -> bool:
     lease = result.lease
     updated = db.execute(
-        "UPDATE lines SET state = ?, result = ?, lease = NULL, owner = NULL, leased_until = NULL "
-        "WHERE batch_id = ? AND place = ? AND state = 'leased' AND lease = ?",
+        "UPDATE lines SET state = ?, result = ?, lease = NULL, owner = NULL, leased_until = NULL, "
+        "progress = NULL WHERE batch_id = ? AND place = ? AND state = 'leased' AND lease = ?",
         (
             "succeeded" if result.succeeded else "failed",
             result.line,

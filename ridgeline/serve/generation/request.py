@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ridgeline.records import CachePolicy, Sampling, Slo
-from ridgeline.serve.generation.resume import ResumePoint
+from ridgeline.serve.generation.resume import ResumePoint, TokenLog
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):
@@ -63,9 +63,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `score_only`: the client wants log-probabilities of its prompt; the one token that the engine
     has to sample for them is not part of the response. `charge` is called with the number of output
     tokens of each step. `headers` go with the response. `seed` is that of a request without one
-    which another server may have to continue, `resume` where that one broke off. `prediction`: the
-    output that the client expects. `adapter`: the name of an adapter. `cache`: what the prefix
-    cache keeps.
+    which another server may have to continue, `resume` where that one broke off; `log` gets every
+    token that is new. `prediction`: the output that the client expects. `adapter`: the name of an
+    adapter. `cache`: what the prefix cache keeps.
     """
 
     id: str
@@ -79,6 +79,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_resumable: bool = False
     seed: int | None = None
     resume: ResumePoint | None = None
+    log: TokenLog | None = None
     prediction: tuple[int, ...] = ()
     adapter: str = ""
     cache: CachePolicy | None = None

@@ -19,6 +19,7 @@ stop strings and parsers are functions of the tokens, so nothing else has to be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import getrandbits
 from typing import Any, Protocol
 
@@ -31,6 +32,8 @@ IDENTITY_HEADER = "x-ridgeline-resume"
 RESUME_FIELD = "ridgeline_resume"
 SCOPE_KEY = "ridgeline.resume"
 """Where a request's scope keeps its `ResumePoint`."""
+LOG_KEY = "ridgeline.tokens"
+"""Where a request's scope may keep a `TokenLog` that is to be filled."""
 OPEN, END, MIGRATE = b": open\n\n", b": end\n\n", b": migrate\n\n"
 _MAX_ID_CHARS = 100
 _MIGRATES = (500, 503)
@@ -58,6 +61,22 @@ class ResumePoint(StreamIdentity, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def num_tokens(self) -> int:
         return sum(map(len, self.tokens))
+
+
+class TokenLog:
+    """The tokens that a request has so far, per choice: enough to continue it elsewhere."""
+
+    def __init__(self, tokens: Sequence[Sequence[int]] = ()) -> None:
+        self.choices = [list(choice) for choice in tokens]
+
+    def append(self, choice: int, token: int) -> None:
+        while len(self.choices) <= choice:
+            self.choices.append([])
+        self.choices[choice].append(token)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.choices))
 
 
 class ReplayableUpdate(Protocol):

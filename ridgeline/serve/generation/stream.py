@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -69,6 +70,19 @@ class ChoiceUpdate(msgspec.Struct, frozen=True, kw_only=True):
         return text + self.finished.text if self.finished else text
 
 
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request came to. `began_ns` is Unix time; the rest are seconds after it. `error`: an
+    HTTP status, an exception, or `cancelled`; "" for a request that has ended by itself."""
+
+    began_ns: int
+    started_s: float | None
+    first_s: float | None
+    ended_s: float
+    usage: Usage
+    reasons: tuple[str, ...]
+    error: str
+
+
 class ResponseStream:
     """Submits a request to the engine, and iterates over lists of `ChoiceUpdate`.
 
@@ -76,7 +90,8 @@ class ResponseStream:
     `interval` tokens, or the end of a choice; a consumer that falls behind gets all that has
     accumulated at once. Iteration raises ApiError where the engine refuses the request or fails, or
     where more than `max_unread_chars` of text wait for the consumer. `close` must be called: it
-    aborts what has not finished, which frees its KV blocks within one step.
+    aborts what has not finished, which frees its KV blocks within one step. `on_end` is called by
+    the first `close`.
 
     The engine calls `_receive` on the event loop, once per step and prompt.
     """
@@ -89,8 +104,10 @@ class ResponseStream:
         *,
         interval: float = 1,
         max_unread_chars: float = math.inf,
+        on_end: Callable[[RequestTimes], None] | None = None,
     ) -> None:
         self.request = request
+        self._on_end, self._began_s, self._began_ns = on_end, metrics.now(), time.time_ns()
         self.num_output_tokens = 0
         self.cached_tokens = [0] * len(request.prompts)
         self.pinned_tokens = 0
@@ -166,11 +183,32 @@ class ResponseStream:
 
     def close(self) -> None:
         """Stop listening and abort what has not finished."""
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(self._times())
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         for index in self._unfinished:
             self._timers[index].abort()
         self._unfinished, self._unsubscribe = {}, []
+
+    def _times(self) -> RequestTimes:
+        def after(instants: Iterable[float | None]) -> float | None:
+            first = min((at for at in instants if at is not None), default=None)
+            return None if first is None else max(0.0, first - self._began_s)
+
+        error = "" if self._error is None else type(self._error).__name__
+        if isinstance(self._error, ApiError):
+            error = str(self._error.status_code)
+        return RequestTimes(
+            began_ns=self._began_ns,
+            started_s=after(timer.started_s for timer in self._timers),
+            first_s=after(timer.first_s for timer in self._timers),
+            ended_s=self._metrics.now() - self._began_s,
+            usage=self.usage(),
+            reasons=tuple(reason for timer in self._timers for reason in timer.reasons),
+            error=error or ("cancelled" if self._unfinished else ""),
+        )
 
     async def _submit(self) -> None:
         """One engine request per prompt; raises the engine's refusal of the first it refuses."""
@@ -214,6 +252,9 @@ class ResponseStream:
         for event in events:
             if isinstance(event, Token):
                 self.num_output_tokens += not self.request.score_only
+                if self.request.log is not None:
+                    choice = index * self.request.sampling.n + event.index
+                    self.request.log.append(choice, event.token)
                 self._append(index, event, None)
             elif isinstance(event, Finished):
                 self._append(index, None, event)

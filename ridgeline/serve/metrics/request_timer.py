@@ -51,7 +51,8 @@ class _ChoiceTimes:
 class RequestTimer:
     """Turns the events of one engine request into observations, on the observer's clock.
 
-    `score_only`: the token that scoring a prompt costs is not output.
+    `score_only`: the token that scoring a prompt costs is not output. `first_s` is when the first
+    token was published; `reasons` are those of the choices that have ended.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class RequestTimer:
         self._arrival_s = observer.now()
         self._started_s: float | None = None
         self._has_failed = False
+        self.first_s: float | None = None
+        self.reasons: list[FinishReason] = []
         self._choices = {index: _ChoiceTimes() for index in range(num_choices)}
 
     def observe(self, events: Sequence[Event], now_s: float) -> int:
@@ -106,6 +109,11 @@ class RequestTimer:
         if self._has_failed and self._slo is not None:
             self._observer.count_slo(self._slo_class, ("failed",))
 
+    @property
+    def started_s(self) -> float | None:
+        """When the engine began with the request."""
+        return self._started_s
+
     def timings(self) -> dict[str, float | None]:
         """vLLM's per-request `metrics`, of the choice that finished last: milliseconds in the
         queue, from there to the first token, and from there to the last; tokens per second without
@@ -124,6 +132,7 @@ class RequestTimer:
         choice = self._choices[event.index]
         if choice.num_tokens == 0:
             choice.first_s = now_s
+            self.first_s = now_s if self.first_s is None else self.first_s
             self._observer.observe("time_to_first_token_seconds", now_s - self._arrival_s)
         gap_s = now_s - choice.last_s if choice.num_tokens else None
         self._observer.observe_token(now_s - event.at_s, gap_s)
@@ -133,6 +142,7 @@ class RequestTimer:
     def _finish(self, event: Finished, now_s: float) -> None:
         choice = self._choices.pop(event.index)
         observer, started_s = self._observer, self._started_s
+        self.reasons.append(event.reason)
         observer.count_finished(event.reason)
         observer.observe("e2e_request_latency_seconds", now_s - self._arrival_s)
         num_tokens = 0 if self._score_only else choice.num_tokens

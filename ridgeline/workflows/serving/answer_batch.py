@@ -109,7 +109,7 @@ def _check_output(file: Path, output: Path) -> None:
 
 def _run(engine: Engine, job: OfflineJob, output: Path, name: str, observer: Observer) -> BatchJob:
     from ridgeline.serve.app import create_app
-    from ridgeline.serve.batch.executor import background_engine
+    from ridgeline.serve.batch.executor import background_engine, fingerprint
 
     app = create_app(background_engine(engine), ServerOptions(served_model_name=name))
     concurrency = 2 * engine.resolved.max_num_seqs  # half of them wait, so that no slot stays free
@@ -119,6 +119,7 @@ def _run(engine: Engine, job: OfflineJob, output: Path, name: str, observer: Obs
                 job,
                 output,
                 app,
+                served=fingerprint(engine.info),
                 max_concurrency=concurrency,
                 on_progress=_Reporter(observer),
             )

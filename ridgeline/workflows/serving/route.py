@@ -23,7 +23,7 @@ def route(
 
     `on_ready` is called with the gateway's URL when requests are accepted. Raises BadInput.
     """
-    if not options.backend:
+    if not options.backend and options.backend_file is None:
         raise BadInput(
             "a gateway needs a backend", fix="add --backend http://HOST:PORT, once per server"
         )

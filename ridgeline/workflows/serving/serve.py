@@ -23,6 +23,7 @@ from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.keys import new_key as make_key
 from ridgeline.serve.config import batch_app_options
 from ridgeline.serve.server import AdminListener, check_exposed, listen, run, url_of
+from ridgeline.serve.telemetry import open_telemetry
 from ridgeline.workflows.configuration_costs import ConfigurationCosts
 from ridgeline.workflows.models.fetch_models import fetch_models
 
@@ -77,6 +78,12 @@ def serve(
         resources.callback(engine.close)
         _attach_batches(app, engine, options)
         service = app.state.service
+        service.telemetry = open_telemetry(
+            options.otlp_endpoint,
+            options.emf_file,
+            service="ridgeline",
+        )
+        resources.callback(service.telemetry.close)
         admin = None
         if admin_listener is not None:
             admin = AdminListener(create_admin_app(service), admin_listener)
