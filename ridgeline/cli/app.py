@@ -55,6 +55,7 @@ FUNCTIONS = {
     "twin": "run.twin:twin",
     "operate": "operate:operate",
     "deploy": "operate:deploy",
+    "fleet": "run.fleet:fleet",
     "completion": "tools:completion",
     "version": "tools:version",
 }

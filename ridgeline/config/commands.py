@@ -51,6 +51,7 @@ from ridgeline.config.tools import (
     DeployOptions,
     DoctorOptions,
     ExplainOptions,
+    FleetOptions,
     GenerateOptions,
     InspectOptions,
     MockServerOptions,
@@ -493,6 +494,15 @@ _COMMANDS = (
             "ridgeline operate dashboards --server vllm --out grafana",
         ),
         sections=(OperateOptions,),
+    ),
+    Command(
+        name="fleet",
+        group="Run",
+        summary="Run several servers and their gateway on Ray Serve.",
+        details="Ray places the servers, restarts one that fails, and replaces them one after "
+        "another when the file changes; streams go on. Needs the extra fleet.",
+        examples=("ridgeline fleet up fleet.toml", "ridgeline fleet status"),
+        sections=(FleetOptions,),
     ),
     Command(
         name="deploy",

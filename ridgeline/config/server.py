@@ -405,11 +405,7 @@ class CanaryOptions(Section, frozen=True, kw_only=True):
 
     canary: Annotated[
         tuple[str, ...],
-        About(
-            "URL of a server with the new version (repeatable).",
-            metavar="URL",
-            since="0.3",
-        ),
+        About("URL of a server with the new version (repeatable).", metavar="URL", since="0.3"),
     ] = ()
     canary_shadow_share: Annotated[
         float,
@@ -421,11 +417,7 @@ class CanaryOptions(Section, frozen=True, kw_only=True):
     ] = 0.1
     canary_stages: Annotated[
         str,
-        About(
-            "Its shares of the sessions, one after another.",
-            metavar="SHARES",
-            since="0.3",
-        ),
+        About("Its shares of the sessions, one after another.", metavar="SHARES", since="0.3"),
     ] = "0.05,0.25,0.5"
     canary_min_tokens: Annotated[
         int,
@@ -438,11 +430,7 @@ class CanaryOptions(Section, frozen=True, kw_only=True):
     ] = 50_000
     canary_min_sessions: Annotated[
         int,
-        About(
-            "Its sessions before the next stage.",
-            unit=COUNT,
-            since="0.3",
-        ),
+        About("Its sessions before the next stage.", unit=COUNT, since="0.3"),
     ] = 300
     canary_alpha: Annotated[
         float,
@@ -464,10 +452,7 @@ class CanaryOptions(Section, frozen=True, kw_only=True):
     canary_max_slowdown: Annotated[
         float,
         About(
-            "Slowdown that is allowed: 0.02 for 2 %.",
-            unit=NUMBER,
-            range=Range(0, 10),
-            since="0.3",
+            "Slowdown that is allowed: 0.02 for 2 %.", unit=NUMBER, range=Range(0, 10), since="0.3"
         ),
     ] = 0.02
     canary_state: Annotated[
@@ -510,53 +495,27 @@ class FallbackOptions(Section, frozen=True, kw_only=True):
     ] = None
     fallback_api_key: Annotated[
         str | None,
-        About(
-            "Key of the API, in place of the client's.",
-            metavar="KEY",
-            since="0.3",
-        ),
+        About("Key of the API, in place of the client's.", metavar="KEY", since="0.3"),
     ] = None
     fallback_model: Annotated[
         str | None,
-        About(
-            "Name of the model there.",
-            metavar="NAME",
-            unset="the client's",
-            since="0.3",
-        ),
+        About("Name of the model there.", metavar="NAME", unset="the client's", since="0.3"),
     ] = None
     fallback_input_price: Annotated[
         float,
-        About(
-            "Dollars per million prompt tokens.",
-            unit=DOLLARS,
-            since="0.3",
-        ),
+        About("Dollars per million prompt tokens.", unit=DOLLARS, since="0.3"),
     ] = 0.0
     fallback_output_price: Annotated[
         float,
-        About(
-            "Dollars per million output tokens.",
-            unit=DOLLARS,
-            since="0.3",
-        ),
+        About("Dollars per million output tokens.", unit=DOLLARS, since="0.3"),
     ] = 0.0
     fallback_dollars_per_hour: Annotated[
         float,
-        About(
-            "The most that it may cost within an hour.",
-            unit=DOLLARS,
-            since="0.3",
-        ),
+        About("The most that it may cost within an hour.", unit=DOLLARS, since="0.3"),
     ] = 0.0
     fallback_after_s: Annotated[
         float,
-        About(
-            "Wait for a backend before.",
-            unit=DURATION,
-            range=NON_NEGATIVE_SECONDS,
-            since="0.3",
-        ),
+        About("Wait for a backend before.", unit=DURATION, range=NON_NEGATIVE_SECONDS, since="0.3"),
     ] = 1.0
 
 

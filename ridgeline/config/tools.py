@@ -354,6 +354,53 @@ class OperateOptions(Section, frozen=True, kw_only=True):
     ] = Path("operate")
 
 
+class FleetOptions(Section, frozen=True, kw_only=True):
+    """A fleet on Ray Serve."""
+
+    title: ClassVar[str] = "Fleet"
+
+    action: Annotated[
+        Literal["up", "status", "down"],
+        About(
+            "up: start the fleet of a file, or change the one that runs. status: show it. down: "
+            "end it.",
+            positional=True,
+            required=True,
+            since="0.3",
+        ),
+    ]
+    file: Annotated[
+        Path | None,
+        About(
+            "The fleet's models: a TOML file.",
+            positional=True,
+            path="input",
+            since="0.3",
+        ),
+    ] = None
+    address: Annotated[
+        str | None,
+        About(
+            "Ray cluster to use.",
+            metavar="ADDRESS",
+            unset="this machine's; up starts one if there is none",
+            since="0.3",
+            ambient=False,
+        ),
+    ] = None
+    ready_timeout_s: Annotated[
+        float,
+        About(
+            "Maximum wait for the servers.",
+            unit=DURATION,
+            range=Range(1, MAX_SECONDS),
+            since="0.3",
+            ambient=False,
+        ),
+    ] = 900.0
+    json: Annotated[bool, shared.JSON.but(since="0.3")] = False
+
+
 class DeployOptions(Section, frozen=True, kw_only=True):
     """Servers and the gateway before them, as files of a platform."""
 

@@ -131,9 +131,7 @@ class Service:
         caller = caller_of(http_request.scope)
         num_tokens = sum(len(prompt.tokens) for prompt in prompts)
         scheduling = self._scheduling(http_request.headers, options, caller)
-        if scheduling.priority < caller.min_priority:
-            message = f"priority is below the minimum of this API key: {scheduling.priority}"
-            raise ApiError(400, f"{message}; limit: {caller.min_priority}", param="priority")
+        _check_priority(scheduling.priority, caller)
         resume: ResumePoint | None = http_request.scope.get(SCOPE_KEY)
         is_resumable = RESUMABLE_HEADER in http_request.headers
         identity = resume or StreamIdentity(
@@ -327,3 +325,9 @@ def _header_priority(headers: Mapping[str, str]) -> int:
     if not (digits.isdecimal() and len(digits) <= 3 and abs(int(digits)) <= 100):
         raise ApiError(400, "x-vllm-priority must be an integer; limit: -100..100")
     return int(given)
+
+
+def _check_priority(priority: int, caller: Caller) -> None:
+    if priority < caller.min_priority:
+        message = f"priority is below the minimum of this API key: {priority}"
+        raise ApiError(400, f"{message}; limit: {caller.min_priority}", param="priority")

@@ -1,0 +1,153 @@
+"""What runs in Ray's processes: a supervisor per server, and one for the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.fleet.ray.child_process import ChildProcess, free_port, is_ready
+
+NAMESPACE, GATEWAY = "ridgeline", "ridgeline-gateway"
+_START_TIMEOUT_S = 900.0
+_LOST_AFTER_S = 60.0
+_SUPERVISION_S = 1.0
+
+
+class ServerEntry(msgspec.Struct, kw_only=True):
+    """A server of the fleet, as `ridgeline fleet status` shows it."""
+
+    replica: str
+    model: str
+    url: str
+    pid: int
+    seen_s: float = 0.0
+    is_ready: bool = False
+
+
+class GatewaySupervisor:
+    """A Ray actor: runs `ridgeline route` with a file of the servers that have registered."""
+
+    def __init__(self, host: str, port: int, arguments: Sequence[str]) -> None:
+        self._host, self._port, self._arguments = host, port, tuple(arguments)
+        self._folder = tempfile.TemporaryDirectory(prefix="ridgeline-fleet-")
+        self._file = Path(self._folder.name) / "backends"
+        self._servers: dict[str, ServerEntry] = {}
+        self._lock = threading.Lock()
+        self._write()
+        self._child = self._start()
+        threading.Thread(target=self._supervise, daemon=True).start()
+
+    def register(self, replica: str, model: str, url: str, pid: int) -> None:
+        """A server is ready."""
+        entry = ServerEntry(replica=replica, model=model, url=url, pid=pid, seen_s=time.monotonic())
+        with self._lock:
+            self._servers[replica] = entry
+            self._write()
+
+    def note_alive(self, replica: str) -> None:
+        """The supervisor of a server has found it running."""
+        with self._lock:
+            if replica in self._servers:
+                self._servers[replica].seen_s = time.monotonic()
+
+    def unregister(self, replica: str) -> None:
+        """A server is about to stop: it gets no more requests."""
+        with self._lock:
+            self._servers.pop(replica, None)
+            self._write()
+
+    def status(self) -> dict[str, Any]:
+        """The gateway's URL and the servers, as plain values."""
+        with self._lock:
+            servers = [msgspec.structs.replace(entry) for entry in self._servers.values()]
+        for entry in servers:
+            entry.is_ready = is_ready(entry.url)
+        return {
+            "url": self.url,
+            "pid": self._child.pid,
+            "is_ready": is_ready(self.url),
+            "servers": msgspec.to_builtins(servers),
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._host}:{self._port}"
+
+    def stop(self) -> None:
+        """Stop the gateway; its streams may end first."""
+        self._child.stop(60)
+
+    def _start(self) -> ChildProcess:
+        words = ["--host", self._host, "--port", str(self._port), "--backend-file", str(self._file)]
+        return ChildProcess(["route", *words, *self._arguments])
+
+    def _write(self) -> None:
+        part = self._file.with_suffix(".part")
+        part.write_text("".join(f"{entry.url}\n" for entry in self._servers.values()))
+        part.replace(self._file)
+
+    def _supervise(self) -> None:
+        """Forget servers whose supervisors are gone, and start a gateway that has ended again."""
+        while True:
+            time.sleep(_SUPERVISION_S)
+            lost_s = time.monotonic() - _LOST_AFTER_S
+            with self._lock:
+                lost = [name for name, entry in self._servers.items() if entry.seen_s < lost_s]
+                for name in lost:
+                    del self._servers[name]
+                if lost:
+                    self._write()
+            if not self._child.is_running:
+                self._child = self._start()
+
+
+class ServerReplica:
+    """A replica of Ray Serve: runs `ridgeline serve`, and ends with it.
+
+    Ray starts another one if `check_health` fails. When Ray removes the replica, the server gets no
+    more requests, finishes what it can within `drain_s`, and hands the rest over.
+    """
+
+    def __init__(self, model: str, arguments: Sequence[str], host: str, drain_s: int) -> None:
+        import ray
+        from ray import serve
+
+        self._drain_s = drain_s
+        self._replica = str(serve.get_replica_context().replica_id.unique_id)
+        self._gateway = ray.get_actor(GATEWAY, NAMESPACE)
+        own = ray.util.get_node_ip_address() if host == "" else host
+        port = free_port(own)
+        url = f"http://{own}:{port}"
+        words = ["--host", own, "--port", str(port), "--shutdown-timeout-s", str(drain_s)]
+        self._child = ChildProcess(["serve", model, *words, *arguments])
+        try:
+            self._child.wait_ready(url, _START_TIMEOUT_S)
+        except RuntimeError:
+            self._child.stop(5)
+            raise
+        ray.get(self._gateway.register.remote(self._replica, model, url, self._child.pid))
+
+    def check_health(self) -> None:
+        """Raises RuntimeError if the server has ended."""
+        if not self._child.is_running:
+            raise RuntimeError("the server has ended")
+        self._gateway.note_alive.remote(self._replica)
+
+    def __call__(self) -> str:
+        """Requests go to the gateway, and not through Ray."""
+        return self._replica
+
+    def __del__(self) -> None:
+        if hasattr(self, "_child"):
+            import ray
+
+            with contextlib.suppress(Exception):  # the gateway may be gone already
+                ray.get(self._gateway.unregister.remote(self._replica), timeout=5)
+            self._child.stop(self._drain_s + 10)

@@ -1,0 +1,167 @@
+"""Start, change, show and end a fleet on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.fleet.ray.actors import GATEWAY, NAMESPACE, GatewaySupervisor, ServerReplica
+from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
+
+_PREFIX = "ridgeline-"  # of the fleet's applications in Ray Serve
+_HEALTH_PERIOD_S = 5
+_KEY = "RIDGELINE_API_KEY"
+_START_ATTEMPTS = 3
+
+
+def import_ray() -> Any:
+    """The module `ray`. Raises BadInput where it is not installed."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+        from ray import serve  # noqa: F401  # the extra of ray
+    except ImportError:
+        raise BadInput("a fleet needs Ray Serve", fix="pip install 'ridgeline[fleet]'") from None
+    return ray
+
+
+def connect(address: str | None, *, start: bool) -> bool:
+    """Connect to the cluster at `address`, or to that of this machine; True if one was started for
+    as long as this process runs. Raises CannotRun where there is none."""
+    ray = import_ray()
+    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+    try:
+        ray.init(address or "auto", **options)
+        return False
+    except ConnectionError as error:
+        if address is not None or not start:
+            raise CannotRun(f"no Ray cluster answers: {error}") from None
+    for _ in range(_START_ATTEMPTS):
+        try:
+            ray.init(include_dashboard=False, **options)
+            return True
+        except Exception as error:  # on a busy machine its processes may not answer within 30 s
+            ray.shutdown()
+            why = str(error)
+    raise CannotRun(f"Ray does not start: {why}")
+
+
+def deploy(fleet: FleetFile) -> str:
+    """Make the cluster run the fleet, changing servers one after another; the gateway's URL.
+
+    Raises BadInput where servers on several machines would have no key.
+    """
+    ray = import_ray()
+    from ray import serve
+
+    is_single = sum(node["Alive"] for node in ray.nodes()) == 1
+    if not is_single and not os.environ.get(_KEY):
+        raise BadInput(f"a fleet on several machines needs a key in {_KEY}")
+    environment = {"env_vars": {_KEY: os.environ[_KEY]}} if os.environ.get(_KEY) else {}
+    gateway = (
+        ray.remote(GatewaySupervisor)
+        .options(
+            name=GATEWAY,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=16,
+            runtime_env=environment,
+        )
+        .remote(fleet.host, fleet.port, fleet.route)
+    )
+    url = str(ray.get(gateway.status.remote())["url"])
+    wanted = {_PREFIX + model.name for model in fleet.models}
+    for model in fleet.models:
+        application = _application(model, fleet, "127.0.0.1" if is_single else "", environment)
+        serve.run(application, name=_PREFIX + model.name, route_prefix=None, blocking=False)
+    for name in _applications() - wanted:
+        serve.delete(name)
+    return url
+
+
+def wait_ready(fleet: FleetFile, timeout_s: float, on_change: Callable[[str], None]) -> None:
+    """Wait until every server runs as the file says. Raises CannotRun in the end."""
+    from ray import serve
+
+    deadline_s, before = time.monotonic() + timeout_s, ""
+    while time.monotonic() < deadline_s:
+        states = {
+            name: application.status.value
+            for name, application in serve.status().applications.items()
+            if name.startswith(_PREFIX)
+        }
+        now = ", ".join(f"{name.removeprefix(_PREFIX)} {state}" for name, state in states.items())
+        if now != before:
+            on_change(now)
+            before = now
+        failed = [name for name, state in states.items() if state in ("DEPLOY_FAILED", "UNHEALTHY")]
+        if failed and all(s not in ("DEPLOYING",) for s in states.values()):
+            message = serve.status().applications[failed[0]].message
+            raise CannotRun(f"{failed[0].removeprefix(_PREFIX)}: {message}")
+        if len(states) == len(fleet.models) and {*states.values()} == {"RUNNING"}:
+            return
+        time.sleep(0.5)
+    raise CannotRun(f"the fleet is not ready after {timeout_s:g} s: {before}")
+
+
+def read_status() -> dict[str, Any] | None:
+    """The gateway and the servers; None if no fleet runs."""
+    ray = import_ray()
+    try:
+        gateway = ray.get_actor(GATEWAY, NAMESPACE)
+    except ValueError:
+        return None
+    status: dict[str, Any] = ray.get(gateway.status.remote(), timeout=60)
+    return status
+
+
+def take_down() -> bool:
+    """End the servers, and then the gateway; False if no fleet ran."""
+    ray = import_ray()
+    from ray import serve
+
+    try:
+        gateway = ray.get_actor(GATEWAY, NAMESPACE)
+    except ValueError:
+        return False
+    for name in _applications():
+        serve.delete(name)
+    with contextlib.suppress(Exception):
+        ray.get(gateway.stop.remote(), timeout=90)
+    ray.kill(gateway)
+    serve.shutdown()
+    return True
+
+
+def _applications() -> set[str]:
+    from ray import serve
+
+    return {name for name in serve.status().applications if name.startswith(_PREFIX)}
+
+
+def _application(
+    model: FleetModel, fleet: FleetFile, host: str, environment: dict[str, Any]
+) -> Any:
+    """The application of Ray Serve that keeps the servers of one model."""
+    from ray import serve
+
+    deployment = serve.deployment(ServerReplica).options(
+        name=model.name,
+        num_replicas=model.replicas,
+        ray_actor_options={
+            "num_cpus": model.cpus,
+            "num_gpus": model.gpus,
+            "resources": dict(model.resources),
+            "runtime_env": environment,
+        },
+        health_check_period_s=_HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=fleet.drain_s + 20,
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    return deployment.bind(model.model, list(model.serve), host, fleet.drain_s)
