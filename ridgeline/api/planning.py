@@ -21,6 +21,7 @@ from ridgeline.config.planning import (
     Router,
     SimulateOptions,
 )
+from ridgeline.config.settings import Batching
 from ridgeline.records import KvEviction
 from ridgeline.records.price import Commitment
 from ridgeline.records.progress import Observer, silent
@@ -229,6 +230,9 @@ def simulate(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     enable_prefix_caching: bool = False,
+    batching: Batching = "continuous",
+    batch_wait_ms: float = 10.0,
+    slo_throttle: bool = False,
     num_speculative_tokens: int = 0,
     acceptance: float | None = None,
     autoscale: int | None = None,
@@ -284,6 +288,9 @@ def simulate(
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
             512).
         enable_prefix_caching: Share the prefixes of recorded prompts.
+        batching: How requests are combined into batches.
+        batch_wait_ms: Dynamic batching: maximum wait for a fuller batch.
+        slo_throttle: Admit fewer requests while the p95 TTFT or TPOT violates --slo.
         num_speculative_tokens: Speculative decoding: draft tokens per sequence and step.
         acceptance: Speculative decoding: probability that a draft token is accepted.
         autoscale: Scale up to this many replicas (default: off).

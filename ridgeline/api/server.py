@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Unpack
 
 from ridgeline.api.keywords import check_effective, download_models, engine_settings, options_from
-from ridgeline.config.server import ReasoningFormat, ServerOptions, ToolFormat, TwinOptions
+from ridgeline.config.server import (
+    ReasoningFormat,
+    ServerOptions,
+    ToolFormat,
+    TwinOptions,
+)
 from ridgeline.config.settings import EngineSettings
 from ridgeline.records.progress import Observer, silent
+from ridgeline.records.thinking import ReasoningConfig
 from ridgeline.workflows.serving.local_server import LocalServer
 
 
@@ -17,6 +23,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     served_model_name: str | None = None,
+    further_models: tuple[str, ...] = (),
     admin_port: int | None = None,
     shutdown_timeout_s: int | str = 30,
     log_requests: bool = False,
@@ -25,6 +32,8 @@ def serve(
     enable_auto_tool_choice: bool = False,
     tool_call_parser: ToolFormat | None = None,
     reasoning_parser: ReasoningFormat | None = None,
+    allow_runtime_lora_updating: bool = False,
+    reasoning_config: ReasoningConfig | None = None,
     api_key: str | None = None,
     api_keys_file: str | None = None,
     insecure: bool = False,
@@ -65,6 +74,7 @@ def serve(
         host: Address to listen on. Anything but loopback needs an API key or --insecure.
         port: Port to listen on; 0 takes a free one.
         served_model_name: Model name that clients use (default: the name of MODEL).
+        further_models: Further model to serve, chosen by the requests that name it (repeatable).
         admin_port: Loopback port for metrics, state, aborting and draining (default: none).
         shutdown_timeout_s: Maximum wait for running requests after SIGTERM.
         log_requests: Log a line per request, without its content.
@@ -75,6 +85,11 @@ def serve(
         tool_call_parser: Format in which this model writes tool calls.
         reasoning_parser: How this model marks its reasoning: think (<think> tags), think_open
             (a closing tag only), openai_gptoss (harmony channels).
+        allow_runtime_lora_updating: Let administrators' keys load and unload adapters from this
+            machine's directories over HTTP.
+        reasoning_config: Marks of the model's thinking for thinking budgets, as vLLM's JSON with
+            reasoning_start_str and reasoning_end_str; text before the end mark is added when a
+            budget is spent (default: those of --reasoning-parser).
         api_key: Key that clients must send.
         api_keys_file: TOML file of hashed keys with their names and limits.
         insecure: Serve non-local clients without a key, at your own risk.

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
+from ridgeline.config.settings import Batching
 from ridgeline.config.units import (
     COUNT,
     DOLLARS,
@@ -15,6 +16,7 @@ from ridgeline.config.units import (
     MAX_REPLICAS,
     MAX_REQUESTS,
     MAX_SECONDS,
+    MILLISECONDS,
     NON_NEGATIVE_COUNT,
     NON_NEGATIVE_SECONDS,
     NUMBER,
@@ -251,6 +253,17 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     max_num_seqs: Annotated[int | None, shared.SLOTS] = None
     max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
     enable_prefix_caching: Annotated[bool, About("Share the prefixes of recorded prompts.")] = False
+    batching: Annotated[Batching, About("How requests are combined into batches.", since="0.3")] = (
+        "continuous"
+    )
+    batch_wait_ms: Annotated[
+        float,
+        About("Dynamic batching: maximum wait for a fuller batch.", unit=MILLISECONDS, since="0.3"),
+    ] = 10.0
+    slo_throttle: Annotated[
+        bool,
+        About("Admit fewer requests while the p95 TTFT or TPOT violates --slo.", since="0.3"),
+    ] = False
     num_speculative_tokens: Annotated[int, shared.DRAFT_TOKENS] = 0
     acceptance: Annotated[float | None, shared.ACCEPTANCE] = None
     autoscale: Annotated[

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-import msgspec
-
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
 from ridgeline.config.units import (
@@ -24,6 +22,7 @@ from ridgeline.config.units import (
 )
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
+from ridgeline.records.thinking import ReasoningConfig
 
 ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml", "openai"]
 RoutingPolicy = Literal[
@@ -44,13 +43,6 @@ _OTLP_ENDPOINT = About(
     since="0.3",
 )
 _TIMEOUT = About("", unit=DURATION, range=NON_NEGATIVE_SECONDS, flag="")
-
-
-class ReasoningConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Marks of a model's thinking, with the keys of vLLM's `--reasoning-config`."""
-
-    reasoning_start_str: str | None = None
-    reasoning_end_str: str | None = None
 
 
 class ServeModel(Section, frozen=True, kw_only=True):
@@ -77,6 +69,15 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         About("Model name that clients use.", metavar="NAME", unset="the name of MODEL"),
     ] = None
+    further_models: Annotated[
+        tuple[str, ...],
+        About(
+            "Further model to serve, chosen by the requests that name it (repeatable).",
+            flag="model",
+            metavar="MODEL",
+            since="0.3",
+        ),
+    ] = ()
     admin_port: Annotated[
         int | None,
         About("Loopback port for metrics, state, aborting and draining.", unit=PORT, unset="none"),
@@ -253,6 +254,11 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "--default-slo-class must be one of --slo-classes",
                 value=self.default_slo_class,
                 limit=", ".join(known) or "no classes are defined",
+            )
+        if self.further_models and self.batch_store is not None:
+            raise BadInput(
+                "--batch-store cannot be combined with --model: batches run on one model",
+                fix="serve the model of the batches alone",
             )
         if self.reasoning_config is not None and self.reasoning_parser is None:
             raise BadInput(

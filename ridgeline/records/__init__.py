@@ -16,6 +16,7 @@ from ridgeline.records.events import (
 from ridgeline.records.kv_eviction import KvEviction
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
 from ridgeline.records.request import (
+    BeamSearch,
     CachePolicy,
     OutputGrammar,
     Request,
@@ -36,6 +37,7 @@ from ridgeline.records.trace import (
 
 __all__ = [
     "BUSY_SHARE",
+    "BeamSearch",
     "CachePolicy",
     "CountedBy",
     "EngineInfo",

@@ -31,6 +31,22 @@ class OutputGrammar(msgspec.Struct, frozen=True):
     text: str
 
 
+class BeamSearch(msgspec.Struct, frozen=True):
+    """Beam search with as many beams as the request has choices.
+
+    A finished output's score is the sum of its log-probabilities over its length to the power of
+    `length_penalty`. `early_stopping`: True ends the search once every choice is finished, False
+    when no beam beats them as it stands, "never" when none could at the greatest length.
+    """
+
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        if not -10.0 <= self.length_penalty <= 10.0:
+            raise _out_of_range("length_penalty", self.length_penalty, "[-10.0, 10.0]")
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters. Field names and defaults are those of vLLM's SamplingParams.
 
@@ -43,7 +59,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stops at that token. `shown_special_tokens`: special tokens that stay in the text although
     `skip_special_tokens`. The output never contains one of `bad_words`. After
     `thinking_token_budget` tokens of thinking, which `thinking_marks` enclose, the output continues
-    with the forced end of the thinking. The engine fills in `bad_words_token_ids` and
+    with the forced end of the thinking. With `beam` the choices are the best outputs of a beam
+    search, which reads raw log-probabilities only. The engine fills in `bad_words_token_ids` and
     `thinking_limit` with the tokens of its model. `kv_eviction`: which keys
     and values stay in the cache; None: as the engine is configured.
     """
@@ -77,6 +94,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     thinking_marks: ThinkingMarks = ThinkingMarks()
     thinking_limit: ThinkingLimit | None = None
     kv_eviction: KvEviction | None = None
+    beam: BeamSearch | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
@@ -100,7 +118,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             raise _out_of_range("min_tokens", self.min_tokens, "[0, inf)")
         self._check_max_tokens()
         self._check_token_rules()
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+        if self.beam is not None:
+            self._check_beam_search()
+        elif self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise _out_of_range("logprobs", self.logprobs, f"[0, {MAX_LOGPROBS}]")
         if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
             raise _out_of_range("prompt_logprobs", self.prompt_logprobs, f"[0, {MAX_LOGPROBS}]")
@@ -140,6 +160,27 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
                 fix="send only one of them",
             )
 
+    def _check_beam_search(self) -> None:
+        """Beam search ranks raw log-probabilities: what changes them or the draw has no place."""
+        others = {
+            "temperature": not self.greedy,
+            "a penalty": self.has_penalties,
+            "logit_bias": self.logit_bias,
+            "structured output": self.structured is not None,
+            "allowed_token_ids": self.allowed_token_ids,
+            "bad_words": self.bad_words,
+            "thinking_token_budget": self.thinking_token_budget is not None,
+            "min_tokens": self.min_tokens,
+            "stop": self.stop,
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "kv_eviction": self.kv_eviction is not None,
+        }
+        named = [name for name, is_set in others.items() if is_set]
+        if named:
+            raise BadInput(
+                f"beam search cannot be combined with {named[0]}", fix=f"leave {named[0]} out"
+            )
+
     def _check_max_tokens(self) -> None:
         if self.max_tokens is None:
             return
@@ -164,7 +205,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         `min_tokens`, which bans the end of sequence for a while, is allowed.
         """
         needs_more = self.logprobs is not None or self.logit_bias or self.has_penalties
-        return self.greedy and not (needs_more or self.is_masked or self.has_token_rules)
+        needs_more = needs_more or self.has_token_rules or self.beam is not None
+        return self.greedy and not (needs_more or self.is_masked)
 
     @property
     def is_masked(self) -> bool:

@@ -7,6 +7,13 @@ import msgspec
 from ridgeline.errors import BadInput
 
 
+class ReasoningConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Marks of a model's thinking, with the keys of vLLM's `--reasoning-config`."""
+
+    reasoning_start_str: str | None = None
+    reasoning_end_str: str | None = None
+
+
 class ThinkingMarks(msgspec.Struct, frozen=True):
     """The texts around a model's thinking.
 

@@ -18,7 +18,7 @@ from starlette.routing import Match
 
 import ridgeline
 from ridgeline.config.server import ServerOptions
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.roofline import Peaks
 from ridgeline.serve import invocations, operations, tokenize
 from ridgeline.serve.adapters import routes as adapter_routes
@@ -80,6 +80,19 @@ def create_app(
         build_document, app, (CompletionChunk, ChatCompletionChunk, ResponseEvent, MessageEvent)
     )
     return app
+
+
+def add_model(
+    app: FastAPI, engine: ServedEngine, options: ServerOptions, *, peaks: Peaks | None = None
+) -> Service:
+    """Serve a further model from the app. Raises BadInput if its name is taken."""
+    first: Service = app.state.service
+    service = Service(engine, options, peaks=peaks, group=first.group)
+    taken = set(first.group.names) & set(service.own_names)
+    if taken:
+        raise BadInput("two served models have the same name", value=sorted(taken)[0])
+    first.group.services.append(service)
+    return service
 
 
 def create_admin_app(service: Service) -> FastAPI:

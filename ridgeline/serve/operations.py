@@ -125,7 +125,7 @@ async def openapi(request: Request) -> Response:
     | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(service: ServiceDep) -> Response:
-    return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+    return Response(service.group.render_metrics(), headers={"content-type": CONTENT_TYPE})
 
 
 @admin_router.get(

@@ -19,6 +19,7 @@ from ridgeline.serve.auth.keys import Caller, load_keys
 from ridgeline.serve.auth.middleware import caller_of
 from ridgeline.serve.auth.rate_limit import KeyBudget, KeyBudgets
 from ridgeline.serve.auth.tenant_secret import tenant_secret
+from ridgeline.serve.bodies.routing import JsonRequest
 from ridgeline.serve.config import LIMITS, model_name
 from ridgeline.serve.drain import DrainState
 from ridgeline.serve.engine_protocol import ServedEngine
@@ -49,6 +50,7 @@ from ridgeline.serve.generation.stream import (
     ResponseStream,
 )
 from ridgeline.serve.metrics.registry import Metrics
+from ridgeline.serve.model_group import ModelGroup
 from ridgeline.serve.response_cache.cache import ResponseCache, response_key
 from ridgeline.serve.response_cache.replay import AnswerRecorder, AnswerReplay
 from ridgeline.serve.telemetry.base import OPERATIONS, NoTelemetry, RequestRecord, Telemetry
@@ -68,6 +70,7 @@ class Service:
         *,
         peaks: Peaks | None = None,
         now: Callable[[], float] = time.monotonic,
+        group: ModelGroup | None = None,
     ) -> None:
         self.engine, self.options, self.now = engine, options, now
         self.name = options.served_model_name or model_name(engine.info.model)
@@ -78,12 +81,19 @@ class Service:
             peaks=peaks,
             slo_classes=options.parsed_slo_classes,
         )
-        self.keys = load_keys(options.api_key, options.api_keys_file)
-        if self.keys:
-            self.keys = self.keys.with_secret(_tier_secret(engine))
-        self.drain = DrainState()
+        self.group = group or ModelGroup(self)
+        if group is None:
+            self.keys = load_keys(options.api_key, options.api_keys_file)
+            if self.keys:
+                self.keys = self.keys.with_secret(_tier_secret(engine))
+            self.drain = DrainState()
+            self.budgets = KeyBudgets(
+                self.keys, options.requests_per_minute, options.tokens_per_minute
+            )
+        else:
+            first = group.first
+            self.keys, self.drain, self.budgets = first.keys, first.drain, first.budgets
         self.slo_classes = options.parsed_slo_classes
-        self.budgets = KeyBudgets(self.keys, options.requests_per_minute, options.tokens_per_minute)
         self.created = int(time.time())
         self.has_batches = self.is_warmed = False
         self.response_cache: ResponseCache | None = None
@@ -103,15 +113,19 @@ class Service:
         """
         if name is None or name == self.name:
             return self.name
-        adapters = self.engine.info.adapters
-        if name not in adapters:
-            known = ", ".join(f"`{own}`" for own in (self.name, *adapters))
+        if name not in self.engine.info.adapters:
+            known = ", ".join(f"`{own}`" for own in self.group.names)
             message = f"The model `{name[:200]}` does not exist; this server serves {known}"
             raise ApiError(404, message, param="model")
         if not allow_adapters:
-            message = f"The adapter `{name}` only generates text; fix: name `{self.name}`"
+            message = f"The adapter `{name}` is not served here; fix: name `{self.name}`"
             raise ApiError(400, message, param="model")
         return name
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The names of the model and of its adapters."""
+        return (self.name, *self.engine.info.adapters)
 
     def submit(
         self,
@@ -259,7 +273,11 @@ class Service:
             raise
 
     def fault(self) -> str | None:
-        """What is broken, by the health checks of the server's parts; None if nothing is."""
+        """What is broken in any of the server's models; None if nothing is."""
+        return self.group.fault()
+
+    def own_fault(self) -> str | None:
+        """What is broken, by the health checks of this model's parts; None if nothing is."""
         faults = (check() for check in self.health_checks)
         return next((fault for fault in faults if fault is not None), None)
 
@@ -267,9 +285,13 @@ class Service:
         return None if self.engine.is_healthy() else "the engine makes no progress"
 
     def end_streams(self) -> None:
-        """End every open response with a 503: the server stops."""
+        """End every open response of every model with a 503: the server stops."""
+        self.group.end_streams(self.drain.refusal())
+
+    def end_own_streams(self, refusal: Exception) -> None:
+        """End every open response of this model."""
         for stream in list(self._streams):
-            stream.fail(self.drain.refusal())
+            stream.fail(refusal)
 
     def _charger(self, budget: KeyBudget) -> Callable[[int], None]:
         if not budget.limits_tokens:
@@ -301,9 +323,12 @@ class Service:
 
 
 async def get_service(request: Request) -> Service:
-    """The service of the app that a request came to."""
+    """The service of the model that a request names, or the app's first one."""
     service: Service = request.app.state.service
-    return service
+    if len(service.group.services) == 1 or not isinstance(request, JsonRequest):
+        return service
+    body = await request.json()  # parsed once, and kept
+    return service.group.find(body.get("model") if isinstance(body, dict) else None)
 
 
 ServiceDep = Annotated[Service, Depends(get_service)]

@@ -227,3 +227,38 @@ def test_fleet_of_several_kinds_of_devices(capsys: pytest.CaptureFixture[str]) -
     assert sum(served.values()) == 300 and served["h100-sxm"] > served["l40s"] / 2
     assert main([*asked, "--accelerator", "h100-sxm=2", "--replicas", "2"]) == 2
     assert "--accelerator" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("batching", ["static", "dynamic"])
+def test_batching_policy_is_simulated_step_by_step_or_not(
+    capsys: pytest.CaptureFixture[str], batching: str
+) -> None:
+    slots = ["--max-num-seqs", "16", "--batching", batching]
+    waits, steps = simulated(capsys, *slots), simulated(capsys, *slots, "--step-by-step")
+    assert waits["duration_s"] == pytest.approx(steps["duration_s"], rel=1e-9)
+    assert waits["num_steps"] == steps["num_steps"]
+    continuous = simulated(capsys, "--max-num-seqs", "16")
+    assert waits["ttft"]["mean"] > 1.5 * continuous["ttft"]["mean"]  # type: ignore[index]
+
+
+def test_longer_batch_wait_delays_first_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = ["--request-rate", "2", "--num-prompts", "40", "--batching", "dynamic"]
+    short, long = (simulated(capsys, *slow, "--batch-wait-ms", ms) for ms in ("1", "300"))
+    assert long["ttft"]["p50"] > short["ttft"]["p50"] + 0.2  # type: ignore[index]
+
+
+def test_throttle_refuses_requests_and_keeps_the_slo(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--request-rate", "400", "--num-prompts", "1500", "--max-num-seqs", "8"]
+    slo = ["--slo", "ttft:1000"]
+    free = simulated(capsys, *load, *slo)
+    throttled = simulated(capsys, *load, *slo, "--slo-throttle")
+    assert free["num_served"] == 1500 > throttled["num_served"] > 32
+    assert throttled["ttft"]["p95"] < 0.7 * free["ttft"]["p95"]  # type: ignore[index]
+
+
+def test_throttle_without_an_objective_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--slo-throttle"]) == 2
+    assert "--slo" in capsys.readouterr().err
+    split = ["--replicas", "3", "--decode-replicas", "1", "--slo", "ttft:100", "--slo-throttle"]
+    assert main([*SMALL, *split]) == 2
+    assert "--decode-replicas" in capsys.readouterr().err

@@ -74,7 +74,7 @@ async def test_models_lists_adapters_with_their_parent(http: httpx.AsyncClient) 
 
 async def test_embeddings_of_an_adapter_are_refused(http: httpx.AsyncClient) -> None:
     reply = await http.post("/v1/embeddings", json={"input": PROMPT, "model": "one"})
-    assert reply.status_code == 400 and "only generates text" in reply.text
+    assert reply.status_code == 400 and "is not served here" in reply.text
 
 
 async def test_adapters_are_loaded_and_unloaded(folder: Path, http: httpx.AsyncClient) -> None:

@@ -144,7 +144,6 @@ async def test_prompt_too_long_names_the_limit(http: httpx.AsyncClient) -> None:
         (CHAT, {"documents": [{"text": "x"}]}),
         (CHAT, {"chat_template": "{{ 1 }}"}),
         (COMPLETIONS, {"suffix": "tail"}),
-        (COMPLETIONS, {"use_beam_search": True}),
     ],
 )
 async def test_unsupported_fields_are_refused(

@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.config.server import ReasoningConfig, ServerOptions
+from ridgeline.config.server import ServerOptions
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput
+from ridgeline.records import BeamSearch, Sampling
+from ridgeline.records.thinking import ReasoningConfig
 from ridgeline.serve.app import create_app
 from tests.serve.fake_engine import FakeEngine
 
@@ -93,6 +95,40 @@ async def test_prediction_is_counted_in_usage(real: Engine, stream: bool) -> Non
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     reply = await post(real, CHAT, body)
     assert '"accepted_prediction_tokens":' in reply.text
+
+
+async def test_beam_search_returns_the_best_outputs(real: Engine) -> None:
+    body = {"prompt": "def add(a, b):", "use_beam_search": True, "n": 3, "max_tokens": 9}
+    body |= {"length_penalty": 0.5, "early_stopping": True, "return_token_ids": True}
+    sampling = Sampling(
+        n=3, temperature=0.0, max_tokens=9, beam=BeamSearch(length_penalty=0.5, early_stopping=True)
+    )
+    expected = real.generate(["def add(a, b):"], sampling)[0]
+    found = (await post(real, COMPLETIONS, body)).json()
+    assert [tuple(own["token_ids"]) for own in found["choices"]] == [
+        own.tokens for own in expected.answers
+    ]
+    assert found["usage"]["completion_tokens"] == expected.usage.completion_tokens
+    chat = {**HELLO, "use_beam_search": True, "n": 2, "max_tokens": 4}
+    assert len((await post(real, CHAT, chat)).json()["choices"]) == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_beam_search": True, "stream": True},
+        {"use_beam_search": True, "temperature": 0.5},
+        {"use_beam_search": True, "stop": "x"},
+        {"use_beam_search": True, "logprobs": 1},
+        {"length_penalty": 2.0},
+        {"early_stopping": True},
+    ],
+)
+async def test_fields_that_beam_search_excludes_are_refused(
+    real: Engine, fields: dict[str, Any]
+) -> None:
+    reply = await post(real, COMPLETIONS, {"prompt": "a", "n": 2, **fields})
+    assert reply.status_code == 400, reply.text
 
 
 async def test_bad_predictions_are_refused(engine: FakeEngine) -> None:

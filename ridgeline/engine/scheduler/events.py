@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ridgeline.engine.scheduler.plan import RunOutput
 from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup
 from ridgeline.records import Event, Finished, FinishReason, Token
@@ -34,10 +36,32 @@ def finished_event(
     )
 
 
+def beam_events(group: SequenceGroup, at_s: float) -> list[Event]:
+    """The outputs of a beam search that is over, best first."""
+    assert group.beams is not None
+    events: list[Event] = []
+    for index, output in enumerate(group.beams.finished):
+        own: dict[str, Any] = {"request_id": group.request.id, "index": index, "at_s": at_s}
+        events += [Token(token=token, text="", **own) for token in output.tokens]
+        usage = group.usage(len(output.tokens))
+        reason, stop_reason = output.reason, output.stop_reason
+        events.append(Finished(reason=reason, stop_reason=stop_reason, usage=usage, **own))
+    for index in range(len(group.beams.finished), group.beams.width):  # of a tiny vocabulary
+        own = {"request_id": group.request.id, "index": index, "at_s": at_s}
+        events.append(Finished(reason="length", usage=group.usage(0), **own))
+    return events
+
+
 def aborted_events(group: SequenceGroup, at_s: float) -> list[Event]:
-    """The end of every unfinished choice by index, including those not forked yet."""
+    """The end of every unfinished choice by index, including those not forked yet.
+
+    A beam search has no output before its end.
+    """
     usages = dict.fromkeys(group.unforked, group.usage(0))
-    usages |= {index: seq.usage() for index, seq in group.live.items()}
+    if group.beams is None:
+        usages |= {index: seq.usage() for index, seq in group.live.items()}
+    else:
+        usages = dict.fromkeys(range(group.beams.width), group.usage(0))
     return [
         Finished(
             request_id=group.request.id,

@@ -31,7 +31,13 @@ from ridgeline.engine.scheduler.admission.admitter import Admitter
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits, check_request
 from ridgeline.engine.scheduler.background_budget import BackgroundBudget, make_background_policy
 from ridgeline.engine.scheduler.batching.base import BatchingPolicy
-from ridgeline.engine.scheduler.events import aborted_events, finished_event, token_event
+from ridgeline.engine.scheduler.beam_search import BeamState, Continuation
+from ridgeline.engine.scheduler.events import (
+    aborted_events,
+    beam_events,
+    finished_event,
+    token_event,
+)
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
 from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache
@@ -109,6 +115,7 @@ class Scheduler:
         check_request(request, self.limits, self.pool)
         self._has_evicted |= request.sampling.kv_eviction is not None
         group = self._registry.add(request)
+        group.beams = self._rule.new_beams(request)
         self._deadlines.add(group)
         self.background_budget.note_slo(request)
         self.draft_scheduler.note_request(request)
@@ -206,6 +213,8 @@ class Scheduler:
         step = self._begin_step(now_s)
         for lane in self._registry.lanes:
             self._plan_lane(lane, step)
+        if not step.runs and (held := [seq for seq in self._registry.running if seq.held]):
+            self._preempt(held[-1], step)  # others wait for its slot or blocks
         self.draft_scheduler.plan(step)
         self.background_budget.end_plan(step)
         transfers = self.cache.tiers.take_transfers()
@@ -384,7 +393,7 @@ class Scheduler:
         # The end moves: making room for one sequence may preempt those behind it.
         while i < (end := self._registry.num_running_up_to(lane)):
             seq, later = running[i], end - i - 1
-            num_tokens = step.budget.offer(seq.num_feedable, later)
+            num_tokens = 0 if seq.held else step.budget.offer(seq.num_feedable, later)
             if num_tokens and seq.eviction is not None and not self._compact(seq, step):
                 num_tokens = 0
             if num_tokens and (reserve(seq, num_tokens) or self._make_room(seq, num_tokens, step)):
@@ -473,6 +482,8 @@ class Scheduler:
             return []
         if seq.request.account:
             self._registry.lane_of(seq.request).unstarted.count_served(seq, len(output.tokens))
+        if seq.group.beams is not None:
+            return self._advance_beam(seq, seq.group.beams, output)
         if seq.group.unforked:
             self._fork_unforked(seq)
         if run.num_drafts:
@@ -502,6 +513,45 @@ class Scheduler:
         self._tables.trim(seq)
         return events
 
+    def _advance_beam(self, seq: Sequence, beams: BeamState, output: RunOutput) -> list[Event]:
+        """Record a beam's continuations; with those of all beams, choose the next ones."""
+        beams.record(seq.index, output.logprobs[0].top)
+        seq.tokens.append(output.tokens[0])
+        seq.held = True
+        self.totals.num_sampled += 1
+        if not beams.is_complete:
+            return []
+        group = seq.group
+        outputs = {i: tuple(own.tokens[own.num_prompt : -1]) for i, own in group.live.items()}
+        living = beams.advance(outputs)
+        if not living:
+            events = beam_events(group, self._now_s)
+            self.totals.num_finished += len(beams.finished)
+            self._remove_group(group, self._now_s)
+            return events
+        beams.follow(self._continue_beams(group, living))
+        return []
+
+    def _continue_beams(self, group: SequenceGroup, living: list[Continuation]) -> dict[int, float]:
+        """Drop the beams that nothing continues and fork the others; the scores by index."""
+        for index in group.live.keys() - {own.parent for own in living}:
+            self._tables.release(group.live[index], self._now_s)
+            self._registry.remove(group.live[index])
+        scores: dict[int, float] = {}
+        parents = {own.parent: group.live[own.parent] for own in living}
+        for score, parent, token in living:
+            seq, index = parents[parent], parent
+            if index in scores:  # another token continues the parent's own sequence
+                index = self._registry.add_choice(group)
+                self._fork(seq, index, seq.num_known)
+            scores[index] = score
+            group.live[index].tokens[-1] = token
+        for seq in parents.values():
+            seq.held = False
+            if seq.state is State.WAITING:  # preempted while it was held
+                self._registry.enqueue_resuming(seq)
+        return scores
+
     def _fork_unforked(self, leader: Sequence) -> None:
         """The prompt is computed: fork the remaining choices of the request from it."""
         unforked, leader.group.unforked = leader.group.unforked, []
@@ -516,6 +566,7 @@ class Scheduler:
         seq = self._registry.fork(source, index, num_known)
         lane = self._registry.lane_of(seq.request)
         shares = self.limits.shares_prefixes and seq.eviction is None
+        shares = shares and source.state is State.RUNNING  # a held beam may have been preempted
         if not shares or not self._admitter.ensure_slot(lane, self._step):
             self._registry.enqueue_resuming(seq)
             return

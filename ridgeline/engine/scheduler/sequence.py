@@ -9,6 +9,7 @@ from itertools import chain
 
 import msgspec
 
+from ridgeline.engine.scheduler.beam_search import BeamState
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
 from ridgeline.records import Request, Sampling, TokenLogprobs, Usage
 
@@ -38,6 +39,8 @@ class Sequence:
     `num_prompt_logprobs` is the number of alternatives to report per prompt position; None if none
     are due (any more). `num_predicted` and `num_mispredicted` count drafts from the request's
     prediction that were accepted and rejected.
+    A `held` beam has its continuations, and waits for those of the request's other beams; its last
+    token will be replaced by the one that lives on.
     """
 
     id: int
@@ -61,6 +64,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_predicted: int = 0
     num_mispredicted: int = 0
+    held: bool = False
     # Copies of what every token needs, to save the lookups.
     request: Request = field(init=False)
     sampling: Sampling = field(init=False)
@@ -153,7 +157,8 @@ class SequenceGroup:
     Choice 0 computes the prompt; the indices in `unforked` are forked from it afterwards. `live`
     holds the unfinished sequences by choice index. `started` becomes true with the request's first
     slot. Every choice derives its seed from `seed`. `order_s` replaces the place in the order that
-    arrival and priority give the request, once it has overtaken others.
+    arrival and priority give the request, once it has overtaken others. With `beams`, the choices
+    are the beams of a search.
     """
 
     request: Request
@@ -166,6 +171,7 @@ class SequenceGroup:
     cached_tokens: int = 0
     pinned_tokens: int = 0
     order_s: float | None = None
+    beams: BeamState | None = None
 
     @property
     def num_unfinished(self) -> int:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
+import msgspec
+
+from ridgeline.engine.scheduler.beam_search import BeamState
 from ridgeline.engine.scheduler.plan import SamplePoint, token_rules
 from ridgeline.engine.scheduler.sequence import Sequence
-from ridgeline.records import FinishReason
+from ridgeline.records import FinishReason, Request
 
 Stop = tuple[FinishReason, int | None]
 
@@ -42,6 +45,16 @@ class StopRule:
             return "length", None
         return None
 
+    def new_beams(self, request: Request) -> BeamState | None:
+        """The state of a request's beam search; None without one."""
+        params, sampling = request.sampling.beam, request.sampling
+        if params is None:
+            return None
+        room = self._max_model_len - len(request.prompt)
+        max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        eos = () if sampling.ignore_eos else self._eos
+        return BeamState(params, sampling.n, max_tokens, eos, sampling.stop_token_ids)
+
     def max_useful_drafts(self, seq: Sequence) -> int:
         """How many drafts, and a token after them, could be accepted before the sequence ends."""
         wanted = seq.sampling.max_tokens
@@ -59,6 +72,8 @@ class StopRule:
             banned = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         is_argmax = seq.is_argmax and not banned
         rules = token_rules(sampling, history[num_prompt:]) if sampling.has_token_rules else {}
+        if seq.group.beams is not None:
+            sampling = msgspec.structs.replace(sampling, logprobs=seq.group.beams.num_candidates)
         return SamplePoint(
             sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax, **rules
         )

@@ -22,8 +22,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, EngineFull
 from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
 from ridgeline.plan.simulate.records import (
     Autoscaling,
@@ -158,6 +159,8 @@ class _FleetSimulation:
         request = self.outcomes[index].request
         replica = self.replicas[self.routers[pool].choose(request, active, self.load)]
         name = str(index)
+        if replica.limiter is not None and not self._admit(replica, replica.limiter, name, index):
+            return
         engine_request = self._make_request(name, request, pool)
         simulated = replica.simulated
         if pool:
@@ -169,6 +172,18 @@ class _FleetSimulation:
         self.load.note_sent(replica.id, request.num_prompt)
         self.outcomes[index].replica = replica.id
         self._schedule_replica(replica)
+
+    def _admit(self, replica: FleetReplica, limiter: QueueLimiter, name: str, index: int) -> bool:
+        """Whether the replica's throttle takes the request; a refused one has ended."""
+        request = self.outcomes[index].request
+        slo = None if request.background else self.config.throttle
+        try:
+            limiter.admit(name, request.num_prompt, slo, self.now_s)
+        except EngineFull as error:
+            self.outcomes[index].error = f"refused by replica {replica.id}: {error.reason}"
+            self.num_open -= 1
+            return False
+        return True
 
     def _make_request(self, name: str, request: SimulatedRequest, pool: int) -> Request:
         prompt = (
@@ -194,6 +209,8 @@ class _FleetSimulation:
         if index is None:
             return
         outcome = self.outcomes[index]
+        if replica.limiter is not None:
+            replica.limiter.observe(event)
         if isinstance(event, Token):
             if math.isnan(outcome.first_s):
                 outcome.first_s = event.at_s + replica.config.overhead_s
@@ -205,6 +222,8 @@ class _FleetSimulation:
             outcome.num_preempted += 1
         elif isinstance(event, Finished):
             del replica.in_flight[event.request_id]
+            if replica.limiter is not None:
+                replica.limiter.remove(event.request_id)
             self.load.note_ended(replica.id)
             if replica.draining and not replica.in_flight:
                 self._terminate(replica)
@@ -243,6 +262,7 @@ class _FleetSimulation:
         if self.config.check is not None:
             simulated.check = self.config.check
         replica = FleetReplica(len(self.replicas), config, simulated, pool, self.now_s)
+        replica.limiter = self._new_limiter()
         self.replicas.append(replica)
         self.load.add_replica()
         if startup_s > 0:
@@ -257,6 +277,11 @@ class _FleetSimulation:
             fast_forward=self.config.fast_forward,
             interference=None if config.interference is None else config.interference(number),
         )
+
+    def _new_limiter(self) -> QueueLimiter | None:
+        if self.config.throttle is None:
+            return None
+        return QueueLimiter(QueueLimits(throttle=True))
 
     def _enter_service(self, replica: FleetReplica) -> None:
         if replica.until_s < math.inf:
@@ -289,6 +314,7 @@ class _FleetSimulation:
         failed.stop(self.now_s)
         replica.simulated = self._simulate_replica(replica.config, replica.id)
         replica.simulated.check = failed.check
+        replica.limiter = self._new_limiter()
         if replica.draining:
             self._terminate(replica)
         else:

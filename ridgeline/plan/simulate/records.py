@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.calibration.interference import InterferenceSampler
 from ridgeline.plan.simulate.replica import SimulatedReplica
 from ridgeline.plan.step_time.simulated import StepTimes
+from ridgeline.records import Slo
 
 
 class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +83,8 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     With `decode` the fleet is disaggregated: those replicas decode, and `transfer_s` gives the
     seconds that the KV of a prompt of that many tokens travels. `check` is called after every
-    commit, for tests of invariants.
+    commit, for tests of invariants. With `throttle` every replica refuses interactive requests
+    while their p95 latencies violate that SLO.
     """
 
     replicas: tuple[ReplicaConfig, ...]
@@ -93,6 +96,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     fast_forward: bool = True
     check: Callable[[Scheduler], None] | None = None
+    throttle: Slo | None = None
 
 
 @dataclass(slots=True)
@@ -126,6 +130,7 @@ class FleetReplica:
     num_steps: int = 0
     in_flight: dict[str, int] = field(default_factory=dict)
     sent_s: dict[str, float] = field(default_factory=dict)  # until the first token
+    limiter: QueueLimiter | None = None
 
 
 class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):

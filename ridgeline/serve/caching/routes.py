@@ -87,7 +87,7 @@ async def warm_cache(body: WarmRequest, request: Request, service: ServiceDep) -
     responses=error_responses(429, body=True),
 )
 async def forget_cache(body: PrefixRequest, request: Request, service: ServiceDep) -> Response:
-    service.check_model(body.model)
+    service.check_model(body.model, allow_adapters=False)
     prompt, caller = await _prompt(service, body, request), caller_of(request.scope)
     tenant = caller.tenant(body.cache_salt)
     dropping = service.engine.forget_prefix(prompt.tokens, tenant, caller.name)
@@ -101,7 +101,7 @@ async def warm(service: Service, body: WarmRequest, request: Request) -> WarmRes
     prompt = await _prompt(service, body, request)
     ttl_s = TTL_S[body.ttl or "5m"]
     policy = CachePolicy(pin_tokens=len(prompt.tokens), pin_ttl_s=ttl_s)
-    options = RequestOptions(cache_salt=body.cache_salt, cache=policy)
+    options = RequestOptions(cache_salt=body.cache_salt, cache=policy, model=body.model)
     sampling = Sampling(temperature=0.0, max_tokens=1)
     stream = service.submit(request, "warm", [prompt], sampling, options, streamed=False)
     async with cancel_on_disconnect(request.receive):

@@ -98,8 +98,8 @@ async def create_chat_completion(
     responses=error_responses(),
 )
 async def list_models(service: ServiceDep) -> Response:
-    names = (service.name, *service.engine.info.adapters)
-    models: ModelList = {"object": "list", "data": [_model_card(service, name) for name in names]}
+    cards = [_model_card(own, name) for own in service.group.services for name in own.own_names]
+    models: ModelList = {"object": "list", "data": cards}
     return json_response(models)
 
 
@@ -111,7 +111,8 @@ async def list_models(service: ServiceDep) -> Response:
     responses=error_responses(404),
 )
 async def get_model(name: str, service: ServiceDep) -> Response:
-    return json_response(_model_card(service, service.check_model(name)))
+    own = service.group.find(name)
+    return json_response(_model_card(own, own.check_model(name)))
 
 
 def _model_card(service: Service, name: str) -> ModelCard:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.records import KvEviction, Sampling, SamplingDefaults, ThinkingMarks
+from ridgeline.records import BeamSearch, KvEviction, Sampling, SamplingDefaults, ThinkingMarks
 from ridgeline.records.request import MAX_LOGPROBS
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
@@ -240,6 +240,8 @@ def _shared_params(body: CompletionRequestBase, marks: ThinkingMarks | None) -> 
     for name in ("stop_token_ids", "allowed_token_ids"):
         if getattr(body, name) is not None:
             params[name] = tuple(getattr(body, name))
+    if body.use_beam_search:
+        params |= _beam_search(body)
     if body.bad_words:
         params["bad_words"] = tuple(body.bad_words)
     if body.thinking_token_budget is not None:
@@ -256,6 +258,18 @@ def requested_eviction(value: Mapping[str, Any]) -> KvEviction:
         return msgspec.convert(value, KvEviction)
     except (msgspec.ValidationError, BadInput) as error:
         raise ApiError(400, f"kv_eviction: {error}", param="kv_eviction") from None
+
+
+def _beam_search(body: CompletionRequestBase) -> dict[str, Any]:
+    """Beam search with n beams; ApiError 400 for a temperature, which would change nothing."""
+    if body.temperature not in (None, 0, 1):
+        message = "temperature has no effect with use_beam_search; fix: leave it out"
+        raise ApiError(400, message, param="temperature")
+    length_penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    beam = BeamSearch(length_penalty, body.early_stopping or False)
+    # the model's own default penalties would change the scores
+    penalty = 1.0 if body.repetition_penalty is None else body.repetition_penalty
+    return {"beam": beam, "temperature": 0.0, "repetition_penalty": penalty}
 
 
 def _check_limits(body: CompletionRequestBase) -> None:

@@ -67,8 +67,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "suffix": (None, ""),
-    "use_beam_search": (None, False),
-    "length_penalty": (None, 1, 1.0),
     "spaces_between_special_tokens": (None, True),
     "chat_template": (None,),
     "documents": (None, []),
@@ -181,6 +179,9 @@ class CompletionRequestBase(OpenBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     bad_words: list[str] | None = None
     thinking_token_budget: Count | None = None
     request_id: Name | None = None
@@ -322,6 +323,13 @@ def check_supported(body: CompletionRequestBase) -> None:
     if body.best_of is not None and body.best_of != (body.n or 1):
         limit = f"got {body.best_of}; limit: n = {body.n or 1}"
         raise ApiError(400, f"best_of other than n is not supported; {limit}", param="best_of")
+    if not body.use_beam_search:
+        for name, neutral in (("length_penalty", (None, 1.0)), ("early_stopping", (None, False))):
+            if getattr(body, name) not in neutral:
+                raise ApiError(400, f"{name} needs use_beam_search = true", param=name)
+    elif body.stream:
+        message = "use_beam_search is not available with stream = true; fix: do not stream"
+        raise ApiError(400, message, param="use_beam_search")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream = true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:

@@ -29,6 +29,7 @@ from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes, StepTimes
 from ridgeline.plan.step_time.speculation import SpeculationModel
+from ridgeline.records import Slo
 from ridgeline.workflows.planning.device_catalogue import (
     default_device,
     parse_stock,
@@ -87,8 +88,28 @@ def fleet_plan(
         scaling=_scaling(options),
         faults=faults,
         seed=options.seed,
-        fast_forward=not options.step_by_step,
+        # The throttle reads the time of every token, which skipped steps do not report.
+        fast_forward=not (options.step_by_step or options.slo_throttle),
+        throttle=_throttle(options),
     )
+
+
+def _throttle(options: SimulateOptions) -> Slo | None:
+    """The SLO that the throttle keeps; None without it. Raises BadInput."""
+    slo = options.parsed_slo
+    if not options.slo_throttle:
+        return None
+    if slo is None or (slo.ttft_s is None and slo.tpot_s is None):
+        raise BadInput(
+            "--slo-throttle needs a TTFT or TPOT to keep", fix='add --slo "ttft:500 tpot:50"'
+        )
+    if options.decode_replicas:
+        raise BadInput(
+            "--slo-throttle cannot be combined with --decode-replicas: no replica sees a request's"
+            " first and last token",
+            fix="leave one of them out",
+        )
+    return slo
 
 
 def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
@@ -131,7 +152,8 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
         caching = options.enable_prefix_caching
         cache = PrefixCache(pool, layout=limits.kv_layout) if caching else NoPrefixCache()
-        return Scheduler(limits, make_policy("continuous"), pool, cache)
+        policy = make_policy(options.batching, wait_s=options.batch_wait_ms / 1000)
+        return Scheduler(limits, policy, pool, cache)
 
     step_times: StepTimes = ModelledStepTimes(model, _speculation(options))
     calibration = model.calibration

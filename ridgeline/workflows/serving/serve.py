@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ridgeline.config.server import ServerOptions, TwinOptions
 from ridgeline.config.settings import Settings
+from ridgeline.errors import BadInput
 from ridgeline.hardware.probe import cached_machine
 from ridgeline.records import EngineInfo
 from ridgeline.records.progress import Message, Observer, silent
@@ -26,6 +27,7 @@ from ridgeline.serve.server import AdminListener, check_exposed, listen, run, ur
 from ridgeline.serve.telemetry import open_telemetry
 from ridgeline.workflows.configuration_costs import ConfigurationCosts
 from ridgeline.workflows.models.fetch_models import fetch_models
+from ridgeline.workflows.serving.memory_shares import share_memory
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -74,8 +76,11 @@ def serve(
         admin_listener = _listen_for_admin(options, resources)
         from ridgeline.serve.app import create_admin_app  # imports torch: only after the checks
 
-        app, engine = _open_app(settings, options, twin, observer)
+        first, *others = _all_settings(settings, options, twin, observer)
+        app, engine = _open_app(first, options, twin, observer)
         resources.callback(engine.close)
+        for own in others:
+            resources.callback(_add_model(app, own, options, observer).close)
         _attach_batches(app, engine, options)
         service = app.state.service
         service.telemetry = open_telemetry(
@@ -113,6 +118,39 @@ def _open_app(
     observer(Message(text=f"loading {settings.model} …"))
     engine = open_engine(settings, observer)
     return create_app(engine, options, peaks=_peaks(settings)), engine
+
+
+def _all_settings(
+    settings: Settings, options: ServerOptions, twin: TwinOptions | None, observer: Observer
+) -> list[Settings]:
+    """The settings of every model to serve, the first one's first."""
+    if not options.further_models:
+        return [settings]
+    if twin is not None:
+        raise BadInput("--model cannot be combined with --twin", fix="start a twin per model")
+    # adapters belong to the first model
+    other = replace(settings, enable_lora=False, lora_modules=())
+    everything = [settings, *(replace(other, model=name) for name in options.further_models)]
+    for own in everything:
+        fetch_models(own, observer)
+    return share_memory(everything)
+
+
+def _add_model(
+    app: FastAPI, settings: Settings, options: ServerOptions, observer: Observer
+) -> Engine:
+    """Load a further model and serve it under the name of its repository or directory."""
+    from ridgeline.serve.app import add_model
+    from ridgeline.workflows.open_engine import open_engine
+
+    observer(Message(text=f"loading {settings.model} …"))
+    engine = open_engine(settings, observer)
+    try:
+        add_model(app, engine, replace(options, served_model_name=None), peaks=_peaks(settings))
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 class NewApiKey(Result, frozen=True, kw_only=True):

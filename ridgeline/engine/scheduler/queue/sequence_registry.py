@@ -82,10 +82,11 @@ class SequenceRegistry:
         self._num_added += 1
         seed = derive_seed(self._seed, serial) if own is None else own
         group = SequenceGroup(request, serial, seed)
-        group.next_index = request.sampling.n
+        num_choices = 1 if request.sampling.beam is not None else request.sampling.n
+        group.next_index = num_choices
         self.groups[request.id] = group
-        self.num_unfinished += request.sampling.n
-        for index in range(request.sampling.n):
+        self.num_unfinished += num_choices
+        for index in range(num_choices):
             tokens = request.resumed_tokens(index)
             if index and not tokens:
                 group.unforked.append(index)
@@ -135,9 +136,12 @@ class SequenceRegistry:
         insort(self.running, seq, key=_KEY)
 
     def deactivate(self, seq: Sequence) -> None:
-        """Take the sequence's slot and queue it to resume."""
+        """Take the sequence's slot and queue it to resume; a held beam has nothing to compute."""
         self._release_slot(seq)
-        self.enqueue_resuming(seq)
+        if seq.held:
+            seq.state = State.WAITING
+        else:
+            self.enqueue_resuming(seq)
 
     def enqueue_resuming(self, seq: Sequence) -> None:
         """Queue a sequence of a started request until a slot is free."""

@@ -180,7 +180,7 @@ class DraftScheduler:
         """Attach what their clients predict to the runs of requests with a prediction."""
         for i, run in enumerate(step.runs):
             seq = self._registry.find_running(run.seq_id)
-            if run.sample is None or seq is None or not seq.request.prediction:
+            if run.sample is None or seq is None or not seq.request.prediction or seq.group.beams:
                 continue
             max_drafts = min(self._max_drafts(seq, run), step.budget.left)
             if max_drafts <= 0 or not seq.num_output:
@@ -193,7 +193,7 @@ class DraftScheduler:
     def _context(self, run: Run) -> DraftContext | None:
         """What a proposer needs to know of the run; None if drafts could not follow it."""
         seq = self._registry.find_running(run.seq_id) if run.sample is not None else None
-        if seq is None or not seq.num_output or seq.request.prediction:
+        if seq is None or not seq.num_output or seq.request.prediction or seq.group.beams:
             return None
         max_drafts = self._max_drafts(seq, run)
         if max_drafts <= 0:
