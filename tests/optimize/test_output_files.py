@@ -209,3 +209,10 @@ def test_made_weights_are_named_by_their_original_for_vllm() -> None:
     command = serve_command(Settings(model="/cache/made/demo-int4-gptq"), "/models/llama")
     assert command.text.startswith("vllm serve /models/llama")
     assert "/cache/made/demo-int4-gptq" in command.notes[0]
+
+
+def test_parallel_sizes_are_translated_for_vllm() -> None:
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "expert_parallel_size": 2}
+    text = serve_command(Settings(model="Qwen/Qwen3-30B-A3B", **sizes)).text
+    assert "--tensor-parallel-size 2 --pipeline-parallel-size 3 --enable-expert-parallel" in text
+    assert "parallel" not in serve_command(Settings(model="Qwen/Qwen3-0.6B")).text

@@ -50,6 +50,11 @@ def serve_command(settings: Settings, original: str | None = None) -> VllmComman
     words += [_flag(name if getattr(settings, name) else f"no_{name}") for name in _SWITCHES]
     if settings.speculative_config is not None:
         words += ["--speculative-config", json.dumps(_speculative(settings))]
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(settings, name)) > 1:
+            words += [_flag(name), str(size)]
+    if settings.expert_parallel_size > 1:
+        words += ["--enable-expert-parallel"]
     if settings.generation_config != "auto":
         words += ["--generation-config", settings.generation_config]
     if settings.seed:
