@@ -38,7 +38,7 @@ NOTE = (
     "goodput from the result and from the server's defaults. The last three columns are what as "
     "many trials reach with exact measurements: random walks of up to three rungs (mean of two), "
     "every rung once on the start and the gains joined, and the ladder's order without forecasts; "
-    "those three only try exact rungs, while the search also keeps lossy ones that pass its gate."
+    "all of them, and the best known, may use lossy rungs where the gate would pass them."
 )
 
 

@@ -13,6 +13,7 @@ from ridgeline.config.improve import (
     Goal,
     NumberFormat,
     OptimizeOptions,
+    PlaybookName,
     QuantizeFiles,
     QuantizeMethod,
     QuantizeOptions,
@@ -39,6 +40,7 @@ def optimize(
     workload: str = "chat-and-code",
     slo: str = OPTIMIZE_SLO,
     objective: Goal = "goodput",
+    playbook: PlaybookName | None = None,
     budget: float | str = 300.0,
     price_per_hour: float | None = None,
     output: str | Path | None = None,
@@ -57,6 +59,9 @@ def optimize(
     ready_url: str | None = None,
     server: ServerKind | None = None,
     served_model_name: str | None = None,
+    eval_cmd: str | None = None,
+    eval_margin: float = 0.0,
+    candidate_model: tuple[str, ...] = (),
     gpus: int | None = None,
     api_key: str | None = None,
     start_timeout: float | str = 600.0,
@@ -80,6 +85,8 @@ def optimize(
             azure:FILE, burstgpt:FILE, mooncake:FILE.
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
         objective: What to improve.
+        playbook: Workload, SLO, objective and order of rungs for a goal, with a checklist at the
+            end; options that you give win.
         budget: Time to spend (default: 5m).
         price_per_hour: Price of this machine per hour (default: a notional $1).
         output: Folder for the report and ridgeline.toml (default: nothing is written).
@@ -96,13 +103,17 @@ def optimize(
         server_cmd: Command line that the server runs with now, for --apply-cmd and --advise.
         docker: Container to run with other flags (docker or podman).
         kubernetes: Deployment or StatefulSet to patch: NAMESPACE/NAME,
-            NAMESPACE/statefulset/NAME.
+            NAMESPACE/statefulset/NAME. With {service} or {port} in --url a copy is changed.
         slurm: Job script with {flags} to submit; {node} in --url is the job's node.
         ray: Ray Serve configuration that is deployed, of one LLM.
         ready_url: Address that answers once a configuration is up (default: /v1/models of
             --url).
         server: Kind of server (default: recognised by its command).
         served_model_name: Model to request from the server (default: the first it lists).
+        eval_cmd: Your own quality gate of lossy changes, with {url}: exit code or score.
+        eval_margin: By how much the score of --eval-cmd may drop.
+        candidate_model: Checkpoint to try in place of the model, such as a quantised one;
+            repeatable.
         gpus: GPUs that tensor parallelism and replicas may use (default: as the command has it).
         api_key: API key of the server.
         start_timeout: Maximum time for a start (default: 10m).

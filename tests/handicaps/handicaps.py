@@ -19,7 +19,7 @@ from ridgeline.twin.config import TwinConfig
 from tests.handicaps.virtual_servers import Traffic, VirtualServers
 
 SLO = "ttft:2000 tpot:100"
-BUDGET_S = 600.0
+BUDGET_S = 1200.0
 PERMITTED_LOSS = 0.05  # nats of noise on log-probabilities that the quality panel passes
 WINDOW_S, GRACE_S = 10.0, 6.0  # of a true run
 LEAST_RATE = 0.02

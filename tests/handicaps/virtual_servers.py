@@ -63,7 +63,7 @@ COMMANDS = {
     "tgi": "text-generation-launcher --model-id {model}",
     "llama-server": "llama-server -m {model}",
 }
-START_S = 20.0  # of a server's start
+START_S = 45.0  # of a server's start
 SIMULATED_RUN_S = 0.3  # of a prediction
 
 
