@@ -408,7 +408,13 @@ class Engine:
         used, policy = self.resolved, sampling.kv_eviction or self.resolved.kv_eviction_config
         if policy is None:
             return
-        check_kv_eviction(policy, used.spec, used.speculative_config, has_prediction=has_prediction)
+        check_kv_eviction(
+            policy,
+            used.spec,
+            used.speculative_config,
+            has_prediction=has_prediction,
+            has_beams=sampling.beam is not None,
+        )
         check_eviction(policy, used.parallel_sizes)
 
     def _registry_of_adapters(self) -> AdapterRegistry:

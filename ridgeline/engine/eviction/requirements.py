@@ -17,14 +17,18 @@ def why_no_eviction(
     speculation: ResolvedSpeculation | None,
     *,
     has_prediction: bool = False,
+    has_beams: bool = False,
 ) -> tuple[str, ...]:
     """Reasons why `policy` cannot run; empty if it can.
 
     `has_prediction`: a request's predicted output, which is verified like drafts.
+    `has_beams`: whether the request is a beam search.
     """
     if not policy.evicts:
         return ()
     reasons = [*why_model_cannot_evict(policy, spec)]
+    if has_beams:
+        reasons.append("the beams of a beam search share their blocks")
     if speculation is not None and not _drafts_by_lookup(speculation):
         reasons.append(
             f"the drafter of speculation by {speculation.method} reads the blocks that are evicted"
@@ -40,9 +44,12 @@ def check_kv_eviction(
     speculation: ResolvedSpeculation | None,
     *,
     has_prediction: bool = False,
+    has_beams: bool = False,
 ) -> None:
     """Raise CannotRun with the reasons why `policy` cannot run."""
-    reasons = why_no_eviction(policy, spec, speculation, has_prediction=has_prediction)
+    reasons = why_no_eviction(
+        policy, spec, speculation, has_prediction=has_prediction, has_beams=has_beams
+    )
     if reasons:
         raise CannotRun(
             f"KV eviction by {policy.method} cannot run here: {'; '.join(reasons)}",
