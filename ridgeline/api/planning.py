@@ -281,8 +281,8 @@ def simulate(
             or nvfp4 (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
             as stored).
-        kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy)
-            (default: all are kept).
+        kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy), as
+            JSON: '{"method": "streaming", "budget": 1024}' (default: all are kept).
         max_num_seqs: Maximum sequences running at once on a replica (default: 256; with
             --calibration 64).
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration

@@ -53,6 +53,11 @@ def serve(
     batch_store: str | None = None,
     batch_store_max_bytes: int | None = None,
     batch_window: str | None = None,
+    response_cache_size: int | str | None = None,
+    response_cache_ttl: float | str = 3600.0,
+    warm_prompts: str | None = None,
+    otlp_endpoint: str | None = None,
+    emf_file: str | None = None,
     twin: bool = False,
     speed: float = 1.0,
     acceptance: float = 0.6,
@@ -93,7 +98,7 @@ def serve(
         api_key: Key that clients must send.
         api_keys_file: TOML file of hashed keys with their names and limits.
         insecure: Serve non-local clients without a key, at your own risk.
-        allowed_hosts: Accepted Host headers, separated by commas.
+        allowed_hosts: Accepted Host headers, separated by commas; * for any.
         allowed_origins: Web origins that may call this server, separated by commas.
         max_body_bytes: Maximum size of a request body.
         max_num_connections: Maximum connections, and maximum requests in progress.
@@ -112,6 +117,15 @@ def serve(
             with 413 (default: 16 GiB).
         batch_window: Hours in which batch requests are started: 22:00-06:00 (default:
             always).
+        response_cache_size: Memory for answers that are given again to the same greedy or seeded
+            request (default: off).
+        response_cache_ttl: Time for which such an answer is kept.
+        warm_prompts: File of prompts to compute and pin before serving: a body of /v1/cache/warm
+            per line (default: none).
+        otlp_endpoint: Send OpenTelemetry traces and metrics to this collector, by OTLP over HTTP
+            (default: none).
+        emf_file: Append CloudWatch metrics to this file, a line per minute; - writes to stdout
+            (default: none).
         twin: Simulate the accelerators --device NAME[:COUNT] of the catalogue: steps take the
             predicted time, and answers are synthetic.
         speed: Modelled seconds per second of real time.
