@@ -107,7 +107,8 @@ def request_of(job: OptimizeJob) -> dict[str, Any]:
         "SLO": str(job.slo),
         "objective": job.objective,
         "seed": job.seed,
-        "command line or settings": msgspec.to_builtins(job.settings),
+        # As JSON, like the saved one: a tuple would differ from the list that it was saved as.
+        "command line or settings": msgspec.json.decode(msgspec.json.encode(job.settings)),
     }
 
 
