@@ -515,8 +515,7 @@ _COMMANDS = (
         examples=(
             "ridgeline deploy --for compose --model smollm2 --image registry.local/ridgeline:0.3",
             "ridgeline deploy --for kustomize --replicas 4 --out k8s && kubectl apply -k k8s",
-            "ridgeline deploy --for helm --server vllm --model OWNER/REPO --gpus 2 \\\n"
-            "    --serve-args '--tensor-parallel-size 2' --out charts",
+            "ridgeline deploy --for helm --server vllm --model OWNER/REPO --gpus 2 --out charts",
         ),
         sections=(DeployOptions,),
     ),
