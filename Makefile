@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers
 
 install: $(STAMP)
 
@@ -67,6 +67,11 @@ simulate: install
 # models/ggml-vocab-*.gguf. RIDGELINE_GEMMA_GGUF: Gemma 3 270M in Q4_K_M (Gemma's terms of use).
 test-real: install
 	$(PYTEST) -rs tests/engine/tokenization/test_gguf_tokens.py tests/engine/checkpoints/test_gguf_real.py
+
+# Whole searches through the drivers of a script, a container, a Deployment and its copy: four minutes each, on a
+# machine that does little else.
+test-drivers: install
+	RIDGELINE_DRIVERS=all $(BIN)/python -m pytest -q tests/optimize/test_kept_through_drivers.py
 
 # Stock clients (openai, anthropic, LangChain, LiteLLM, openai-agents, Java) against a live server. They have an
 # environment apart from ours: some pin other versions of what the server needs.
