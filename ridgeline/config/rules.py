@@ -110,6 +110,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "top": (Needs("json", ("once",)),),
     "models": (Needs("calibration", ("fit",)),),
+    "watch": (Needs("image", ("cronjob",)), Needs("schedule", ("cronjob",))),
     "eval": (
         Needs("server", ("url",)),
         Needs("served_model_name", ("url",)),

@@ -26,6 +26,7 @@ NEEDED = {
     "distill": ["--teacher", "demo", "--student", "demo", "-o", "made"],
     "train-drafter": ["demo", "-o", "made"],
     "eval": ["demo", "demo"],
+    "watch": ["--url", "http://127.0.0.1:9", "--tuned", "tuned"],
     "top": [*NO_SERVER, "--once"],
     "inspect": ["demo"],
     "new-key": ["alice"],
