@@ -1,4 +1,4 @@
-"""KV eviction through the engine: the option, the field of a request, and what is refused."""
+"""KV eviction through the engine: the option, the field of a request, and refusals."""
 
 from __future__ import annotations
 

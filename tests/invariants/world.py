@@ -168,7 +168,7 @@ class UnreliableStorage:
         self._writes += blocks
 
     def tick(self) -> None:
-        """Let some of what was begun come to an end."""
+        """End some of the writes that have begun."""
         while self._writes and self._rng.random() < 0.7:
             key, slot = self._writes.pop(0)
             if self._rng.random() < 0.9:

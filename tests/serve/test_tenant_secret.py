@@ -1,4 +1,4 @@
-"""Tenants find their own stored blocks after a restart, and nobody else's."""
+"""Tenants find their own stored blocks after a restart, and only those."""
 
 from __future__ import annotations
 

@@ -79,5 +79,5 @@ def decode_header(head: bytes, size: int, signature: str, block_bytes: int) -> E
 
 
 def extent_name(keys: Sequence[bytes]) -> str:
-    """The name of an extent: equal for equal blocks, whoever writes it."""
+    """The name of an extent: equal for equal blocks, in every process."""
     return blake2b(b"".join(keys), digest_size=16).hexdigest() + ".kv"

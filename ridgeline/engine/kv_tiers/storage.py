@@ -1,4 +1,4 @@
-"""Moves blocks between memory slots and storage, on threads of its own.
+"""Moves blocks between memory slots and storage, on separate threads.
 
     engine thread    store(keys, pinned slots) ──queue──▶ writer ──▶ every tier, one extent a burst
                      load(keys) ─────────────────queue──▶ reader ──▶ reserved slots ──▶ published
@@ -176,4 +176,4 @@ class TieredStorage:
 
 
 def _ignore() -> None:
-    """Nobody waits."""
+    """No request waits for the result."""

@@ -403,7 +403,7 @@ class Scheduler:
     def _compact(self, seq: Sequence, step: StepBuilder) -> bool:
         """Evict what is due; False if the sequence has to wait for blocks.
 
-        What is kept of shared blocks needs other blocks: these are taken from the end of the order.
+        Tokens kept of shared blocks move to other blocks, taken from the end of the order.
         """
         while not self._tables.compactor.compact(seq):
             victim = self._registry.running[-1]

@@ -140,7 +140,7 @@ async def warm_at_start(service: Service, prompts: list[tuple[str, WarmRequest]]
     """Warm the prompts of a file, one after the other, for the tenants of their keys."""
 
     async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()  # nobody disconnects
+        await asyncio.Event().wait()  # this client never disconnects
         return {}
 
     for key, body in prompts:

@@ -128,8 +128,8 @@ class CacheControlParam(OpenBody):
     """What the prefix cache keeps: "ephemeral" pins the prompt for the time to live (5m), evicted
     last; "no_store" keeps nothing of the request.
 
-    `num_messages`: the pinned part ends after so many messages. `max_tokens`: later requests can
-    find so many tokens at most.
+    `num_messages`: the pinned part ends after that many messages. `max_tokens`: the most
+    tokens that later requests can find.
     """
 
     type: Literal["ephemeral", "no_store"]

@@ -1,7 +1,7 @@
 """Layers whose single products adapters can add to, on the CPU in float32.
 
 What. The chain of operators of `torch_ops`, over weights in the order of the native kernels: every
-product is bitwise the same in any batch, as in the native layers, and each is a call of its own,
+product is bitwise the same in any batch, as in the native layers, and each is a separate call,
 between which adapters add their low-rank products. Native segments compute a product together with
 what follows it, so there is no place for them.
 

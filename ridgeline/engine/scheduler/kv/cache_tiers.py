@@ -138,7 +138,7 @@ class TierTotals(msgspec.Struct):
 
 
 class CacheTiers:
-    """Decides what is saved and what is loaded.
+    """Decides which blocks are saved and which are loaded.
 
     `block_bytes` is the size of a block of any group of layers, `memory_rate` the bandwidth between
     pool and memory tier.

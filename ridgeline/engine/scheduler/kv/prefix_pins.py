@@ -3,7 +3,7 @@
 A pin names blocks by their digests, so it holds for blocks that are computed later as well. It is
 a preference and no reservation: when nothing but pinned blocks is left to evict, they go too, and
 every request can still use the whole cache. All pins together hold at most `max_blocks`, those of
-one account at most half of that: nobody pins the whole cache.
+one account at most half of that, so that no account pins the whole cache.
 """
 
 from __future__ import annotations
