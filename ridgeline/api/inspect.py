@@ -29,7 +29,8 @@ def inspect(
             OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
             'dummy:SHAPE' (random weights).
         against: Original of a quantised model, to measure the error against.
-        what_if: Edits of the attention, to compare the KV caches: 'kv_heads=1 window=1024'.
+        what_if: Compare the KV cache with that of an edited model, in place of the usual tables:
+            'key=value' of kv_heads, window, global_every, share, latent, kv_dtype and context.
         observer: Called with every progress event; `print` shows them as lines.
 
     Returns:

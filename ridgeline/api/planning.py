@@ -172,8 +172,8 @@ def predict(
             or nvfp4 (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
             as stored).
-        kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy)
-            (default: all are kept).
+        kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy), as
+            JSON: '{"method": "streaming", "budget": 1024}' (default: all are kept).
         tensor_parallel_size: Devices that every layer is split over.
         pipeline_parallel_size: Stages that the layers are divided into.
         expert_parallel_size: Devices that whole experts are spread over.

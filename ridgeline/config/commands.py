@@ -76,13 +76,18 @@ RARE = frozenset(
         *("max_num_queued_tokens", "thread_plan", "block_size", "max_num_batched_tokens"),
         *("attention_backend", "layer_backend", "num_threads_decode", "kv_eviction_config"),
         *("lora_modules", "max_loras", "max_lora_rank"),
-        *("pipeline_parallel_size", "expert_parallel_size"),
+        *("pipeline_parallel_size", "expert_parallel_size", "context_parallel_size"),
+        *("enable_lora", "named_model"),
         # of the server
         *("enable_per_request_metrics", "stream_interval", "max_body_bytes", "admin_port"),
         *("max_num_connections", "shutdown_timeout_s", "batch_store_max_bytes", "batch_window"),
         *("default_slo_class", "allowed_origins", "requests_per_minute", "tokens_per_minute"),
         *("speed", "acceptance", "generation_config", "warm_prompts"),
-        *("response_cache_size", "response_cache_ttl"),
+        *("response_cache_size", "response_cache_ttl", "reasoning_config"),
+        *("allow_runtime_lora_updating", "otlp_endpoint", "emf_file"),
+        # of the gateway
+        *("canary_alpha", "canary_max_disagreement", "canary_max_slowdown", "canary_min_tokens"),
+        *("canary_min_sessions", "fallback_input_price", "fallback_output_price"),
         # of a load
         *("endpoint", "ignore_eos", "stream", "timeout_s", "burstiness", "replay_speed"),
         *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "duration_s", "prefix_len"),
@@ -449,7 +454,7 @@ _COMMANDS = (
         details="Checks every layer of a quantised checkpoint; exit code 1 if one is faulty.",
         examples=(
             "ridgeline inspect demo",
-            "ridgeline inspect dummy:llama-3.1-8b --what-if 'kv_heads=1 window=1024 share=2'",
+            "ridgeline inspect dummy:llama-3.1-8b --what-if 'kv_heads=1 window=1024'",
         ),
         sections=(InspectOptions,),
     ),
@@ -513,9 +518,9 @@ _COMMANDS = (
         "apply -k. helm: a chart of the same objects. kuberay: a RayService. ecs, sagemaker: "
         "inputs of the AWS CLI, and a script.",
         examples=(
-            "ridgeline deploy --for compose --model smollm2 --image registry.local/ridgeline:0.3",
-            "ridgeline deploy --for kustomize --replicas 4 --out k8s && kubectl apply -k k8s",
-            "ridgeline deploy --for helm --server vllm --model OWNER/REPO --gpus 2 --out charts",
+            "ridgeline deploy --for compose --model smollm2 --image ridgeline:0.3",
+            "ridgeline deploy --for kustomize --replicas 4 --out k8s",
+            "ridgeline deploy --for helm --server vllm --model OWNER/REPO --gpus 2",
         ),
         sections=(DeployOptions,),
     ),

@@ -415,11 +415,11 @@ class EngineSettings(TypedDict, total=False):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     expert_parallel_size: int
-    context_parallel_size: int
     enable_lora: bool
     lora_modules: tuple[str, ...]
     max_loras: int
     max_lora_rank: int
+    context_parallel_size: int
     thread_plan: Literal["fixed", "auto"]
     seed: int
     dtype: Literal["auto", "float32", "bfloat16", "float16"]

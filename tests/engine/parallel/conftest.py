@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conformance.tiny_models import make_model
 from tests.engine.parallel.emulated import Checkpoint
@@ -22,3 +24,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
         return made[name]
 
     return get
+
+
+@pytest.fixture(autouse=True)
+def one_thread_each() -> Iterator[None]:
+    """One thread for the reference and rank 0, as for the other ranks: sums have the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

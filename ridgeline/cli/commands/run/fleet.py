@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.config.tools import FleetOptions
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.serving.fleet import FleetStatus, change_fleet
 
 
@@ -15,7 +14,7 @@ def fleet(call: Invocation) -> None:
 
     def show(status: FleetStatus) -> None:
         if options.json:
-            print(json.dumps(status.plain()), flush=True)
+            print(json_line(status.plain()), flush=True)
             return
         print(f"routing {status.url}", flush=True)
         for server in status.servers:
