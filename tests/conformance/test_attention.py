@@ -172,7 +172,7 @@ def sizes_of(scene: Scene, q_THD: Tensor, layer: int) -> Tensor:
     """Results in float32 if no value took from another: the average of the values' sizes."""
     cache, format = scene.caches[1], scene.caches[1].format
     layers, kv_T2KD = list(cache.layers), scene.kv_T2KD.clone()
-    rows_N2KBD = format.decode(format.from_tiles(layers[layer]), torch.float32)
+    rows_N2KBD = format.decode(format.from_tiles(layers[layer]), torch.float32).clone()
     for values in (rows_N2KBD[:, 1], kv_T2KD[:, 1]):
         values.abs_()
     layers[layer] = format.to_tiles(format.encode(rows_N2KBD))

@@ -120,15 +120,17 @@ def test_full_store_starts_no_request(tmp_path: Path) -> None:
     store.close()
 
 
-def test_store_of_version_1_is_migrated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_store_of_a_former_version_is_migrated(tmp_path: Path, version: int) -> None:
     path = tmp_path / "old.sqlite"
     store = BatchStore(path)
     batch = accepted(store, "a", "b")
     store.close()
-    with sqlite3.connect(path) as db:  # as version 1 had it
-        for table in ("files", "batches"):
+    with sqlite3.connect(path) as db:  # as that version had it
+        db.execute("ALTER TABLE lines DROP COLUMN progress")
+        for table in ("files", "batches") if version == 1 else ():
             db.execute(f"ALTER TABLE {table} DROP COLUMN tenant")
-        db.execute("PRAGMA user_version = 1")
+        db.execute(f"PRAGMA user_version = {version}")
     db.close()
     store = BatchStore(path)
     found = store.get(batch.id)
