@@ -128,6 +128,13 @@ class FakeEngine:
         is_stuck = "!stuck" in "".join(map(_character, tokens))
         return stuck if is_stuck else pooled(tokens, pooling)
 
+    def forget_prefix(
+        self, tokens: Sequence[int], tenant: str = "", account: str = ""
+    ) -> Future[int]:
+        dropped: Future[int] = Future()
+        dropped.set_result(len(tokens))
+        return dropped
+
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 

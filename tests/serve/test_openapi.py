@@ -66,7 +66,8 @@ PUBLIC = {
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"),
     ("GET", "/ready"), ("GET", "/version"), ("GET", "/metrics"), ("GET", "/openapi.json"),
-    ("GET", "/"), ("GET", "/ridgeline/config"),
+    ("GET", "/"), ("GET", "/ridgeline/config"), ("POST", "/v1/cache/warm"),
+    ("POST", "/v1/cache/forget"),
 }  # fmt: skip
 BATCH = {
     ("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/files/{file_id}"),
