@@ -166,8 +166,10 @@ def test_blocks_from_a_tier_give_the_tokens_of_computed_ones(model: Model) -> No
     narrow = Schedule(prefix=True, rounds=2, num_blocks=7, max_num_seqs=1, tier_slots=300)
     cold, warm = serve(model, requests, narrow)
     assert cold.num_tier_loads == 0
-    assert warm.num_tier_loads >= 10
-    assert warm.hit_tokens >= 40
+    # A hit of layers with a window needs the blocks of the window only.
+    assert warm.num_tier_loads >= (10 if model.layout.full else 2)
+    # Blocks that slid out of a window are not saved, so fewer prompts of such models are found.
+    assert warm.hit_tokens >= (20 if model.layout.windowed else 40)
     check(model, requests, cold)
     check(model, requests, warm)
 
