@@ -100,7 +100,7 @@ class TorchKernels:
         slots_T = slots_T.long()
         heads = torch.arange(2 * num_heads, device=self.device) * size
         first_T1 = (slots_T // size * (2 * num_heads * size) + slots_T % size).unsqueeze(1)
-        slots_R = (first_T1 + heads).view(-1)
+        slots_R = (first_T1 + heads).reshape(-1)
         self.layers[layer].write(slots_R, kv_T2KD.reshape(-1, kv_T2KD.shape[-1]))
 
     def decode(
@@ -110,7 +110,7 @@ class TorchKernels:
         num_rows, num_heads = len(q_SHD), attention.num_kv_heads
         sides = torch.arange(2 * num_heads, device=self.device).view(2, 1, num_heads, 1)
         blocks_1S1M = tables.tables_SM.view(1, num_rows, 1, -1)
-        tiles = (blocks_1S1M * (2 * num_heads) + sides).view(-1)
+        tiles = (blocks_1S1M * (2 * num_heads) + sides).reshape(-1)
         k_SKLD, v_SKLD = self.layers[layer].gather(tiles, num_rows)
         q_SKGD = q_SHD.reshape(num_rows, num_heads, -1, attention.head_dim)
         mask_S11L = self._mask(tables.lens_S, k_SKLD.shape[2], attention, q_SHD)
