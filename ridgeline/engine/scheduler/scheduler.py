@@ -113,13 +113,13 @@ class Scheduler:
         """Queue a request. Raises BadInput or DoesNotFit if it could not be served even alone."""
         request = self.limits.with_eviction(request)
         check_request(request, self.limits, self.pool)
-        self._has_evicted |= request.sampling.kv_eviction is not None
         group = self._registry.add(request)
         group.beams = self._rule.new_beams(request)
         self._deadlines.add(group)
         self.background_budget.note_slo(request)
         self.draft_scheduler.note_request(request)
         seq = group.live[0]
+        self._has_evicted |= seq.eviction is not None
         group.pinned_tokens = self.cache.pin(seq, max(self._now_s, request.arrival_s))
         wait = self.cache.tiers.start_loading(seq, max(self._now_s, request.arrival_s))
         if wait is not None:
@@ -227,7 +227,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
         """Apply a plan's result. Runs of sequences that ended in the meantime are ignored."""
         seconds, self._now_s = now_s - self._step.now_s, now_s
-        self.cache.tiers.end_step(plan, self._step.num_rows, seconds)
+        self.cache.tiers.end_step(plan, seconds)
         events, self._events = self._events, []
         for run, output in zip(plan.runs, result.outputs, strict=True):
             seq = self._registry.find_running(run.seq_id)

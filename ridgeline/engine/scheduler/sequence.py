@@ -70,12 +70,14 @@ class Sequence:
     sampling: Sampling = field(init=False)
     has_history: bool = field(init=False)
     is_argmax: bool = field(init=False)
+    has_token_rules: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.request = self.group.request
         self.sampling = self.request.sampling
         self.has_history = self.sampling.has_history
         self.is_argmax = self.sampling.is_plain_greedy
+        self.has_token_rules = self.sampling.has_token_rules
 
     @property
     def num_known(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 
@@ -70,15 +69,16 @@ def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SamplePoin
     end = start + num_tokens
     tokens = tuple(seq.tokens[start:end]) if num_tokens > 1 else (seq.tokens[start],)
     num_blocks = -(-(end - seq.num_dropped) // block_size)
-    place: dict[str, Any] = {"state_slot": seq.state_slot}
-    if seq.request.adapter:
-        place["adapter"] = seq.request.adapter
+    slot, adapter = seq.state_slot, seq.request.adapter
     blocks = tuple(table if num_blocks == len(table) else table[:num_blocks])
     if seq.num_prompt_logprobs is None or not num_prompt_positions(seq, start, end):
-        run = Run(seq.id, start, tokens, blocks, sample, **place)
+        run = Run(seq.id, start, tokens, blocks, sample, state_slot=slot, adapter=adapter)
     else:
         following, num = seq.tokens[end] if end < seq.num_prompt else None, seq.num_prompt_logprobs
-        run = Run(seq.id, start, tokens, blocks, sample, num, following, **place)
+        logprobs = num, following
+        run = Run(
+            seq.id, start, tokens, blocks, sample, *logprobs, state_slot=slot, adapter=adapter
+        )
     if seq.eviction is not None:
         run = msgspec.structs.replace(run, num_dropped=seq.num_dropped, eviction=seq.eviction)
     return _with_windows(run, seq, num_blocks) if seq.windows else run

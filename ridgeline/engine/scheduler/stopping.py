@@ -71,9 +71,10 @@ class StopRule:
             eos = () if sampling.ignore_eos else self._eos
             banned = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         is_argmax = seq.is_argmax and not banned
-        rules = token_rules(sampling, history[num_prompt:]) if sampling.has_token_rules else {}
         if seq.group.beams is not None:
             sampling = msgspec.structs.replace(sampling, logprobs=seq.group.beams.num_candidates)
-        return SamplePoint(
-            sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax, **rules
-        )
+        point = SamplePoint(sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax)
+        if seq.has_token_rules:
+            rules = token_rules(sampling, history[num_prompt:])
+            return msgspec.structs.replace(point, **rules)
+        return point

@@ -327,7 +327,8 @@ class CacheTiers:
         self._under_way, self._stored = self._stored, []
         return stores, loads
 
-    def end_step(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
+    def end_step(self, plan: StepPlan, seconds: float) -> None:
+        num_tokens = sum([len(run.tokens) for run in plan.runs])
         if num_tokens >= PROMPT_STEP_TOKENS and seconds > 0:
             own, before = seconds / num_tokens, self._prompt_token_s
             self._prompt_token_s = own if before is None else 0.8 * before + 0.2 * own

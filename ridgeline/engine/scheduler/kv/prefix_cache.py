@@ -239,7 +239,10 @@ class PrefixCache:
         self.hit_tokens += hit
 
     def publish(self, seq: Sequence, now_s: float) -> None:
-        num_full = seq.num_publishable // self._pool.block_size
+        size = self._pool.block_size
+        if seq.num_computed // size <= seq.num_published:
+            return  # nearly every decode: no block has been filled
+        num_full = seq.num_publishable // size
         if num_full <= seq.num_published:
             return
         self.extend_digests(seq, num_full)

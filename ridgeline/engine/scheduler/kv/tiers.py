@@ -77,7 +77,7 @@ class Tiers(Protocol):
         """What the plan, which is now complete, has to store and to load."""
         ...
 
-    def end_step(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
+    def end_step(self, plan: StepPlan, seconds: float) -> None:
         """The plan's transfers are done, and its runs took `seconds`."""
         ...
 
@@ -114,7 +114,7 @@ class NoTiers:
     def take_transfers(self) -> Transfers:
         return (), ()
 
-    def end_step(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
+    def end_step(self, plan: StepPlan, seconds: float) -> None:
         pass
 
     def cancel_transfers(self, plan: StepPlan) -> None:
