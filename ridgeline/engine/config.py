@@ -166,13 +166,15 @@ class Models(msgspec.Struct, frozen=True):
 def _models(
     settings: Settings,
     spec: ModelSpec,
+    device: torch.device,
     speculation: ResolvedSpeculation | None,
     max_num_seqs: int,
+    dtype: torch.dtype,
     why: dict[str, str],
 ) -> Models:
     """The memory of the models, and of adapters, which count with the weights."""
     models = Models.of(spec, speculation, max_num_seqs, parallel_sizes(settings))
-    reserved = adapter_memory(settings, spec, why)
+    reserved = adapter_memory(settings, spec, device, dtype, why)
     return msgspec.structs.replace(models, weight_bytes=models.weight_bytes + reserved)
 
 
@@ -189,7 +191,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
     _kv_eviction(settings, spec, speculation, block_size, why)
-    models = _models(settings, spec, speculation, max_num_seqs, why)
+    models = _models(settings, spec, device, speculation, max_num_seqs, dtype, why)
     max_num_batched_tokens = _max_num_batched_tokens(settings, device, why)
     inputs = _kv_inputs(
         models,

@@ -19,6 +19,7 @@ Shape suffixes: T rows of the step, R rows of an adapter, I inputs, O outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from ridgeline.engine.adapters.modules import SITES
 from ridgeline.engine.adapters.weights import AdapterWeights, LowRank
+from ridgeline.engine.kernels.native_linear import packed_bytes
 from ridgeline.engine.model.layers import AttentionLayer, Block, GatedMlp, UngatedMlp
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
@@ -139,6 +141,22 @@ def load_products(
     return LoadedAdapter(products)
 
 
+def largest_bytes(spec: ModelSpec, rank: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Bytes of a loaded adapter of this rank on every linear, padding included.
+
+    No adapter of this or a smaller rank takes more.
+    """
+    total = 0
+    for layer in spec.layers:
+        linears = adapted_linears(layer)
+        for keys in SITES:
+            own = [linears[key] for key in keys if key in linears]
+            shapes = [(linear.num_out, rank) for linear in own]
+            shapes += [(len(own) * rank, own[0].num_in)] if own else []
+            total += sum(_linear_bytes(shape, device, dtype) for shape in shapes)
+    return total
+
+
 def _columns(linears: Sequence[LinearSpec], keys: Sequence[str]) -> dict[str, int]:
     """The first column of each linear's output in that of their product."""
     columns, at = {}, 0
@@ -168,7 +186,17 @@ def _product(
 
 def _linear(weight_OI: Tensor, device: torch.device, dtype: torch.dtype) -> Linear:
     """The product in the compute dtype; bitwise independent of the batch on the CPU in float32."""
-    native = device.type == "cpu" and dtype == torch.float32
-    format = FP32 if native else dense(str(dtype).removeprefix("torch."))
+    format = FP32 if _is_native(device, dtype) else dense(str(dtype).removeprefix("torch."))
     spec = LinearSpec(num_out=weight_OI.shape[0], num_in=weight_OI.shape[1], format=format)
     return build_linear(spec, weight_OI, None, device, dtype)
+
+
+def _linear_bytes(shape_OI: tuple[int, int], device: torch.device, dtype: torch.dtype) -> int:
+    """Bytes of what `_linear` builds."""
+    if _is_native(device, dtype):
+        return packed_bytes("fp32", *shape_OI, 0)
+    return math.prod(shape_OI) * dtype.itemsize
+
+
+def _is_native(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and dtype == torch.float32

@@ -5,15 +5,21 @@ from __future__ import annotations
 import torch
 
 from ridgeline.config.settings import Settings, parse_lora_modules
+from ridgeline.engine.adapters.products import largest_bytes
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.parallel.resolve import parallel_sizes
 from ridgeline.engine.scheduler.kv.kv_budget import size
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.modelspec.cost.adapters import adapter_bytes
 from ridgeline.modelspec.model import ModelSpec
 
 
-def adapter_memory(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> int:
+def adapter_memory(
+    settings: Settings,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    why: dict[str, str],
+) -> int:
     """Memory reserved for adapters. Raises BadInput, CannotRun."""
     named = parse_lora_modules(settings.lora_modules)
     if not settings.enable_lora:
@@ -41,7 +47,7 @@ def adapter_memory(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> 
             value=str(parallel_sizes(settings)),
             fix="leave out --enable-lora, or use one process",
         )
-    total = settings.max_loras * adapter_bytes(spec, settings.max_lora_rank)
+    total = settings.max_loras * largest_bytes(spec, settings.max_lora_rank, device, dtype)
     why["max_loras"] = (
         f"{size(total)} reserved: {settings.max_loras} adapters of rank {settings.max_lora_rank}"
         " on every linear"

@@ -87,9 +87,14 @@ def row_group(kind: Kind, num_in: int, group: int) -> int:
     return group if kind in ("int4", "int8_groups") else -(-num_in // BLOCK) * BLOCK
 
 
+def packed_bytes(kind: Kind, num_out: int, num_in: int, group: int) -> int:
+    """Bytes of packed lines, padding included."""
+    return _native.packed_bytes(kind, num_out, num_in, group)
+
+
 def empty_lines(kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
     """Allocate memory for packed lines, in large pages where the system has them."""
-    return large_pages.empty((_native.packed_bytes(kind, num_out, num_in, group),), torch.uint8)
+    return large_pages.empty((packed_bytes(kind, num_out, num_in, group),), torch.uint8)
 
 
 def pack_lines(kind: Kind, q_OI: Tensor, group: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""Which linears LoRA adapters can add to, and the memory that adapters take."""
+"""Which linears LoRA adapters can add to."""
 
 from __future__ import annotations
 
-from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
+from ridgeline.modelspec.model import LayerSpec, LinearSpec
 
 ATTENTION, MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
 
@@ -19,9 +19,3 @@ def adapted_linears(layer: LayerSpec) -> dict[str, LinearSpec]:
     if mlp.router is None:
         keys += MLP if mlp.gated else MLP[1:]
     return {key: getattr(attention if key in ATTENTION else mlp, key) for key in keys}
-
-
-def adapter_bytes(spec: ModelSpec, rank: int, element_bytes: int = 4) -> int:
-    """Bytes of an adapter of this rank on every linear that it can add to."""
-    linears = (linear for layer in spec.layers for linear in adapted_linears(layer).values())
-    return sum(rank * (linear.num_in + linear.num_out) for linear in linears) * element_bytes

@@ -12,15 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline import Engine, Sampling
+from ridgeline.engine.adapters.products import largest_bytes, load_products
+from ridgeline.engine.adapters.weights import read_adapter
 from ridgeline.errors import BadInput, BadModel, CannotRun, UserError
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.cost.adapters import adapter_bytes
 from tests.conformance.tiny_models import VOCAB, make_model
 from tests.engine.adapters.make_adapter import LLAMA, merge, save_adapter
 
 SIZES = {"kv_cache_memory_bytes": 1 << 20, "num_threads": 1, "block_size": 4}
 GREEDY = Sampling(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=2)
 ALL = list(LLAMA)
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 KINDS: dict[str, dict[str, Any]] = {
     "all": {"modules": ALL},
     "attention": {"modules": ["q_proj", "v_proj"], "rank": 2, "use_rslora": True},
@@ -116,8 +118,7 @@ def test_quantised_base_is_adapted(folder: Path, quantization: Any) -> None:
 
 def test_fused_modules_are_split(tmp_path: Path) -> None:
     make_model("phi3", tmp_path / "base")
-    modules = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
-    save_adapter(tmp_path / "a", tmp_path / "base", modules)
+    save_adapter(tmp_path / "a", tmp_path / "base", FUSED)
     merged = merge(tmp_path / "merged", tmp_path / "base", tmp_path / "a")
     texts = prompts(2, seed=6)
     with Engine.open(str(merged), **SIZES) as plain:
@@ -146,12 +147,29 @@ def test_adapters_are_loaded_and_unloaded_while_serving(folder: Path) -> None:
         assert opened.generate(text, GREEDY)[0].tokens == base
 
 
-def test_memory_of_adapters_is_reserved(folder: Path, engine: Engine) -> None:
+def test_reserved_memory_holds_the_largest_adapters(folder: Path, engine: Engine) -> None:
     spec = load_spec(str(folder / "base"))
-    reserved = 4 * adapter_bytes(spec, 4)
-    assert f"{reserved / 1024:.1f} KiB reserved" in engine.info.derivations["max_loras"]
+    largest = largest_bytes(spec, 4, torch.device("cpu"), torch.float32)
+    assert f"{4 * largest / 1024:.1f} KiB reserved" in engine.info.derivations["max_loras"]
     loaded = {own.name: own.nbytes for own in engine.adapters}
-    assert adapter_bytes(spec, 4) <= loaded["all"]  # kernels pad rows
+    assert loaded["all"] == largest  # of rank 4 on every linear
+    assert max(loaded["attention"], loaded["mlp"]) < largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "modules"), [("llama", ALL), ("phi3", FUSED)])
+@pytest.mark.parametrize("rank", [1, 8, 33])
+def test_no_adapter_takes_more_than_the_reserved_memory(
+    tmp_path: Path, family: str, modules: list[str], dtype: torch.dtype, rank: int
+) -> None:
+    make_model(family, tmp_path / "base")
+    save_adapter(tmp_path / "own", tmp_path / "base", modules, rank=rank)
+    spec, device = load_spec(str(tmp_path / "base")), torch.device("cpu")
+    held = load_products(read_adapter(tmp_path / "own", spec, rank), spec, device, dtype).nbytes
+    reserved = largest_bytes(spec, rank, device, dtype)
+    assert held <= reserved
+    if family == "llama":  # fused modules have one A for several linears, so these may take less
+        assert held == reserved
 
 
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
