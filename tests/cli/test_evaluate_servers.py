@@ -201,6 +201,8 @@ def test_truncated_divergence_is_a_lower_bound() -> None:
     assert 0 < truncated_kl(top, {"a": after["a"], "b": after["b"]}) <= whole
     assert truncated_kl(before, before) == pytest.approx(0, abs=1e-6)
     assert truncated_kl({"a": math.log(0.9)}, {"b": math.log(0.9)}) > 1
+    # Four tokens of a quarter each, of which the two servers name different ones.
+    assert truncated_kl({"a": math.log(0.25)}, {"b": math.log(0.25)}) == 0.0
 
 
 def test_command_decides_by_exit_code_or_score(tmp_path: Path) -> None:

@@ -19,12 +19,11 @@ import msgspec
 from ridgeline.optimize.quality.greedy_divergence import Divergence
 from ridgeline.optimize.quality.task_questions import TaskScore
 from ridgeline.optimize.quality.text_comparison import TextSummary
-from ridgeline.optimize.quality.thresholds import GateVerdict, ThresholdCheck
+from ridgeline.optimize.quality.thresholds import GateVerdict, ThresholdCheck, worst_verdict
 from ridgeline.stats import Interval
 
 ERROR = 0.05
 INTERIM = 0.005
-_WORST_FIRST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
 class QualityVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +55,7 @@ def with_check(quality: QualityVerdict | None, check: ThresholdCheck) -> Quality
     """The result with one more check; its verdict is the worst of both."""
     if quality is None:
         return QualityVerdict(verdict=check.verdict, checks=(check,))
-    worst = next(v for v in _WORST_FIRST if v in (quality.verdict, check.verdict))
+    worst = worst_verdict((quality.verdict, check.verdict))
     return msgspec.structs.replace(quality, verdict=worst, checks=(*quality.checks, check))
 
 
@@ -100,10 +99,7 @@ class SequentialPanel:
     @property
     def verdict(self) -> GateVerdict:
         """The verdict so far."""
-        verdicts = {check.verdict for check in self._checks.values()}
-        if "fail" in verdicts:
-            return "fail"
-        return "inconclusive" if "inconclusive" in verdicts or not verdicts else "pass"
+        return worst_verdict(check.verdict for check in self._checks.values())
 
     def look(self) -> None:
         """Take one more look."""

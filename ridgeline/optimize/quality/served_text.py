@@ -24,7 +24,12 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.errors import CannotRun
-from ridgeline.optimize.quality.task_questions import MASTERY_ERRORS, TaskScore, TextQuestion
+from ridgeline.optimize.quality.task_questions import (
+    TaskScore,
+    TextQuestion,
+    change_of_right_answers,
+    is_mastered,
+)
 from ridgeline.optimize.quality.text_comparison import AGREEMENT, KL_MEAN, PERPLEXITY, TextSummary
 from ridgeline.optimize.quality.thresholds import (
     PanelSize,
@@ -74,12 +79,16 @@ def truncated_kl(before: Distribution, after: Distribution) -> float:
     """
     shared = before.keys() & after.keys()
     pairs = [(math.exp(before[token]), math.exp(after[token])) for token in shared]
-    rest = tuple(max(SMALLEST, 1.0 - sum(column)) for column in zip(*pairs, strict=True))
-    pairs.append((rest[0], rest[1]) if rest else (1.0, 1.0))
-    if not shared:  # nothing in common: the likeliest tokens of one are in the rest of the other
+    if shared:
+        p_rest, q_rest = (max(SMALLEST, 1.0 - sum(column)) for column in zip(*pairs, strict=True))
+        pairs = [*pairs, (p_rest, q_rest)]
+    else:
+        # The likeliest tokens of one are in the rest of the other, and have at most all of it.
         named = min(1.0, sum(math.exp(value) for value in before.values()))
-        other = max(SMALLEST, 1.0 - sum(math.exp(value) for value in after.values()))
-        pairs = [(named, other), (max(SMALLEST, 1 - named), max(SMALLEST, 1 - other))]
+        rest = max(SMALLEST, 1.0 - sum(math.exp(value) for value in after.values()))
+        if named <= rest:
+            return 0.0
+        pairs = [(named, rest), (max(SMALLEST, 1 - named), max(SMALLEST, 1 - rest))]
     total = sum(p * math.log(p / max(q, SMALLEST)) for p, q in pairs if p > 0)
     return max(0.0, total)
 
@@ -290,9 +299,7 @@ class ServedQuestionsPart:
         self._right: list[bool] = []
         first = reference.questions(size.first_items)
         self._chance = sum(1 / len(q.options) for q, _ in first) / max(1, len(first))
-        share = sum(right for _, right in first) / max(1, len(first))
-        error = math.sqrt(self._chance * (1 - self._chance) / max(1, len(first)))
-        self._mastered = bool(first) and share > self._chance + MASTERY_ERRORS * error
+        self._mastered = bool(first) and is_mastered([right for _, right in first], self._chance)
         reference.asks_questions = self._mastered
 
     def read(self, look: int) -> bool:
@@ -310,8 +317,7 @@ class ServedQuestionsPart:
         changes = self._changes()
         if not self._mastered or not changes:
             return ()
-        # With hardly any flips the spread cannot come from them alone: one more is assumed.
-        change = mean_interval(changes, level=level, least_sd=1 / math.sqrt(len(changes)))
+        change = change_of_right_answers(changes, level)
         return (check_min("right answers, change", change, -self._limits.task_drop_max),)
 
     def _changes(self) -> list[float]:

@@ -30,7 +30,7 @@ from ridgeline.optimize.quality.thresholds import (
     ThresholdCheck,
     check_min,
 )
-from ridgeline.stats import mean_interval
+from ridgeline.stats import LEVEL, Interval, mean_interval
 
 Encode = Callable[[str], Sequence[int]]
 NUM_SHOTS = 5
@@ -201,13 +201,25 @@ class TaskReference:
 
     def mastered(self, count: int) -> bool:
         """Whether the first look has more right answers than chance explains."""
-        right, chance = self.right(count), self.task.chance
-        error = math.sqrt(chance * (1 - chance) / max(1, len(right)))
-        return sum(right) / max(1, len(right)) > chance + MASTERY_ERRORS * error
+        return is_mastered(self.right(count), self.task.chance)
 
     def freeze(self) -> None:
         """The original is no longer available: only answers already computed are known."""
         self._frozen = True
+
+
+def is_mastered(right: Sequence[bool], chance: float) -> bool:
+    """Whether there are more right answers than guessing explains; False without answers."""
+    count = max(1, len(right))
+    return sum(right) / count > chance + MASTERY_ERRORS * math.sqrt(chance * (1 - chance) / count)
+
+
+def change_of_right_answers(changes: Sequence[float], level: float = LEVEL) -> Interval:
+    """The mean of changes paired by question (-1, 0 or 1 each), with its interval.
+
+    With hardly any flips the spread cannot come from them alone: one more is assumed.
+    """
+    return mean_interval(changes, level=level, least_sd=1 / math.sqrt(len(changes)))
 
 
 def is_right(read: LogprobsOf, item: TokenQuestion) -> bool:
@@ -243,9 +255,7 @@ class TaskPanelPart:
         """Empty for a task that the original does not master."""
         if not self._mastered:
             return ()
-        changes = self._changes()
-        least_sd = math.sqrt(1 / len(changes))
-        change = mean_interval(changes, level=level, least_sd=least_sd)
+        change = change_of_right_answers(self._changes(), level)
         return (check_min(self.name, change, -self._gate.task_drop_max),)
 
     @property

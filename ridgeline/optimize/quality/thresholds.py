@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -12,6 +13,7 @@ import msgspec
 from ridgeline.stats import Interval
 
 GateVerdict = Literal["pass", "fail", "inconclusive"]
+_WORST_FIRST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
 class QualityLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,11 @@ def load_quality_limits() -> tuple[QualityLimits, PanelSize]:
     return msgspec.convert(document["gate"], QualityLimits), msgspec.convert(
         document["size"], PanelSize
     )
+
+
+def worst_verdict(verdicts: Iterable[GateVerdict]) -> GateVerdict:
+    """The verdict of several checks together: the worst of them, inconclusive if there are none."""
+    return min(verdicts, key=_WORST_FIRST.index, default="inconclusive")
 
 
 def check_max(name: str, measured: Interval, limit: float) -> ThresholdCheck:

@@ -10,7 +10,6 @@ of batching and rounding alone on that server.
 from __future__ import annotations
 
 import json
-import math
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -31,8 +30,8 @@ from ridgeline.optimize.quality.served_text import (
     read_text,
     text_checks,
 )
-from ridgeline.optimize.quality.task_questions import text_questions
-from ridgeline.optimize.quality.thresholds import check_min
+from ridgeline.optimize.quality.task_questions import change_of_right_answers, text_questions
+from ridgeline.optimize.quality.thresholds import check_min, worst_verdict
 from ridgeline.optimize.quality.user_evaluation import REPEATS, Score, judge_scores
 from ridgeline.records.progress import Observer, silent, stage
 from ridgeline.report.json_line import plain
@@ -46,7 +45,6 @@ TEXT_CHARS = 600  # of one held-out text, the unit of the intervals
 MIN_TEXTS, MAX_TEXTS = 8, 96
 QUESTIONS, PROMPTS, ANSWER_TOKENS = 90, 24, 48
 NEAR_TIE_NATS = 0.1
-_WORST_FIRST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
 class ServerToCompare(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,13 +138,8 @@ def evaluate_servers(
         floor=tuple(floor),
         greedy=greedy,
         unmeasured=unmeasured,
-        verdict=_verdict(checks),
+        verdict=worst_verdict(check.verdict for check in checks),
     )
-
-
-def _verdict(checks: Sequence[ThresholdCheck]) -> GateVerdict:
-    verdicts = {check.verdict for check in checks}
-    return next((worst for worst in _WORST_FIRST if worst in verdicts), "inconclusive")
 
 
 # ---- the servers -------------------------------------------------------------------------------
@@ -230,9 +223,7 @@ def _compare_questions(
         before, after = (is_right(server, question) for server in (first, second))
         right += before
         changes.append(float(after) - float(before))
-    # With hardly any flips the spread cannot come from them alone: at least one more is assumed.
-    least_sd = 1 / math.sqrt(len(changes))
-    return mean_interval(changes, least_sd=least_sd), right
+    return change_of_right_answers(changes), right
 
 
 def _compare_greedy(first: ServerScorer, second: ServerScorer, budget_s: float) -> GreedyAnswers:

@@ -13,11 +13,11 @@ from ridgeline.optimize.quality import (
     ThresholdCheck,
     WindowComparison,
 )
+from ridgeline.optimize.quality.thresholds import worst_verdict
 from ridgeline.report.result import Result
 from ridgeline.stats import UNBOUNDED, Interval, mean_interval, ratio_interval
 
 _NO_RATIO = Interval(low=0.0, mid=1.0, high=UNBOUNDED)
-_WORST_FIRST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
 class TextSlice(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +73,7 @@ class Evaluation(Result, frozen=True, kw_only=True):
 def with_lm_eval(evaluation: Evaluation, scores: tuple[LmEvalScore, ...]) -> Evaluation:
     """The evaluation with lm-eval's scores; its verdict is the worst of all."""
     verdicts = [score.check.verdict for score in scores if score.check is not None]
-    worst = next(
-        (v for v in _WORST_FIRST if v in (evaluation.verdict, *verdicts)), evaluation.verdict
-    )
+    worst = worst_verdict((evaluation.verdict, *verdicts))
     verdict = evaluation.verdict if evaluation.refusal is not None else worst
     return msgspec.structs.replace(evaluation, harness=scores, verdict=verdict)
 

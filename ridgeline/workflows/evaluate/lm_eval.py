@@ -28,6 +28,7 @@ from ridgeline.engine.tokenization import NoTokenizer, bos_tokens, load_tokenize
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
+from ridgeline.optimize.quality.task_questions import change_of_right_answers
 from ridgeline.optimize.quality.thresholds import check_min
 from ridgeline.stats import mean_interval
 from ridgeline.workflows.evaluate.evaluation import LmEvalScore
@@ -185,8 +186,7 @@ def _score(
 ) -> LmEvalScore:
     count = len(pairs)
     changes = [new - old for old, new in pairs]
-    min_sd = 0.0 if drop_max is None else math.sqrt(1 / count)  # that of one changed document
-    change = mean_interval(changes, least_sd=min_sd)
+    change = mean_interval(changes) if drop_max is None else change_of_right_answers(changes)
     name = f"{task}, {metric}"
     return LmEvalScore(
         task=task,
