@@ -481,7 +481,7 @@ def settings_from(values: dict[str, Any], *, where: str = "settings") -> Setting
     try:
         return msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:
-        known = ", ".join(field.name for field in msgspec.structs.fields(Settings))
+        known = ", ".join(Settings.__struct_fields__)
         raise BadInput(f"{where}: {error}", limit=f"known settings: {known}") from None
 
 
@@ -489,9 +489,9 @@ def changed(settings: Settings) -> dict[str, Any]:
     """Only what differs from the defaults, for a short configuration file."""
     default = Settings()
     return {
-        field.name: _as_table(getattr(settings, field.name))
-        for field in msgspec.structs.fields(Settings)
-        if getattr(settings, field.name) != getattr(default, field.name)
+        name: _as_table(getattr(settings, name))
+        for name in Settings.__struct_fields__
+        if getattr(settings, name) != getattr(default, name)
     }
 
 

@@ -95,10 +95,9 @@ class RungCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 def defaults_candidate(defaults: Settings, incumbent: Settings) -> RungCandidate:
     """The settings as shipped, as a candidate."""
-    names = [field.name for field in msgspec.structs.fields(Settings)]
     changes = {
         name: msgspec.to_builtins(getattr(defaults, name))
-        for name in names
+        for name in Settings.__struct_fields__
         if getattr(defaults, name) != getattr(incumbent, name)
     }
     if flags_of(defaults) != flags_of(incumbent):

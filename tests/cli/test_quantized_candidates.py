@@ -17,8 +17,9 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.optimize.environment import MakeWeights
+from ridgeline.optimize.ladder import candidates_of, load_default_ladder
 from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
-from ridgeline.workflows.optimize.quantized_candidates import weight_maker
+from ridgeline.workflows.optimize.quantized_candidates import recipe_of, weight_maker
 
 INT4 = Settings(model="demo", quantization="int4", max_num_seqs=4)
 
@@ -85,6 +86,20 @@ def test_slow_quantization_is_rejected_and_leaves_nothing_behind(
     with pytest.raises(CannotRun, match="quantising the weights takes about"):
         make(INT4, "hqq", -1.0)
     assert not list(tmp_path.glob("demo-int4-hqq-*/config.json"))
+
+
+def test_every_method_of_the_ladder_can_make_its_format() -> None:
+    made = [
+        candidate
+        for rung in load_default_ladder().rungs
+        for candidate in candidates_of(rung, Settings(model="demo"), {})
+        if candidate.make is not None
+    ]
+    recipes = [recipe_of(row.settings, row.make or "") for row in made]
+    assert {(recipe.method, recipe.bits) for recipe in recipes} == {
+        *((method, 4) for method in ("gptq", "awq", "hqq", "qat")),
+        *((method, 8) for method in ("smoothquant", "llm-int8")),
+    }
 
 
 def test_unknown_formats_are_rejected(make: MakeWeights) -> None:

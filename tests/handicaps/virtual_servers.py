@@ -268,6 +268,7 @@ class VirtualSimulator:
 
     def __init__(self, servers: VirtualServers) -> None:
         self._servers = servers
+        self._runs: dict[tuple[TwinConfig, Load], RunTrace] = {}
 
     def learn(self, settings: Settings, steps: Sequence[StepStat]) -> None:
         pass
@@ -277,7 +278,11 @@ class VirtualSimulator:
         servers.now_s += SIMULATED_RUN_S
         config = servers.config(settings)
         plain = msgspec.structs.replace(config, num_speculative_tokens=0)
-        return simulated_run(plain, planned(plain), servers.traffic, load, 1.0, servers.belief)
+        if (plain, load) not in self._runs:  # settings that differ in drafts only are one twin
+            self._runs[plain, load] = simulated_run(
+                plain, planned(plain), servers.traffic, load, 1.0, servers.belief
+            )
+        return self._runs[plain, load]
 
 
 class VirtualDeployment:

@@ -151,4 +151,7 @@ def test_two_rows_with_one_id_are_refused() -> None:
 def test_every_variant_of_the_shipped_ladder_makes_valid_settings() -> None:
     resolved = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
     for row in load_default_ladder().rungs:
-        assert list(candidates_of(row, naive(), resolved)), row.id
+        candidates = list(candidates_of(row, naive(), resolved))
+        assert candidates, row.id
+        made = [variant["make"] for variant in row.variants if "make" in variant]
+        assert [candidate.make for candidate in candidates if candidate.make] == made, row.id

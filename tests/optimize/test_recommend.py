@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ridgeline.config.settings import Settings
+from ridgeline.config.settings import Settings, Speculative
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import decode_work
 from ridgeline.modelspec.rewrite import apply_quantization
@@ -36,6 +36,21 @@ def test_recommendations_are_in_use_impossible_or_useful() -> None:
     assert by_rung["int8"].verdict == "moves the bound"
     assert by_rung["batch-limit"].verdict == "moves the bound"
     assert all(each.hurts_when for each in by_rung.values())
+
+
+def test_speculation_in_use_is_recognised_and_blocks_other_speculation() -> None:
+    speculating = Settings(speculative_config=Speculative(method="suffix"))
+    by_rung = {row.rung: row for row in recommendations(speculating, price)}
+    assert by_rung["suffix-speculation"].verdict == "in use"
+    assert by_rung["ngram-speculation"].verdict == "not now"
+    assert "found suffix" in by_rung["ngram-speculation"].reason
+
+
+def test_int8_weights_do_not_say_which_method_made_them() -> None:
+    by_rung = {row.rung: row for row in recommendations(Settings(quantization="int8"), price)}
+    assert by_rung["int8"].verdict == "in use"
+    assert by_rung["int8-made"].verdict == "not now"
+    assert "found int8" in by_rung["int8-made"].reason
 
 
 def test_the_bound_is_the_specs_bytes_over_the_bandwidth() -> None:

@@ -49,8 +49,11 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         Raises CannotRun, naming the setting, if the server has no flag for it.
         """
-        names = [field.name for field in msgspec.structs.fields(Settings)]
-        differing = [name for name in names if getattr(settings, name) != getattr(start, name)]
+        differing = [
+            name
+            for name in Settings.__struct_fields__
+            if getattr(settings, name) != getattr(start, name)
+        ]
         words = [
             word
             for name in differing

@@ -7,7 +7,7 @@ predictions: what the engine adds to them is what `ridgeline optimize` measures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -90,10 +90,13 @@ def _recommendation(
 def _verdict(
     rung: Rung, settings: Settings, current: PricedConfiguration, price: PriceConfiguration
 ) -> tuple[str, str]:
-    facts = {**msgspec.structs.asdict(settings), **current.values}
-    if rung.changes and all(facts[name] == value for name, value in rung.changes.items()):
+    facts: dict[str, object] = msgspec.to_builtins(
+        {**msgspec.structs.asdict(settings), **current.values}, enc_hook=str
+    )
+    if _is_in_use(rung, facts):
         return "in use", "these settings already have it"
-    plain = {k: v for k, v in facts.items() if v is None or isinstance(v, bool | int | float | str)}
+    named = {k: v.get("method") if isinstance(v, dict) else v for k, v in facts.items()}
+    plain = {k: v for k, v in named.items() if v is None or isinstance(v, bool | int | float | str)}
     if blocked := unmet_need(rung, plain):
         return "not now", blocked
     options = candidates_of(rung, settings, current.values)
@@ -101,6 +104,23 @@ def _verdict(
     if changes:
         return "moves the bound", f"{rung.term}: " + "; ".join(changes)
     return "measure it", f"{rung.term}: no bound of a full step changes, so it has to be measured"
+
+
+def _is_in_use(rung: Rung, facts: Mapping[str, object]) -> bool:
+    """Whether the configuration has what the rung changes.
+
+    False for weights that a method makes: the settings do not say which method made theirs.
+    """
+    if not rung.changes or any(ladder.MAKE in variant for variant in rung.variants):
+        return False
+    return all(_has(facts[name], value) for name, value in rung.changes.items())
+
+
+def _has(present: object, wanted: object) -> bool:
+    """Whether a setting has a value; a table of the ladder names only some fields of a record."""
+    if isinstance(wanted, dict) and isinstance(present, dict):
+        return wanted.items() <= present.items()
+    return present == wanted
 
 
 def _bound_change(

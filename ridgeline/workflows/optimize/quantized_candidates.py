@@ -40,7 +40,7 @@ def weight_maker(
     cache = folder or default_cache_dir() / "quantized"
 
     def make_weights(settings: Settings, method: str, allowed_s: float) -> Settings:
-        recipe = _recipe(settings, method)
+        recipe = recipe_of(settings, method)
         text = _calibration_file(workload, tokenizer, cache) if recipe.calibrated else None
         run = fingerprint(settings.model, recipe, read_text(text) if recipe.calibrated else "")
         digest = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:10]
@@ -52,7 +52,8 @@ def weight_maker(
     return make_weights
 
 
-def _recipe(settings: Settings, method: str) -> QuantizeRecipe:
+def recipe_of(settings: Settings, method: str) -> QuantizeRecipe:
+    """How a method makes weights of the settings' `quantization`. Raises BadInput."""
     bits = BITS.get(settings.quantization or "")
     if bits is None or method not in METHODS:
         raise BadInput(
