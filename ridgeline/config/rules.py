@@ -1,7 +1,8 @@
 """Which options make others meaningless, as data.
 
 No option that was typed is ignored silently: one that would have no effect is an error. Only the
-command line counts: a file or an environment variable may hold options for other occasions.
+command line counts: a file or an environment variable may hold options for other occasions. What a
+typed option needs may come from any of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ridgeline.config.load import BenchOptions
+from ridgeline.config.server import CanaryOptions, FallbackOptions
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 
@@ -180,6 +182,17 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("batch_window", ("batch_store",)),
         Needs("response_cache_ttl", ("response_cache_size",)),
         Needs("batch_store_max_bytes", ("batch_store",)),
+        Needs("allow_runtime_lora_updating", ("enable_lora",)),
+        Needs("max_loras", ("enable_lora",)),
+        Needs("max_lora_rank", ("enable_lora",)),
+    ),
+    "route": (
+        *(Needs(name, ("canary",)) for name in CanaryOptions.__struct_fields__ if name != "canary"),
+        *(
+            Needs(name, ("fallback_url",))
+            for name in FallbackOptions.__struct_fields__
+            if name != "fallback_url"
+        ),
     ),
 }
 """By command."""
@@ -191,17 +204,20 @@ def refuse(flags: Sequence[str], when: str) -> None:
         raise BadInput(f"{flag} has no effect {when}", fix=f"leave {flag} out")
 
 
-def unused(rule: Rule, typed: frozenset[str]) -> Iterator[tuple[str, str, str]]:
+def unused(
+    rule: Rule, typed: frozenset[str], given: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, str, str]]:
     """(option without an effect, "with" or "without", the other option or the reason), of `typed`.
 
-    The second is "" where the third is a reason.
+    The second is "" where the third is a reason. `given`: options that a file or an environment
+    variable sets, which others may need.
     """
     if isinstance(rule, Fixed):
         yield from ((name, "", rule.reason) for name in rule.options if name in typed)
     elif rule.option not in typed:
         return
     elif isinstance(rule, Needs):
-        if not typed & {*rule.others}:
+        if not (typed | given) & {*rule.others}:
             yield rule.option, "without", rule.others[0]
     elif isinstance(rule, Displaces):
         yield from ((name, "with", rule.option) for name in rule.others if name in typed)

@@ -147,6 +147,11 @@ class ManagedApi:
                 "--fallback-url needs --fallback-dollars-per-hour, so that an outage has a price",
                 fix="name the most that it may cost in an hour",
             )
+        if not config.input_price + config.output_price > 0:
+            raise BadInput(
+                "--fallback-dollars-per-hour bounds nothing without prices",
+                fix="add --fallback-input-price and --fallback-output-price",
+            )
         self.backend, self._config, self.after_s = backend, config, config.after_s
         self.breaker, self.budget = CircuitBreaker(), HourlyBudget(config.dollars_per_hour)
         self.num_requests = self.num_failed = 0

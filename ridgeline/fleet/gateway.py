@@ -214,9 +214,7 @@ class Gateway:
             session=session or fields.prompt_cache_key or fields.user or str(prefix[:1]),
             ttft_slo_s=None if slo is None else slo.ttft_s,
             slo=slo,
-            max_tokens=fields.max_completion_tokens
-            or fields.max_output_tokens
-            or fields.max_tokens,
+            max_tokens=fields.output_limit,
             timeout_s=None if fields.timeout_ms is None else fields.timeout_ms / 1000,
         )
 

@@ -35,7 +35,8 @@ LIMITS = RequestLimits()
 def batch_app_options(options: ServerOptions) -> ServerOptions:
     """Options of the app that runs batch requests in this process.
 
-    Keys and budgets were checked when the batch was uploaded: its requests carry no key.
+    Keys and budgets were checked when the batch was uploaded: its requests carry no key. Their
+    answers are in the store: none is kept in a second place.
     """
     return msgspec.structs.replace(
         options,
@@ -45,6 +46,7 @@ def batch_app_options(options: ServerOptions) -> ServerOptions:
         tokens_per_minute=None,
         batch_store=None,
         batch_window=None,
+        response_cache_size=None,
     )
 
 

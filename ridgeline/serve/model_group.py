@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from ridgeline.serve.service import Service
+    from ridgeline.serve.telemetry.base import Telemetry
 
 
 class ModelGroup:
@@ -47,6 +48,11 @@ class ModelGroup:
         merged = CollectorRegistry()
         merged.register(_MergedFamilies([own.metrics.registry for own in self.services]))
         return generate_latest(merged)
+
+    def export_to(self, telemetry: Telemetry) -> None:
+        """Export the requests of every model."""
+        for service in self.services:
+            service.telemetry = telemetry
 
     def end_streams(self, refusal: Exception) -> None:
         """End every open response with an error: the server stops."""

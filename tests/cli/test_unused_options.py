@@ -33,6 +33,10 @@ VALUES = {
     "kv_eviction_config": '{"method": "streaming", "budget": 64}',
     "lm_head_quantization": "int8",
     "batch_window": "22:00-06:00",
+    "canary_shadow_share": "0.5",
+    "canary_alpha": "0.1",
+    "canary_max_disagreement": "0.1",
+    "canary_stages": "0.5",
 }
 """A valid value of an option that does not take the number 2."""
 
@@ -159,3 +163,13 @@ def test_unused_options_of_a_configuration_file_are_accepted(
     """Only what was typed must have an effect: an environment variable may be set for good."""
     monkeypatch.setenv("RIDGELINE_MAX_NUM_SEQS", "4")
     refused(capsys, ["bench", "--url", "http://127.0.0.1:9", "--num-prompts", "1"], "no ")
+
+
+@pytest.mark.usefixtures("no_work")
+def test_needed_option_may_come_from_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["route", "--backend", "http://127.0.0.1:9", "--fallback-after-s", "2"]
+    refused(capsys, args, "--fallback-after-s has no effect without --fallback-url")
+    monkeypatch.setenv("RIDGELINE_FALLBACK_URL", "http://127.0.0.1:9")
+    refused(capsys, args, "--fallback-url needs --fallback-dollars-per-hour")

@@ -153,9 +153,16 @@ def test_budget_forgets_after_an_hour() -> None:
     assert not budget.has_room(0.2, 3599) and budget.has_room(0.2, 3601)
 
 
-async def test_fallback_without_a_budget_is_refused() -> None:
-    with pytest.raises(BadInput, match="fallback-dollars-per-hour"):
-        async with gateway_over(
-            own(), fallback=api(), fallback_options={**PRICES, "dollars_per_hour": 0.0}
-        ):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dollars_per_hour": 0.0}, "needs --fallback-dollars-per-hour"),
+        ({"input_price": 0.0, "output_price": 0.0}, "bounds nothing without prices"),
+    ],
+)
+async def test_fallback_without_a_budget_is_refused(
+    changes: dict[str, float], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        async with gateway_over(own(), fallback=api(), fallback_options={**PRICES, **changes}):
             pass

@@ -169,6 +169,13 @@ def test_many_errors_of_one_session_count_once() -> None:
     assert rollout.state == "split"
 
 
+def test_answers_that_are_not_streamed_complete_a_stage() -> None:
+    rollout = Rollout(CONFIG, RolloutRecord(state="split"))
+    for number in range(CONFIG.min_sessions):
+        rollout.note_outcome("canary", str(number), Outcome(has_failed=False, pace_s=0.05))
+    assert rollout.record.stage == 1
+
+
 @pytest.mark.parametrize("stages", [(), (0.0,), (0.5, 1.0)])
 def test_impossible_stages_are_refused(stages: tuple[float, ...]) -> None:
     with pytest.raises(BadInput):

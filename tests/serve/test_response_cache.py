@@ -99,6 +99,19 @@ async def test_other_requests_are_computed(changes: dict[str, Any]) -> None:
     assert len(engine.requests) == 2
 
 
+async def test_forgotten_answers_of_a_tenant_are_computed_again() -> None:
+    engine = FakeEngine()
+    async with client_of(engine) as http:
+        model = (await http.get("/v1/models")).json()["data"][0]["id"]
+        own, other = {**BODY, "model": model}, {**BODY, "model": model, "cache_salt": "other"}
+        for body in (own, other):
+            await http.post("/v1/completions", json=body)
+        forgotten = await http.post("/v1/cache/forget", json={"prompt": BODY["prompt"]})
+        assert forgotten.status_code == 200, forgotten.text
+        replies = [await http.post("/v1/completions", json=body) for body in (own, other)]
+    assert [reply.headers[RESPONSE_CACHE_HEADER] for reply in replies] == ["miss", "hit"]
+
+
 async def test_failed_and_expired_answers_are_not_given_again() -> None:
     engine = FakeEngine()
     async with client_of(engine, response_cache_ttl=0.05) as http:
@@ -140,7 +153,10 @@ def test_size_is_bounded_and_one_tenant_takes_half_of_it() -> None:
     assert cache.find(b"a0") is None
     cache.store(b"large", "c", answer(6_000))
     assert cache.find(b"large") is None, "more than a tenant may have"
-    cache.clear()
+    cache.forget("a")
+    assert cache.find(b"a19") is None
+    assert cache.find(b"b") is not None, "an answer of another tenant"
+    cache.forget("b")
     assert (len(cache), cache.num_bytes) == (0, 0)
 
 

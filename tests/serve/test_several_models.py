@@ -17,6 +17,8 @@ from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 from ridgeline.records.progress import silent
 from ridgeline.serve.app import add_model, create_app
+from ridgeline.serve.caching.routes import WarmRequest, warm_at_start
+from ridgeline.serve.telemetry import open_telemetry
 from ridgeline.workflows.serving.memory_shares import share_memory
 from ridgeline.workflows.serving.serve import _all_settings
 from tests.conformance.tiny_models import make_model
@@ -109,6 +111,26 @@ async def test_metrics_of_all_models_are_one_page(http: httpx.AsyncClient) -> No
     for family in families:
         own = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in family.samples]
         assert len(own) == len(set(own)), family.name
+
+
+async def test_requests_of_all_models_are_exported(
+    app: FastAPI, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "emf.log"
+    telemetry = open_telemetry(None, str(file), service="ridgeline")
+    app.state.service.group.export_to(telemetry)
+    for model in ("fake", "other"):
+        await http.post("/v1/completions", json={"prompt": "a", "model": model})
+    telemetry.close()
+    lines = [msgspec.json.decode(line) for line in file.read_text().splitlines()]
+    assert {(line["Model"], line["Requests"]) for line in lines} == {("fake", 1), ("other", 1)}
+
+
+async def test_prompts_are_warmed_on_the_model_that_they_name(
+    app: FastAPI, engines: tuple[FakeEngine, FakeEngine]
+) -> None:
+    await warm_at_start(app.state.service, [("", WarmRequest(model="other", prompt="a" * 40))])
+    assert [len(engine.requests) for engine in engines] == [0, 1]
 
 
 async def test_one_broken_engine_fails_the_health_check(

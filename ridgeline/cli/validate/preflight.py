@@ -5,8 +5,6 @@ A mistake on the command line must cost no time, and must not destroy a file.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.validate.output_paths import check_output_paths
 from ridgeline.config.commands import Command
@@ -16,15 +14,18 @@ from ridgeline.errors import BadInput
 
 def check_before(invocation: Invocation) -> None:
     """BadInput for the first option that would have no effect, or place that cannot be written."""
-    check_unused(invocation.command, {*invocation.typed, *swept(invocation.typed.get("sweep"))})
+    typed = {*invocation.typed, *swept(invocation.typed.get("sweep"))}
+    given = filter(invocation.is_given, invocation.command.options)
+    check_unused(invocation.command, frozenset(typed), frozenset(given))
     check_output_paths(invocation.command, invocation.values)
 
 
-def check_unused(command: Command, typed: Collection[str]) -> None:
-    """BadInput for the first typed option that the others make meaningless."""
+def check_unused(command: Command, typed: frozenset[str], given: frozenset[str]) -> None:
+    """BadInput for the first typed option that the others make meaningless, or that needs one which
+    no source has given."""
     options = command.options
     for rule in RULES.get(command.name, ()):
-        for name, relation, other in unused(rule, frozenset(typed)):
+        for name, relation, other in unused(rule, typed, given):
             flag = options[name].flag
             reason = f" {relation} {options[other].flag}" if relation else f": {other}"
             raise BadInput(f"{flag} has no effect{reason}", fix=f"leave {flag} out")

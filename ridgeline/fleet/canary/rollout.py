@@ -91,7 +91,9 @@ class Rollout:
             "agreement": RateEvidence(config.max_disagreement),
         }
         self._changed: set[str] = set()
-        self._seen: dict[str, OrderedDict[str, None]] = {name: OrderedDict() for name in _NAMES}
+        self._seen: dict[str, OrderedDict[str, None]] = {
+            name: OrderedDict() for name in ("session", *_NAMES)
+        }
         self._ranks = {"ttft": _Ranks(config.max_slowdown), "pace": _Ranks(config.max_slowdown)}
 
     @property
@@ -128,6 +130,8 @@ class Rollout:
         if self.state != "split":
             return
         is_canary = arm == "canary"
+        if is_canary and self._is_first("session", session):
+            self.record.num_sessions += 1
         for name, is_bad in (("errors", outcome.has_failed), ("slo", outcome.met_slo is False)):
             if is_bad and self._is_first(name, session):
                 test = self._tests[name]
@@ -140,7 +144,6 @@ class Rollout:
 
     def _note_times(self, is_canary: bool, session: str, outcome: Outcome) -> None:
         if outcome.ttft_s is not None and self._is_first("ttft", session):
-            self.record.num_sessions += is_canary
             self._rank("ttft", is_canary, outcome.ttft_s)
         if outcome.pace_s is not None and self._is_first("pace", session):
             self._rank("pace", is_canary, outcome.pace_s)

@@ -53,8 +53,9 @@ async def load_lora_adapter(
     body: LoadAdapterRequest, request: Request, service: ServiceDep
 ) -> Response:
     host = _host(request, service)
-    if body.lora_name == service.name:
-        raise ApiError(400, "lora_name is that of the base model", param="lora_name")
+    others = set(service.group.names) - set(service.engine.info.adapters)
+    if body.lora_name in others:
+        raise ApiError(400, "lora_name is the name of a served model", param="lora_name")
     await asyncio.to_thread(host.load_adapter, body.lora_name, body.lora_path)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 

@@ -385,9 +385,9 @@ def _cache_control(body: CountTokensRequest) -> dict[str, Any] | None:
     marks = [(1, tool.cache_control) for tool in body.tools or ()]
     marks += [(1, block.cache_control) for block in _blocks(body.system)]
     for i, message in enumerate(body.messages, start=1):
-        up_to = body.model_copy(update={"messages": body.messages[:i]})
         for block in _blocks(message.content):
             if block.cache_control is not None:
+                up_to = body.model_copy(update={"messages": body.messages[:i]})
                 marks.append((len(_messages(up_to)), block.cache_control))
     given = [(place, mark) for place, mark in marks if mark is not None]
     number = len(given) + (body.cache_control is not None)

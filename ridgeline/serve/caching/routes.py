@@ -91,6 +91,8 @@ async def forget_cache(body: PrefixRequest, request: Request, service: ServiceDe
     prompt, caller = await _prompt(service, body, request), caller_of(request.scope)
     tenant = caller.tenant(body.cache_salt)
     dropping = service.engine.forget_prefix(prompt.tokens, tenant, caller.name)
+    if service.response_cache is not None:  # which knows no prompts: all answers of the tenant
+        service.response_cache.forget(tenant)
     forgotten: ForgetResponse = {"forgotten_tokens": await asyncio.wrap_future(dropping)}
     return json_response(forgotten)
 
@@ -137,7 +139,8 @@ def read_warm_prompts(path: Path) -> list[tuple[str, WarmRequest]]:
 
 
 async def warm_at_start(service: Service, prompts: list[tuple[str, WarmRequest]]) -> None:
-    """Warm the prompts of a file, one after the other, for the tenants of their keys."""
+    """Warm the prompts of a file, one after the other, each on the model that it names and for the
+    tenant of its key."""
 
     async def receive() -> dict[str, Any]:
         await asyncio.Event().wait()  # this client never disconnects
@@ -151,7 +154,7 @@ async def warm_at_start(service: Service, prompts: list[tuple[str, WarmRequest]]
             "headers": [],
             CALLER: service.keys.caller_named(key),
         }
-        await warm(service, body, Request(scope, receive))
+        await warm(service.group.find(body.model), body, Request(scope, receive))
 
 
 async def _prompt(service: Service, body: PrefixRequest, request: Request) -> TokenPrompt:

@@ -104,9 +104,9 @@ class ResponseCache:
         self._by_tenant[tenant] += answer.nbytes
         self.num_bytes += answer.nbytes
 
-    def clear(self) -> None:
-        """Drop every answer."""
-        for key in list(self._answers):
+    def forget(self, tenant: str) -> None:
+        """Drop every answer of a tenant."""
+        for key in [key for key, answer in self._answers.items() if answer.tenant == tenant]:
             self._drop(key)
 
     def _drop(self, key: bytes) -> None:

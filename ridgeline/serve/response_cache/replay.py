@@ -84,7 +84,7 @@ class AnswerRecorder:
         def record(events: Sequence[Event]) -> None:
             own.extend(events)
             sink(events)
-            if is_whole(own, sampling.n):
+            if any(isinstance(event, Finished) for event in events) and is_whole(own, sampling.n):
                 self._num_open -= 1
                 if not self._num_open:
                     self._cache.store(self._key, self._tenant, self._events)

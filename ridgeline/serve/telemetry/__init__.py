@@ -6,7 +6,7 @@ Everything is written when a request ends, from counts that exist anyway: nothin
 from __future__ import annotations
 
 import ridgeline
-from ridgeline.serve.telemetry.base import NoTelemetry, Telemetry
+from ridgeline.serve.telemetry.base import NoTelemetry, SeveralTelemetries, Telemetry
 
 
 def open_telemetry(otlp_endpoint: str | None, emf_file: str | None, *, service: str) -> Telemetry:
@@ -24,6 +24,4 @@ def open_telemetry(otlp_endpoint: str | None, emf_file: str | None, *, service: 
         return NoTelemetry()
     if len(exporters) == 1:
         return exporters[0]
-    from ridgeline.serve.telemetry.base import SeveralTelemetries
-
     return SeveralTelemetries(exporters)

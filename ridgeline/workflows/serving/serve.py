@@ -83,12 +83,9 @@ def serve(
             resources.callback(_add_model(app, own, options, observer).close)
         _attach_batches(app, engine, options)
         service = app.state.service
-        service.telemetry = open_telemetry(
-            options.otlp_endpoint,
-            options.emf_file,
-            service="ridgeline",
-        )
-        resources.callback(service.telemetry.close)
+        telemetry = open_telemetry(options.otlp_endpoint, options.emf_file, service="ridgeline")
+        resources.callback(telemetry.close)
+        service.group.export_to(telemetry)
         admin = None
         if admin_listener is not None:
             admin = AdminListener(create_admin_app(service), admin_listener)
