@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,13 @@ from ridgeline.compress.methods.rounding import check_finite
 from ridgeline.compress.pipeline import fingerprint, open_source, quantise_layers
 from ridgeline.compress.progress import ProgressCallback
 from ridgeline.compress.recipe import QuantizeRecipe, check
-from ridgeline.compress.writers.store import LayerStore, open_folder, refuse_output
+from ridgeline.compress.writers.store import (
+    LayerStore,
+    new_result,
+    open_folder,
+    publish_result,
+    refuse_output,
+)
 from ridgeline.engine.checkpoints.sources import WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.checkpoints.write_packed import write_packed
@@ -109,7 +114,9 @@ def quantize_model(
     refuse_output(output)  # before anything is measured, which may take as long as the making
     if is_dummy(model):
         raise CannotRun("a dummy model has no weights to quantise", value=model)
-    dense = with_dtype(load_spec(model), "float32")
+    stored = load_spec(model)
+    _refuse_compressed(stored)
+    dense = with_dtype(stored, "float32")
     if has_states(dense):
         raise CannotRun(
             "the walk through layers does not know gated delta nets",
@@ -133,16 +140,23 @@ def quantize_model(
             if recipe.method == "qat":
                 tokens = tokens_of(model, text)
                 store = train_quantised(spec, source, store, recipe, tokens, folder, on_progress)
-            result = folder / "result"
-            shutil.rmtree(result, ignore_errors=True)
-            result.mkdir()
+            result = new_result(folder)
             job = WriteJob(model_path(model), spec, recipe, store, tables, result, {"made": run})
             written = write.write(job)
-    if output.is_dir():
-        output.rmdir()  # it was empty
-    result.rename(output)
-    shutil.rmtree(folder)
+    publish_result(folder, output)
     return written
+
+
+def _refuse_compressed(stored: ModelSpec) -> None:
+    """Raise CannotRun for weights that are dense in memory but stored in another form (2:4)."""
+    is_dense = all(linear.format.kind == "dense" for linear in linears(stored).values())
+    if is_dense and stored.rewrites:
+        raise CannotRun(
+            "quantize reads weights that are stored dense",
+            value=stored.rewrites[0],
+            fix="name the model before compression (`ridgeline prune --format dense` writes one), "
+            "or quantise while loading: --quantization int8 or int4",
+        )
 
 
 def _refuse_broken(spec: ModelSpec, source: WeightSource) -> None:

@@ -19,9 +19,13 @@ from ridgeline.compress.distill.distill_model import (
 )
 from ridgeline.compress.distill.losses import text_loss, top_k_divergence
 from ridgeline.compress.distill.teacher_cache import TeacherCache, TopLogprobs
-from ridgeline.compress.drafter_training.train_drafter import HELD_WINDOWS
+from ridgeline.compress.drafter_training.train_drafter import HELD_WINDOWS, windows
 from ridgeline.config.compression import DistillFiles, DistillOptions
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadInput
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.rewrite import with_dtype
 from ridgeline.workflows.shrink.compare_models import ModelToCompare, compare_models
 from ridgeline.workflows.shrink.distill import check_options, resolve_models
 from tests.compress.small_llama import random_tensors, write
@@ -68,12 +72,12 @@ def test_the_text_loss_is_that_of_the_next_token() -> None:
 
 
 def test_the_cache_returns_what_the_teacher_said(tmp_path: Path) -> None:
-    windows = torch.arange(40 * 5).view(40, 5)
-    cache = TeacherCache(tmp_path, windows, 3)
+    windows_NT = torch.arange(40 * 5).view(40, 5)
+    cache = TeacherCache(tmp_path, windows_NT, 3)
     assert cache.missing(40) == [0, 1]
     for chunk in cache.missing(40):
         cache.add(chunk, lambda tokens: random_logits(tokens[0]))
-    again = TeacherCache(tmp_path, windows, 3)
+    again = TeacherCache(tmp_path, windows_NT, 3)
     assert again.missing(40) == []
     found, expected = again[33], top(random_logits(33 * 5), 3)
     assert torch.equal(found.ids_TK, expected.ids_TK)
@@ -112,6 +116,31 @@ def train(
     return distill_model(DistillJob(*pair, TEXT, []), recipe, output, stop)
 
 
+def logprobs(model: str, texts: list[list[int]]) -> list[torch.Tensor]:
+    spec = with_dtype(load_spec(model), "float32")
+    decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
+    runner = TorchRunner(decoder, None, None)
+    return [runner.logits(tokens).log_softmax(-1) for tokens in texts]
+
+
+def divergence(p_TV: torch.Tensor, q_TV: torch.Tensor) -> float:
+    return float((p_TV.exp() * (p_TV - q_TV)).sum(-1).mean())
+
+
+def held_loss(teacher: str, student: str, objective: str) -> float:
+    """The full divergence from the teacher on the held-out windows, or the loss of their text,
+    computed from the two folders.
+    """
+    held = windows(TEXT, 16)[:HELD_WINDOWS].tolist()
+    found = [
+        divergence(p, q)
+        if objective == "logits"
+        else -sum(float(q[t, tokens[t + 1]]) for t in range(15)) / 15
+        for tokens, p, q in zip(held, logprobs(teacher, held), logprobs(student, held), strict=True)
+    ]
+    return sum(found) / len(found)
+
+
 @pytest.mark.parametrize("objective", ["logits", "sequence"])
 def test_the_student_learns_and_continues_after_a_kill(
     pair: tuple[str, str], tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch
@@ -119,12 +148,18 @@ def test_the_student_learns_and_continues_after_a_kill(
     monkeypatch.setattr(module, "SAVE_EVERY_S", 0.0)
     recipe = DistillRecipe(
         objective=objective,  # type: ignore[arg-type]
+        top_k=4096,
         steps=6,
         batch=2,
         length=16,
         rate=3e-3,
     )
     whole = train(pair, tmp_path / "whole", recipe)
+    written = str(tmp_path / "whole")
+    assert whole.curve[0].held_loss == pytest.approx(held_loss(*pair, objective), rel=3e-3)
+    assert whole.curve[-1].held_loss == pytest.approx(
+        held_loss(pair[0], written, objective), rel=3e-3
+    )
     assert whole.curve[-1].held_loss < 0.97 * whole.curve[0].held_loss
     with pytest.raises(KeyboardInterrupt):
         train(pair, tmp_path / "cut", recipe, stop_at=4)
@@ -141,12 +176,12 @@ def test_another_interrupted_run_is_not_overwritten(pair: tuple[str, str], tmp_p
     recipe = DistillRecipe(steps=4, batch=1, length=16)
     with pytest.raises(KeyboardInterrupt):
         train(pair, tmp_path / "x", recipe, stop_at=1)
-    with pytest.raises(BadInput, match="another training run"):
+    with pytest.raises(BadInput, match="another run"):
         train(pair, tmp_path / "x", DistillRecipe(steps=5, batch=1, length=16))
 
 
 def test_models_are_judged_in_the_first_ones_terms(pair: tuple[str, str]) -> None:
-    windows = [TEXT[i : i + 16] for i in (0, 100)]
+    judged = [TEXT[i : i + 16] for i in (0, 100)]
     teacher, student = pair
     rows = compare_models(
         [
@@ -154,10 +189,13 @@ def test_models_are_judged_in_the_first_ones_terms(pair: tuple[str, str]) -> Non
             ModelToCompare("teacher, INT8", teacher, "int8"),
             ModelToCompare("student", student),
         ],
-        windows,
+        judged,
         speed=False,
     )
     assert (rows[0].kl, rows[0].agreement, rows[0].tokens_per_s) == (0.0, 1.0, None)
+    pairs = zip(logprobs(teacher, judged), logprobs(student, judged), strict=True)
+    expected = sum(divergence(p[:-1], q[:-1]) for p, q in pairs) / 2
+    assert rows[2].kl == pytest.approx(expected, rel=1e-2)
     assert 0 < rows[1].kl < rows[2].kl and rows[1].weight_bytes < rows[0].weight_bytes
 
 

@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ridgeline.compress.calibration import read_text, windows
+from ridgeline.compress.distill.student import StudentModelBuilder
 from ridgeline.compress.prune import prune_model as module
 from ridgeline.compress.prune.prune_model import prune_model
 from ridgeline.compress.prune.recipe import PruneRecipe
 from ridgeline.compress.prune.report import PruningReport, read_report
+from ridgeline.compress.prune.taylor import taylor_scores
+from ridgeline.compress.quantize_model import RIDGELINE, quantize_model
+from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.training_model import TrainingModel
 from ridgeline.engine.checkpoints.codecs.sparse24 import compress_24, stored_mask
 from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -40,10 +48,16 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prune(
-    model: Path, text: Path, output: Path, *, sparse: bool = False, **fields: Any
+    model: Path,
+    text: Path,
+    output: Path,
+    *,
+    sparse: bool = False,
+    judged: list[list[int]] | None = None,
+    **fields: Any,
 ) -> PruningReport:
     recipe = PruneRecipe(**(SIZES | fields))
-    judged = [[(7 * i + j) % 900 for i in range(32)] for j in range(2)]
+    judged = judged or [[(7 * i + j) % 900 for i in range(32)] for j in range(2)]
     return prune_model(
         str(model),
         recipe,
@@ -119,6 +133,86 @@ def test_without_layers_as_if_they_were_skipped(original: Path, text: Path, tmp_
     assert len(report.dropped_layers) == 2
     assert_same(tmp_path / "out", write(tmp_path / "masked", before))
     assert read_report(tmp_path / "out") == report
+
+
+@pytest.mark.parametrize("importance", ["wanda", "taylor", "magnitude"])
+def test_the_least_important_channels_and_heads_are_removed(
+    text: Path, tmp_path: Path, importance: str
+) -> None:
+    tensors = random_tensors()
+    for layer in range(4):
+        at = f"model.layers.{layer}."
+        tensors[f"{at}mlp.down_proj.weight"][:, 40:72] /= 1024
+        tensors[f"{at}self_attn.o_proj.weight"][:, 16:32] /= 1024  # read by KV head 1
+    model = write(tmp_path / "model", tensors)
+    fields = {"drop_channels": 0.25, "drop_kv_heads": 1, "compensate": False}
+    prune(model, text, tmp_path / "out", importance=importance, **fields)
+    after = tensors_of(tmp_path / "out")
+    for layer in range(4):
+        for name, gone in (("mlp.down_proj", range(40, 72)), ("self_attn.o_proj", range(16, 32))):
+            weight = tensors[f"model.layers.{layer}.{name}.weight"]
+            kept = [i for i in range(weight.shape[1]) if i not in gone]
+            assert torch.equal(after[f"model.layers.{layer}.{name}.weight"], weight[:, kept])
+
+
+def test_the_layer_that_changes_its_input_least_is_dropped(text: Path, tmp_path: Path) -> None:
+    tensors = random_tensors()
+    for layer, names in {
+        0: ("mlp.down_proj",),  # attention alone
+        1: ("self_attn.o_proj",),  # feed-forward alone
+        2: ("self_attn.o_proj", "mlp.down_proj"),
+    }.items():
+        for name in names:
+            tensors[f"model.layers.{layer}.{name}.weight"].zero_()
+    report = prune(write(tmp_path / "model", tensors), text, tmp_path / "out", drop_layers=1)
+    assert report.dropped_layers == (2,)
+
+
+def test_compensation_reduces_the_error_on_the_text_that_it_has_seen(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    drawn = QuantizeRecipe(num_windows=8, window_tokens=32, seed=0)
+    learnt = [list(window) for window in windows(str(original), read_text(text), drawn, 4096)]
+    plain, compensated = (
+        prune(
+            original,
+            text,
+            tmp_path / f"out-{compensate}",
+            judged=learnt,
+            num_windows=8,
+            drop_channels=0.5,
+            compensate=compensate,
+        )
+        for compensate in (False, True)
+    )
+    assert compensated.layers[0].error < 0.9 * plain.layers[0].error
+
+
+def test_taylor_scores_are_squared_slopes_summed_over_windows(original: Path) -> None:
+    """The slope in an input's gate is that in its column of weights, times the column."""
+    spec = with_dtype(load_spec(str(original)), "float32")
+    texts = [IDS[:20], IDS[20:]]
+    with CheckpointWeights(original, spec) as source:
+        scores = taylor_scores(spec, source, texts)
+        builder = StudentModelBuilder(spec, source)
+        model = TrainingModel(builder, 20)
+    expected = {key: torch.zeros_like(score) for key, score in scores.items()}
+    for tokens in texts:
+        F.cross_entropy(model.logits(tokens)[:-1], torch.tensor(tokens[1:])).backward()
+        for part, (name, _) in builder.rows.items():
+            if part.key not in ("o", "down") or part.layer is None:
+                continue
+            weight = builder.parameters[name]
+            assert weight.grad is not None
+            slope = (weight.detach() * weight.grad).sum(0)
+            if part.key == "o":
+                slope = slope.view(3, -1).sum(-1)
+            expected[part.key, part.layer] += slope.square()
+        for weight in builder.parameters.values():
+            weight.grad = None
+    assert len(expected) == 8
+    for key, score in scores.items():
+        assert torch.allclose(score, expected[key], rtol=1e-3, atol=1e-12)
 
 
 def test_everything_at_once_by_taylor_with_masks(
@@ -233,3 +327,19 @@ def test_models_without_plain_weights_are_refused(
     prune(original, text, tmp_path / "b", sparse=True, sparsity=0.5, pattern="2:4")
     with pytest.raises(CannotRun, match="compressed already"):
         prune(tmp_path / "b", text, tmp_path / "c", drop_layers=1)
+
+
+def test_quantising_a_sparse_24_folder_is_refused_with_the_fix(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    masks: dict[str, Any] = {"sparsity": 0.5, "pattern": "2:4", "method": "magnitude"}
+    prune(original, text, tmp_path / "b", sparse=True, **masks)
+    with pytest.raises(CannotRun, match=r"sparse-24-bitmask.*--format dense.*--quantization int8"):
+        quantize_model(
+            str(tmp_path / "b"),
+            QuantizeRecipe(),
+            tmp_path / "c",
+            calibration=None,
+            write=RIDGELINE,
+            on_progress=lambda progress: None,
+        )

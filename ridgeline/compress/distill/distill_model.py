@@ -14,10 +14,8 @@ that text and answers worse elsewhere.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -35,7 +33,12 @@ from ridgeline.compress.drafter_training.train_drafter import HELD_WINDOWS, wind
 from ridgeline.compress.pipeline import content_digest
 from ridgeline.compress.training_model import TrainingModel
 from ridgeline.compress.writers.dense import DenseCheckpoint, write_dense
-from ridgeline.compress.writers.store import refuse_output
+from ridgeline.compress.writers.store import (
+    new_result,
+    open_folder,
+    publish_result,
+    refuse_output,
+)
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.execution.runner import TorchRunner
@@ -114,14 +117,14 @@ def distill_model(
     spec = student_spec(job.teacher, job.student)
     windows_NT = windows(job.tokens, recipe.length, job.bos)
     path = model_path(job.student)
-    partial = output.with_name(output.name + ".partial")
-    run = _fingerprint(job, recipe)
-    _claim(partial, run)
-    cache = TeacherCache(partial, windows_NT, recipe.top_k)
     order = window_order(len(windows_NT), recipe)
-    if recipe.objective == "logits":
-        _fill_cache(cache, job.teacher, max(max(order) + 1, HELD_WINDOWS), on_progress)
-    with CheckpointWeights(path, spec) as source:
+    with (
+        open_folder(output, _fingerprint(job, recipe)) as partial,
+        CheckpointWeights(path, spec) as source,
+    ):
+        cache = TeacherCache(partial, windows_NT, recipe.top_k)
+        if recipe.objective == "logits":
+            _fill_cache(cache, job.teacher, max(max(order) + 1, HELD_WINDOWS), on_progress)
         with torch.inference_mode(False), torch.enable_grad():
             builder = StudentModelBuilder(spec, source)
             model = TrainingModel(builder, recipe.length)
@@ -136,17 +139,12 @@ def distill_model(
             recipe=recipe,
             curve=tuple(curve),
         )
-        result = partial / "result"
-        shutil.rmtree(result, ignore_errors=True)
-        result.mkdir()
+        result = new_result(partial)
         weights = StudentWeights(builder, source)
         write_dense(DenseCheckpoint(path, spec, weights, {}), result)
         text = msgspec.json.format(msgspec.json.encode(finished), indent=1)
         (result / CURVE_FILE).write_bytes(text)
-    if output.is_dir():
-        output.rmdir()  # it was empty
-    result.rename(output)
-    shutil.rmtree(partial)
+    publish_result(partial, output)
     return finished
 
 
@@ -159,7 +157,7 @@ def student_spec(teacher: str, student: str) -> ModelSpec:
         raise BadInput(
             "teacher and student have different vocabularies",
             value=f"{other.vocab_size:,} and {spec.vocab_size:,} tokens",
-            fix="name models with the same tokenizer, or use --objective sequence with a text",
+            fix="name models with the same tokenizer",
         )
     needed = BYTES_PER_WEIGHT * num_params(spec)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -322,22 +320,3 @@ def _fingerprint(job: DistillJob, recipe: DistillRecipe) -> dict[str, Any]:
         "weights": [[list(pair) for pair in pairs] for pairs in files],
         "text": hashlib.sha256(tokens).hexdigest(),
     }
-
-
-def _claim(partial: Path, run: dict[str, Any]) -> None:
-    """Begin or continue in `partial`. Raises BadInput if another run was interrupted there."""
-    file = partial / "run.json"
-    if not file.is_file():
-        partial.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(run), encoding="utf-8")
-        return
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if found != run:
-        raise BadInput(
-            "another training run was interrupted there",
-            value=str(partial),
-            fix="finish it with its own flags, or delete the folder",
-        )

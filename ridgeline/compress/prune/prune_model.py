@@ -15,7 +15,6 @@ not the run was interrupted.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -49,7 +48,12 @@ from ridgeline.compress.prune.structure import PrunedShape, PrunedSpecs
 from ridgeline.compress.prune.taylor import Scores, taylor_scores
 from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.writers.dense import DenseCheckpoint, write_dense
-from ridgeline.compress.writers.store import open_folder, refuse_output
+from ridgeline.compress.writers.store import (
+    new_result,
+    open_folder,
+    publish_result,
+    refuse_output,
+)
 from ridgeline.engine.checkpoints.sources import WeightSource
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.dtype import DTYPES
@@ -112,9 +116,7 @@ def prune_model(
         changes = config_changes(read_json(path / "config.json"), spec, specs.narrow, shape)
         run = PruningRun(spec, specs, shape, source, recipe, folder, pieces)
         perplexity = run.prune_layers(on_progress)
-        result = folder / "result"
-        shutil.rmtree(result, ignore_errors=True)
-        result.mkdir()
+        result = new_result(folder)
         checkpoint = DenseCheckpoint(path, specs.narrow, run.store, changes, sparse)
         written = write_dense(checkpoint, result)
         before = sum(entry.stat().st_size for entry in path.glob("*.safetensors"))
@@ -130,10 +132,7 @@ def prune_model(
             made=made,
         )
         write_report(result, report)
-    if output.is_dir():
-        output.rmdir()  # it was empty
-    result.rename(output)
-    shutil.rmtree(folder)
+    publish_result(folder, output)
     return report
 
 

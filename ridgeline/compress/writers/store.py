@@ -9,6 +9,8 @@
       keep.attention_norm float32     tensors changed by balancing or rotating
   OUT.partial/result/             the model being written; renamed to OUT when complete
 
+Pruning and distillation keep their finished work in such a folder, too.
+
 A layer's file is written under another name and renamed, so a file that exists is complete.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,15 +67,31 @@ def open_folder(output: Path, run: Mapping[str, Any]) -> Iterator[Path]:
         yield folder
 
 
+def new_result(folder: Path) -> Path:
+    """An empty folder within `folder` for the model to be written."""
+    result = folder / "result"
+    shutil.rmtree(result, ignore_errors=True)
+    result.mkdir()
+    return result
+
+
+def publish_result(folder: Path, output: Path) -> None:
+    """Rename the complete result to `output`, and remove `folder`."""
+    if output.is_dir():
+        output.rmdir()  # it was empty
+    (folder / "result").rename(output)
+    shutil.rmtree(folder)
+
+
 def _claim(folder: Path, run: Mapping[str, Any]) -> None:
     file = folder / _RUN
     text = json.dumps(run, indent=1, sort_keys=True)
     there = file.read_text(encoding="utf-8") if file.is_file() else None
-    if there is not None and there != text and (done := len([*folder.glob("layer-*.safetensors")])):
+    if there is not None and there != text and (done := len([*folder.glob("*.safetensors")])):
         raise BadInput(
             "a half-made model of another run is in the way",
-            value=f"{folder}: {_recipe_of(there)}, {done} layers done",
-            fix="run that command again to finish it, or remove it",
+            value=f"{folder}: {_recipe_of(there)}, {done} files done",
+            fix="run that command again to finish it, or delete the folder",
         )
     if there != text:
         writing = folder / f"{_RUN}.writing"

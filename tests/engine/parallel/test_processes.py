@@ -88,6 +88,28 @@ def test_two_processes_have_the_bits_of_two_emulated_ranks(two: Engine) -> None:
     assert np.array_equal(two.logprobs_of(text), expected_TV)
 
 
+@pytest.mark.parametrize(
+    ("layout", "one_process"),
+    [
+        ({"pipeline_parallel_size": 2}, {"num_threads": 2}),  # native layers: any thread count
+        (
+            {"tensor_parallel_size": 2, "quantization": "int8"},
+            {"quantization": "int8", "layer_backend": "torch"},
+        ),
+    ],
+)
+def test_exact_layouts_have_the_bits_of_one_process(
+    layout: dict[str, Any], one_process: dict[str, Any]
+) -> None:
+    with (
+        Engine.open("demo", **(SETTINGS | layout)) as several,
+        Engine.open("demo", **(SETTINGS | one_process)) as single,
+    ):
+        text = single.tokenizer.encode("def add(a, b):\n    return a + b\n")
+        assert np.array_equal(several.logprobs_of(text), single.logprobs_of(text))
+        assert tokens_of(several, GREEDY) == tokens_of(single, GREEDY)
+
+
 def test_worker_that_cannot_load_reports_its_error() -> None:
     config = config_of("demo", ParallelSizes(pipeline=2), model="no-such-folder")
     group = RankGroup(config)
