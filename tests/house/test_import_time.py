@@ -43,11 +43,15 @@ def cpu_s(code: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+REFERENCE = "import asyncio, argparse, logging.handlers, unittest, xmlrpc.client"
+"""Modules of the standard library that take 0.23 s where the help takes 0.19 s."""
+
+
 @pytest.mark.parametrize("what", ["import ridgeline", HELP])
 def test_it_is_quick(what: str) -> None:
-    # 0.15 s on a quiet machine. Processes on the same core slow a run, so the first fast one
-    # counts.
-    assert any(cpu_s(what) < 0.3 for _ in range(6))
+    # 0.3 s on the machine where the reference takes 0.23 s: a slow or busy machine slows both.
+    # Processes on the same core slow a run, so the first fast one counts.
+    assert any(cpu_s(what) < max(0.3, 1.3 * cpu_s(REFERENCE)) for _ in range(6))
 
 
 COLLECTIONS = """
