@@ -47,6 +47,9 @@ def plan(
     model: str,
     *,
     workload: str | None = None,
+    from_traffic: str | None = None,
+    traffic_duration: float | str = 60.0,
+    api_key: str | None = None,
     input_len: int | None = None,
     output_len: int | None = None,
     request_rate: float = 1.0,
@@ -61,6 +64,8 @@ def plan(
     device_prices: str | Path | None = None,
     accept_stale: bool = False,
     max_devices: int = 16,
+    interconnect: str | None = None,
+    network: str | None = None,
     max_model_len: int | None = None,
     catalogue: str | Path | None = None,
     calibration: str | Path | None = None,
@@ -86,6 +91,10 @@ def plan(
             synthetic:input=256,output=128, synthetic-chat, rag, code-edit, long-document,
             batch, FILE.jsonl, or recorded traffic: sharegpt:FILE, conversations:FILE,
             azure:FILE, burstgpt:FILE, mooncake:FILE.
+        from_traffic: Take lengths, rate and prefix sharing from the metrics of this running
+            server.
+        traffic_duration: With --from-traffic: how long to read its metrics (default: 1m).
+        api_key: API key of the server.
         input_len: Prompt tokens of a request (default: 1024).
         output_len: Output tokens of a request (default: 256).
         request_rate: Requests per second, Poisson arrivals.
@@ -105,6 +114,10 @@ def plan(
             `ridgeline catalogue --output` writes one.
         accept_stale: Use prices older than a year; the output says so.
         max_devices: Maximum devices of one replica.
+        interconnect: Link between the devices of a node: nvlink3 to nvlink5, pcie3 to pcie5
+            (default: the device's own).
+        network: Link between nodes, one per device: ethernet-10, -25, -100, infiniband-hdr,
+            -ndr, -xdr (default: 400 Gbit/s).
         max_model_len: Context length in the generated commands (default: the longest
             request).
         catalogue: TOML catalogue of accelerators to use instead of the built-in.
@@ -146,12 +159,15 @@ def predict(
     moe_tensor_parallel_size: int | None = None,
     attention_dp_size: int = 1,
     backend: str | None = None,
+    interconnect: str | None = None,
+    network: str | None = None,
     max_num_batched_tokens: int | None = None,
     num_speculative_tokens: int = 0,
     acceptance: float | None = None,
     draft_model: str | None = None,
     catalogue: str | Path | None = None,
     calibration: str | Path | None = None,
+    explain: bool = False,
 ) -> OperatingPointResult:
     """Predict latency, throughput and memory from arithmetic alone.
 
@@ -182,6 +198,10 @@ def predict(
         attention_dp_size: Data-parallel attention groups: separate sequences, shared experts.
         backend: Engine whose overheads are predicted: vllm, sglang or trtllm (default: the
             mean of the three).
+        interconnect: Link between the devices of a node: nvlink3 to nvlink5, pcie3 to pcie5
+            (default: the device's own).
+        network: Link between nodes, one per device: ethernet-10, -25, -100, infiniband-hdr,
+            -ndr, -xdr (default: 400 Gbit/s).
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
             512).
         num_speculative_tokens: Speculative decoding: draft tokens per sequence and step.
@@ -191,6 +211,7 @@ def predict(
         catalogue: TOML catalogue of accelerators to use instead of the built-in.
         calibration: Calibration written by `ridgeline calibrate`; adds its device,
             this-machine.
+        explain: Show the terms of the prediction: where the time goes.
 
     Returns:
         The prediction, with its memory and bounds.
@@ -201,8 +222,8 @@ def predict(
     options = command_options("predict", PredictOptions, locals())
     return predict_workflow.predict_point(
         predict_workflow.operating_point(options),
-        catalogue=options.catalogue,
-        calibration=options.calibration,
+        predict_workflow.sources_of(options),
+        explain=options.explain,
     )
 
 
@@ -224,6 +245,8 @@ def simulate(
     router: Router = "least-loaded",
     tensor_parallel_size: int = 1,
     expert_parallel_size: int = 1,
+    interconnect: str | None = None,
+    network: str | None = None,
     quantization: str | None = None,
     kv_cache_dtype: str | None = None,
     kv_eviction_config: KvEviction | dict[str, Any] | None = None,
@@ -277,6 +300,10 @@ def simulate(
         router: How requests are routed to replicas.
         tensor_parallel_size: Devices that every layer is split over.
         expert_parallel_size: Devices that whole experts are spread over.
+        interconnect: Link between the devices of a node: nvlink3 to nvlink5, pcie3 to pcie5
+            (default: the device's own).
+        network: Link between nodes, one per device: ethernet-10, -25, -100, infiniband-hdr,
+            -ndr, -xdr (default: 400 Gbit/s).
         quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4
             or nvfp4 (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:

@@ -68,6 +68,13 @@ class Ridgeline(click.Group):
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         root_help(formatter)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[:2] == ["explain", "predict"]:  # takes the options of `predict`
+            args = ["predict", "--explain", *args[2:]]
+        return super().resolve_command(ctx, args)
+
 
 def run(invocation: Invocation) -> int | None:
     """Check the invocation, import the command's function and call it."""

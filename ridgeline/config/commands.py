@@ -380,6 +380,8 @@ _COMMANDS = (
         name="predict",
         group="Plan",
         summary="Predict latency and throughput from arithmetic alone.",
+        details="`--explain`, or `ridgeline explain predict`, shows the terms that the predicted "
+        "times are made of.",
         examples=("ridgeline predict llama-3.1-8b --accelerator h100-sxm --max-concurrency 32",),
         sections=(PredictOptions,),
     ),

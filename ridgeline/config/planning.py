@@ -67,6 +67,8 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     moe_tensor_parallel_size: Annotated[int | None, shared.MOE_TENSOR_PARALLEL] = None
     attention_dp_size: Annotated[int, shared.ATTENTION_DP] = 1
     backend: Annotated[str | None, shared.BACKEND] = None
+    interconnect: Annotated[str | None, shared.INTERCONNECT] = None
+    network: Annotated[str | None, shared.NETWORK] = None
     max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
     num_speculative_tokens: Annotated[int, shared.DRAFT_TOKENS] = 0
     acceptance: Annotated[float | None, shared.ACCEPTANCE] = None
@@ -93,6 +95,10 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     ] = None
     catalogue: Annotated[Path | None, shared.CATALOGUE] = None
     calibration: Annotated[Path | None, shared.CALIBRATION] = None
+    explain: Annotated[
+        bool,
+        About("Show the terms of the prediction: where the time goes.", ambient=False, since="0.3"),
+    ] = False
     list_models: Annotated[
         bool, About("List the known models and accelerators, and exit.", ambient=False)
     ] = False
@@ -108,6 +114,26 @@ class PlanOptions(Section, frozen=True, kw_only=True):
 
     model: Annotated[str, shared.SHAPE]
     workload: Annotated[str | None, shared.WORKLOAD] = None
+    from_traffic: Annotated[
+        str | None,
+        About(
+            "Take lengths, rate and prefix sharing from the metrics of this running server.",
+            metavar="URL",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    traffic_duration: Annotated[
+        float,
+        About(
+            "With --from-traffic: how long to read its metrics.",
+            unit=DURATION,
+            unset="1m",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = 60.0
+    api_key: Annotated[str | None, shared.API_KEY] = None
     input_len: Annotated[int | None, shared.INPUT_LEN.but(unset="1024")] = None
     output_len: Annotated[int | None, shared.OUTPUT_LEN.but(unset="256")] = None
     request_rate: Annotated[float, shared.REQUEST_RATE] = 1.0
@@ -155,6 +181,8 @@ class PlanOptions(Section, frozen=True, kw_only=True):
     device_prices: Annotated[Path | None, shared.DEVICE_PRICES] = None
     accept_stale: Annotated[bool, shared.ACCEPT_STALE] = False
     max_devices: Annotated[int, About("Maximum devices of one replica.", unit=COUNT)] = 16
+    interconnect: Annotated[str | None, shared.INTERCONNECT] = None
+    network: Annotated[str | None, shared.NETWORK] = None
     max_model_len: Annotated[
         int | None,
         About(
@@ -247,6 +275,8 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     router: Annotated[Router, About("How requests are routed to replicas.")] = "least-loaded"
     tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
+    interconnect: Annotated[str | None, shared.INTERCONNECT] = None
+    network: Annotated[str | None, shared.NETWORK] = None
     quantization: Annotated[str | None, shared.QUANTIZATION] = None
     kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
     kv_eviction_config: Annotated[KvEviction | None, shared.KV_EVICTION] = None

@@ -150,6 +150,12 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "inspect": (Displaces("what_if", ("against",)),),
     "plan": (
         Displaces("workload", ("input_len", "output_len")),
+        Displaces(
+            "from_traffic",
+            ("workload", "input_len", "output_len", "request_rate", "cached_share"),
+        ),
+        Needs("traffic_duration", ("from_traffic",)),
+        Needs("api_key", ("from_traffic",)),
         Displaces("node_label", ("cluster",)),
         Needs("cluster", ("manifests",)),
         Needs("node_label", ("manifests",)),

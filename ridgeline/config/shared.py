@@ -106,6 +106,18 @@ DRAFT_TOKENS = About(
 ACCEPTANCE = About("Speculative decoding: probability that a draft token is accepted.", unit=SHARE)
 
 URL = About("Address of a running server with the OpenAI API.", metavar="URL", ambient=False)
+INTERCONNECT = About(
+    "Link between the devices of a node: nvlink3 to nvlink5, pcie3 to pcie5.",
+    metavar="NAME",
+    unset="the device's own",
+    since="0.3",
+)
+NETWORK = About(
+    "Link between nodes, one per device: ethernet-10, -25, -100, infiniband-hdr, -ndr, -xdr.",
+    metavar="NAME",
+    unset="400 Gbit/s",
+    since="0.3",
+)
 API_KEY = About("API key of the server.", metavar="KEY", env="RIDGELINE_API_KEY", ambient=False)
 SERVED_MODEL_NAME = About(
     "Model to request from the server.",

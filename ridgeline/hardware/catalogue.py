@@ -19,6 +19,9 @@ import msgspec
 from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.records.price import Commitment
 
+NETWORK_BYTES_S = 50e9
+"""400 Gbit/s per device: DGX H100 and HGX systems from 2023 to 2026, by their data sheets."""
+
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """USD per hour and device: from whom, under which commitment, by which source, and when.
@@ -68,8 +71,9 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """One device. `peak_flops` are DENSE operations per second by dtype; a multiply-add counts 2.
 
-    `link_bytes_s` is one direction to its peers; `achievable` the measured share of the bfloat16
-    peak that plain matrix products reach; `device_names` are the names that drivers report.
+    `link_bytes_s` is one direction to its peers, `network_bytes_s` one direction to other nodes;
+    `achievable` the measured share of the bfloat16 peak that plain matrix products reach;
+    `device_names` are the names that drivers report.
     """
 
     name: str
@@ -82,6 +86,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     as_of: str
     device_names: tuple[str, ...] = ()
     link_bytes_s: float | None = None
+    network_bytes_s: float = NETWORK_BYTES_S
     tdp_w: float | None = None
     achievable: float | None = None
     note: str = ""

@@ -44,6 +44,24 @@ class LengthProfile(msgspec.Struct, frozen=True, kw_only=True):
             counts[bisect_left(bounds, end)] += number
         return counts
 
+    def quantile(self, share: float) -> float:
+        """The length that `share` of the requests do not exceed; the mean where only it is known.
+
+        Linear within a bin; an open last bin is taken to end at twice its lower bound.
+        """
+        if self.values:
+            ordered = sorted(self.values)
+            return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        if not self.number:
+            return self.mean
+        edges = (0.0, *self.bounds, 2 * self.bounds[-1])
+        wanted, below = share * self.number, 0
+        for (low, high), count in zip(pairwise(edges), self.counts, strict=True):
+            if count and below + count >= wanted:
+                return low + (high - low) * max(0.0, wanted - below) / count
+            below += count
+        return edges[-1]
+
     @property
     def cv(self) -> float:
         """Coefficient of variation, from the middles of bins; 0 where only the mean is known."""

@@ -130,7 +130,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "--accept-stale",
     ]
     assert main([*asked, "--input-len", "6000", "--prefix-len", "5000", "--hit-rate", "0.9"]) == 0
-    assert "claude-sonnet-4.6" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "claude-sonnet-4.6" in printed and "1,000 requests take" in printed
     assert main([*asked, "--json", "--owned-dollars", "30000", "--watts", "1200"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert "owned" in output["basis"] and len(output["offers"]) == sum(

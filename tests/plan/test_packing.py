@@ -99,3 +99,37 @@ def test_invalid_loads_are_rejected(
     file.write_text(f'[[model]]\nmodel = "dummy:llama-1b-32k"\n{row}\n')
     assert main(["pack", str(file), "--accelerator", "h100-sxm=1"]) == 2
     assert "cannot read the models" in capsys.readouterr().err
+
+
+def test_model_larger_than_a_device_is_split_over_devices_of_one_node() -> None:
+    large, small = Tenant(model="llama-3.1-70b", rate=0.5), Tenant(model="llama-3.1-8b", rate=0.5)
+    found = pack([small, large], {"h100-sxm": 12}, ROWS)
+    parts = [
+        (device, part)
+        for device in found.devices
+        for part in device.replicas
+        if part.model == large.model
+    ]
+    assert [part.tp for _, part in parts] == [4] * 4 and {part.number for _, part in parts} == {0}
+    assert len({device.node for device, _ in parts}) == 1
+    weights = sum(part.memory_bytes for _, part in parts)
+    assert weights > 2 * 69e9
+    for device in found.devices:
+        assert device.memory_bytes <= device.usable_bytes and device.busy <= MAX_BUSY
+    assert len(found.devices) == 4  # the small model shares the devices of the large one
+
+
+def test_split_replica_does_not_span_nodes() -> None:
+    (part,) = replicas_of(Tenant(model="llama-3.1-70b", rate=1.0), ROWS["h100-sxm"], 8)
+    half = 0.5 / part.busy  # requests/s that take half of the time of eight devices
+    crowd = [Tenant(model="llama-3.1-70b", rate=half + i / 1000, tp=8) for i in range(2)]
+    with pytest.raises(DoesNotFit, match="no room left"):
+        pack(crowd, {"h100-sxm": 15}, ROWS)
+    assert len(pack(crowd, {"h100-sxm": 16}, ROWS).devices) == 16
+
+
+def test_chosen_tp_is_kept_and_needs_a_link() -> None:
+    found = pack([Tenant(model="llama-3.1-8b", rate=0.5, tp=2)], {"h100-sxm": 4}, ROWS)
+    assert len(found.devices) == 2
+    with pytest.raises(DoesNotFit, match="link rate"):
+        pack([Tenant(model="llama-3.1-8b", rate=0.5, tp=2)], {"l4": 4}, ROWS)

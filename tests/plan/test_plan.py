@@ -18,7 +18,14 @@ from ridgeline.plan.fleet.demand import Demand, demand_of, wait_quantile
 from ridgeline.plan.fleet.disaggregate import judge_disaggregation, smallest_pools, transfer_seconds
 from ridgeline.plan.fleet.infeasible import explain_infeasible
 from ridgeline.plan.fleet.pareto_plot import draw_front
-from ridgeline.plan.fleet.search import SearchResult, SearchSpace, pareto_front, search
+from ridgeline.plan.fleet.search import (
+    SearchResult,
+    SearchSpace,
+    enumerate_layouts,
+    other_layouts,
+    pareto_front,
+    search,
+)
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import build_replica
 from ridgeline.records import Slo
@@ -155,12 +162,12 @@ def test_disaggregation_is_rejected_if_it_needs_more_devices() -> None:
         kv_dtype=best.kv_dtype,
     )
     verdict = judge_disaggregation(
-        machine, with_(DEMAND, rate=5.0), SLO, with_(best, num_devices=1)
+        (machine,), with_(DEMAND, rate=5.0), SLO, with_(best, num_devices=1)
     )
     assert not verdict.yes and "ms per token" in verdict.why and verdict.pools is not None
-    alone = judge_disaggregation(machine, DEMAND, SLO, None)
+    alone = judge_disaggregation((machine,), DEMAND, SLO, None)
     assert alone.yes and "no shared fleet" in alone.why
-    assert smallest_pools(machine, DEMAND, Slo.parse("ttft:1")) is None
+    assert smallest_pools((machine,), DEMAND, Slo.parse("ttft:1")) is None
 
 
 def test_split_pools_share_an_e2e_limit() -> None:
@@ -169,13 +176,13 @@ def test_split_pools_share_an_e2e_limit() -> None:
         load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4)
     )
     for e2e_ms in (6000, 8000, 12_000):
-        split = smallest_pools(machine, DEMAND, Slo.parse(f"e2e:{e2e_ms}"))
+        split = smallest_pools((machine,), DEMAND, Slo.parse(f"e2e:{e2e_ms}"))
         assert split is not None
         took_s = split.ttft_s + (DEMAND.osl - 1) * split.tpot_s
         assert took_s <= e2e_ms / 1000
     alone = machine.uniform(1, DEMAND.isl, 0, sampled=1).seconds
     token = machine.uniform(1, 1, DEMAND.isl + DEMAND.osl // 2, sampled=1).seconds
-    assert smallest_pools(machine, DEMAND, Slo(e2e_s=DEMAND.osl * token + alone)) is None
+    assert smallest_pools((machine,), DEMAND, Slo(e2e_s=DEMAND.osl * token + alone)) is None
 
 
 def test_pipeline_stages_of_a_prefill_pool_overlap() -> None:
@@ -184,7 +191,7 @@ def test_pipeline_stages_of_a_prefill_pool_overlap() -> None:
         for pp in (1, 4)
     )
     heavy = with_(DEMAND, rate=2000.0)  # many replicas, so that rounding up does not count
-    one, four = smallest_pools(machine, heavy, SLO), smallest_pools(staged, heavy, SLO)
+    one, four = smallest_pools((machine,), heavy, SLO), smallest_pools((staged,), heavy, SLO)
     assert one is not None and four is not None
     assert four.num_prefill <= one.num_prefill / 3
 
@@ -268,3 +275,38 @@ def test_context_limit_may_equal_the_longest_request(
     command = ["plan", "llama-3.1-8b", "--accelerator", "h100-sxm", "--max-model-len", "1280"]
     assert main(command) == 0
     assert capsys.readouterr().out.count("--max-model-len 1280") == 2
+
+
+def test_routed_models_are_searched_over_tp_ep_dp() -> None:
+    dense, routed = load_planning_spec("llama-3.1-8b"), load_planning_spec("qwen3-235b-a22b")
+    assert all(layout.dp == layout.ep == 1 for layout in enumerate_layouts(dense, 16))
+    layouts = list(enumerate_layouts(routed, 16))
+    assert len(layouts) == len(set(map(str, layouts)))
+    assert max(layout.num_devices for layout in layouts) == 16
+    for wanted in (
+        Layout(tp=8),
+        Layout(tp=4, ep=4),
+        Layout(tp=1, dp=8, ep=8),
+        Layout(tp=2, dp=4),
+        Layout(tp=8, dp=2, ep=8),
+        Layout(tp=4, pp=2),
+    ):
+        assert wanted in layouts
+
+
+def test_pools_may_differ_in_layout_and_are_no_larger_for_it() -> None:
+    machine = build_replica(
+        load_planning_spec("llama-3.1-70b"),
+        CATALOGUE["h100-sxm"],
+        Layout(tp=8),
+        weight_dtype="float8_e4m3",
+    )
+    load = with_(DEMAND, rate=30.0, isl=4000, isl_p95=4000, longest=4256)
+    machines = (machine, *other_layouts(machine, 8))
+    alike = [smallest_pools((each,), load, SLO) for each in machines]
+    best = smallest_pools(machines, load, SLO)
+    assert best is not None
+    assert best.num_devices <= min(split.num_devices for split in alike if split is not None)
+    assert best.prefill_layout in [each.layout for each in machines]
+    verdict = judge_disaggregation(machines, load, SLO, None)
+    assert str(best.prefill_layout) in verdict.why and str(best.decode_layout) in verdict.why

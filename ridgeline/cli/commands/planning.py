@@ -12,7 +12,7 @@ from ridgeline.cli.render.planning.catalogue import print_catalogue
 from ridgeline.cli.render.planning.cost import print_cost
 from ridgeline.cli.render.planning.pack import pack_table
 from ridgeline.cli.render.planning.plan import print_manifests, print_plan
-from ridgeline.cli.render.planning.predict import prediction_table
+from ridgeline.cli.render.planning.predict import prediction_table, print_waterfall
 from ridgeline.config.planning import (
     CapacityOptions,
     CatalogueOptions,
@@ -33,6 +33,7 @@ from ridgeline.workflows.planning.predict import (
     operating_point,
     predict_file,
     predict_point,
+    sources_of,
 )
 
 SOME_FAILED = 2
@@ -51,11 +52,13 @@ def predict(call: Invocation) -> int:
     if options.input is not None:
         return _predict_file(options, options.input)
     point = operating_point(options)
-    result = predict_point(point, catalogue=catalogue, calibration=calibration)
+    result = predict_point(point, sources_of(options), explain=options.explain)
     if options.json:
         print(json_line(result.to_dict()))
     else:
         out.print(prediction_table(result))
+        if result.waterfall is not None:
+            print_waterfall(result.waterfall, out)
     return 0
 
 
@@ -65,9 +68,7 @@ def _predict_file(options: PredictOptions, source: str) -> int:
 
     def lines() -> Iterator[str]:
         nonlocal failed
-        for prediction in predict_file(
-            source, catalogue=options.catalogue, calibration=options.calibration
-        ):
+        for prediction in predict_file(source, sources_of(options), explain=options.explain):
             failed |= "error" in prediction
             yield json_line(prediction)
 

@@ -107,6 +107,11 @@ def vllm_command(start: LaunchPlan) -> LaunchCommand:
     first, model, words = _weights("vLLM", start)
     if candidate.kv_dtype == "int8":
         raise CannotLaunch("vLLM has no int8 KV cache; fp8 is as small: use --kv-cache-dtype fp8")
+    all_devices = layout.num_expert_devices
+    if layout.ep not in (1, all_devices):
+        raise CannotLaunch(
+            f"vLLM spreads experts over all {all_devices} devices or over none, not {layout.ep}"
+        )
     words += ["--kv-cache-dtype", "fp8"] if candidate.kv_dtype == _FP8 else []
     words += _split("--tensor-parallel-size", layout.tp)
     words += _split("--pipeline-parallel-size", layout.pp)

@@ -9,6 +9,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
+from ridgeline.records.traffic import TrafficProfile
 
 MAX_RATE = 1e9  # requests per second
 
@@ -67,6 +68,33 @@ def demand_of(lengths: Sequence[tuple[int, int]], rate: float, cached: float = 0
         longest=max(prompt + answer for prompt, answer in lengths),
         cached=min(isl - 1, int(cached * isl)),
         input_cv2=variance / mean**2,
+    )
+
+
+def demand_of_traffic(traffic: TrafficProfile) -> Demand:
+    """The demand of a server's traffic, of which only the shape is known.
+
+    Quantiles and the longest request come from bins of lengths, where the server has them. Raises
+    BadInput if the rate or a length is unknown.
+    """
+    prompt, output, rate = traffic.prompt, traffic.output, traffic.rate
+    named = {"prompt lengths": prompt, "output lengths": output, "request rate": rate}
+    missing = [name for name, value in named.items() if not value]
+    if prompt is None or output is None or not rate:
+        raise BadInput(
+            "the server's metrics do not say enough of its traffic",
+            value=f"no {' and no '.join(missing)}",
+            fix="give --request-rate, --input-len and --output-len instead",
+        )
+    isl, osl = max(1, round(prompt.mean)), max(1, round(output.mean))
+    return Demand(
+        rate=rate,
+        isl=isl,
+        osl=osl,
+        isl_p95=max(isl, round(prompt.quantile(0.95))),
+        longest=max(isl + osl, round(prompt.quantile(1.0) + output.quantile(1.0))),
+        cached=min(isl - 1, int((traffic.shared_share or 0.0) * isl)),
+        input_cv2=prompt.cv**2,
     )
 
 

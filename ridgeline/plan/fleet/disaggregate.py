@@ -6,22 +6,24 @@ rate to the TTFT. According to vLLM's documentation, disaggregation does not imp
 allows TTFT and ITL to be controlled separately. The verdict is therefore yes only if the pools need
 fewer devices for the same SLO, or if no shared fleet can meet it.
 
-Both pools use one replica kind (device, layout, formats). A prefill replica is an M/G/1 queue of
-prompts; a decode replica runs as many sequences as TPOT and memory allow, with a margin of one
-standard deviation of the Poisson number in flight, as in `ridgeline.plan.fleet.search`.
+Both pools use one kind of device and the same formats; each has a layout of its own. A prefill
+replica is an M/G/1 queue of prompts; a decode replica runs as many sequences as TPOT and memory
+allow, with a margin of one standard deviation of the Poisson number in flight, as in
+`ridgeline.plan.fleet.search`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from ridgeline.plan.fleet.demand import Demand, wait_quantile
 from ridgeline.plan.fleet.search import Candidate, batch_sizes
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
-from ridgeline.plan.step_time.parallel_layout import NETWORK_BYTES_S
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import OperatingPoint, decode_step_s
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import Slo
@@ -40,6 +42,8 @@ class DisaggregatedPools(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     tpot_s: float
     decode_batch: int
+    prefill_layout: Layout
+    decode_layout: Layout
 
     @property
     def ratio(self) -> str:
@@ -65,49 +69,103 @@ class DisaggregationVerdict(msgspec.Struct, frozen=True, kw_only=True):
 def transfer_seconds(machine: Replica, demand: Demand) -> float:
     """Seconds to send a mean prompt's KV cache, each device of the replica sending its share."""
     nbytes = machine.cost.kv_bytes(demand.isl) * machine.kv_copies
-    return nbytes / (NETWORK_BYTES_S * machine.layout.num_devices)
+    return nbytes / (machine.device.network_bytes_s * machine.layout.num_devices)
 
 
-def smallest_pools(machine: Replica, demand: Demand, slo: Slo) -> DisaggregatedPools | None:
-    """The smallest split of this replica kind that meets the SLO; None if there is none.
+class _DecodePool(NamedTuple):
+    """A decode replica's layout and mean batch, and the pool of them that the demand needs."""
+
+    machine: Replica
+    batch: int
+    tpot_s: float
+    num_replicas: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_replicas * self.machine.layout.num_devices
+
+
+def smallest_pools(
+    machines: Sequence[Replica], demand: Demand, slo: Slo
+) -> DisaggregatedPools | None:
+    """The smallest split that meets the SLO, each pool with any of these layouts; None if there is
+    none.
 
     An e2e limit is shared by the pools: the prompt may use the time that decoding leaves.
     """
-    splits = (_split(machine, demand, slo, batch) for batch in _decode_batches(machine, demand))
-    fitting = [split for split in splits if split is not None]
+    fitting = [split for split in _splits(machines, demand, slo) if split is not None]
     return min(fitting, key=lambda split: (split.num_devices, split.tpot_s), default=None)
 
 
-def _split(machine: Replica, demand: Demand, slo: Slo, batch: int) -> DisaggregatedPools | None:
-    """The pools with a mean of `batch` answers on each decode replica; None if they miss the SLO.
+def _splits(
+    machines: Sequence[Replica], demand: Demand, slo: Slo
+) -> Iterator[DisaggregatedPools | None]:
+    decoding = [
+        (
+            machine,
+            batch,
+            decode_step_s(machine, _point(demand, math.ceil(batch + math.sqrt(batch)))),
+        )
+        for machine in machines
+        for batch in _decode_batches(machine, demand)
+    ]
+    limit_s = math.inf if slo.tpot_s is None or demand.osl == 1 else slo.tpot_s
+    within = [choice for choice in decoding if choice[2] <= limit_s]
+    for prefill in machines:
+        transfer_s = transfer_seconds(prefill, demand)
+        pools = [
+            _DecodePool(
+                machine,
+                batch,
+                tpot_s,
+                math.ceil(demand.rate * (demand.osl * tpot_s + transfer_s) / batch),
+            )
+            for machine, batch, tpot_s in within
+        ]
+        for pool in _front(pools):
+            yield _split(prefill, pool, demand, slo)
+
+
+def _front(pools: Sequence[_DecodePool]) -> Iterator[_DecodePool]:
+    """Those that no other beats in both devices and TPOT: only these can be part of the best."""
+    least_s = math.inf
+    for pool in sorted(pools, key=lambda pool: (pool.num_devices, pool.tpot_s)):
+        if pool.tpot_s < least_s:
+            least_s = pool.tpot_s
+            yield pool
+
+
+def _split(
+    prefill: Replica, pool: _DecodePool, demand: Demand, slo: Slo
+) -> DisaggregatedPools | None:
+    """A prefill pool for a decode pool; None if they miss the SLO.
 
     TPOT is that of a decode replica with one standard deviation more in flight.
     """
-    transfer_s = transfer_seconds(machine, demand)
-    prompt_s = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1).seconds
-    tpot_s = decode_step_s(machine, _point(demand, math.ceil(batch + math.sqrt(batch))))
-    held_s = demand.osl * tpot_s + transfer_s  # osl, not osl - 1: the step in progress on arrival
-    if demand.osl > 1 and tpot_s > (slo.tpot_s or math.inf):
-        return None
+    transfer_s = transfer_seconds(prefill, demand)
+    prompt_s = prefill.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1).seconds
+    # osl, not osl - 1: the step in progress on arrival
+    held_s = demand.osl * pool.tpot_s + transfer_s
     left_s = min(
         math.inf if slo.ttft_s is None else slo.ttft_s - transfer_s,
         math.inf if slo.e2e_s is None else slo.e2e_s - held_s,
     )
-    rate = _prefill_rate(machine, prompt_s, demand, slo, left_s)
+    rate = _prefill_rate(prefill, prompt_s, demand, slo, left_s)
     if rate <= 0:
         return None
     num_prefill = math.ceil(demand.rate / rate)
-    num_decode = math.ceil(demand.rate * held_s / batch)
-    wait_s = _wait(machine, demand.rate / num_prefill, prompt_s, demand, slo)
+    wait_s = _wait(prefill, demand.rate / num_prefill, prompt_s, demand, slo)
     return DisaggregatedPools(
         num_prefill=num_prefill,
-        num_decode=num_decode,
-        num_devices=(num_prefill + num_decode) * machine.layout.num_devices,
+        num_decode=pool.num_replicas,
+        num_devices=num_prefill * prefill.layout.num_devices + pool.num_devices,
         prefill_s=prompt_s,
         transfer_s=transfer_s,
         ttft_s=wait_s + prompt_s + transfer_s,
-        tpot_s=tpot_s,
-        decode_batch=batch,
+        tpot_s=pool.tpot_s,
+        decode_batch=pool.batch,
+        prefill_layout=prefill.layout,
+        decode_layout=pool.machine.layout,
     )
 
 
@@ -148,12 +206,13 @@ def _point(demand: Demand, batch: int) -> OperatingPoint:
 
 
 def judge_disaggregation(
-    machine: Replica, demand: Demand, slo: Slo, shared: Candidate | None
+    machines: Sequence[Replica], demand: Demand, slo: Slo, shared: Candidate | None
 ) -> DisaggregationVerdict:
-    """Compare the smallest pools with `shared`, the best fleet of this replica kind that serves
-    prefill and decode together (None: there is none)."""
-    split = smallest_pools(machine, demand, slo)
-    transfer_s = transfer_seconds(machine, demand)
+    """Compare the smallest pools of these layouts (of one device and formats) with `shared`, the
+    best fleet of the first of them that serves prefill and decode together (None: there is none).
+    """
+    split = smallest_pools(machines, demand, slo)
+    transfer_s = transfer_seconds(machines[0], demand)
     interference_s = None
     if shared is not None:
         interference_s = 1 / shared.tok_s_user - shared.decode_s
@@ -175,8 +234,11 @@ def _decide(
     interference_s: float | None,
 ) -> tuple[bool, str]:
     if split is None:
-        return False, "no split of this replica kind meets the SLO"
-    pair = f"{split.num_prefill} prefill + {split.num_decode} decode replicas ({split.ratio})"
+        return False, "no split of this device and these formats meets the SLO"
+    pair = (
+        f"{split.num_prefill} prefill ({split.prefill_layout}) + "
+        f"{split.num_decode} decode replicas ({split.decode_layout})"
+    )
     if shared is None or interference_s is None:
         return True, f"no shared fleet of this kind meets the SLO; {pair} do"
     why = (

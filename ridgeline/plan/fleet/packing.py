@@ -5,6 +5,9 @@ device's time. Replicas fit one device while both sums stay below their limits; 
 in time and affect each other only by waiting. A model that needs more time than one device has is
 split into equal replicas.
 
+A replica that exceeds one device is split by tensor parallelism over devices of one kind in one
+node of 8, each of which holds its share.
+
 The heuristic is best fit decreasing: largest first, on the device with the least remaining room
 (Johnson 1973: within 11/9 of the fewest bins in one dimension; no such bound is known for two).
 `min_devices` is a lower bound for any packing.
@@ -23,16 +26,21 @@ from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION
+from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
 from ridgeline.plan.step_time.predict import OperatingPoint, time_point
 from ridgeline.plan.step_time.replica import Replica, build_replica
 
 MAX_BUSY = 0.7  # share of a device's time that is allocated; beyond it queues grow quickly
 MAX_TOKENS = 10_000_000  # per prompt, and per answer
 TYPICAL_BATCH = 32  # requests in flight on a well-used device
+TP_SIZES = (1, 2, 4, 8)
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model and its load: requests per second of `isl` tokens in and `osl` out."""
+    """One model and its load: requests per second of `isl` tokens in and `osl` out.
+
+    `tp`: devices that a replica is split over (None: as few as hold it).
+    """
 
     model: str
     rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -40,22 +48,29 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     osl: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] = 256
     weight_dtype: str | None = None
     kv_dtype: str | None = None
+    tp: Annotated[int, msgspec.Meta(ge=1, le=NODE_DEVICES)] | None = None
 
 
 class PackedReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a tenant on one kind of device: its bytes and its share of device time."""
+    """One device's part of a replica: its bytes and its share of device time.
+
+    `number`: of the replica among those of its model; its `tp` devices have the same.
+    """
 
     model: str
     memory_bytes: float
     busy: float
     in_flight: int
+    tp: int = 1
+    number: int = 0
 
 
 class PackedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and the replicas placed on it."""
+    """One device of a node, and the replicas placed on it."""
 
     name: str
     usable_bytes: float
+    node: int = 0
     replicas: tuple[PackedReplica, ...] = ()
 
     @property
@@ -85,12 +100,15 @@ def usable_bytes(device: Accelerator) -> float:
     return device.memory_bytes * UTILIZATION - RUNTIME_BYTES
 
 
-def replicas_of(tenant: Tenant, device: Accelerator) -> tuple[PackedReplica, ...]:
-    """Split a tenant into equal replicas that each fit a device's time. Raises UserError if the
-    model cannot run on this device."""
+def replicas_of(tenant: Tenant, device: Accelerator, tp: int = 1) -> tuple[PackedReplica, ...]:
+    """Split a tenant into equal replicas of `tp` devices that each fit the devices' time.
+
+    Raises UserError if the model cannot run on this device.
+    """
     machine = build_replica(
         load_planning_spec(tenant.model),
         device,
+        Layout(tp=tp),
         weight_dtype=None
         if tenant.weight_dtype is None
         else parse_weight_dtype(tenant.weight_dtype),
@@ -100,7 +118,7 @@ def replicas_of(tenant: Tenant, device: Accelerator) -> tuple[PackedReplica, ...
     while True:
         replica = _packed_replica(tenant, machine, tenant.rate / count)
         if replica.busy <= MAX_BUSY:
-            return (replica,) * count
+            return tuple(msgspec.structs.replace(replica, number=i) for i in range(count))
         count = max(count + 1, math.ceil(count * replica.busy / MAX_BUSY - 1e-9))
 
 
@@ -113,12 +131,14 @@ def _packed_replica(tenant: Tenant, machine: Replica, rate: float) -> PackedRepl
     )
     in_flight = rate * at.request_s
     spread = math.ceil(in_flight + 3 * math.sqrt(in_flight)) or 1
-    kv_bytes = spread * machine.cost.kv_bytes(tenant.isl + tenant.osl)
+    tp = machine.layout.tp
+    kv_bytes = spread * machine.cost.kv_bytes(tenant.isl + tenant.osl) * machine.kv_copies / tp
     return PackedReplica(
         model=tenant.model,
         memory_bytes=machine.resident_bytes + kv_bytes,
         busy=rate * at.device_s,
         in_flight=spread,
+        tp=tp,
     )
 
 
@@ -130,9 +150,11 @@ def pack(
     Raises DoesNotFit naming the first tenant without room.
     """
     devices = [
-        PackedDevice(name=name, usable_bytes=usable_bytes(catalogue[name]))
+        PackedDevice(
+            name=name, usable_bytes=usable_bytes(catalogue[name]), node=index // NODE_DEVICES
+        )
         for name, count in stock.items()
-        for _ in range(count)
+        for index in range(count)
     ]
     kinds = {name: catalogue[name] for name in stock}
     needs = {tenant: _by_kind(tenant, kinds) for tenant in tenants}
@@ -149,19 +171,21 @@ def _by_kind(
 ) -> dict[str, tuple[PackedReplica, ...]]:
     by_kind, why = {}, ""
     for name, device in kinds.items():
-        try:
-            replicas = replicas_of(tenant, device)
-        except UserError as error:
-            why = str(error)
-            continue
-        if replicas[0].memory_bytes <= usable_bytes(device):
-            by_kind[name] = replicas
+        for tp in TP_SIZES if tenant.tp is None else (tenant.tp,):
+            try:
+                replicas = replicas_of(tenant, device, tp)
+            except UserError as error:
+                why = str(error)
+                continue
+            if replicas[0].memory_bytes <= usable_bytes(device):
+                by_kind[name] = replicas
+                break
     if not by_kind:
         raise DoesNotFit(
-            f"{tenant.model} fits none of these devices alone",
+            f"{tenant.model} fits none of these devices, with up to {TP_SIZES[-1]} of a kind",
             value=f"{tenant.rate:g} requests/s",
             limit=", ".join(kinds),
-            fix=why or "use larger devices, fewer bits per weight, or `ridgeline plan` with tp",
+            fix=why or "use larger devices, or fewer bits per weight",
         )
     return by_kind
 
@@ -202,13 +226,18 @@ def _fill(
     trial, opened = list(devices), 0
     for replica in replicas:
         options = [i for i, s in enumerate(trial) if s.name == name and s.has_room_for(replica)]
-        if not options:
+        fullest = sorted(options, key=lambda i: (not trial[i].replicas, -trial[i].memory_bytes))
+        in_node: dict[int, list[int]] = {}
+        for i in fullest:
+            in_node.setdefault(trial[i].node, []).append(i)
+        wide = [chosen[: replica.tp] for chosen in in_node.values() if len(chosen) >= replica.tp]
+        if not wide:
             return None, 0
-        best = max(options, key=lambda i: (bool(trial[i].replicas), trial[i].memory_bytes))
-        opened += not trial[best].replicas
-        trial[best] = msgspec.structs.replace(
-            trial[best], replicas=(*trial[best].replicas, replica)
-        )
+        best = min(wide, key=lambda chosen: sum(not trial[i].replicas for i in chosen))
+        for i in best:
+            opened += not trial[i].replicas
+            held = (*trial[i].replicas, replica)
+            trial[i] = msgspec.structs.replace(trial[i], replicas=held)
     return trial, opened
 
 

@@ -26,7 +26,7 @@ from ridgeline.plan.calibration.published_efficiency import interval
 from ridgeline.plan.fleet.demand import Demand, meets_slo
 from ridgeline.plan.fleet.queueing import PoissonLoad, load_in_flight
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
-from ridgeline.plan.step_time.parallel_layout import Layout
+from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
 from ridgeline.plan.step_time.predict import (
     OperatingPoint,
     decode_step_s,
@@ -44,6 +44,7 @@ RATE_MARGIN = 0.95
 they are up to 5 % of the rate off (tests/plan/test_plan_against_simulation.py)."""
 ABANDON_RATIO = 3.0  # latencies this many times over the SLO end the search for larger batches
 MAX_BATCH = 1024
+MAX_EXPERT_DEVICES = 32
 Interval = tuple[float, float]
 
 
@@ -195,15 +196,38 @@ def enumerate_replicas(
 
 
 def enumerate_layouts(spec: ModelSpec, max_devices: int) -> Iterator[Layout]:
-    """Layouts with tp within a node, pp, and for routed models ep up to and beyond tp."""
-    for tp in (1, 2, 4, 8):
+    """Layouts with tp within a node and pp; for routed models, attention replicated `dp` times over
+    devices that share the experts: split, whole (ep), or whole within nodes and split beyond."""
+    sizes = (1, 2, 4, 8)
+    for tp in sizes:
         for pp in (1, 2, 4):
             if tp * pp <= max_devices:
                 yield Layout(tp=tp, pp=pp)
-        if any(layer.mlp.num_experts for layer in spec.layers):
-            for ep in (2, 4, 8, 16, 32):
-                if max(tp, 2) <= ep <= max_devices and ep % tp == 0:
-                    yield Layout(tp=tp, ep=ep)
+    if not any(layer.mlp.num_experts for layer in spec.layers):
+        return
+    for tp in sizes:
+        for dp in (1, 2, 4, 8, 16, 32):
+            devices = tp * dp
+            if devices <= min(max_devices, MAX_EXPERT_DEVICES):
+                for ep in sorted({1, min(devices, NODE_DEVICES), devices}):
+                    if devices > 1 and (dp, ep) != (1, 1):
+                        yield Layout(tp=tp, ep=ep, dp=dp)
+
+
+def other_layouts(machine: Replica, max_devices: int) -> Iterator[Replica]:
+    """The same model, device and formats in every other layout that can run."""
+    for layout in enumerate_layouts(machine.spec, max_devices):
+        if layout != machine.layout:
+            try:
+                yield build_replica(
+                    machine.spec,
+                    machine.device,
+                    layout,
+                    weight_dtype=machine.weight_dtype,
+                    kv_dtype=machine.kv_dtype,
+                )
+            except UserError:
+                continue
 
 
 def _weights(spec: ModelSpec, device: Accelerator) -> tuple[str, ...]:

@@ -14,9 +14,11 @@ hand each of them can carry prompts in the same round.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from scipy.special import pdtrc
 
+from ridgeline.modelspec.cost.step import RunGroup
 from ridgeline.plan.step_time.replica import Replica
 
 _RARE = 1e-3  # expected chunks per step below which larger steps are not priced
@@ -92,15 +94,18 @@ class MixedSteps:
             known = self._known[num_alike] = self._mean_of_chunks(num_alike)
         return known
 
-    def _mean_of_chunks(self, num_alike: int) -> float:
+    def steps_of_prompt(self, num_alike: int = 1) -> Iterator[tuple[tuple[RunGroup, ...], int]]:
+        """(groups of runs, sampled tokens) of the steps that compute `num_alike` equal prompts."""
         (at, isl), (others, held) = self._prompt, self._decoding
-        took_s = 0.0
         while at < isl:
             new = min(self._room, isl - at)
             sampled = others + num_alike * (at + new == isl)
-            runs = ((num_alike, new, at), (others, 1, held))
-            took_s += self._machine.grouped(runs, sampled).seconds
+            yield ((num_alike, new, at), (others, 1, held)), sampled
             at += new
+
+    def _mean_of_chunks(self, num_alike: int) -> float:
+        steps = self.steps_of_prompt(num_alike)
+        took_s = sum(self._machine.grouped(runs, sampled).seconds for runs, sampled in steps)
         # Without decodes, a step of few tokens could be cheaper than the decode step.
         return max(took_s / self.num_chunks, self._known[0])
 

@@ -11,8 +11,8 @@ Separate replicas are counted by the fleet search and exchange nothing.
 
 Times are those of rings: after attention an all-reduce over tp, after the MLP one over tp · dp,
 2(n-1)/n · bytes / (link · share) each, and a constant per collective. Nothing is assumed to overlap
-with computation. Traffic between nodes of 8 devices runs at the network's rate: 400 Gbit/s per
-device, according to the data sheets of DGX H100 and HGX systems from 2023 to 2026.
+with computation. Traffic between nodes of 8 devices runs at the network's rate
+(`Accelerator.network_bytes_s`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from ridgeline.plan.calibration.published_efficiency import Efficiency
 
 NODE_DEVICES = 8
 _BLOCK = 128  # rows and inputs that share a scale in FP8_BLOCK
-NETWORK_BYTES_S = 50e9
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +205,7 @@ def communication(
     if layout.num_devices == 1:
         return Communication(fixed_s=fixed_s, per_token_s=per_token_s)
     row_s = spec.hidden_size * act_bytes / ((device.link_bytes_s or 1.0) * eff.link)
-    slower = max(1.0, (device.link_bytes_s or 1.0) / NETWORK_BYTES_S)
+    slower = max(1.0, (device.link_bytes_s or 1.0) / device.network_bytes_s)
     groups = layout.num_attention
     for num_devices, tokens in ((layout.tp, 1), (layout.num_expert_devices, groups)):
         if num_devices > 1:

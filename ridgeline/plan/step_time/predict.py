@@ -159,11 +159,11 @@ def predict(
     validate_point(point)
     rows = _catalogue() if catalogue is None else dict(catalogue)
     if point.prefill is None or point.decode is None:
-        return predict_on(_replica_of(point, rows), point)
+        return predict_on(replica_of(point, rows), point)
     return _predict_pools(point, point.prefill, point.decode, rows)
 
 
-def _replica_of(
+def replica_of(
     point: OperatingPoint, rows: Mapping[str, Accelerator], pool: Pool | None = None
 ) -> Replica:
     """The replica of a point, or of one of its pools."""
@@ -193,9 +193,9 @@ def _predict_pools(
     The transfer of the cache is part of `pool_first_s`, whatever its size.
     """
     first = predict_on(
-        _replica_of(point, rows, prefill), msgspec.structs.replace(point, batch=1, osl=1)
+        replica_of(point, rows, prefill), msgspec.structs.replace(point, batch=1, osl=1)
     )
-    machine = _replica_of(point, rows, decode)
+    machine = replica_of(point, rows, decode)
     batch = math.ceil(point.batch / decode.workers)
     alone = msgspec.structs.replace(point, batch=batch, cached=point.isl - 1)
     found = predict_on(machine, alone)
@@ -245,11 +245,11 @@ def predict_on(
         _require_fit_evicting(machine, fits, point, point.kv_eviction)
     drafts = speculation_model(machine, point)
     at = time_point(machine, point, drafts)
-    batch = _decoding(machine, point)
+    batch = decoding_sequences(machine, point)
     if drafts is None:
-        decode = machine.uniform(batch, 1, _middle(point), sampled=batch)
+        decode = machine.uniform(batch, 1, middle_of_answer(point), sampled=batch)
     else:
-        decode = drafts.verify(machine, batch, _middle(point))
+        decode = drafts.verify(machine, batch, middle_of_answer(point))
     first = machine.uniform(1, min(point.isl - point.cached, tokens), point.cached, sampled=1)
     eff, least = machine.efficiency, bound(decode, machine.peaks)
     clients = max(1.0, point.batch / machine.layout.num_attention)
@@ -322,12 +322,12 @@ def validate_point(point: OperatingPoint) -> None:
         raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
 
 
-def _decoding(machine: Replica, point: OperatingPoint) -> int:
+def decoding_sequences(machine: Replica, point: OperatingPoint) -> int:
     """Sequences of one attention group in one micro-batch."""
     return math.ceil(point.batch / machine.layout.pp / machine.layout.num_attention)
 
 
-def _middle(point: OperatingPoint) -> int:
+def middle_of_answer(point: OperatingPoint) -> int:
     """Tokens in the cache before a decode step in the middle of the answer."""
     return held_tokens(point.kv_eviction, point.isl, point.isl + point.osl // 2)
 
@@ -364,7 +364,7 @@ def time_point(
     decode_s = decode_step_s(machine, point, drafts)
     mixed = mixed_steps(machine, point, drafts)
     clients = point.batch / machine.layout.num_attention / mixed.num_rounds
-    steps = _steps(point, clients, mixed.num_chunks, mixed.max_chunks)
+    steps = steps_of_request(point, clients, mixed.num_chunks, mixed.max_chunks)
     chunks = clients * mixed.num_chunks / steps
     request_s = steps * mixed.seconds(chunks)
     first_s = request_overhead_s(machine)
@@ -378,7 +378,9 @@ def time_point(
     )
 
 
-def _steps(point: OperatingPoint, clients: float, num_chunks: int, chunks_per_step: float) -> float:
+def steps_of_request(
+    point: OperatingPoint, clients: float, num_chunks: int, chunks_per_step: float
+) -> float:
     """Steps that a request lasts: those of its prompt and answer, or as many as the prompts of all
     `clients` of its micro-batch need at `chunks_per_step`."""
     return max(point.osl - 1 + num_chunks, clients * num_chunks / chunks_per_step)
@@ -388,18 +390,18 @@ def mixed_steps(
     machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
 ) -> MixedSteps:
     """The steps of one micro-batch of one attention group at this point."""
-    active, new = _decoding(machine, point), point.isl - point.cached
+    active, new = decoding_sequences(machine, point), point.isl - point.cached
     groups = machine.layout.num_attention
     num_rounds = min(machine.layout.pp, math.ceil(point.batch / groups))
     room = max(1, point.tokens_per_step(machine) - (active - 1))
     clients = point.batch / groups / num_rounds
-    steps = _steps(point, clients, num_chunks(new, room), max_chunks(new, room))
+    steps = steps_of_request(point, clients, num_chunks(new, room), max_chunks(new, room))
     # All other sequences decode during a prompt, unless the workload consists mostly of prompts.
     others = min(active - 1, math.ceil(clients * (point.osl - 1) / steps))
     return MixedSteps(
         machine,
         prompt=(point.cached, point.isl),
-        decoding=(others, _middle(point)),
+        decoding=(others, middle_of_answer(point)),
         room=room,
         decode_s=_decode_s(machine, point, drafts, active if others == active - 1 else others),
         num_rounds=num_rounds,
@@ -415,7 +417,7 @@ def decode_step_s(
     machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
 ) -> float:
     """Seconds of a decode step of the whole batch, in the middle of the answers."""
-    return _decode_s(machine, point, drafts, _decoding(machine, point))
+    return _decode_s(machine, point, drafts, decoding_sequences(machine, point))
 
 
 def _decode_s(
@@ -424,12 +426,12 @@ def _decode_s(
     """Seconds of a decode step; with drafts, seconds per token of each sequence."""
     batch = max(1, batch)
     if drafts is None:
-        return machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
-    return drafts.decode_s(machine, batch, _middle(point))
+        return machine.uniform(batch, 1, middle_of_answer(point), sampled=batch).seconds
+    return drafts.decode_s(machine, batch, middle_of_answer(point))
 
 
 def predict_lines(
-    lines: Iterable[str | bytes], answer: Callable[[OperatingPoint], Prediction] = predict
+    lines: Iterable[str | bytes], answer: Callable[[OperatingPoint], object] = predict
 ) -> Iterator[dict[str, Any]]:
     """Predict the operating points of JSON lines.
 

@@ -15,7 +15,7 @@ flight.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,17 @@ from ridgeline.plan.step_time.parallel_layout import (
 from ridgeline.roofline import Peaks
 
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
+
+
+PART_NAMES = ("dense weights", "routed experts", "LM head", "KV cache reads", "prompt attention")
+
+
+class StepTerm(NamedTuple):
+    """Seconds of one term of a step: of memory and of arithmetic, and what the term takes."""
+
+    memory_s: float
+    compute_s: float
+    seconds: float
 
 
 class PartRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +201,24 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         expert_bytes: float,
     ) -> tuple[float, float, float]:
         """Seconds of memory, of arithmetic, and of both, as each part is bound by one of them."""
+        memory_s = compute_s = busy_s = 0.0
+        for part_s, arithmetic_s in self._part_seconds(
+            rates, num_tokens, num_sampled, attention, expert_bytes
+        ):
+            memory_s += part_s
+            compute_s += arithmetic_s
+            busy_s += max(part_s, arithmetic_s)
+        return memory_s, compute_s, busy_s
+
+    def _part_seconds(
+        self,
+        rates: PartRates,
+        num_tokens: int,
+        num_sampled: int,
+        attention: AttentionWork,
+        expert_bytes: float,
+    ) -> tuple[tuple[float, float], ...]:
+        """(seconds of memory, of arithmetic) of each of `PART_NAMES`."""
         tp = self.layout.tp
         expert_flops = self.expert_flops * num_tokens
         dense_flops = self.linear_flops * num_tokens - expert_flops
@@ -197,8 +226,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         written = attention.written_bytes
         prompt_bytes = attention.prompt_read_bytes + written if attention.prompt_flops else 0.0
         decode_bytes = attention.kv_bytes - prompt_bytes
-        memory_s = compute_s = busy_s = 0.0
-        for part_s, arithmetic_s in (
+        return (
             (self.shared_bytes / rates.dense_bytes_s, dense_flops / rates.dense_flops_s),
             (expert_bytes / rates.expert_bytes_s, expert_flops / rates.expert_flops_s),
             (
@@ -213,11 +241,37 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
                 prompt_bytes / copies / rates.kv_bytes_s,
                 attention.prompt_flops / tp / rates.prompt_flops_s,
             ),
-        ):
-            memory_s += part_s
-            compute_s += arithmetic_s
-            busy_s += max(part_s, arithmetic_s)
-        return memory_s, compute_s, busy_s
+        )
+
+    def step_terms(self, groups: Sequence[RunGroup], num_sampled: int) -> dict[str, StepTerm]:
+        """The terms of `grouped`, whose seconds add up to its seconds.
+
+        A calibration times kernels together, so that a calibrated device has fewer terms.
+        """
+        cost = self.grouped(groups, num_sampled)
+        num_tokens = sum(count * new for count, new, _ in groups)
+        num_runs = sum(count for count, _, _ in groups)
+        terms = {}
+        if self.rates is None:
+            terms["kernels"] = StepTerm(cost.memory_s, cost.compute_s, cost.busy_s)
+            terms["engine overhead"] = StepTerm(0.0, 0.0, cost.overhead_s)
+        else:
+            routed = num_tokens * self.layout.num_attention
+            expert_bytes = sum(
+                nbytes * group.expected_experts(routed)
+                for group, nbytes in zip(self.cost.experts, self.expert_bytes, strict=True)
+            )
+            attention = self.cost.attention_of_groups(groups)
+            parts = self._part_seconds(self.rates, num_tokens, num_sampled, attention, expert_bytes)
+            for name, (memory_s, compute_s) in zip(PART_NAMES, parts, strict=True):
+                terms[name] = StepTerm(memory_s, compute_s, max(memory_s, compute_s))
+            terms["engine, per step and layer"] = StepTerm(0.0, 0.0, self.step_overhead_s)
+            per_run_s = self.efficiency.run_s * num_runs
+            terms["engine, per sequence"] = StepTerm(0.0, 0.0, per_run_s)
+        terms["collectives, latency"] = StepTerm(0.0, 0.0, self.wires.fixed_s)
+        per_token_s = self.wires.per_token_s * num_tokens
+        terms["collectives, bytes"] = StepTerm(0.0, 0.0, per_token_s)
+        return terms
 
     def calibrated_work(self, shapes: Sequence[Shape], num_sampled: int) -> CalibratedWork:
         """The work of a step on one device, by kernel, as calibrations time it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shlex
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,17 +22,11 @@ from ridgeline.config.settings import Settings
 from ridgeline.diagnose.drift import DriftCheck, drift
 from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.hardware.probe import probe
-from ridgeline.measure.client.http_target import authorization
-from ridgeline.measure.monitors.traffic import (
-    TrafficReading,
-    TrafficSample,
-    read_page,
-    traffic_between,
-)
+from ridgeline.measure.monitors.traffic import TrafficReading, TrafficSample
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.synthetic import Synthetic
 from ridgeline.optimize.drivers.fixed_server import FixedServer
-from ridgeline.optimize.drivers.server_process import ServerCommand, models_url
+from ridgeline.optimize.drivers.server_process import ServerCommand
 from ridgeline.optimize.environment import Environment, Load
 from ridgeline.optimize.external.inferred_steps import infer_steps
 from ridgeline.optimize.external.server_flags import server_flags_for
@@ -47,13 +40,13 @@ from ridgeline.records.progress import Observer, silent, stage
 from ridgeline.records.traffic import TrafficProfile
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
+from ridgeline.workflows.load.live_traffic import read_traffic, sample_live_traffic
 from ridgeline.workflows.optimize.restartable_server import ServerRecipe
 
 WORTH_TELLING = 1.05  # predicted gain from which a change is named
 MAX_CHANGES = 5
 WINDOW_S, REQUESTS_PER_WINDOW, GRACE_S = 8.0, 20, 8.0  # of a simulated run
 NEARLY_FULL = 0.9  # of the predicted goodput
-PAGE_TIMEOUT_S = 10.0
 
 
 class WatchedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,31 +171,12 @@ def sample_traffic(
     options: WatchOptions, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> TrafficSample:
     """Read the metrics at every interval. Raises CannotRun without a request in the meantime."""
-    start_s = clock()
-    readings = [_read(options, clock)]
-    while clock() - start_s < options.duration:
-        sleep(min(options.interval, max(0.0, options.duration - (clock() - start_s))))
-        readings.append(_read(options, clock))
-    sample = traffic_between(readings)
-    if sample.profile.prompt is None and sample.profile.output is None:
-        raise CannotRun(
-            "no request finished while the metrics were read, or the server counts none",
-            value=f"{sample.duration_s:.0f} s of {options.url}",
-            fix="a longer --duration, at an hour with traffic",
-        )
-    return sample
+    periods = options.duration, options.interval
+    return sample_live_traffic(lambda: _read(options, clock), options.url, periods, clock, sleep)
 
 
 def _read(options: WatchOptions, clock: Callable[[], float]) -> TrafficReading:
-    address = models_url(options.url).removesuffix("/v1/models") + "/metrics"
-    request = urllib.request.Request(address, headers=authorization(options.api_key))
-    try:
-        with urllib.request.urlopen(request, timeout=PAGE_TIMEOUT_S) as reply:
-            page = reply.read().decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
-        what = "the server's metrics cannot be read"
-        raise CannotRun(what, value=address, fix=str(error)) from None
-    return read_page(page, clock())
+    return read_traffic(options.url, options.api_key, clock())
 
 
 def workload_of(tuned: TrafficProfile, seen: TrafficProfile) -> str:

@@ -28,8 +28,8 @@ from ridgeline.plan.cost.ownership import (
     OwnedDevice,
     SpotDevice,
     break_even,
-    kwh_per_million,
 )
+from ridgeline.plan.cost.request_bill import RequestBill, request_bill
 from ridgeline.plan.fleet.demand import Demand, demand_of
 from ridgeline.plan.fleet.infeasible import explain_infeasible
 from ridgeline.plan.fleet.search import HOURS_PER_MONTH, Candidate, SearchSpace, search
@@ -69,7 +69,7 @@ class ProviderOffer(msgspec.Struct, frozen=True, kw_only=True):
 class CostResult(Result, frozen=True, kw_only=True):
     """The fleet's cost, every known way to pay for it, and the providers, cheapest first.
 
-    `basis`: where the price of the fleet comes from.
+    `basis`: where the price of the fleet comes from. `requests`: its bill by request.
     """
 
     usage: ApiUsage
@@ -78,6 +78,7 @@ class CostResult(Result, frozen=True, kw_only=True):
     dollars_per_month: float
     dollars_per_request: float
     kwh_per_million_output: float | None
+    requests: RequestBill
     basis: str
     terms: tuple[PaymentTerms, ...]
     offers: tuple[ProviderOffer, ...]
@@ -104,14 +105,15 @@ def cost(options: CostOptions) -> CostResult:
     )
     hourly = device_price * fleet.num_devices
     offers, stale = _offers(options, usage, fleet, hourly, today)
-    joules = fleet.joules_per_output_token
+    requests = request_bill(fleet, usage.rate, Slo.parse(options.slo), hourly)
     return CostResult(
         usage=usage,
         fleet=fleet,
         dollars_per_hour=hourly,
         dollars_per_month=hourly * HOURS_PER_MONTH,
         dollars_per_request=hourly / 3600 / usage.rate,
-        kwh_per_million_output=None if joules is None else kwh_per_million(joules),
+        kwh_per_million_output=requests.kwh_per_million_output,
+        requests=requests,
         basis=basis,
         terms=_payment_terms(options, device, fleet, today),
         offers=offers,

@@ -11,6 +11,7 @@ import msgspec
 from ridgeline.config.planning import PlanOptions
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.hardware.links import with_links
 from ridgeline.modelspec.checkpoints.planning import hub_name, load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import (
     checkpoint_bytes,
@@ -28,6 +29,7 @@ from ridgeline.plan.cost.api_prices import (
     request_cost,
 )
 from ridgeline.plan.cost.ownership import break_even
+from ridgeline.plan.cost.request_bill import RequestBill, request_bill
 from ridgeline.plan.deploy.clusters import (
     DEFAULT_CLUSTER,
     ManifestOptions,
@@ -44,6 +46,7 @@ from ridgeline.plan.fleet.search import (
     Candidate,
     SearchResult,
     SearchSpace,
+    other_layouts,
     search,
 )
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
@@ -54,6 +57,7 @@ from ridgeline.report.files import write_files
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
+from ridgeline.workflows.planning.live_demand import LiveTraffic, live_demand
 from ridgeline.workflows.planning.plan_page import plan_page
 
 MAX_FLEETS_SHOWN = 8
@@ -98,9 +102,10 @@ class PlanResult(Result, frozen=True, kw_only=True):
     """The fleets that meet the SLO, cheapest first, and how to start the first of them.
 
     `front`: the candidates that no other beats in both speed per user and throughput per device.
-    `bill`: of the cheapest fleet, None if its price is unknown.
+    `bill`: of the cheapest fleet, None if its price is unknown. `requests`: what a request costs
+    on it.
     `memory_budget`: of one device of the cheapest fleet. `render_manifests`: Kubernetes and Ray
-    Serve, if wanted.
+    Serve, if wanted. `traffic`: what the demand was taken from, if it was measured.
     """
 
     model: str
@@ -108,6 +113,7 @@ class PlanResult(Result, frozen=True, kw_only=True):
     demand: Demand
     slo: str
     num_candidates: int
+    requests: RequestBill
     fleets: tuple[Candidate, ...]
     front: tuple[Candidate, ...]
     memory: MemoryBudget
@@ -115,6 +121,7 @@ class PlanResult(Result, frozen=True, kw_only=True):
     commands: dict[str, str]
     notes: tuple[str, ...]
     manifests: Manifests | None = None
+    traffic: LiveTraffic | None = None
 
     def to_html(self) -> str:
         """The plan with the front as a chart."""
@@ -133,14 +140,24 @@ def plan(options: PlanOptions) -> PlanResult:
     """Search for fleets. Raises UserError if none can meet the SLO, and says what limits it."""
     _check(options)
     spec = load_planning_spec(options.model)
-    catalogue = read_catalogue(options.catalogue, options.calibration, options.device_prices)
-    demand, slo = _demand(options), Slo.parse(options.slo)
+    rows = read_catalogue(options.catalogue, options.calibration, options.device_prices)
+    catalogue = with_links(rows, options.interconnect, options.network)
+    traffic: LiveTraffic | None = None
+    if options.from_traffic is None:
+        demand = _demand(options)
+    else:
+        demand, traffic = live_demand(options, spec)
+    slo = Slo.parse(options.slo)
     _check_context(options, demand, spec)
     space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
     search_result = search(spec, demand, slo, space, catalogue)
     if not search_result.fleets:
         raise explain_infeasible(spec, demand, slo, space, catalogue, search_result)
-    return _result(options, spec, demand, search_result, catalogue, stale)
+    result = _result(options, spec, demand, search_result, catalogue, stale)
+    if traffic is None:
+        return result
+    notes = (traffic.note, *result.notes)
+    return msgspec.structs.replace(result, traffic=traffic, notes=notes)
 
 
 def _check(options: PlanOptions) -> None:
@@ -304,10 +321,13 @@ def _result(
         demand=demand,
         slo=str(slo),
         num_candidates=search_result.num_candidates,
+        requests=request_bill(best, demand.rate, slo, best.dollars_per_hour),
         fleets=search_result.fleets[:MAX_FLEETS_SHOWN],
         front=search_result.front,
         memory=memory_budget(model, limits),
-        disaggregation=judge_disaggregation(model, demand, slo, best),
+        disaggregation=judge_disaggregation(
+            (model, *other_layouts(model, options.max_devices)), demand, slo, best
+        ),
         commands=launch_commands(start),
         notes=(*_notes(options, best, model, catalogue), *stale),
         manifests=written,

@@ -11,6 +11,8 @@ import msgspec
 
 from ridgeline.config.planning import PredictOptions
 from ridgeline.errors import BadInput
+from ridgeline.hardware.catalogue import Accelerator
+from ridgeline.hardware.links import with_links
 from ridgeline.modelspec.families.shapes import known_shapes
 from ridgeline.plan.calibration.calibration import is_server_calibration
 from ridgeline.plan.calibration.remote_server import (
@@ -25,44 +27,84 @@ from ridgeline.plan.step_time.predict import (
     predict,
     predict_lines,
 )
+from ridgeline.plan.step_time.waterfall import Waterfall, waterfall
 from ridgeline.report.result import Result
 from ridgeline.workflows.planning.device_catalogue import default_device, read_catalogue
+
+
+class PredictSources(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the figures of a prediction come from; None: the built-in ones."""
+
+    catalogue: Path | None = None
+    calibration: Path | None = None
+    interconnect: str | None = None
+    network: str | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The flags of those that are set."""
+        return [f"--{name}" for name in self.__struct_fields__ if getattr(self, name) is not None]
+
+    def devices(self) -> dict[str, Accelerator]:
+        """The accelerators by name. Raises BadInput."""
+        rows = read_catalogue(self.catalogue, self.calibration)
+        return with_links(rows, self.interconnect, self.network)
 
 
 class OperatingPointResult(Result, frozen=True, kw_only=True):
     """The prediction for one operating point.
 
     `prediction` comes from the roofline model, or, for a calibrated `server`, from the fit to it.
+    `waterfall`: the terms of the prediction, if they were wanted.
     """
 
     point: OperatingPoint
     prediction: Prediction | ServerPrediction
     server: ServerTimes | None = None
+    waterfall: Waterfall | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """The prediction's figures by name."""
-        return dict(super().to_dict()["prediction"])
+        """The prediction's figures by name, and its `waterfall` if it was wanted."""
+        fields = super().to_dict()
+        figures = dict(fields["prediction"])
+        return figures if self.waterfall is None else {**figures, "waterfall": fields["waterfall"]}
 
 
 def predict_point(
-    point: OperatingPoint, *, catalogue: Path | None = None, calibration: Path | None = None
+    point: OperatingPoint, sources: PredictSources | None = None, *, explain: bool = False
 ) -> OperatingPointResult:
-    """Predict `point`. Its device defaults to the calibrated one.
+    """Predict `point`, and `explain` it by its terms. Its device defaults to the calibrated one.
 
     Raises UserError if the point cannot run: a name is unknown, or the model does not fit.
     """
+    sources = sources or PredictSources()
+    calibration = sources.calibration
     if calibration is not None and is_server_calibration(calibration):
-        if catalogue is not None:
-            raise _unused_with_server(str(catalogue), load_server_times(calibration))
+        others = msgspec.structs.replace(sources, calibration=None)
+        unused = ["--explain"] * explain + others.given
+        if unused:
+            raise _unused_with_server(", ".join(unused), load_server_times(calibration))
         return _predict_server(point, load_server_times(calibration))
-    rows = read_catalogue(catalogue, calibration)
+    rows = sources.devices()
     device = default_device(point.device or None, rows)
     if not point.model or device is None:
         raise BadInput(
             "predict needs MODEL and --accelerator, or --input FILE", value=point.model or None
         )
     point = msgspec.structs.replace(point, device=device)
-    return OperatingPointResult(point=point, prediction=predict(point, rows))
+    prediction = predict(point, rows)
+    terms = waterfall(point, prediction, rows) if explain else None
+    return OperatingPointResult(point=point, prediction=prediction, waterfall=terms)
+
+
+def sources_of(options: PredictOptions) -> PredictSources:
+    """Where the options say that the figures come from."""
+    return PredictSources(
+        catalogue=options.catalogue,
+        calibration=options.calibration,
+        interconnect=options.interconnect,
+        network=options.network,
+    )
 
 
 def operating_point(options: PredictOptions) -> OperatingPoint:
@@ -91,20 +133,28 @@ def operating_point(options: PredictOptions) -> OperatingPoint:
 
 
 def predict_file(
-    source: str, *, catalogue: Path | None = None, calibration: Path | None = None
+    source: str, sources: PredictSources | None = None, *, explain: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Predict every line of a JSONL file of operating points; `-` reads stdin.
 
     A line that cannot be predicted yields its error. Raises BadInput if the file cannot be read.
     """
-    rows = read_catalogue(catalogue, calibration)
+    rows = (sources or PredictSources()).devices()
     points: Iterable[str] = sys.stdin
     if source != "-":
         try:
             points = Path(source).read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput("cannot read the points", value=source, fix=str(error)) from None
-    return predict_lines(points, lambda point: predict(point, rows))
+
+    def answer(point: OperatingPoint) -> Prediction | dict[str, Any]:
+        prediction = predict(point, rows)
+        if not explain:
+            return prediction
+        figures: dict[str, Any] = msgspec.to_builtins(prediction)
+        return {**figures, "waterfall": waterfall(point, prediction, rows)}
+
+    return predict_lines(points, answer)
 
 
 class KnownNames(Result, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from ridgeline.engine.scheduler import (
 )
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.hardware.links import with_links
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
@@ -24,7 +25,7 @@ from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSa
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.records import Autoscaling, FaultModel, FleetConfig, ReplicaConfig
 from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryLimits, memory_budget, require_fit
-from ridgeline.plan.step_time.parallel_layout import NETWORK_BYTES_S, Layout
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes, StepTimes
@@ -42,7 +43,8 @@ Kind = tuple[Replica, int]
 
 def kinds_of(options: SimulateOptions) -> list[Kind]:
     """One kind of replica, or several: `--accelerator h100-sxm=2,l40s=4` names two."""
-    catalogue = read_catalogue(options.catalogue, options.calibration)
+    rows = read_catalogue(options.catalogue, options.calibration)
+    catalogue = with_links(rows, options.interconnect, options.network)
     device = default_device(options.accelerator, catalogue)
     if device is None:
         raise BadInput("simulate needs --accelerator or --calibration", value=device)
@@ -187,7 +189,7 @@ def _speculation(options: SimulateOptions) -> SpeculationModel | None:
 
 def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
     """Seconds to send the KV cache of a number of prompt tokens, all devices in parallel."""
-    rate = NETWORK_BYTES_S * model.layout.num_devices
+    rate = model.device.network_bytes_s * model.layout.num_devices
     return lambda tokens: model.cost.kv_bytes(tokens) * model.kv_copies / rate
 
 

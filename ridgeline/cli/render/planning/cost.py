@@ -21,9 +21,7 @@ def print_cost(result: CostResult, out: Console) -> None:
         f"${1000 * result.dollars_per_request:.3g} per 1,000 requests ({result.basis})",
         soft_wrap=True,
     )
-    if result.kwh_per_million_output is not None:
-        kwh = f"{result.kwh_per_million_output:.3g}"
-        out.print(f"energy: at most {kwh} kWh per 1M output tokens")
+    out.print(result.requests.sentence, soft_wrap=True)
     if len(result.terms) > 1:
         out.print(_terms_table(result))
         out.print()

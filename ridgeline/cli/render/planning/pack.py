@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from ridgeline.plan.fleet.packing import PackedReplica
 from ridgeline.workflows.planning.pack import PackResult
 
 
@@ -17,7 +18,7 @@ def pack_table(result: PackResult) -> Table:
     for name in ("device", "memory GB", "of GB", "busy", "models"):
         table.add_column(name, justify="left" if name in ("device", "models") else "right")
     for device in sorted(packing.devices, key=lambda device: (device.name, -device.memory_bytes)):
-        models = ", ".join(f"{p.model} ({p.memory_bytes / 1e9:.1f} GB)" for p in device.replicas)
+        models = ", ".join(map(_replica_text, device.replicas))
         table.add_row(
             device.name,
             f"{device.memory_bytes / 1e9:.1f}",
@@ -26,3 +27,9 @@ def pack_table(result: PackResult) -> Table:
             models,
         )
     return table
+
+
+def _replica_text(part: PackedReplica) -> str:
+    """The model, which replica this is a part of if it is split, and the bytes of the part."""
+    split = f" tp{part.tp} #{part.number + 1}" if part.tp > 1 else ""
+    return f"{part.model}{split} ({part.memory_bytes / 1e9:.1f} GB)"

@@ -21,6 +21,7 @@ def print_plan(plan: PlanResult, out: Console) -> None:
     demand, slo = plan.demand, Slo.parse(plan.slo)
     if plan.bill is not None:
         out.print(plan.bill.sentence, markup=False, soft_wrap=True)
+    out.print(f"On it {plan.requests.sentence}.", markup=False, soft_wrap=True)
     out.print(
         f"{plan.model}: {demand.rate:g} requests/s of {demand.isl} in (95 %: {demand.isl_p95}), "
         f"{demand.osl} out, under {slo}; {plan.num_candidates:,} candidates",

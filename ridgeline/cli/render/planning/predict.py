@@ -1,12 +1,16 @@
-"""The table of `ridgeline predict`."""
+"""The tables of `ridgeline predict`."""
 
 from __future__ import annotations
 
+from rich.console import Console
 from rich.table import Table
 
 from ridgeline.plan.calibration.remote_server import ServerPrediction
 from ridgeline.plan.step_time.predict import Prediction
+from ridgeline.plan.step_time.waterfall import TimeTerm, Waterfall
 from ridgeline.workflows.planning.predict import OperatingPointResult
+
+BAR_WIDTH = 22  # characters, so that a row with the longest names takes 79
 
 
 def prediction_table(result: OperatingPointResult) -> Table:
@@ -49,3 +53,35 @@ def _add_bounds(table: Table, prediction: Prediction) -> None:
     shares = f"{prediction.mbu:.1%}, {prediction.mfu:.1%}"
     table.add_row("MBU, MFU of decode", shares, prediction.compute_dtype)
     table.add_row("KV cache holds", f"{prediction.kv_tokens_max:,} tokens", "")
+
+
+def print_waterfall(terms: Waterfall, out: Console) -> None:
+    """The terms of TPOT and of TTFT as bars, each beginning where the one before it ends."""
+    for title, rows in (("per output token", terms.tpot), ("time to first token", terms.ttft)):
+        out.print()
+        out.print(_waterfall_table(title, rows))
+
+
+def _waterfall_table(title: str, terms: tuple[TimeTerm, ...]) -> Table:
+    total = sum(term.ms for term in terms)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("term", no_wrap=True)
+    for name in ("ms", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bound", no_wrap=True, style="dim")
+    table.add_column("", no_wrap=True)
+    edges = [0.0]
+    for term in terms:
+        edges.append(edges[-1] + term.ms)
+    longest = max(edges)
+    for term, start in zip(terms, edges, strict=False):
+        bar = _bar(start / longest, (start + term.ms) / longest)
+        table.add_row(term.name, f"{term.ms:,.3f}", f"{term.ms / total:.0%}", term.bound, bar)
+    table.add_row("sum", f"{total:,.3f}", "100%", "", _bar(0.0, total / longest), style="bold")
+    return table
+
+
+def _bar(start: float, end: float) -> str:
+    """A bar between two shares of the width; terms that take time away are hatched."""
+    low, high = sorted((round(start * BAR_WIDTH), round(end * BAR_WIDTH)))
+    return " " * low + ("░" if end < start else "█") * max(1, high - low)
