@@ -552,6 +552,13 @@ class TwinServerOptions(Section, frozen=True, kw_only=True):
     ] = "h100-sxm:8"
     speed: Annotated[float, SPEED] = 1.0
     acceptance: Annotated[float, shared.ACCEPTANCE.but(since="0.3")] = 0.6
+    chat_only: Annotated[
+        bool,
+        About(
+            "Only answer chats, as many gateways do: no /v1/completions and no prompt scores.",
+            since="0.3",
+        ),
+    ] = False
 
 
 class TwinOptions(Section, frozen=True, kw_only=True):

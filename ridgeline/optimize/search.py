@@ -372,6 +372,7 @@ class LadderSearch:
             stack.close()
             configuration = None
             evidence.failed(error, error_line(error))
+            self._ranking.learn_failure(candidate.settings, self._running_incumbent.settings)
         trial = build_trial(evidence, self._environment, self._job, self._budget.spent_s)
         self._trials.append(trial)
         self._observer(trial_finished(trial))

@@ -227,19 +227,26 @@ class Truth:
         return max(self._ascent(start) for start in starts)
 
     def _ascent(self, settings: Settings) -> float:
+        """Change one rung after another, each time to the best neighbour, while one is better."""
         best = self.goodput(settings)
         while True:
-            better = [
-                candidate.settings
-                for candidate in self.neighbours(settings)
-                if self._reaches(candidate.settings, NEAR * best)
-            ]
-            if not better:
+            start, nearby = best, {self._config(settings)}
+            for candidate in [c.settings for c in self.neighbours(settings)]:
+                config = self._config(candidate)
+                if config is None or config in nearby:
+                    continue  # it does not start, or is the same server
+                nearby.add(config)
+                if self._reaches(candidate, NEAR * best):
+                    best, settings = self.goodput(candidate), candidate
+            if best == start:
                 return best
-            best, settings = max(
-                ((self.goodput(candidate), candidate) for candidate in better),
-                key=lambda pair: pair[0],
-            )
+
+    def _config(self, settings: Settings) -> TwinConfig | None:
+        """The twin of the settings; None for one that does not start."""
+        try:
+            return self.servers.config(settings)
+        except UserError:
+            return None
 
     def _reaches(self, settings: Settings, rate: float) -> bool:
         """Whether a configuration holds this rate: one run in place of the search for its knee."""

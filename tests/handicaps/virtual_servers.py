@@ -65,6 +65,7 @@ COMMANDS = {
 }
 START_S = 45.0  # of a server's start
 SIMULATED_RUN_S = 0.3  # of a prediction
+SLOWEST_TPOT_S = 0.11  # beyond every SLO: a request that takes longer after a run has missed it
 
 
 @dataclass(frozen=True)
@@ -188,11 +189,15 @@ def simulated_run(
         )
         for i, at_s in enumerate(times_s)
     ]
+    stop_s = (load.window_s + load.grace_s) * speed
     outcome = simulate_fleet(
         requests,
-        FleetConfig(replicas=(_replica(config, model, belief),) * config.dp, seed=load.seed),
+        FleetConfig(
+            replicas=(_replica(config, model, belief, is_shared=bool(prefix)),) * config.dp,
+            seed=load.seed,
+        ),
+        end_s=stop_s + SLOWEST_TPOT_S * traffic.output,
     )
-    stop_s = (load.window_s + load.grace_s) * speed
     rows = [
         row
         if row.finished_s is not None and row.finished_s <= stop_s
@@ -227,7 +232,10 @@ def _scaled(row: RequestTrace, speed: float, num_output: int) -> RequestTrace:
     )
 
 
-def _replica(config: TwinConfig, model: TwinModel, belief: float) -> ReplicaConfig:
+def _replica(
+    config: TwinConfig, model: TwinModel, belief: float, *, is_shared: bool
+) -> ReplicaConfig:
+    """`is_shared`: prompts have common prefixes; without, a cache that never hits is left out."""
     limits = SchedulerLimits(
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=model.max_num_batched_tokens,
@@ -237,7 +245,8 @@ def _replica(config: TwinConfig, model: TwinModel, belief: float) -> ReplicaConf
 
     def make_scheduler() -> Scheduler:
         pool = BlockPool(model.num_kv_tokens // config.block_size, config.block_size)
-        cache = PrefixCache(pool) if config.enable_prefix_caching else NoPrefixCache()
+        is_cached = config.enable_prefix_caching and is_shared
+        cache = PrefixCache(pool) if is_cached else NoPrefixCache()
         return Scheduler(limits, make_policy(config.batching), pool, cache)
 
     times: StepTimes = step_times_of(config, model.replica)
@@ -287,7 +296,7 @@ class VirtualSimulator:
 
 class VirtualDeployment:
     def __init__(self, servers: VirtualServers, settings: Settings) -> None:
-        self._servers, self._settings = servers, settings
+        self._servers, self.settings = servers, settings
         config = servers.config(settings)
         is_lossy = config.weight_dtype is not None or config.kv_dtype is not None
         noise = servers.loss_nats if is_lossy else 0.0
@@ -295,13 +304,13 @@ class VirtualDeployment:
 
     @property
     def info(self) -> EngineInfo:
-        return server_info(self._settings, {}, self._servers.model)
+        return server_info(self.settings, {}, self._servers.model)
 
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         servers = self._servers
         servers.num_runs += 1
         rng = random.Random(f"{load.seed}/{servers.num_runs}")
-        run = servers.simulate(self._settings, load, math.exp(rng.gauss(0, servers.noise)))
+        run = servers.simulate(self.settings, load, math.exp(rng.gauss(0, servers.noise)))
         servers.now_s += run.duration_s
         return run
 

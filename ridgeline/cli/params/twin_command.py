@@ -13,7 +13,9 @@ class TwinCommand(OptionCommand):
     """Takes the words after its own options as one argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        valued = {option.flag for option in self.command.options.values() if option.flag[0] == "-"}
+        options = self.command.options.values()
+        valued = {option.flag for option in options if not option.about.positional}
+        valued -= {option.flag for option in options if option.type is bool}
         index = 0
         while index < len(args) and args[index].startswith("-"):
             index += 2 if args[index] in valued else 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,8 +33,16 @@ MIN_ERROR = 0.05
 CLEAR_GAIN = 0.10  # a larger predicted gain ranks before rungs not measured yet
 UNSEEN = "the simulator does not model this change"
 SEARCH_STEP = 1.5
-MAX_PROBES = 6  # a gain beyond SEARCH_STEP^5 = 7.6x ranks first in any case
-BISECTIONS = 2
+STEP_GROWTH = 1.3  # of the exponent: a change that gains eightfold is found in four steps
+MAX_PROBES = 6
+FINE_STEP, MAX_BISECTIONS = 1.11, 4  # width at which a bracket is narrow enough
+
+
+class KneeBracket(NamedTuple):
+    """The largest simulated load that met the SLO, and the smallest one that missed it."""
+
+    held: float
+    failed: float
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,12 +83,14 @@ class Predictor:
         self._of_rung: dict[str, float] = {}
         self._failed: set[str] = set()
         self._known: dict[Settings, float | str] = {}
+        self._brackets: dict[Settings, KneeBracket] = {}
 
     def learn_steps(self, settings: Settings, steps: Sequence[StepStat]) -> None:
         """Refit the simulator and drop everything simulated before."""
         if steps:
             self._simulator.learn(settings, steps)
             self._known.clear()
+            self._brackets.clear()
 
     def learn_trial(self, rung: str, predicted: GainPrediction, measured: float) -> None:
         """Record the error of a prediction."""
@@ -121,7 +132,8 @@ class Predictor:
 
     def forecast(self, incumbent: Settings, candidate: RungCandidate, rate: float) -> Forecast:
         """Simulate candidate and incumbent near the incumbent's best load."""
-        before, after = self.score(incumbent, rate), self.score(candidate.settings, rate)
+        before = self.score(incumbent, rate)
+        after = self.score(candidate.settings, rate, self._brackets.get(incumbent))
         if isinstance(before, str) or isinstance(after, str):
             problem = after if isinstance(after, str) else str(before)
             return Forecast(candidate=candidate, predicted=None, problem=problem)
@@ -164,30 +176,51 @@ class Predictor:
             f"but {_price(rung)} require {needed:.2f}x"
         )
 
-    def score(self, settings: Settings, rate: float) -> float | str:
-        """The simulated objective, or why it cannot be simulated."""
+    def score(
+        self, settings: Settings, rate: float, near: KneeBracket | None = None
+    ) -> float | str:
+        """The simulated objective, or why it cannot be simulated.
+
+        `near`: the bracket of a similar configuration, where the search for the knee starts.
+        """
         if settings not in self._known:
             try:
-                self._known[settings] = self._search(settings, rate)
+                self._known[settings] = self._search(settings, rate, near)
             except UserError as error:
                 self._known[settings] = str(error)
         return self._known[settings]
 
-    def _search(self, settings: Settings, rate: float) -> float:
-        """The best score over loads: steps of `SEARCH_STEP` until the SLO flips, then bisection."""
+    def bracket_of(self, settings: Settings) -> KneeBracket | None:
+        """Where the knee of simulated settings is; None if it was not found."""
+        return self._brackets.get(settings)
+
+    def _search(self, settings: Settings, rate: float, near: KneeBracket | None) -> float:
+        """The score at the largest load that meets the SLO, or the lowest score if none does.
+
+        Steps of `SEARCH_STEP` until the SLO flips, then bisection. Most changes move the knee
+        little, so a search near a known bracket first runs its two ends.
+        """
         if self._objective == "latency":
             return self._probe(settings, rate).score
-        runs = [self._probe(settings, rate)]
+        runs = [self._probe(settings, rate if near is None else near.held)]
+        if near is not None and runs[0].holds:
+            runs.append(self._probe(settings, near.failed))
         step = SEARCH_STEP if runs[0].holds else 1 / SEARCH_STEP
         while len(runs) < MAX_PROBES and runs[-1].holds == runs[0].holds:
-            rate *= step
-            runs.append(self._probe(settings, rate))
-        for _ in range(BISECTIONS):
-            held = max((r.rate for r in runs if r.holds), default=rate / SEARCH_STEP)
-            failed = min((r.rate for r in runs if not r.holds), default=rate * SEARCH_STEP)
+            runs.append(self._probe(settings, runs[-1].rate * step))
+            step **= STEP_GROWTH
+        held = max((run.rate for run in runs if run.holds), default=0.0)
+        failed = min((run.rate for run in runs if not run.holds), default=math.inf)
+        for _ in range(MAX_BISECTIONS):
+            if not 0 < FINE_STEP * held < failed < math.inf:
+                break
             runs.append(self._probe(settings, math.sqrt(held * failed)))
-        held_scores = [judged.score for judged in runs if judged.holds]
-        return max(held_scores, default=min(judged.score for judged in runs))
+            held, failed = (runs[-1].rate, failed) if runs[-1].holds else (held, runs[-1].rate)
+        if not held:
+            return min(run.score for run in runs)
+        if failed < math.inf:
+            self._brackets[settings] = KneeBracket(held, failed)
+        return max(run.score for run in runs if run.holds and run.rate == held)
 
     def _probe(self, settings: Settings, rate: float) -> JudgedRun:
         load = self._make_load(rate)

@@ -17,12 +17,15 @@ from ridgeline.optimize.environment import Environment
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.ladder import Ladder, Rung, RungCandidate, candidates_of, unmet_need
 from ridgeline.optimize.playbook import place_of
+from ridgeline.optimize.ranking.failure_bounds import FailureBounds
+from ridgeline.optimize.ranking.joint_proposals import JointProposals
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.result import NotTried, Trial
 from ridgeline.optimize.result_builder import collect_facts
 from ridgeline.optimize.time_budget import TimeBudget
 
 RANKING_SHARE = 0.03  # share of the budget for one ranking; a trial must still fit after it
+JOINT_SHARE = 0.5  # additional time for joint candidates, as a share of the ranking's
 Tried = Set[tuple[Settings, str | None]]
 
 
@@ -44,6 +47,14 @@ class Ranking:
         self._defaults_left_out: tuple[NotTried, ...] = ()
         self._trials: Sequence[Trial] = ()
         self._references_lost = False
+        self._bounds = FailureBounds()
+        self._joint = JointProposals(
+            predictor, self._bounds.excludes, 0 if job is None else job.seed
+        )
+
+    def learn_failure(self, settings: Settings, incumbent: Settings) -> None:
+        """A trial did not start or crashed: nothing as large is tried again."""
+        self._bounds.learn(settings, incumbent)
 
     def forget_references(self) -> None:
         """The baseline's distributions were lost after a lossy rung was kept: no further one can be
@@ -59,16 +70,22 @@ class Ranking:
         self._trials = trials
         budget = self._budget
         spare_s = budget.left_s - budget.trial_cost_s - budget.closing_cost_s
-        stop_s = budget.spent_s + min(RANKING_SHARE * budget.total_s, max(0.0, spare_s))
+        limit_s = min(RANKING_SHARE * budget.total_s, max(0.0, spare_s))
+        stop_s = budget.spent_s + limit_s
+        possible = self._possible(incumbent, tried)
         best = [
             forecast
-            for rung, options in self._possible(incumbent, tried)
+            for rung, options in possible
             if (forecast := self._best(rung, options, incumbent, stop_s)) is not None
         ]
         for forecast in best:
             if not self._predictor.is_promising(forecast):
                 self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
         promising = [forecast for forecast in best if self._predictor.is_promising(forecast)]
+        stop_s += JOINT_SHARE * limit_s
+        promising += self._joint.propose(
+            possible, promising, incumbent, trials, lambda: budget.spent_s < stop_s
+        )
         return sorted(promising, key=self._key, reverse=True)
 
     def _key(self, forecast: Forecast) -> tuple[int, int, float]:
@@ -92,8 +109,13 @@ class Ranking:
                 for option in candidates_of(rung, settings, info.settings)
                 if (option.settings, option.make) not in tried
             ]
-            if options:
-                possible.append((rung, options))
+            fitting = [o for o in options if self._bounds.excludes(o.settings) is None]
+            if fitting:
+                possible.append((rung, fitting))
+            elif options:
+                self._leave_out(
+                    rung.id, rung.title, str(self._bounds.excludes(options[0].settings))
+                )
         return sorted(possible, key=lambda pair: self._last_predicted_gain(pair[0]), reverse=True)
 
     def _last_predicted_gain(self, rung: Rung) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,14 +30,20 @@ def _renamed(lines: list[str], names: Mapping[str, str]) -> Iterator[str]:
 
 
 class ServerPages:
-    """Serves `pages` (path → body) before the app, and hides pages that only Ridgeline has."""
+    """Serves `pages` (path → body) before the app; hides Ridgeline's own pages and `hidden`."""
 
-    def __init__(self, app: ASGIApp, pages: Mapping[str, Callable[[], bytes]]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        pages: Mapping[str, Callable[[], bytes]],
+        hidden: Sequence[str] = (),
+    ) -> None:
         self._app, self._pages = app, pages
+        self._hidden = (*_HIDDEN, *hidden)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or path not in (*self._pages, *_HIDDEN):
+        if scope["type"] != "http" or path not in (*self._pages, *self._hidden):
             await self._app(scope, receive, send)
             return
         found = path in self._pages

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """A twin is only served to this machine."""
 
+COMPLETION_PATHS = ("/v1/completions", "/tokenize", "/detokenize")
+"""Routes that a server which only chats does not have."""
+
 
 def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None:
     """Imitate the server that a command line starts, until SIGINT or SIGTERM.
@@ -56,9 +59,11 @@ def open_twin(
     kind: ServerKind, line: ServerLine, options: TwinServerOptions, server_options: ServerOptions
 ) -> tuple[FastAPI, ReplicatedEngine, float]:
     """The app with the server's pages, its engine, and the modelled seconds of its start."""
+    from ridgeline.serve.app import include_protected
     from ridgeline.twin.build import plan_twin
     from ridgeline.twin.servers.behaviour import TwinRun, startup_s, twin_of
     from ridgeline.twin.servers.pages import rename_metrics
+    from ridgeline.workflows.serving.twin_dialects import ROUTERS
     from ridgeline.workflows.serving.twin_server import create_twin_app
 
     device, count = parse_devices(options.device)
@@ -75,7 +80,12 @@ def open_twin(
         documents = {path: partial(document, kind, line, path) for path in kind.pages}
         return {"/metrics": render, "/prometheus/metrics": render, **documents}
 
-    app, engine = create_twin_app(config, server_options, model=model, pages_of=pages_of)
+    hidden = COMPLETION_PATHS if options.chat_only else ()
+    app, engine = create_twin_app(
+        config, server_options, model=model, pages_of=pages_of, hidden=hidden
+    )
+    for router in () if options.chat_only else ROUTERS.get(kind.name, ()):
+        include_protected(app, router)
     return app, engine, startup_s(line, model)
 
 

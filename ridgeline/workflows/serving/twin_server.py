@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -64,11 +64,13 @@ def create_twin_app(
     *,
     model: TwinModel | None = None,
     pages_of: Callable[[Metrics], Mapping[str, Callable[[], bytes]]] | None = None,
+    hidden: Sequence[str] = (),
 ) -> tuple[FastAPI, ReplicatedEngine]:
     """The app over a twin, which says in headers and metrics that it is one.
 
     `model`: the configuration's plan, if it is already known. `pages_of` returns pages (path →
-    body) that take the place of Ridgeline's own. Raises UserError if the model cannot run on the
+    body) that take the place of Ridgeline's own; `hidden` are paths that the server does not
+    have. Raises UserError if the model cannot run on the
     device or does not fit.
     """
     from ridgeline.serve.app import create_app
@@ -83,7 +85,7 @@ def create_twin_app(
     metrics = app.state.service.metrics
     register(metrics.registry, config.description, engine.late_s)
     if pages_of is not None:
-        app.add_middleware(ServerPages, pages=pages_of(metrics))
+        app.add_middleware(ServerPages, pages=pages_of(metrics), hidden=hidden)
     app.add_middleware(TwinHeader, description=config.description)  # the outermost
     return app, engine
 

@@ -1,0 +1,125 @@
+"""Which rungs to join, and whether the best point of their space is worth a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ridgeline.config.settings import Settings
+from ridgeline.optimize.comparison.outcome import MIN_GAIN
+from ridgeline.optimize.job import RunningConfiguration
+from ridgeline.optimize.ladder import Rung, RungCandidate
+from ridgeline.optimize.ranking.joint_search import (
+    JOINT,
+    JOINT_LOSSY,
+    Change,
+    Dimension,
+    JointPoint,
+    JointSearch,
+    dimension_of,
+    is_worth_a_trial,
+    joint_candidate,
+)
+from ridgeline.optimize.ranking.predictor import Forecast, Predictor
+from ridgeline.optimize.result import Trial
+
+Possible = Sequence[tuple[Rung, Sequence[RungCandidate]]]
+
+
+class JointProposals:
+    """Proposes candidates of several rungs. `excluded`: why settings must not be tried."""
+
+    def __init__(
+        self, predictor: Predictor, excluded: Callable[[Settings], str | None], seed: int
+    ) -> None:
+        self._predictor, self._excluded, self._seed = predictor, excluded, seed
+
+    def propose(
+        self,
+        possible: Possible,
+        promising: Sequence[Forecast],
+        incumbent: RunningConfiguration,
+        trials: Sequence[Trial],
+        may_go_on: Callable[[], bool],
+    ) -> list[Forecast]:
+        """At most two: the best point, and what is exact of it.
+
+        Rungs that quantise weights first, and those whose effect the simulator does not see, are
+        not joined: each needs a trial of its own. A kind that failed once is not proposed again.
+        """
+        failed = {trial.rung for trial in trials if trial.verdict != "kept"}
+        visible = {
+            forecast.candidate.rung.id: forecast
+            for forecast in promising
+            if forecast.predicted is not None and not forecast.predicted.note
+        }
+        dimensions = [
+            dimension
+            for dimension in self._dimensions(possible, visible, incumbent.settings)
+            if JOINT_LOSSY not in failed or dimension.rung.honesty == "exact"
+        ]
+        if len(dimensions) < 2 or not visible or JOINT in failed:
+            return []
+        near = self._predictor.bracket_of(incumbent.settings)
+
+        def score(settings: Settings) -> float | None:
+            if self._excluded(settings) is not None:
+                return None
+            known = self._predictor.score(settings, incumbent.rate, near)
+            return None if isinstance(known, str) else known
+
+        search = JointSearch(dimensions, incumbent.settings, score, seed=self._seed)
+        best = search.best(_first_points(dimensions, visible), may_go_on)
+        points = [] if best is None else [best, search.only(best, "exact")]
+        forecasts = [
+            self._forecast(point, incumbent, visible) for point in points if point is not None
+        ]
+        unique = {f.candidate.settings: f for f in forecasts if f is not None}
+        return list(unique.values())
+
+    def _forecast(
+        self, point: JointPoint, incumbent: RunningConfiguration, visible: Mapping[str, Forecast]
+    ) -> Forecast | None:
+        """The forecast of a point, if several parts of it gain more than the best rung alone."""
+        if not point.parts:
+            return None
+        candidate = joint_candidate(point, incumbent.settings)
+        singles = [
+            self._predictor.score(forecast.candidate.settings, incumbent.rate)
+            for forecast in visible.values()
+            if candidate.rung.honesty == "lossy" or forecast.candidate.rung.honesty == "exact"
+        ]
+        best_single = max((s for s in singles if not isinstance(s, str)), default=0.0)
+        if not is_worth_a_trial(point, best_single):
+            return None
+        forecast = self._predictor.forecast(incumbent.settings, candidate, incumbent.rate)
+        return forecast if self._predictor.is_promising(forecast) else None
+
+    @staticmethod
+    def _dimensions(
+        possible: Possible, visible: Mapping[str, Forecast], incumbent: Settings
+    ) -> list[Dimension]:
+        """Exact rungs that change a number, and others that are predicted to gain."""
+        dimensions = []
+        for rung, options in possible:
+            if any(option.make is not None for option in options):
+                continue
+            dimension = dimension_of(rung, options, incumbent)
+            gains = rung.id in visible and visible[rung.id].predicted_gain > 1 + MIN_GAIN
+            if gains or (dimension.number is not None and rung.honesty == "exact"):
+                dimensions.append(dimension)
+        return dimensions
+
+
+def _first_points(
+    dimensions: Sequence[Dimension], visible: Mapping[str, Forecast]
+) -> list[dict[str, Change]]:
+    """All rungs that gain, each by its best variant, and the same without the lossy ones."""
+    best, exact = {}, {}
+    for dimension in dimensions:
+        forecast = visible.get(dimension.rung.id)
+        if forecast is None or forecast.predicted_gain <= 1:
+            continue
+        best[dimension.rung.id] = change = dimension.change_of(forecast.candidate)
+        if dimension.rung.honesty == "exact":
+            exact[dimension.rung.id] = change
+    return [best, exact] if exact != best else [best]
