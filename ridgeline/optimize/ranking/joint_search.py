@@ -173,14 +173,14 @@ class JointSearch:
                 break
             trial = study.ask()
             parts = [(dimension, dimension.draw(trial)) for dimension in self._dimensions]
-            point = self._point([(dimension, change) for dimension, change in parts if change])
-            if point is None:
+            drawn = self._point([(dimension, change) for dimension, change in parts if change])
+            if drawn is None:
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 continue
-            study.tell(trial, point.score)
+            study.tell(trial, drawn.score)
             since_best += 1
-            if best is None or point.score > best.score:
-                best, since_best = point, 0
+            if best is None or drawn.score > best.score:
+                best, since_best = drawn, 0
         return None if best is None else self._without_idle_parts(best)
 
     def only(self, point: JointPoint, honesty: str) -> JointPoint | None:

@@ -25,6 +25,7 @@ from ridgeline.optimize.result_builder import collect_facts
 from ridgeline.optimize.time_budget import TimeBudget
 
 RANKING_SHARE = 0.03  # share of the budget for one ranking; a trial must still fit after it
+CLEAR_LOSS = 0.9  # a rung that was predicted to lose as much is not simulated again
 JOINT_SHARE = 0.5  # additional time for joint candidates, as a share of the ranking's
 Tried = Set[tuple[Settings, str | None]]
 
@@ -129,6 +130,10 @@ class Ranking:
         incumbent: RunningConfiguration,
         stop_s: float,
     ) -> Forecast | None:
+        last = self._last.get(rung.id)
+        if last is not None and last.predicted is not None and last.predicted.gain < CLEAR_LOSS:
+            # Numbers that may pay off later are in the joint search: no run for them here.
+            return self._last_forecast(rung, options)
         forecasts: list[Forecast] = []
         for option in options:
             if self._budget.spent_s >= stop_s:
