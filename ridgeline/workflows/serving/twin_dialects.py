@@ -29,7 +29,7 @@ Body = dict[str, Any]
 ID = "token_id:"
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class DialectToken(msgspec.Struct, frozen=True):
     """A token, its text and its log-probability (None for the first token of a prompt)."""
 
     token: int
@@ -40,8 +40,8 @@ class Candidate(msgspec.Struct, frozen=True):
 class Position(msgspec.Struct, frozen=True):
     """The token at one position, and the likeliest ones there, likeliest first."""
 
-    own: Candidate
-    top: tuple[Candidate, ...]
+    own: DialectToken
+    top: tuple[DialectToken, ...]
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +81,12 @@ async def _complete(
     [choice, *_] = json.loads(bytes(response.body))["choices"]
     decode = service.engine.tokenizer.decode
 
-    def candidate(token: int, logprob: float | None) -> Candidate:
-        return Candidate(token, decode([token], skip_special_tokens=False), logprob)
+    def dialect_token(token: int, logprob: float | None) -> DialectToken:
+        return DialectToken(token, decode([token], skip_special_tokens=False), logprob)
 
     def position(token: int, logprob: float | None, row: Mapping[int, float]) -> Position:
         best = sorted(row.items(), key=lambda pair: -pair[1])[:num_top]
-        return Position(candidate(token, logprob), tuple(candidate(*pair) for pair in best))
+        return Position(dialect_token(token, logprob), tuple(dialect_token(*pair) for pair in best))
 
     prompt = []
     for token, row in zip(
@@ -165,12 +165,12 @@ async def sglang_generate(body: Body, request: Request, service: ServiceDep) -> 
     return json_response({"text": done.text, "output_ids": done.tokens, "meta_info": meta})
 
 
-def _sglang_row(candidate: Candidate) -> tuple[float | None, int, None]:
-    return (candidate.logprob, candidate.token, None)
+def _sglang_row(token: DialectToken) -> tuple[float | None, int, None]:
+    return (token.logprob, token.token, None)
 
 
 def _sglang_top(position: Position) -> list[tuple[float | None, int, None]] | None:
-    return [_sglang_row(candidate) for candidate in position.top] or None
+    return [_sglang_row(row) for row in position.top] or None
 
 
 # ---- Text Generation Inference -----------------------------------------------------------------
@@ -212,8 +212,8 @@ async def tgi_generate(body: Body, request: Request, service: ServiceDep) -> Res
     return json_response(reply)
 
 
-def _tgi_token(candidate: Candidate) -> Body:
-    return {"id": candidate.token, "text": candidate.text, "logprob": candidate.logprob}
+def _tgi_token(token: DialectToken) -> Body:
+    return {"id": token.token, "text": token.text, "logprob": token.logprob}
 
 
 # ---- llama.cpp ---------------------------------------------------------------------------------
@@ -255,12 +255,12 @@ async def llama_completion(body: Body, request: Request, service: ServiceDep) ->
     return json_response(reply)
 
 
-def _llama_token(candidate: Candidate) -> Body:
+def _llama_token(token: DialectToken) -> Body:
     return {
-        "id": candidate.token,
-        "token": candidate.text,
-        "bytes": list(candidate.text.encode()),
-        "logprob": candidate.logprob,
+        "id": token.token,
+        "token": token.text,
+        "bytes": list(token.text.encode()),
+        "logprob": token.logprob,
     }
 
 
