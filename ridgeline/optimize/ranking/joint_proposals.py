@@ -39,10 +39,13 @@ class JointProposals:
         promising: Sequence[Forecast],
         incumbent: RunningConfiguration,
         trials: Sequence[Trial],
+        num_affordable: float,
         may_go_on: Callable[[], bool],
     ) -> list[Forecast]:
         """At most two: the best point, and what is exact of it.
 
+        A rung that is tried alone shows what it is worth. So switches are joined only if more rungs
+        gain than the budget affords trials (`num_affordable`); numbers, which interact, always.
         Rungs that quantise weights first, and those whose effect the simulator does not see, are
         not joined: each needs a trial of its own. A kind that failed once is not proposed again.
         """
@@ -57,6 +60,9 @@ class JointProposals:
             for dimension in self._dimensions(possible, visible, incumbent.settings)
             if JOINT_LOSSY not in failed or dimension.rung.honesty == "exact"
         ]
+        num_gains = sum(forecast.predicted_gain > 1 + MIN_GAIN for forecast in visible.values())
+        if num_affordable >= num_gains:
+            dimensions = [d for d in dimensions if d.number is not None]
         if len(dimensions) < 2 or not visible or JOINT in failed:
             return []
         near = self._predictor.bracket_of(incumbent.settings)

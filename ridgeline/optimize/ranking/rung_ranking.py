@@ -85,7 +85,12 @@ class Ranking:
         promising = [forecast for forecast in best if self._predictor.is_promising(forecast)]
         stop_s += JOINT_SHARE * limit_s
         promising += self._joint.propose(
-            possible, promising, incumbent, trials, lambda: budget.spent_s < stop_s
+            possible,
+            promising,
+            incumbent,
+            trials,
+            spare_s / budget.trial_cost_s + 1,
+            lambda: budget.spent_s < stop_s,
         )
         return sorted(promising, key=self._key, reverse=True)
 
