@@ -60,6 +60,7 @@ from ridgeline.config.tools import (
     OperateOptions,
     PullOptions,
     TopOptions,
+    VersionOptions,
 )
 
 Group = Literal["Run", "Measure", "Improve", "Plan", "Tools"]
@@ -536,7 +537,12 @@ _COMMANDS = (
         ),
         sections=(CompletionOptions,),
     ),
-    Command(name="version", group="Tools", summary="Print the version."),
+    Command(
+        name="version",
+        group="Tools",
+        summary="Print the version.",
+        sections=(VersionOptions,),
+    ),
 )
 COMMANDS: Mapping[str, Command] = {command.name: command for command in _COMMANDS}
 TABLES: Mapping[str, type[Section]] = {

@@ -30,6 +30,7 @@ class PruneFiles(Section, frozen=True, kw_only=True):
 
     model: Annotated[str, shared.MODEL]
     output: Annotated[Path, OUTPUT]
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
 
 
 class PruneOptions(Section, frozen=True, kw_only=True):
@@ -134,6 +135,7 @@ class DistillFiles(Section, frozen=True, kw_only=True):
         ),
     ] = None
     output: Annotated[Path, OUTPUT.but(since="0.3")]
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
 
 
 class DistillOptions(Section, frozen=True, kw_only=True):

@@ -319,6 +319,7 @@ class QuantizeFiles(Section, frozen=True, kw_only=True):
             ambient=False,
         ),
     ]
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
 
 
 class QuantizeOptions(Section, frozen=True, kw_only=True):
@@ -441,6 +442,7 @@ class TrainDrafterFiles(Section, frozen=True, kw_only=True):
             ambient=False,
         ),
     ]
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
 
 
 class TrainDrafterOptions(Section, frozen=True, kw_only=True):

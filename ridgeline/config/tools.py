@@ -45,6 +45,7 @@ class GenerateOptions(Section, frozen=True, kw_only=True):
         About("Stop at this text; repeatable.", metavar="TEXT", ambient=False),
     ] = ()
     chat: Annotated[bool, About("Apply the model's chat template.")] = False
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
 
 
 class BatchFileOptions(Section, frozen=True, kw_only=True):
@@ -89,6 +90,7 @@ class BatchFileOptions(Section, frozen=True, kw_only=True):
             ambient=False,
         ),
     ] = None
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
 
 
 class ChatOptions(Section, frozen=True, kw_only=True):
@@ -208,6 +210,7 @@ class PullOptions(Section, frozen=True, kw_only=True):
             "the address of a .gguf file, or 'smollm2'."
         ),
     ] = None
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
 
 
 class ModelsOptions(Section, frozen=True, kw_only=True):
@@ -237,6 +240,13 @@ class NewKeyOptions(Section, frozen=True, kw_only=True):
     """An API key to create."""
 
     name: Annotated[str, About("Name of the key's owner.", positional=True, required=True)]
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
+
+
+class VersionOptions(Section, frozen=True, kw_only=True):
+    """How the version is printed."""
+
+    json: Annotated[bool, shared.JSON.but(since="0.3")] = False
 
 
 class CompletionOptions(Section, frozen=True, kw_only=True):
@@ -352,6 +362,7 @@ class OperateOptions(Section, frozen=True, kw_only=True):
         Path,
         About("Folder to write to.", metavar="DIR", path="output", since="0.3", ambient=False),
     ] = Path("operate")
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False
 
 
 class FleetOptions(Section, frozen=True, kw_only=True):
@@ -503,3 +514,4 @@ class DeployOptions(Section, frozen=True, kw_only=True):
         Path,
         About("Folder to write to.", metavar="DIR", path="output", since="0.3", ambient=False),
     ] = Path("deploy")
+    json: Annotated[bool, shared.JSON.but(panel="Output", since="0.3")] = False

@@ -7,6 +7,7 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.cli.render.shrink import render_distillation, render_pruning
 from ridgeline.config.compression import DistillFiles, DistillOptions, PruneFiles, PruneOptions
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.shrink import distill as distillation
 from ridgeline.workflows.shrink.prune import check_options
 from ridgeline.workflows.shrink.prune import prune as prune_model
@@ -19,7 +20,7 @@ def prune(call: Invocation) -> None:
     model = fetch_model(files.model)
     with live_progress(steps=True) as observer:
         result = prune_model(model, files.output, options, observer)
-    print(render_pruning(result))
+    print(json_line(result.to_dict()) if files.json else render_pruning(result))
 
 
 def distill(call: Invocation) -> None:
@@ -30,4 +31,4 @@ def distill(call: Invocation) -> None:
     pair = distillation.TeacherAndStudent(*(fetch_model(model) for model in pair))
     with live_progress() as observer:
         result = distillation.distill(pair, files.output, options, observer)
-    print(render_distillation(result))
+    print(json_line(result.to_dict()) if files.json else render_distillation(result))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ridgeline
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.config.tools import CompletionOptions
+from ridgeline.config.tools import CompletionOptions, VersionOptions
+from ridgeline.report.json_line import json_line
 
 
 def version(call: Invocation) -> None:
     """`ridgeline version`."""
-    print(ridgeline.__version__)
+    version = ridgeline.__version__
+    as_json = call.read(VersionOptions).json
+    print(json_line({"version": version}) if as_json else version)
 
 
 def completion(call: Invocation) -> None:

@@ -7,6 +7,7 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.config.improve import TrainDrafterFiles, TrainDrafterOptions
 from ridgeline.config.rules import refuse
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.train_drafter import check_options
 from ridgeline.workflows.train_drafter import train_drafter as train
 
@@ -20,6 +21,9 @@ def train_drafter(call: Invocation) -> None:
     model = fetch_model(files.model)
     with live_progress() as observer:
         result = train(model, files.output, options, observer)
+    if files.json:
+        print(json_line(result.to_dict()))
+        return
     rates = ", ".join(f"{rate:.2f}" for rate in result.acceptance)
     size = f"{result.num_bytes / 1e6:.1f} MB"
     print(f"{result.output}: {size}, {result.num_tokens:,} tokens, {result.seconds:.0f} s")

@@ -8,6 +8,7 @@ from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.cli.render.serving import batch_line
 from ridgeline.config.tools import BatchFileOptions
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.serving.answer_batch import answer_batch
 
 SOME_FAILED = 1
@@ -25,7 +26,10 @@ def batch(call: Invocation) -> int:
             served_model_name=options.served_model_name,
             observer=observer,
         )
-    console.print(batch_line(result), markup=False, soft_wrap=True)
+    if options.json:
+        print(json_line(result.to_dict()))
+    else:
+        console.print(batch_line(result), markup=False, soft_wrap=True)
     if result.errors is None:
         return 0
     console.print(f"failed requests: {result.errors}", style="yellow", markup=False, soft_wrap=True)

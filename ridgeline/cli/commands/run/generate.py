@@ -11,10 +11,14 @@ from ridgeline.cli.render.chat import reply_figures
 from ridgeline.config.tools import GenerateOptions
 from ridgeline.records import Sampling
 from ridgeline.records.progress import Message, ProgressEvent
+from ridgeline.report.json_line import json_line
 
 
 def generate(call: Invocation) -> None:
-    """`ridgeline generate`: the answer goes to stdout, its figures to stderr."""
+    """`ridgeline generate`: the answer goes to stdout as it comes, its figures to stderr.
+
+    With --json, one record of both goes to stdout when the answer is complete.
+    """
     options = call.read(GenerateOptions)
     sampling = Sampling(
         max_tokens=options.max_tokens,
@@ -35,7 +39,11 @@ def generate(call: Invocation) -> None:
 
     with open_stream(settings, prompt, sampling, observer) as stream:
         for piece in stream:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            if not options.json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    if options.json:
+        print(json_line(stream.reply.to_dict()))
+        return
     sys.stdout.write("\n")
     console.print(reply_figures(stream.reply), style="dim", markup=False, soft_wrap=True)

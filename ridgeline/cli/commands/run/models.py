@@ -16,7 +16,8 @@ from ridgeline.report.json_line import json_line
 
 def pull(call: Invocation) -> None:
     """`ridgeline pull`."""
-    name = call.read(PullOptions).model or DEFAULT_MODEL
+    options = call.read(PullOptions)
+    name = options.model or DEFAULT_MODEL
     model = parse_remote(name)
     if model is None:
         raise BadInput(
@@ -27,7 +28,9 @@ def pull(call: Invocation) -> None:
         )
     with live_progress() as observer:
         path = download(model, observer)
-    print(f"{pinned_name(name)}\n{path}")
+    pinned = pinned_name(name)
+    as_json = json_line({"model": pinned, "path": str(path)}) if options.json else ""
+    print(as_json or f"{pinned}\n{path}")
 
 
 def models(call: Invocation) -> None:

@@ -11,6 +11,7 @@ from ridgeline.cli.render.live_progress import ProgressLines
 from ridgeline.cli.render.serving import served_lines
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.tools import NewKeyOptions
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.serving.serve import ServedModel
 from ridgeline.workflows.serving.serve import new_key as create_key
 from ridgeline.workflows.serving.serve import serve as serve_model
@@ -36,5 +37,6 @@ def serve(call: Invocation) -> None:
 
 def new_key(call: Invocation) -> None:
     """`ridgeline new-key`: print a new key, and the entry of the keys file that accepts it."""
-    created = create_key(call.read(NewKeyOptions).name)
-    print(f"{created.key}\n\n{created.entry}")
+    options = call.read(NewKeyOptions)
+    created = create_key(options.name)
+    print(json_line(created.to_dict()) if options.json else f"{created.key}\n\n{created.entry}")
