@@ -47,6 +47,7 @@ GENERATION_PATHS = frozenset(
 )
 ROUTED_PATHS = GENERATION_PATHS | {
     *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/messages/count_tokens"),
+    "/v1/responses/input_tokens",
     *("/tokenize", "/detokenize"),
 }
 MAX_CRASHES = 3

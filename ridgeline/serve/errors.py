@@ -54,16 +54,18 @@ ANTHROPIC_ERROR_TYPES = {
     503: "overloaded_error",
 }
 
+_RESPONSES_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
 _FIELD_NAMES = {
     "/v1/chat/completions": {"prompt": "messages"},
     "/v1/messages": {"prompt": "messages", "stop": "stop_sequences"},
     "/v1/messages/count_tokens": {"prompt": "messages"},
-    "/v1/responses": {
-        "prompt": "input",
-        "messages": "input",
-        "max_tokens": "max_output_tokens",
-        "response_format": "text.format",
-    },
+    "/v1/responses": _RESPONSES_NAMES,
+    "/v1/responses/input_tokens": _RESPONSES_NAMES,
     "/v1/embeddings": {"prompt": "input"},
     "/v1/rerank": {"prompt": "documents"},
     "/v1/score": {"prompt": "text_2"},

@@ -122,7 +122,7 @@ class FakeEngine:
         return self.alive
 
     def embed(
-        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"], account: str = ""
     ) -> Future[Sequence[float]]:
         stuck: Future[Sequence[float]] = Future()
         is_stuck = "!stuck" in "".join(map(_character, tokens))

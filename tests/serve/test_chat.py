@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from ridgeline.serve.app import create_app
 from tests.serve.fake_engine import ANSWER, FakeEngine
@@ -86,3 +87,29 @@ async def test_chat_without_a_template_is_refused() -> None:
         reply = await http.post("/v1/chat/completions", json={"messages": HELLO})
     assert reply.status_code == 400
     assert "chat template" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [
+        ({"refusal": "I cannot help."}, "I cannot help."),
+        ({"reasoning_content": "hm"}, ""),
+        ({"reasoning": "hm"}, ""),
+        ({"content": "yes", "refusal": None}, "yes"),
+    ],
+)
+async def test_assistant_without_content_has_its_refusal_or_reasoning(
+    http: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], content: str
+) -> None:
+    message = {"role": "assistant", "content": None, **fields}
+    await chat(http, messages=[*HELLO, message, *HELLO])
+    assert f"<assistant>{content}<user>" in prompt_of(engine)
+
+
+@pytest.mark.parametrize("fields", [{}, {"tool_calls": []}, {"reasoning_content": ""}])
+async def test_assistant_without_anything_is_refused(
+    http: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    message = {"role": "assistant", "content": None, **fields}
+    reply = await http.post("/v1/chat/completions", json={"messages": [*HELLO, message]})
+    assert reply.status_code == 400 and "content is missing" in reply.json()["error"]["message"]

@@ -120,3 +120,27 @@ async def test_embedding_responses_have_different_ids(http: httpx.AsyncClient) -
     sent = {"x-request-id": "mine"}
     reply = await http.post("/v1/embeddings", json={"input": "x"}, headers=sent)
     assert reply.headers["x-request-id"] == "mine"
+
+
+async def test_responses_input_is_counted_as_it_is_served(
+    engine: FakeEngine, http: httpx.AsyncClient
+) -> None:
+    fields = {"input": [{"role": "user", "content": "a"}], "instructions": "be brief"}
+    count = (await http.post("/v1/responses/input_tokens", json=fields)).json()
+    await http.post("/v1/responses", json=fields)
+    ((served, *_),) = engine.requests.values()
+    assert count == {"object": "response.input_tokens", "input_tokens": len(served)}
+    too_long = await http.post("/v1/responses/input_tokens", json={"input": "x" * 1_000_000})
+    assert too_long.status_code == 400 and too_long.json()["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")],
+)
+async def test_stored_responses_are_refused_with_the_reason(
+    http: httpx.AsyncClient, method: str, path: str
+) -> None:
+    reply = await http.request(method, f"/v1/responses/resp_1{path}")
+    assert reply.status_code == 404
+    assert "stores no responses" in reply.json()["error"]["message"]

@@ -389,3 +389,31 @@ async def test_cut_off_item_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> No
             done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
             assert [item["status"] for item in done] == statuses
             assert [item["status"] for item in last["response"]["output"]] == statuses
+
+
+async def test_tools_that_the_template_leaves_out_are_named_as_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = {**CHAT_BODY, "tools": TOOLS}
+    for has_place, ignored in ((True, None), (False, "tools")):
+        engine = FakeEngine()
+        monkeypatch.setattr(engine.tokenizer, "template_uses_tools", has_place, raising=False)
+        async with client_of(engine, **AUTO) as http:
+            auto = await http.post(CHAT, json=body)
+            forced = await http.post(CHAT, json={**body, "tool_choice": "required"})
+        assert auto.status_code == 200
+        assert auto.headers.get("x-ridgeline-ignored-fields") == ignored
+        # a forced call is written by the grammar, whatever the template shows
+        assert "x-ridgeline-ignored-fields" not in forced.headers
+
+
+@pytest.mark.parametrize("kind", ["web_search", "mcp", "local_shell", "custom"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+async def test_tools_of_other_kinds_are_refused_with_the_reason(
+    http: httpx.AsyncClient, path: str, kind: str
+) -> None:
+    body = CHAT_BODY if path == CHAT else {"input": "hi"}
+    reply = await http.post(path, json={**body, "tools": [{"type": kind, "name": "x"}]})
+    error = reply.json()["error"]
+    assert reply.status_code == 400 and error["param"] == "tools.0.type"
+    assert "runs no tools itself" in error["message"] and kind in error["message"]

@@ -102,6 +102,8 @@ def _message(chosen: _Complaint, complaints: Sequence[_Complaint]) -> str:
         return message
     if isinstance(value, str) and _NOT_TEXT.search(value):
         return "only text is supported; fix: send parts of type text"
+    if value == "item_reference":
+        return "this server stores no items; fix: send the item itself"
     same = [c for c in complaints if c.path == chosen.path and c.error["type"] == "literal_error"]
     expected = dict.fromkeys(name for c in same for name in _QUOTED.findall(str(c.error["msg"])))
     return "Input should be " + " or ".join(f"'{name}'" for name in expected)

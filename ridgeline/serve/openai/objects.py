@@ -304,6 +304,13 @@ class ResponseItem(TypedDict):
     arguments: NotRequired[str]
 
 
+class InputTokenCount(TypedDict):
+    """How many tokens the input of a response has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: NonNegative
+
+
 class ResponseObject(TypedDict):
     """A response of the Responses API. Nothing is stored."""
 

@@ -11,6 +11,7 @@ from ridgeline.serve.errors import ApiError
 from ridgeline.serve.openai.schemas import (
     CacheSalt,
     ChatCompletionRequest,
+    FunctionType,
     Name,
     OpenBody,
     Priority,
@@ -64,7 +65,7 @@ InputItem = InputMessage | InputFunctionCall | InputFunctionOutput | InputReason
 class ResponseTool(OpenBody):
     """A function; other kinds of tools are not supported."""
 
-    type: Literal["function"]
+    type: FunctionType
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None

@@ -19,6 +19,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from ridgeline.serve.bodies.fail_fast import RequestModel
 from ridgeline.serve.config import LIMITS
@@ -231,23 +232,46 @@ class FunctionDefinition(FunctionName):
     parameters: dict[str, Any] | None = None
 
 
+def _check_tool_type(kind: Any) -> Any:
+    """Tools that OpenAI's own servers run (web_search, mcp, …), and those of free text (custom)."""
+    if isinstance(kind, str) and kind != "function":
+        message = "only functions are supported: this server runs no tools itself"
+        fix = "fix: offer a function, and run it in the client"
+        raise PydanticCustomError("unsupported_tool", f"{message}; {fix}")
+    return kind
+
+
+FunctionType = Annotated[Literal["function"], BeforeValidator(_check_tool_type)]
+
+
 class ChatTool(OpenBody):
     """A tool that the model may call."""
 
-    type: Literal["function"]
+    type: FunctionType
     function: FunctionDefinition
 
 
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+
+
 class ChatMessage(OpenBody):
-    """A message of a conversation. Other fields (`name`) are passed to the chat template."""
+    """A message of a conversation. Other fields (`name`) are passed to the chat template.
+
+    An assistant's message may have no content beside calls, a refusal, which is then its content,
+    or reasoning.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextContentPart] | None = None
+    refusal: str | None = None
     tool_calls: list[ChatToolCall] | None = None
     tool_call_id: Name | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
+        if self.content is None and self.role == "assistant":
+            reasoning = [(self.model_extra or {}).get(name) for name in _REASONING_FIELDS]
+            self.content = self.refusal or ("" if any(reasoning) else None)
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("content is missing")
         if self.tool_calls and self.role != "assistant":
