@@ -295,17 +295,19 @@ class Engine:
         return self._loop.call(partial(_logprobs, self._runner, tuple(tokens))).result()
 
     def embed(
-        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"], account: str = ""
     ) -> Future[Sequence[float]]:
         """The last layer's states of T tokens, pooled into one vector of hidden_size numbers.
 
-        Runs on the engine thread without the KV cache; between two steps, at most one text is
-        embedded. It counts in the queue limits until then. Raises BadInput for an invalid token id,
-        EngineFull or EngineUnavailable.
+        Runs on the engine thread without the KV cache. Between two steps, at most as many tokens
+        are computed as a step may have, of one text; accounts take turns. A text counts in the
+        queue limits until it begins. Raises BadInput for an invalid token id, EngineFull or
+        EngineUnavailable.
         """
         check_tokens(tokens, self.resolved.spec.vocab_size)
-        pool = partial(_pooled, self._runner, tuple(tokens), pooling)
-        return self._loop.call(pool, num_tokens=len(tokens))
+        piece_tokens = self.resolved.max_num_batched_tokens
+        pieces = _pooled(self._runner, tuple(tokens), pooling, piece_tokens)
+        return self._loop.call_in_pieces(pieces, num_tokens=len(tokens), account=account)
 
     # -- monitoring
 
@@ -476,10 +478,20 @@ def _queue_limits(resolved: ResolvedSettings) -> QueueLimits:
     )
 
 
-@torch.inference_mode()
-def _pooled(runner: Any, tokens: Sequence[int], pooling: str) -> Sequence[float]:
-    x_TC = runner.states(tokens).float()
-    x_C = x_TC[-1] if pooling == "last" else x_TC.mean(0)
+def _pooled(
+    runner: Any, tokens: Sequence[int], pooling: str, piece_tokens: int
+) -> Generator[None, None, Sequence[float]]:
+    """Yields between two pieces of the text."""
+    num_seen, sum_C, last_C = 0, 0.0, None
+    for x_TC in runner.state_pieces(tokens, piece_tokens):
+        num_seen += len(x_TC)
+        if pooling == "last":
+            last_C = x_TC[-1].float()
+        else:
+            sum_C = sum_C + x_TC.sum(0, dtype=torch.float64)
+        if num_seen < len(tokens):
+            yield
+    x_C = (sum_C / num_seen).float() if last_C is None else last_C
     if not bool(x_C.isfinite().all()):
         raise ArithmeticError("the hidden states of this text are not finite")
     return [float(value) for value in x_C.tolist()]

@@ -5,8 +5,8 @@
 
 Between two steps it executes every command that has arrived, so a request waits at most one step to
 be seen, and a cancelled one frees its blocks before the next plan. Calls are work like a step: at
-most one runs between two steps, and they count in the queue limits. With nothing to do it sleeps
-until a command arrives or the scheduler's next wake-up is due.
+most one piece of one runs between two steps, and they count in the queue limits. With nothing to do
+it sleeps until a command arrives or the scheduler's next wake-up is due.
 
 If the runner fails on a step, the step's runs are tried one by one: those that fail again end with
 a Failed event, the others continue. If the scheduler itself fails, its state cannot be trusted any
@@ -20,12 +20,12 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ridgeline.engine.profiling.step_stats import RequestCounts, StepLog, StepTotals
 from ridgeline.engine.scheduler.admission.limits import check_request
@@ -65,9 +65,29 @@ class Subscriber(Protocol):
 
 @dataclass(slots=True)
 class _Call:
+    """Work that is no step. `pieces` yields where a step may run, and returns the result."""
+
     id: str
-    run: Callable[[], Sequence[Event]]
-    fail: Callable[[Exception], None]
+    pieces: Generator[None, None, Any]
+    future: Future[Any]
+    account: str
+    has_begun: bool = False
+
+    def run_piece(self) -> bool:
+        """Compute up to the next yield; whether there is more."""
+        if self.future.cancelled():
+            return False
+        try:
+            next(self.pieces)
+        except StopIteration as end:
+            resolve = partial(self.future.set_result, end.value)
+        except BaseException as error:
+            resolve = partial(self.future.set_exception, error)
+        else:
+            return True
+        if self.future.set_running_or_notify_cancel():
+            resolve()
+        return False
 
 
 @dataclass(slots=True)
@@ -106,6 +126,8 @@ class EngineLoop:
         self._inbox: list[Command] = []
         self._calls: deque[_Call] = deque()
         self._call_ids = map("call-{}".format, itertools.count())
+        self._turns: dict[str, int] = {}  # account → when a call of it last began
+        self._turn_numbers = itertools.count(1)
         self._ids: set[str] = set()  # of requests submitted and not ended
         self._subscriptions: dict[str, _Subscription] = {}
         self._open, self._error = True, "the engine is closed"
@@ -148,13 +170,21 @@ class EngineLoop:
         `num_tokens` that it computes count in the queue limits until it begins. Raises EngineFull
         or EngineUnavailable.
         """
+        return self.call_in_pieces(_one_piece(function), num_tokens)
+
+    def call_in_pieces(
+        self, pieces: Generator[None, None, T], num_tokens: int = 0, account: str = ""
+    ) -> Future[T]:
+        """As `call`, for work that may be long: a step may run at each of its yields.
+
+        It counts in the queue limits until its first piece. Calls of several accounts take turns;
+        one that has begun is finished first.
+        """
         future: Future[T] = Future()
         with self._wake:
             self._check_open()
-            call = _Call(
-                next(self._call_ids), partial(_resolve, future, function), future.set_exception
-            )
-            self.queue_limiter.admit(call.id, num_tokens, None, self.clock())
+            call = _Call(next(self._call_ids), pieces, future, account)
+            self.queue_limiter.admit(call.id, num_tokens, None, self.clock(), account)
             future.add_done_callback(lambda _: self._forget(call))
             self._calls.append(call)
             self._note_due()
@@ -281,22 +311,38 @@ class EngineLoop:
         return not self._open or bool(self._inbox or self._calls)
 
     def _run_call(self) -> None:
-        """Run the call that has waited longest, if there is one."""
+        """Run a piece of the next call, if there is one."""
         with self._wake:
-            call = self._calls.popleft() if self._calls else None
-            if call is not None:
-                self.queue_limiter.note_started(call.id, self.clock())
-        if call is not None:
-            call.run()
+            call = self._next_call()
+        if call is None:
+            return
+        has_more = call.run_piece()
+        with self._wake:
+            if has_more and not call.future.done():
+                self._calls.appendleft(call)
             is_due = bool(self._calls) or self.scheduler.has_work
             self._due_since_s = self.clock() if is_due else None
+
+    def _next_call(self) -> _Call | None:
+        """Take the call that has begun, or that which has waited longest of the account whose turn
+        it is."""
+        if not self._calls:
+            return None
+        call = self._calls[0]
+        if not call.has_begun:
+            call = min(self._calls, key=lambda waiting: self._turns.get(waiting.account, 0))
+            call.has_begun = True
+            self._turns[call.account] = next(self._turn_numbers)
+            self.queue_limiter.note_started(call.id, self.clock())
+        self._calls.remove(call)
+        return call
 
     def _fail_calls(self, error: str) -> None:
         with self._wake:
             calls = list(self._calls)
         for call in calls:
             with suppress(InvalidStateError):  # it was cancelled meanwhile
-                call.fail(EngineUnavailable(error))
+                call.future.set_exception(EngineUnavailable(error))
 
     def _wait_s(self) -> float | None:
         """Seconds until the scheduler has something to plan: 0 for now, None for never."""
@@ -365,6 +411,9 @@ class EngineLoop:
                 self._total_failures += 1
             return self._run_one_by_one(plan, error)
         self._num_failures = 0 if plan.runs else self._num_failures
+        for run, output in zip(plan.runs, result.outputs, strict=True):
+            if output.error is not None:
+                self._fail(run, output.error)
         return result
 
     def _fail_transfer(self, plan: StepPlan, error: BaseException) -> StepResult:
@@ -435,14 +484,9 @@ def _is_request_error(error: BaseException) -> bool:
     return is_row_error(error) or isinstance(error, UserError)
 
 
-def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:
-    if not future.set_running_or_notify_cancel():
-        return ()
-    try:
-        future.set_result(function())
-    except BaseException as error:
-        future.set_exception(error)
-    return ()
+def _one_piece(function: Callable[[], T]) -> Generator[None, None, T]:
+    return function()
+    yield
 
 
 def _finish_at_stop_string(

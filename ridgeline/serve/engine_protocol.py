@@ -85,7 +85,7 @@ class ServedEngine(Protocol):
         ...
 
     def embed(
-        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"], account: str = ""
     ) -> Future[Sequence[float]]:
         """Hidden states of the last layer, pooled over the text: one number per dimension."""
         ...

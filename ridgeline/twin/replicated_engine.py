@@ -80,9 +80,9 @@ class ReplicatedEngine:
             self._in_flight[index] -= 1
 
     def embed(
-        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"], account: str = ""
     ) -> Future[Sequence[float]]:
-        return self._engines[0].embed(tokens, pooling)
+        return self._engines[0].embed(tokens, pooling, account)
 
     def forget_prefix(
         self, tokens: Sequence[int], tenant: str = "", account: str = ""

@@ -9,7 +9,7 @@ that a short stall does not shift everything after it. `late_s` counts the delay
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -106,6 +106,9 @@ class ModelledRunner:
         )
 
     def states(self, tokens: Sequence[int]) -> torch.Tensor:
+        raise _no_weights("hidden states")
+
+    def state_pieces(self, tokens: Sequence[int], piece_tokens: int) -> Iterator[torch.Tensor]:
         raise _no_weights("hidden states")
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ridgeline.engine.scheduler.stopping import derive_seed
 from tests.simulation.model import expected_tokens
 from tests.simulation.network import Connection, Link, Reply
-from tests.simulation.server import SimulatedServer, demo
+from tests.simulation.server import KEYS, SimulatedServer, demo
 
 WORDS = ("the", "import", "def", "class", "self", "return", "value", "for", "number", "list")
 MALFORMED = (
@@ -28,6 +28,13 @@ MALFORMED = (
     b'{"prompt": "x", "logit_bias": {"a": 1}}', b'{"messages": [{"role": "nobody"}]}',
     b'{"prompt": "x", "model": "another"}', b'{"prompt": "x", "response_format": {"type": "y"}}',
 )  # fmt: skip
+
+
+def credentials(world: World, rng: random.Random) -> dict[str, str]:
+    """The header of one of the server's keys, if it has any."""
+    if world.sim.setup.options.api_keys_file is None:
+        return {}
+    return {"authorization": f"Bearer {rng.choice(KEYS)}"}
 
 
 class World(Protocol):
@@ -138,7 +145,7 @@ async def generate(world: World, rng: random.Random, name: str) -> None:
     if leaves:
         world.sim.loop.call_later(rng.choice((0.001, 0.02, 0.1, 0.5)), connection.hang_up)
     body = json.dumps(generation.body).encode()
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json"} | credentials(world, rng)
     reply = await connection.request("POST", generation.path, body, headers)
     outcome = check_reply(world, generation, reply, leaves=leaves, is_slow=is_slow)
     world.note(f"{name} {outcome}")
@@ -176,7 +183,8 @@ def possible_errors(world: World, generation: Generation, *, is_slow: bool) -> s
         codes.add(408)
     if len(generation.prompt) >= world.sim.engine.info.max_model_len:
         codes.add(400)
-    if world.sim.setup.options.requests_per_minute is not None:
+    options = world.sim.setup.options
+    if options.requests_per_minute is not None or options.api_keys_file is not None:
         codes.add(429)
     return codes
 
@@ -251,7 +259,7 @@ async def send_malformed(world: World, rng: random.Random, name: str) -> None:
     connection = Connection(world.sim.loop, rng)
     path = rng.choice(("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"))
     body = rng.choice(MALFORMED)
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json"} | credentials(world, rng)
     reply = await connection.request("POST", path, body, headers)
     allowed = {400, 404, 413, 429, 503} | ({0} if world.is_draining else set())
     if path == "/tokenize" or (path == "/v1/embeddings" and not world.is_broken):
@@ -277,7 +285,8 @@ async def break_protocol(world: World, rng: random.Random, name: str) -> None:
         await asyncio.sleep(rng.choice((0.01, 1.0)))
         connection.hang_up()
     reply = await connection.wait(300)
-    assert reply.status in (0, 400, 408, 429, 503), reply
+    refused = {401} if world.sim.setup.options.api_keys_file is not None else set()
+    assert reply.status in {0, 400, 408, 429, 503} | refused, reply
     world.note(f"{name} broken {reply.status}")
 
 
@@ -289,7 +298,7 @@ async def embed(world: World, rng: random.Random, name: str) -> None:
     if leaves:
         world.sim.loop.call_later(0.01, connection.hang_up)
     body = json.dumps({"input": texts}).encode()
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json"} | credentials(world, rng)
     reply = await connection.request("POST", "/v1/embeddings", body, headers)
     if reply.is_complete and reply.status == 200:
         assert [item["index"] for item in reply.json()["data"]] == list(range(len(texts)))
@@ -304,7 +313,7 @@ async def probe(world: World, rng: random.Random, name: str) -> None:
     connection = Connection(world.sim.loop, rng)
     for _ in range(rng.randint(1, 4)):
         path = rng.choice(("/health", "/ready", "/metrics", "/v1/models", "/version"))
-        reply = await connection.request("GET", path)
+        reply = await connection.request("GET", path, b"", credentials(world, rng))
         allowed = {200, 429} | ({0, 503} if world.is_draining or world.is_broken else set())
         if has_failing_steps(world):  # three in a row make the engine unhealthy
             allowed.add(503)
@@ -318,7 +327,25 @@ async def probe(world: World, rng: random.Random, name: str) -> None:
     connection.hang_up()
 
 
+async def intrude(world: World, rng: random.Random, name: str) -> None:
+    """Someone without a key, or with a wrong one."""
+    if world.sim.setup.options.api_keys_file is None:
+        return
+    connection = Connection(world.sim.loop, rng)
+    path = rng.choice(("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/files"))
+    wrong = rng.choice(({}, {"authorization": "Bearer wrong"}, {"x-api-key": KEYS[0] + "x"}))
+    body = b'{"prompt": "x", "messages": []}'
+    reply = await connection.request(
+        "POST", path, body, {"content-type": "application/json", **wrong}
+    )
+    allowed = {401} | ({0, 503} if world.is_draining else set())
+    assert reply.status in allowed, f"{reply.status} without a key at {path}"
+    world.note(f"{name} refused {reply.status}")
+    connection.hang_up()
+
+
 Client = Callable[[World, random.Random, str], Coroutine[Any, Any, None]]
 CLIENTS: tuple[tuple[Client, int], ...] = (
     (generate, 12), (send_malformed, 2), (break_protocol, 1), (embed, 1), (probe, 1),
+    (intrude, 1),
 )  # fmt: skip

@@ -8,7 +8,7 @@ order, then the answer differs from the one that `expected_tokens` computes from
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,13 +45,16 @@ class Vocabulary:
 
 @dataclass
 class Faults:
-    """What goes wrong in a step. `poisoned`: prompts with this token fail in every step."""
+    """What goes wrong in a step. `poisoned`: prompts with this token fail in every step; `late`:
+    a run is not sampled in this step, as if its grammar was not ready.
+    """
 
     step: float = 0.0
     nan: float = 0.0
     memory: float = 0.0
     panic: float = 0.0
     slow: float = 0.0
+    late: float = 0.0
     poisoned: int = -1
     num_injected: int = field(default=0, init=False)
     num_nan: int = field(default=0, init=False)
@@ -124,6 +127,8 @@ class HashRunner:
         prompt_logprobs = self._prompt_logprobs(run)
         if run.sample is None:
             return RunOutput(prompt_logprobs=prompt_logprobs)
+        if self._rng.random() < self._faults.late:
+            return RunOutput(prompt_logprobs=prompt_logprobs, is_late=True)
         point = run.sample
         token = self._vocabulary.next_token(state, point.seed, point.index)
         wants = point.sampling.logprobs is not None
@@ -142,10 +147,12 @@ class HashRunner:
     def graph_counters(self) -> dict[str, float]:
         return {}
 
-    def states(self, tokens: Sequence[int]) -> torch.Tensor:
+    def state_pieces(self, tokens: Sequence[int], piece_tokens: int) -> Iterator[torch.Tensor]:
         """For embeddings: one number that depends on the text."""
-        self._sleep(0.0005 * len(tokens))
-        return torch.tensor([[float(state_after(tokens) % 1000)]])
+        for start in range(0, len(tokens), piece_tokens):
+            num_rows = min(piece_tokens, len(tokens) - start)
+            self._sleep(0.0005 * num_rows)
+            yield torch.full((num_rows, 1), float(state_after(tokens) % 1000))
 
 
 class NoMasks:

@@ -9,9 +9,11 @@ import contextlib
 import dataclasses
 import logging
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -57,6 +59,23 @@ class Setup:
     faults: Faults = field(default_factory=Faults)
     switches: float = 0.2
     store: Path | None = None
+
+
+KEYS = ("key-of-alice", "key-of-bob", "key-of-carol")
+"""The third has a limit on its requests."""
+_FOLDER = tempfile.TemporaryDirectory(prefix="ridgeline-simulation-")
+
+
+@cache
+def keys_file() -> str:
+    """A file of `KEYS`."""
+    entries = [
+        f'[[keys]]\nname = "{key}"\nsha256 = "{sha256(key.encode()).hexdigest()}"\n{limit}\n'
+        for key, limit in zip(KEYS, ("", "share = 3.0", "requests_per_minute = 4"), strict=True)
+    ]
+    path = Path(_FOLDER.name) / "keys.toml"
+    path.write_text("\n".join(entries), encoding="utf-8")
+    return str(path)
 
 
 @cache

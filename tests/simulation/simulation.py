@@ -24,7 +24,7 @@ from ridgeline.config.server import ServerOptions
 from tests.invariants.checks import check_pool, check_registry
 from tests.simulation.clients import CLIENTS
 from tests.simulation.model import Faults
-from tests.simulation.server import LogWatcher, Setup, SimulatedServer, watched_logs
+from tests.simulation.server import LogWatcher, Setup, SimulatedServer, keys_file, watched_logs
 from tests.simulation.virtual_time import VirtualLoop
 
 MAX_UNSENT_BYTES = 8 << 20
@@ -206,6 +206,8 @@ def random_setup(rng: random.Random) -> Setup:
     if rng.random() < 0.3:
         kind = rng.choice(("step", "nan", "memory", "panic", "slow"))
         setattr(faults, kind, rng.choice((0.02, 0.2)))
+    if rng.random() < 0.2:
+        faults.late = rng.choice((0.1, 0.5))
     block_size = rng.choice((4, 8, 16))
     return Setup(
         num_blocks=rng.choice((6, 12, 24, 40)) * 16 // block_size,
@@ -220,6 +222,7 @@ def random_setup(rng: random.Random) -> Setup:
             shutdown_timeout_s=rng.choice((0.0, 0.5, 30.0)),
             stream_interval=rng.choice((1, 1, 3)),
             requests_per_minute=rng.choice((None, None, None, 6)),
+            api_keys_file=rng.choice((None, None, keys_file())),
         ),
         faults=faults,
         switches=rng.choice((0.0, 0.2, 0.6)),
@@ -236,7 +239,11 @@ def seeded(seed: int) -> Iterator[LogWatcher]:
         return rng.randbytes(num_bytes).hex()
 
     try:
-        with watched_logs() as watcher, mock.patch.object(secrets, "token_hex", token_hex):
+        with (
+            watched_logs() as watcher,
+            mock.patch.object(secrets, "token_hex", token_hex),
+            mock.patch.object(secrets, "token_bytes", rng.randbytes),
+        ):
             yield watcher
     finally:
         random.setstate(state)

@@ -82,28 +82,50 @@ class FullAttention:
         return o_H1TV.squeeze(1).transpose(0, 1)
 
 
+AttendRange = Callable[[int, int], Attend]
+"""From the first and the end position of a part of a text to its `Attend`, in order."""
+
+
 def self_attention(
     spec: ModelSpec, like: Tensor, cache: KvCache | None, attention: Attention | None
 ) -> Callable[[Sequence[int]], Attend]:
     """A function from the tokens of one text to its `Attend`.
 
-    With `cache` and `attention` it uses the same backend and a temporary cache of the same format
-    as the steps do, so that scores include the kernel's rounding. Without them it uses torch, with
-    the dtype and device of `like`.
+    As `piecewise_attention` for the whole text, where that is possible. Otherwise it uses torch,
+    with the dtype and device of `like`.
+    """
+    begin = piecewise_attention(spec, like, cache, attention)
+    if begin is None:
+        return lambda tokens: FullAttention(spec, len(tokens), like)
+    return lambda tokens: begin(tokens)(0, len(tokens))
+
+
+def piecewise_attention(
+    spec: ModelSpec, like: Tensor, cache: KvCache | None, attention: Attention | None
+) -> Callable[[Sequence[int]], AttendRange] | None:
+    """A function from the tokens of one text to the `Attend` of each of its parts.
+
+    It uses the same backend and a temporary cache of the same format as the steps do, so that
+    scores include the kernel's rounding. None without `cache` and `attention`, for layers that keep
+    a state per sequence, and for caches that keep recent tokens apart.
     """
     if cache is None or attention is None or has_states(spec) or cache.recent:
-        return lambda tokens: FullAttention(spec, len(tokens), like)
+        return None
     backend = attention.backend if isinstance(attention, GroupedAttention) else type(attention)
     size = cache.block_size
     dtype, format = cache.dtype, cache.format
 
-    def attend(tokens: Sequence[int]) -> Attend:
+    def begin(tokens: Sequence[int]) -> AttendRange:
         blocks = tuple(range(-(-len(tokens) // size)))
         own = KvCache.allocate(spec, len(blocks), size, dtype, like.device, format)
         whole = cast(AttentionBackend, backend)(spec, own)
-        return whole.prepare([Run(0, 0, tuple(tokens), blocks, None)])
 
-    return attend
+        def attend(start: int, end: int) -> Attend:
+            return whole.prepare([Run(0, start, tuple(tokens[start:end]), blocks, None)])
+
+        return attend
+
+    return begin
 
 
 def _int4_attention() -> Callable[..., Tensor]:

@@ -11,7 +11,7 @@ C hidden_size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import cast
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from ridgeline.engine.adapters.registry import NoAdapters, RunAdapters
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.attention.full import self_attention
+from ridgeline.engine.attention.full import piecewise_attention, self_attention
 from ridgeline.engine.eviction.evictor import KvEvictor
 from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.execution.batch import StepBatch, make_batch
@@ -53,8 +53,9 @@ from ridgeline.engine.scheduler.plan import (
     draft_paths,
     sample_points,
 )
-from ridgeline.engine.structured_output.base import TokenMasks
+from ridgeline.engine.structured_output.base import TokenMasks, needs_mask
 from ridgeline.engine.structured_output.none import NoGrammars
+from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.records import TokenLogprobs
 
 LOGIT_ROWS = 256  # rows that go through the LM head at a time for prompt log-probabilities
@@ -81,8 +82,10 @@ class TorchRunner:
         self.cache, self.attention = cast(KvCache, cache), cast(Attention, attention)
         like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
         self.decoder = decoder
+        self._has_states = has_states(decoder.spec)
         self.evictor = KvEvictor(decoder.spec, self.cache)
         self._self_attention = self_attention(decoder.spec, like, cache, attention)
+        self._piecewise_attention = piecewise_attention(decoder.spec, like, cache, attention)
         self.masks = masks or NoGrammars("the runner was built without token masks")
         self.verifier, self.observer = verifier or Verifier(), observer or NoObserver()
         self.threads = threads
@@ -150,6 +153,25 @@ class TorchRunner:
         self.adapters.begin(())
         return self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
 
+    def state_pieces(self, tokens: Sequence[int], piece_tokens: int) -> Iterator[Tensor]:
+        """The states of one sequence in pieces, each computed when it is taken.
+
+        Steps may run between two pieces. Where a text cannot be divided (`piecewise_attention`), it
+        has one piece.
+        """
+        if self._piecewise_attention is None or len(tokens) <= piece_tokens:
+            yield self.states(tokens)
+            return
+        attend = self._piecewise_attention(tokens)
+        for start in range(0, len(tokens), piece_tokens):
+            end = min(start + piece_tokens, len(tokens))
+            with torch.inference_mode():
+                tokens_T = torch.tensor(tokens[start:end], device=self.decoder.device)
+                positions_T = torch.arange(start, end, device=self.decoder.device)
+                self.adapters.begin(())
+                piece_TC = self.decoder.hidden(tokens_T, positions_T, end, attend(start, end))
+            yield piece_TC
+
     def _move_blocks(self, plan: StepPlan) -> None:
         """Copies come first: a compaction may write to a block that is copied."""
         self.cache.copy_blocks(plan.copies)
@@ -175,10 +197,10 @@ class TorchRunner:
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         if all(run.is_argmax and run.prompt_logprobs is None for run in plan.runs):
             return self._argmax_result(self.argmax_head(x_TC), plan.runs, x_TC)
-        choices = self._sample(plan.runs, x_TC, batch)
+        choices, unsampled = self._sample(plan.runs, x_TC, batch)
         self.observer.observe(plan.runs, [len(own) for own in choices], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
-        return StepResult(tuple(map(_output, choices, prompts)))
+        return _result(choices, prompts, unsampled)
 
     def _run_decode(self, runs: Sequence[Run], graphs: DecodeGraphs) -> StepResult:
         """A step whose every row is sampled, from a graph."""
@@ -187,9 +209,9 @@ class TorchRunner:
             return self._argmax_result(tokens, runs, x_TC)
         raw_SV, x_TC = graphs.logits(runs)
         points = list(chain.from_iterable(map(sample_points, runs)))
-        choices = self._choose(runs, raw_SV, points)
+        choices, unsampled = self._choose(runs, raw_SV, points)
         self.observer.observe(runs, [len(own) for own in choices], x_TC)
-        return StepResult(tuple([_output(own, ()) for own in choices]))
+        return _result(choices, [()] * len(runs), unsampled)
 
     @torch.inference_mode()
     def _run_trees(self, plan: StepPlan) -> StepResult:
@@ -243,22 +265,40 @@ class TorchRunner:
         self.observer.observe(runs, list(map(len, accepted)), x_TC)
         return StepResult(tuple([RunOutput(own) for own in accepted]))
 
-    def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: StepBatch) -> list[list[Choice]]:
+    def _sample(
+        self, runs: Sequence[Run], x_TC: Tensor, batch: StepBatch
+    ) -> tuple[list[list[Choice]], Mapping[int, RunOutput]]:
         """The choices of each run; none for a run that does not sample."""
         points = list(chain.from_iterable(map(sample_points, runs)))
         if not points:
-            return [[]] * len(runs)
+            return [[]] * len(runs), {}
         every_row = len(points) == len(x_TC)
         rows_SC = x_TC if every_row else x_TC.index_select(0, batch.sampled_rows())
         return self._choose(runs, self.decoder.logits(rows_SC), points)
 
     def _choose(
         self, runs: Sequence[Run], raw_SV: Tensor, points: Sequence[SamplePoint]
-    ) -> list[list[Choice]]:
-        """The choices of each run, given the logits of its sampled rows."""
-        logits_SV = self.masks.apply(raw_SV, points)
+    ) -> tuple[list[list[Choice]], Mapping[int, RunOutput]]:
+        """The choices of each run, given the logits of its sampled rows, and the outputs of runs
+        that sample nothing in this step, by index.
+        """
+        if not needs_mask(points):
+            return self.verifier.accept(raw_SV, runs, points), {}
+        rows = [i for i, run in enumerate(runs) for _ in range(run.max_outputs)]  # index of the run
+        can_wait = [self._can_wait(runs[i]) for i in rows]
+        logits_SV, unmasked = self.masks.apply_in_time(raw_SV, points, can_wait)
         choices = self.verifier.accept(logits_SV, runs, points)
-        return choices if logits_SV is raw_SV else with_raw_logprobs(choices, raw_SV, runs, points)
+        if logits_SV is not raw_SV:
+            choices = with_raw_logprobs(choices, raw_SV, runs, points)
+        unsampled = {rows[row]: RunOutput(is_late=True) for row in unmasked.late}
+        unsampled |= {rows[row]: RunOutput(error=error) for row, error in unmasked.failed.items()}
+        return [[] if i in unsampled else own for i, own in enumerate(choices)], unsampled
+
+    def _can_wait(self, run: Run) -> bool:
+        """Whether the run's last token may be fed again instead of being sampled after: nothing
+        else keeps a state of it."""
+        keeps_state = run.num_drafts > 0 or run.eviction is not None or self._has_states
+        return not keeps_state and isinstance(self.observer, NoObserver)
 
     def _prompt_logprobs(
         self, runs: Sequence[Run], x_TC: Tensor
@@ -280,6 +320,17 @@ class TorchRunner:
             x_PC = x_TC[first + at : first + at + len(chunk)]
             scored += token_logprobs(self.decoder.logits(x_PC), chunk, run.prompt_logprobs)
         return tuple(scored)
+
+
+def _result(
+    choices: Sequence[list[Choice]],
+    prompts: Sequence[tuple[TokenLogprobs, ...]],
+    unsampled: Mapping[int, RunOutput],
+) -> StepResult:
+    outputs = list(map(_output, choices, prompts))
+    for i, output in unsampled.items():
+        outputs[i] = msgspec.structs.replace(output, prompt_logprobs=prompts[i])
+    return StepResult(tuple(outputs))
 
 
 def _output(choices: list[Choice], prompt: tuple[TokenLogprobs, ...]) -> RunOutput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -51,6 +51,10 @@ class GroupRunner(TorchRunner):
             return super().states(tokens)
         except RankFailed as error:
             raise self._announcer.explain(error) from error
+
+    def state_pieces(self, tokens: Sequence[int], piece_tokens: int) -> Iterator[Tensor]:
+        """One piece: the other ranks compute a text without a stop."""
+        yield self.states(tokens)
 
     def describe_graphs(self) -> str:
         return "no CUDA graphs: the ranks of a layout exchange tensors in every layer"

@@ -251,12 +251,16 @@ class RunOutput(msgspec.Struct, frozen=True):
 
     None while the prompt is still being computed; with drafts, the accepted ones and the token
     after them. `path` is the index within the run's `draft_paths` that was taken.
+    A run that `is_late` was computed but not sampled yet: its last token has to be fed again. With
+    `error`, its request has failed.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     path: int = 0
+    is_late: bool = False
+    error: Exception | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -468,14 +468,15 @@ class Scheduler:
 
     def _advance(self, seq: Sequence, run: Run, output: RunOutput) -> list[Event]:
         """Move one sequence past what its run computed and sampled."""
-        assert seq.num_computed == run.start and bool(output.tokens) == (run.sample is not None)
+        is_sampled = run.sample is not None and not output.is_late
+        assert seq.num_computed == run.start and bool(output.tokens) == is_sampled
         num_fed = len(run.tokens)
         end = run.start + num_fed - run.num_drafts
         if seq.num_prompt_logprobs is not None or output.prompt_logprobs:
             wanted = num_prompt_positions(seq, run.start, end)
             assert len(output.prompt_logprobs) == wanted, "one entry per requested position"
             seq.prompt_logprobs += output.prompt_logprobs
-        seq.num_computed = end
+        seq.num_computed = end - output.is_late
         self.totals.num_tokens += num_fed
         self.cache.publish(seq, self._now_s)
         if not output.tokens:

@@ -19,8 +19,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -29,6 +29,13 @@ from ridgeline.records import OutputGrammar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class UnmaskedRows(NamedTuple):
+    """Rows that wait for a later step, and rows whose request has failed, with the reason."""
+
+    late: frozenset[int] = frozenset()
+    failed: Mapping[int, Exception] = {}
 
 
 class TokenMasks(Protocol):
@@ -43,6 +50,17 @@ class TokenMasks(Protocol):
 
     def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
         """The logits with forbidden tokens at -inf; the input itself if no row is restricted."""
+        ...
+
+    def apply_in_time(
+        self, logits_SV: Tensor, points: Sequence[SamplePoint], can_wait: Sequence[bool]
+    ) -> tuple[Tensor, UnmaskedRows]:
+        """As `apply`, but rows that `can_wait` may stay without a mask, and fail alone.
+
+        Nothing may be sampled from these rows. Whether a row waits depends on time; what its mask
+        is does not.
+        """
+        ...
         ...
 
 

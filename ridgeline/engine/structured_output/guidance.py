@@ -5,13 +5,14 @@ draw, the parser walks the trie of all tokens and keeps those that some continua
 Source. Moskal et al., llguidance (2024), https://github.com/guidance-ai/llguidance; the lexer's
 derivatives are those of Owens, Reppy and Turon (JFP 2009).
 
-Work is bounded by operation counts, not by time: the compiler and every step stop after a fixed
-number of operations, and only that request fails (`_LIMITS`; about 0.1 s of compilation, 10 ms per
-step).
+Work is bounded by operation counts: the compiler and every row of a step stop after a fixed number
+of operations, and only that request fails (`_LIMITS`; about 0.1 s of compilation, 10 ms per row). A
+step is bounded by time: rows whose turn comes after `STEP_S` wait for the next step. Rows that were
+cheap go first, then those that have waited. Time decides when a row is sampled, never what.
 
 Copies of a matcher share its lexer, and so use up its limits (states, expressions) together. An
-answer that reaches them starts again with a separate lexer: its failure does not depend on earlier
-requests with the same grammar.
+answer that reaches them starts again with a separate lexer, for which its row waits while another
+thread compiles: its failure does not depend on earlier requests with the same grammar.
 
 Matchers are cached by (grammar, seed, length and a sample of the prompt), each with the output it
 has consumed. An output that does not continue it (another request with the same seed, a rejected
@@ -29,14 +30,22 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ridgeline.engine.scheduler.plan import SamplePoint
-from ridgeline.engine.structured_output.base import follows_draft, needs_mask, restrict_to
+from ridgeline.engine.structured_output.base import (
+    UnmaskedRows,
+    follows_draft,
+    needs_mask,
+    restrict_to,
+)
 from ridgeline.engine.structured_output.json_schema import (
     CALL_SPACE,
     JSON_SPACE,
@@ -52,7 +61,11 @@ if TYPE_CHECKING:
 
 MAX_COMPILED = 32  # a regex of eight characters can take 20 MB
 MAX_MATCHERS = 1024
+MAX_OWN_LEXERS = 32
 MAX_CHOICES = 2048
+STEP_S = 0.02  # for the masks of one step; the row that is under way may take 10 ms more
+CHEAP_S = 0.001  # a row that took no longer goes first
+CONSUMED_AT_ONCE = 256  # tokens
 PROMPT_SAMPLE = 64  # evenly spread tokens that distinguish prompts of equal length
 MAX_TEXT = 256 << 10  # characters of one grammar; the server's limit is lower
 
@@ -69,6 +82,10 @@ _LIMITS = {
 _POSITION = re.compile(r"^at \d+\(\d+\): ")
 
 _Key = tuple[OutputGrammar, int, int]
+
+
+class _NotYetError(Exception):
+    """The mask of a row is not ready: the row has to wait for another step."""
 
 
 class _MatcherState:
@@ -90,20 +107,28 @@ class _MatcherState:
         self.has_own_lexer = has_own_lexer  # no other state has used up any of its limits
         self.consumed: list[int] = []
         self.has_ended = False
+        self.cost_s: float | None = None  # of the latest mask
 
     def is_prefix_of(self, output: Sequence[int]) -> bool:
         return list(output[: len(self.consumed)]) == self.consumed
 
-    def forbidden_after(self, output: Sequence[int], width: int) -> Tensor:
+    def forbidden_after(self, output: Sequence[int], width: int, end_s: float) -> Tensor:
         """bool_V: which of `width` tokens may not follow `output`.
 
-        Raises BadInput if the grammar exceeds a limit there.
+        Raises BadInput if the grammar exceeds a limit there, _NotYetError if a long output is not
+        consumed by `end_s`.
         """
-        self._catch_up(output)
-        return self._forbidden(width)
+        began_s = time.perf_counter()
+        while len(self.consumed) < len(output):
+            self._catch_up(output[len(self.consumed) :][:CONSUMED_AT_ONCE])
+            if len(self.consumed) < len(output) and time.perf_counter() > end_s:
+                raise _NotYetError
+        forbidden_V = self._forbidden(width)
+        self.cost_s = time.perf_counter() - began_s
+        return forbidden_V
 
-    def _catch_up(self, output: Sequence[int]) -> None:
-        rest = list(output[len(self.consumed) :])
+    def _catch_up(self, tokens: Sequence[int]) -> None:
+        rest = list(tokens)
         first_end = next((i for i, token in enumerate(rest) if token in self._ends), len(rest))
         num_inside = 0 if self.has_ended else first_end
         self._consume(rest[:num_inside])  # in one call: a fresh state has a whole answer to consume
@@ -145,55 +170,132 @@ class GuidanceMasks:
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[OutputGrammar, llguidance.LLMatcher] = OrderedDict()
         self._states: OrderedDict[_Key, _MatcherState] = OrderedDict()
+        self._compiler: ThreadPoolExecutor | None = None
+        self._compiling_for: OrderedDict[_Key, Future[llguidance.LLMatcher]] = OrderedDict()
+        self._late: frozenset[_Key] = frozenset()  # keys of the rows that the latest step left
 
     def prepare(self, structured: OutputGrammar) -> None:
         self._matcher_of(structured)
 
     def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
+        return self.apply_in_time(logits_SV, points, [False] * len(points))[0]
+
+    def apply_in_time(
+        self, logits_SV: Tensor, points: Sequence[SamplePoint], can_wait: Sequence[bool]
+    ) -> tuple[Tensor, UnmaskedRows]:
         if not needs_mask(points):
-            return logits_SV
+            return logits_SV, UnmaskedRows()
         logits_SV = logits_SV.clone()
         restrict_to(logits_SV, points)
-        unreachable = False
-        for row, point in enumerate(points):
-            if point.sampling.structured is not None:
-                drafted = row > 0 and follows_draft(points[row - 1], point)
-                unreachable = drafted and (
-                    unreachable or bool(logits_SV[row - 1, point.history[-1]] == -torch.inf)
-                )
-                if unreachable:
-                    continue
-                forbidden_V = self._forbidden(point, point.sampling.structured, logits_SV.shape[1])
+        end_s = time.perf_counter() + STEP_S
+        late: dict[int, _Key] = {}
+        failed: dict[int, Exception] = {}
+        unreachable = has_tried_costly = False
+        for row, key, is_costly in self._in_order(points, can_wait):
+            point = points[row]
+            drafted = row > 0 and follows_draft(points[row - 1], point)
+            unreachable = drafted and (
+                unreachable or bool(logits_SV[row - 1, point.history[-1]] == -torch.inf)
+            )
+            if unreachable:
+                continue
+            if is_costly and has_tried_costly and time.perf_counter() > end_s:
+                late[row] = key
+                continue
+            has_tried_costly |= is_costly
+            row_end_s = end_s if can_wait[row] else inf
+            try:
+                forbidden_V = self._forbidden(key, point, logits_SV.shape[1], row_end_s)
+            except _NotYetError:
+                late[row] = key
+            except (ArithmeticError, BadInput) as error:
+                if not can_wait[row]:
+                    raise
+                failed[row] = error
+            else:
                 logits_SV[row].masked_fill_(forbidden_V.to(logits_SV.device), -torch.inf)
-        return logits_SV
+        self._late = frozenset(late.values())
+        return logits_SV, UnmaskedRows(frozenset(late), failed)
 
-    def _forbidden(self, point: SamplePoint, structured: OutputGrammar, width: int) -> Tensor:
-        sample = point.history[: point.num_prompt : point.num_prompt // PROMPT_SAMPLE + 1]
-        key = (structured, point.seed, hash((point.num_prompt, sample)))
+    def _in_order(
+        self, points: Sequence[SamplePoint], can_wait: Sequence[bool]
+    ) -> list[tuple[int, _Key, bool]]:
+        """The restricted rows in the order in which masks are computed: with their keys, and
+        whether they may be costly.
+
+        Of the costly ones at least one is tried in each step, those that have waited first. Rows
+        that cannot wait, among them those of drafts, keep their order.
+        """
+
+        def rank(row: int, key: _Key) -> int:
+            state = self._states.get(key)
+            if not can_wait[row] or (state and (state.cost_s or inf) <= CHEAP_S):
+                return 0
+            return 1 if key in self._late else 2
+
+        rows = [
+            (row, _key_of(point, point.sampling.structured))
+            for row, point in enumerate(points)
+            if point.sampling.structured is not None
+        ]
+        ranked = sorted(((rank(row, key), row, key) for row, key in rows), key=lambda own: own[:2])
+        return [(row, key, own_rank > 0) for own_rank, row, key in ranked]
+
+    def _forbidden(self, key: _Key, point: SamplePoint, width: int, end_s: float) -> Tensor:
         output = point.history[point.num_prompt :]
-        state = self._state_for(key, output)
+        state = self._state_for(key, output, can_wait=end_s < inf)
         try:
-            return state.forbidden_after(output, width)
+            return state.forbidden_after(output, width, end_s)
         except (ArithmeticError, BadInput):
-            self._forget(key)
+            self._forget(key, state)
             if state.has_own_lexer:
                 raise
-        state = _MatcherState(structured, self._compile(structured), self._eos, has_own_lexer=True)
-        forbidden_V = state.forbidden_after(output, width)
-        self._states[key] = state
-        return forbidden_V
+        state = self._states[key] = self._own_state(key, can_wait=end_s < inf)
+        self._limit_own_lexers()
+        try:
+            return state.forbidden_after(output, width, end_s)
+        except (ArithmeticError, BadInput):
+            self._forget(key, state)
+            raise
 
-    def _forget(self, key: _Key) -> None:
+    def _own_state(self, key: _Key, *, can_wait: bool) -> _MatcherState:
+        """A state with a lexer of its own, which another thread compiles."""
+        job = self._compiling_for.get(key)
+        if job is None:
+            if self._compiler is None:
+                self._compiler = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-grammar")
+            job = self._compiling_for[key] = self._compiler.submit(self._compile, key[0])
+            while len(self._compiling_for) > MAX_OWN_LEXERS:
+                self._compiling_for.popitem(last=False)
+        if can_wait and not job.done():
+            raise _NotYetError
+        self._compiling_for.pop(key, None)
+        return _MatcherState(key[0], job.result(), self._eos, has_own_lexer=True)
+
+    def _limit_own_lexers(self) -> None:
+        """Drop the states with lexers of their own that were not used for the longest time."""
+        own = [key for key, state in self._states.items() if state.has_own_lexer]
+        for key in own[:-MAX_OWN_LEXERS]:
+            del self._states[key]
+
+    def _forget(self, key: _Key, state: _MatcherState) -> None:
         """Drop a failed matcher: neither it nor others that share its lexer recover."""
-        del self._states[key]
-        with self._lock:
-            self._compiled.pop(key[0], None)
+        self._states.pop(key, None)
+        if not state.has_own_lexer:
+            with self._lock:
+                self._compiled.pop(key[0], None)
 
-    def _state_for(self, key: _Key, output: Sequence[int]) -> _MatcherState:
+    def _state_for(self, key: _Key, output: Sequence[int], *, can_wait: bool) -> _MatcherState:
         state = self._states.get(key)
         if state is None or not state.is_prefix_of(output):
-            fresh = self._matcher_of(key[0]).deep_copy()
-            state = self._states[key] = _MatcherState(key[0], fresh, self._eos)
+            with self._lock:
+                compiled = self._compiled.get(key[0])
+            if compiled is None:
+                state = self._own_state(key, can_wait=can_wait)
+            else:
+                state = _MatcherState(key[0], compiled.deep_copy(), self._eos)
+            self._states[key] = state
+            self._limit_own_lexers()
         self._states.move_to_end(key)
         while len(self._states) > MAX_MATCHERS:
             self._states.popitem(last=False)
@@ -234,6 +336,11 @@ class GuidanceMasks:
         )
         _check_first_step(structured, matcher)
         return matcher
+
+
+def _key_of(point: SamplePoint, structured: OutputGrammar) -> _Key:
+    sample = point.history[: point.num_prompt : point.num_prompt // PROMPT_SAMPLE + 1]
+    return structured, point.seed, hash((point.num_prompt, sample))
 
 
 def _check_first_step(structured: OutputGrammar, matcher: llguidance.LLMatcher) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.scheduler.plan import SamplePoint
-from ridgeline.engine.structured_output.base import needs_mask, restrict_to
+from ridgeline.engine.structured_output.base import UnmaskedRows, needs_mask, restrict_to
 from ridgeline.errors import CannotRun
 from ridgeline.records import OutputGrammar
 
@@ -26,6 +26,11 @@ class NoGrammars:
             value=structured.kind,
             fix="serve a model with a tokenizer and an end-of-sequence token",
         )
+
+    def apply_in_time(
+        self, logits_SV: Tensor, points: Sequence[SamplePoint], can_wait: Sequence[bool]
+    ) -> tuple[Tensor, UnmaskedRows]:
+        return self.apply(logits_SV, points), UnmaskedRows()
 
     def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
         if not needs_mask(points):

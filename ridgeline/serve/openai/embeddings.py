@@ -57,10 +57,11 @@ async def create_embeddings(
     service.check_model(body.model, allow_adapters=False)
     prompts = await _prompts(body, service, request)
     num_tokens = sum(len(prompt.tokens) for prompt in prompts)
-    budget = service.budgets.of(caller_of(request.scope), service.now())
+    caller = caller_of(request.scope)
+    budget = service.budgets.of(caller, service.now())
     rate_headers = service.charge_prompts(budget, prompts)
     async with cancel_on_disconnect(request.receive):
-        vectors = await _embed(prompts, body, service)
+        vectors = await _embed(prompts, body, service, caller.name)
     for prompt in prompts:
         service.metrics.count_prompt(len(prompt.tokens))
     embeddings: EmbeddingResponse = {
@@ -88,14 +89,14 @@ async def _prompts(body: EmbeddingRequest, service: Service, request: Request) -
 
 
 async def _embed(
-    prompts: Sequence[TokenPrompt], body: EmbeddingRequest, service: Service
+    prompts: Sequence[TokenPrompt], body: EmbeddingRequest, service: Service, account: str
 ) -> list[Sequence[float]]:
-    """One text after the other, so that steps of other requests can run in between."""
+    """One text after the other, so that those of other requests are computed in between."""
     vectors: list[Sequence[float]] = []
     info = service.engine.info
     normalize = info.normalize if body.normalize is None else body.normalize
     for prompt in prompts:
-        future = service.engine.embed(prompt.tokens, body.pooling or info.pooling)
+        future = service.engine.embed(prompt.tokens, body.pooling or info.pooling, account)
         vector = await asyncio.wrap_future(future)
         if body.dimensions is not None and body.dimensions != len(vector):
             message = f"dimensions must be {len(vector)} for this model"

@@ -1,0 +1,144 @@
+"""Masks of one step take a bounded time: rows wait, and what they sample stays the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.structured_output import guidance
+from ridgeline.engine.structured_output.guidance import GuidanceMasks
+from ridgeline.errors import BadInput
+from ridgeline.records import OutputGrammar, Sampling
+
+DATE = OutputGrammar("regex", r"(19|20)\d\d-(0[1-9]|1[0-2])-[0-3]\d")
+WORD = OutputGrammar("regex", "[a-z]{3,9}")
+PROMPT = "import os\n"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.open("demo", max_num_seqs=8, kv_cache_memory_bytes=32 << 20) as engine:
+        yield engine
+
+
+def masks_of(engine: Engine) -> GuidanceMasks:
+    assert isinstance(engine._masks, GuidanceMasks)
+    return engine._masks
+
+
+def answers(engine: Engine) -> list[Any]:
+    """Grammars, some with several choices or prompt log-probabilities, and plain requests."""
+    sampling = [
+        Sampling(max_tokens=14, temperature=1.0, seed=1, structured=DATE, n=2),
+        Sampling(max_tokens=14, temperature=0.0, structured=WORD, prompt_logprobs=1, logprobs=2),
+        Sampling(max_tokens=8, temperature=1.0, seed=3),
+        Sampling(max_tokens=14, temperature=1.0, seed=4, structured=WORD),
+        Sampling(max_tokens=8, temperature=0.0, ignore_eos=True),
+    ]
+    done = engine.generate([PROMPT] * len(sampling), sampling)
+    return [(answer.tokens, answer.logprobs) for own in done for answer in own.answers] + [
+        own.prompt_logprobs for own in done
+    ]
+
+
+def test_rows_that_wait_sample_the_same_tokens(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answers(engine)
+    late: list[int] = []
+    real = GuidanceMasks.apply_in_time
+
+    def counted(self: GuidanceMasks, *args: Any) -> Any:
+        logits_SV, unmasked = real(self, *args)
+        late.append(len(unmasked.late))
+        return logits_SV, unmasked
+
+    monkeypatch.setattr(GuidanceMasks, "apply_in_time", counted)
+    monkeypatch.setattr(guidance, "STEP_S", 0.0)
+    monkeypatch.setattr(guidance, "CHEAP_S", 0.0)  # no row is cheap
+    assert answers(engine) == expected
+    assert max(late) >= 2, "one costly row a step"
+
+
+def test_long_output_is_consumed_over_several_steps(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = Sampling(max_tokens=12, temperature=1.0, seed=4, structured=DATE)
+    (expected,) = engine.generate([PROMPT], sampling)
+    monkeypatch.setattr(guidance, "STEP_S", 0.0)
+    monkeypatch.setattr(guidance, "CONSUMED_AT_ONCE", 1)
+    real, num = GuidanceMasks._state_for, 0
+
+    def forgetful(self: GuidanceMasks, key: Any, output: Any, **given: Any) -> Any:
+        nonlocal num
+        num += 1
+        if num == 6:
+            self._states.pop(key, None)
+        return real(self, key, output, **given)
+
+    monkeypatch.setattr(GuidanceMasks, "_state_for", forgetful)
+    (found,) = engine.generate([PROMPT], sampling)
+    assert found.tokens == expected.tokens
+    assert num > len(found.tokens) + 2, "the whole answer was not consumed in one step"
+
+
+def test_exhausted_lexer_is_compiled_again_on_another_thread(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (expected,) = engine.generate([PROMPT], Sampling(max_tokens=12, structured=WORD, seed=2))
+    masks = masks_of(engine)
+    real_mask, real_compile = guidance._MatcherState._forbidden, masks._compile
+    threads: list[str] = []
+
+    def exhausted(self: Any, width: int) -> Any:
+        if not self.has_own_lexer and len(self.consumed) == 1:
+            raise BadInput("too many lexer states")
+        return real_mask(self, width)
+
+    def compile_noted(structured: OutputGrammar) -> Any:
+        threads.append(threading.current_thread().name)
+        return real_compile(structured)
+
+    monkeypatch.setattr(guidance._MatcherState, "_forbidden", exhausted)
+    monkeypatch.setattr(masks, "_compile", compile_noted)
+    (found,) = engine.generate([PROMPT], Sampling(max_tokens=12, structured=WORD, seed=2))
+    assert found.tokens == expected.tokens
+    assert threads and all(name.startswith("ridgeline-grammar") for name in threads), threads
+
+
+def test_row_that_fails_leaves_the_step_of_others_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = guidance._MatcherState._forbidden
+
+    def fails(self: Any, width: int) -> Any:
+        if self._structured is DATE and len(self.consumed) == 2:
+            raise BadInput("the grammar is too complex")
+        return real(self, width)
+
+    monkeypatch.setattr(guidance._MatcherState, "_forbidden", fails)
+    one_by_one: list[object] = []
+    monkeypatch.setattr(engine._loop, "_run_one_by_one", one_by_one.append)
+    plain = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+    events = engine.iterate(PROMPT, Sampling(max_tokens=12, structured=DATE))
+    thread = threading.Thread(target=engine.generate, args=([PROMPT] * 3, plain))
+    thread.start()
+    *_, last = events
+    thread.join()
+    assert "the grammar is too complex" in str(getattr(last, "error", ""))
+    assert not one_by_one and engine.is_healthy()
+
+
+def test_lexers_of_their_own_are_bounded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guidance, "MAX_OWN_LEXERS", 2)
+    masks = masks_of(engine)
+    keys = [(WORD, seed, 0) for seed in range(5)]
+    for key in keys:
+        masks._states[key] = masks._own_state(key, can_wait=False)
+        masks._limit_own_lexers()
+    assert [key for key in keys if key in masks._states] == keys[3:]
+    assert not masks._compiling_for
