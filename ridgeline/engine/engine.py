@@ -482,7 +482,8 @@ def _pooled(
     runner: Any, tokens: Sequence[int], pooling: str, piece_tokens: int
 ) -> Generator[None, None, Sequence[float]]:
     """Yields between two pieces of the text."""
-    num_seen, sum_C, last_C = 0, 0.0, None
+    num_seen, last_C = 0, None
+    sum_C = torch.zeros((), dtype=torch.float64)
     for x_TC in runner.state_pieces(tokens, piece_tokens):
         num_seen += len(x_TC)
         if pooling == "last":

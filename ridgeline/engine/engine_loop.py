@@ -485,8 +485,9 @@ def _is_request_error(error: BaseException) -> bool:
 
 
 def _one_piece(function: Callable[[], T]) -> Generator[None, None, T]:
-    return function()
-    yield
+    result = function()
+    yield from ()  # a generator without a stop
+    return result
 
 
 def _finish_at_stop_string(

@@ -61,7 +61,6 @@ class TokenMasks(Protocol):
         is does not.
         """
         ...
-        ...
 
 
 def restrict_to(logits_SV: Tensor, points: Sequence[SamplePoint]) -> None:
