@@ -24,6 +24,29 @@ class AttentionPlan:
     @property
     def num_rows(self) -> int: ...
 
+class ContextPlan:
+    """
+    Where the partials of a step's rows are if the chunks of keys are on several ranks.
+    """
+
+    def __init__(self, plan: AttentionPlan, window: int, num_ranks: int) -> None: ...
+
+    def num_partials(self, rank: int) -> int:
+        """The partials of all rows over a rank's chunks."""
+
+def partial_width(kv: PagedKv, isa: str) -> int:
+    """Floats of a partial of one head."""
+
+def attend_partials(plan: AttentionPlan, context: ContextPlan, rank: int, kv: PagedKv, q: int, q_stride_row: int, q_stride_head: int, num_heads: int, partials: int, scale: float, softcap: float, num_threads: int, isa: str) -> None:
+    """
+    Partials [partials, heads, partial_width] of q over the chunks that a rank has.
+    """
+
+def merge_partials(plan: AttentionPlan, context: ContextPlan, kv: PagedKv, partials: Sequence[int], num_heads: int, out: int, first_row: int, end_row: int, num_threads: int, isa: str, sinks: int = 0) -> None:
+    """
+    Attention of some rows from the partials of all ranks, with the bits of `attend`.
+    """
+
 def attention_rounds(kind: str, isa: str) -> bool:
     """Whether queries and weights are rounded to the cache's format too."""
 
@@ -32,6 +55,16 @@ def write_kv(plan: AttentionPlan, kv: PagedKv, new_kv: int, stride_row: int, str
 
 def attend(plan: AttentionPlan, kv: PagedKv, q: int, q_stride_row: int, q_stride_head: int, num_heads: int, out: int, scale: float, window: int, softcap: float, num_threads: int, isa: str, sinks: int = 0) -> None:
     """Attention of q [rows, heads, head dim] over the cache, to out."""
+
+def publish_counter(counter: int, value: int) -> None:
+    """
+    Set a counter in shared memory and wake the processes that wait for it.
+    """
+
+def wait_for_counters(first: int, count: int, stride: int, value: int, aborted: int, timeout_s: float) -> bool:
+    """
+    Wait until counters have reached a value; False if `aborted` is set or the time is over.
+    """
 
 class FusedFrame:
     """Memory of one decoder's steps (native/layer/segment.h)."""

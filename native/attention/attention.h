@@ -107,6 +107,23 @@ struct AttentionWork {
   int64_t macs;  // estimated cost in multiply-adds, reads included
 };
 
+// The chunks of keys that one of several ranks has: chunk c is on rank c % num_ranks. Its partial of
+// a row, one of these chunks and a head is num_slots weighted values, the largest score and the sum
+// of the weights.
+struct ContextPart {
+  int rank, num_ranks;
+  const int64_t* first_partial;  // [T + 1]: the row's first partial, among those of all rows
+  float* partials;               // [partials, H, num_slots + 2]
+
+  // The rank's chunks among first_chunk .. end_chunk - 1, counted from its own first one.
+  int begin(int first_chunk) const { return (first_chunk + num_ranks - 1 - rank) / num_ranks; }
+  int end(int end_chunk) const { return (end_chunk - 1 + num_ranks - rank) / num_ranks; }
+  int chunk(int number) const { return number * num_ranks + rank; }
+  int64_t partial_of(int64_t row, int row_first_chunk, int chunk) const {
+    return first_partial[row] + chunk / num_ranks - begin(row_first_chunk);
+  }
+};
+
 // Memory that planning needs, by purpose; it must stay valid until the work is done. For kPartials
 // the caller may return null and set `floats` later.
 enum class AttentionBuffer { kItems, kOffsets, kPartials };
@@ -126,6 +143,11 @@ struct AttentionOps {
   void (*run_unit)(const AttentionWork&, int unit, void* scratch);
   void (*merge_item)(const AttentionWork&, int item, void* scratch);
   int64_t scratch_bytes;
+  // `attend` over the chunks that several ranks have: each computes the partials of its own, and
+  // merging those of all ranks yields the bits of `attend`, for rows first_row .. end_row - 1.
+  void (*attend_partials)(const AttentionArgs&, const ContextPart&);
+  void (*merge_partials)(const AttentionArgs&, const ContextPart* ranks, int first_row, int end_row);
+  int (*num_slots)(const AttentionArgs&);
 };
 
 const AttentionOps& attention_ops_portable();

@@ -2,6 +2,7 @@
 // kernels need not check.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/attention.h"
@@ -71,6 +72,35 @@ struct AttentionPlan {
   // Bytes from kv.k (for values: kv.v) to the block of a row, first kv head.
   int64_t block_offset(const PagedKv& kv, int row) const {
     return block_of_row[row] * kv.stride_block;
+  }
+};
+
+// Where the partials of a step's rows are if the chunks of keys are on several ranks (ContextPart).
+struct ContextPlan {
+  int window, num_ranks;
+  std::vector<std::vector<int64_t>> first_partial;  // [rank][row], and the number of all at the end
+
+  ContextPlan(const AttentionPlan& plan, int window_, int num_ranks_)
+      : window(window_), num_ranks(num_ranks_) {
+    require(window >= 0 && num_ranks > 0, "window or number of ranks out of range");
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const ContextPart part = {rank, num_ranks, nullptr, nullptr};
+      std::vector<int64_t> first{0};
+      for (size_t run = 0; run < plan.computed.size(); ++run) {
+        const int count = plan.row_start[run + 1] - plan.row_start[run];
+        for (int position = plan.computed[run]; position < plan.computed[run] + count; ++position) {
+          const int seen = window > 0 && position >= window ? position - window + 1 : 0;
+          const int begin = part.begin(seen / kChunkKeys);
+          first.push_back(first.back() + part.end(position / kChunkKeys + 1) - begin);
+        }
+      }
+      first_partial.push_back(std::move(first));
+    }
+  }
+
+  ContextPart part(int rank, uintptr_t partials) const {
+    require(rank >= 0 && rank < num_ranks, "no such rank");
+    return {rank, num_ranks, first_partial[rank].data(), reinterpret_cast<float*>(partials)};
   }
 };
 

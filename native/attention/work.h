@@ -194,6 +194,60 @@ inline int slots_of(const AttentionArgs& a) {
                            : FloatFormat::num_slots(a.head_dim);
 }
 
+// One chunk of an item, as partials of its rows.
+template <class F, class S>
+void attend_partial(const AttentionArgs& a, const ContextPart& part, const AttentionItem& item,
+                    int chunk, Workspace<S>& workspace) {
+  const typename F::TileScope tile_scope(item.num_rows);
+  Kernel<F, S> kernel = {a, workspace.scratch, item};
+  const int slots = slots_of(a), group = kernel.group();
+  kernel.pack_queries();
+  workspace.scratch.next_item = nullptr;
+  const PartialSoftmax p = partial_at(workspace.floats, item.all_rows(), slots);
+  clear(p, item.all_rows());
+  kernel.attend_chunk(chunk, p);
+  for (int r = 0; r < item.all_rows(); ++r) {
+    const int within = r % item.num_rows, flat = item.first_row + within;
+    const int first = first_key_of(a, item, within) / kChunkKeys;
+    if (chunk < first || chunk > position_of(a, item, within) / kChunkKeys) continue;
+    const int64_t row = a.row_start[item.run] + flat / group;
+    const int head = (item.kv_head + r / item.num_rows) * group + flat % group;
+    float* to = part.partials + (part.partial_of(row, first, chunk) * a.num_heads + head) *
+                                    (static_cast<int64_t>(slots) + 2);
+    memcpy(to, p.row(r), sizeof(float) * static_cast<size_t>(slots));
+    to[slots] = p.max[r];
+    to[slots + 1] = p.sum[r];
+  }
+}
+
+// A row of `run` from the partials of all ranks, merged in the order of attend_item.
+template <class F, class S>
+void merge_row(const AttentionArgs& a, const ContextPart* ranks, int run, int row,
+               Workspace<S>& workspace) {
+  const int group = a.num_heads / a.num_kv_heads, slots = slots_of(a);
+  const AttentionItem item = {run, 0, a.num_kv_heads, (row - a.row_start[run]) * group, group};
+  const Kernel<F, S> kernel = {a, workspace.scratch, item};
+  const int first = first_key_of(a, item, 0) / kChunkKeys;
+  const int last = position_of(a, item, 0) / kChunkKeys;
+  const PartialSoftmax all = partial_at(workspace.floats, 1, slots);
+  for (int head = 0; head < a.num_heads; ++head) {
+    for (int chunk = first; chunk <= last; ++chunk) {
+      const ContextPart& part = ranks[chunk % ranks[0].num_ranks];
+      float* from = part.partials + (part.partial_of(row, first, chunk) * a.num_heads + head) *
+                                        (static_cast<int64_t>(slots) + 2);
+      const PartialSoftmax one = {from + slots, from + slots + 1, from, slots};
+      if (chunk > first) {
+        merge(all, one, 0);
+        continue;
+      }
+      memcpy(all.values, from, sizeof(float) * static_cast<size_t>(slots));
+      all.max[0] = one.max[0];
+      all.sum[0] = one.sum[0];
+    }
+    kernel.write_row(head, all.row(0), all.max[0], all.sum[0]);
+  }
+}
+
 // An item is cut into its chunks if it costs more than one of this many parts of a thread's share;
 // where items are so few that all threads would wait for the one with an item more, all of them are
 // cut.
@@ -272,6 +326,12 @@ struct VectorVariant {
   using Tiles = NoTiles;
 };
 
+// Names a format to a generic lambda.
+template <class F>
+struct FormatTag {
+  using Type = F;
+};
+
 // The functions of a variant `V`.
 template <class V>
 struct Kernels {
@@ -285,44 +345,122 @@ struct Kernels {
     return item.num_rows > 2 * Int8Format::kPartRows;
   }
 
+  // Calls `run` with the format in which an item is computed.
+  template <class Run>
+  static void with_format(const AttentionArgs& a, const AttentionItem& item, const Run& run) {
+    if constexpr (V::kHasTiles) {
+      if (V::takes_bf16(a)) return run(FormatTag<typename V::Bf16>{});
+      if (V::takes_int8(a, item)) return run(FormatTag<typename V::Int8>{});
+    }
+    if (a.kind == KvKind::kInt8 && has_many_rows(item))
+      return run(FormatTag<WidenedInt8<V::kVnni>>{});
+    with_merge_format(a, run);
+  }
+
+  // The same for merging, which does not depend on the rows of an item.
+  template <class Run>
+  static void with_merge_format(const AttentionArgs& a, const Run& run) {
+    if constexpr (V::kHasTiles)
+      if (V::takes_bf16(a)) return run(FormatTag<typename V::Bf16>{});
+    switch (a.kind) {
+      case KvKind::kFloat32: return run(FormatTag<Float32>{});
+      case KvKind::kBfloat16: return run(FormatTag<typename V::BfloatFormat>{});
+      case KvKind::kFloat16: return run(FormatTag<Float16>{});
+      case KvKind::kFp8: return run(FormatTag<Fp8>{});
+      case KvKind::kInt8: return run(FormatTag<Int8Format>{});
+    }
+  }
+
   static void run_unit(const AttentionWork& w, int unit, void* scratch) {
     Memory& memory = *static_cast<Memory*>(scratch);
     const int i = item_of(w, unit);
-    if constexpr (V::kHasTiles) {
-      if (V::takes_bf16(w.args)) return attend_unit<typename V::Bf16>(w, i, unit, memory);
-      if (V::takes_int8(w.args, w.items[i]))
-        return attend_unit<typename V::Int8>(w, i, unit, memory);
-    }
-    switch (w.args.kind) {
-      case KvKind::kFloat32: return attend_unit<Float32>(w, i, unit, memory);
-      case KvKind::kBfloat16: return attend_unit<typename V::BfloatFormat>(w, i, unit, memory);
-      case KvKind::kFloat16: return attend_unit<Float16>(w, i, unit, memory);
-      case KvKind::kFp8: return attend_unit<Fp8>(w, i, unit, memory);
-      case KvKind::kInt8:
-        return has_many_rows(w.items[i]) ? attend_unit<WidenedInt8<V::kVnni>>(w, i, unit, memory)
-                                         : attend_unit<Int8Format>(w, i, unit, memory);
-    }
+    with_format(w.args, w.items[i], [&](auto format) {
+      attend_unit<typename decltype(format)::Type>(w, i, unit, memory);
+    });
   }
 
   static void merge_item(const AttentionWork& w, int item, void* scratch) {
     if (num_units(w, item) == 1) return;
     Memory& memory = *static_cast<Memory*>(scratch);
-    if constexpr (V::kHasTiles)
-      if (V::takes_bf16(w.args)) return merge_chunks<typename V::Bf16>(w, item, memory);
-    switch (w.args.kind) {
-      case KvKind::kFloat32: return merge_chunks<Float32>(w, item, memory);
-      case KvKind::kBfloat16: return merge_chunks<typename V::BfloatFormat>(w, item, memory);
-      case KvKind::kFloat16: return merge_chunks<Float16>(w, item, memory);
-      case KvKind::kFp8: return merge_chunks<Fp8>(w, item, memory);
-      case KvKind::kInt8: return merge_chunks<Int8Format>(w, item, memory);
+    with_merge_format(w.args, [&](auto format) {
+      merge_chunks<typename decltype(format)::Type>(w, item, memory);
+    });
+  }
+
+  static int threads_for(int64_t macs, int most) {
+    const int64_t worthwhile = 1 + macs / kMacsPerThread;
+    return static_cast<int>(worthwhile < most ? worthwhile : most);
+  }
+
+  // AttentionOps::attend_partials: threads take one chunk of an item at a time.
+  static void attend_partials(const AttentionArgs& a, const ContextPart& part) {
+    ThreadMemory& shared = thread_memory();
+    const int heads = heads_per_item(a), rows = rows_per_item(a);
+    const int num_items = list_items(a, heads, rows, nullptr);
+    AttentionItem* items = static_cast<AttentionItem*>(ThreadMemory::allocate(
+        &shared, AttentionBuffer::kItems, int64_t{sizeof(AttentionItem)} * (num_items + 1)));
+    int* offset = static_cast<int*>(ThreadMemory::allocate(
+        &shared, AttentionBuffer::kOffsets, int64_t{sizeof(int)} * (num_items + 1)));
+    list_items(a, heads, rows, items);
+    int64_t macs = 0;
+    offset[0] = 0;
+    for (int i = 0; i < num_items; ++i) {
+      const int begin = part.begin(first_chunk(a, items[i]));
+      offset[i + 1] = offset[i] + part.end(end_chunk(a, items[i])) - begin;
+      macs += macs_of(a, items[i]) / part.num_ranks;
+    }
+    const int threads = threads_for(macs, a.num_threads), num_units = offset[num_items];
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+      Memory& memory = *static_cast<Memory*>(thread_memory().workspace.reserve(sizeof(Memory)));
+#pragma omp for schedule(dynamic, 1)
+      for (int unit = 0; unit < num_units; ++unit) {
+        int low = 0, high = num_items;  // offset[low] <= unit < offset[high]
+        while (high - low > 1) {
+          const int middle = (low + high) / 2;
+          (offset[middle] <= unit ? low : high) = middle;
+        }
+        const AttentionItem& item = items[low];
+        const int chunk = part.chunk(part.begin(first_chunk(a, item)) + unit - offset[low]);
+        with_format(a, item, [&](auto format) {
+          attend_partial<typename decltype(format)::Type>(a, part, item, chunk, memory);
+        });
+      }
+    }
+  }
+
+  // AttentionOps::merge_partials.
+  static void merge_partials(const AttentionArgs& a, const ContextPart* ranks, int first_row,
+                             int end_row) {
+    const int64_t num_rows = end_row - first_row;
+    int64_t chunks = 0;
+    for (int run = 0; run < a.num_runs; ++run) {
+      const int64_t own = a.computed[run] / kChunkKeys + 1;
+      chunks = own > chunks ? own : chunks;
+    }
+    const int64_t floats = chunks * a.num_heads * a.head_dim;
+    const int threads = threads_for(num_rows * floats, a.num_threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+      Memory& memory = *static_cast<Memory*>(thread_memory().workspace.reserve(sizeof(Memory)));
+#pragma omp for schedule(static)
+      for (int row = first_row; row < end_row; ++row) {
+        int low = 0, high = a.num_runs;  // row_start[low] <= row < row_start[high]
+        while (high - low > 1) {
+          const int middle = (low + high) / 2;
+          (a.row_start[middle] <= row ? low : high) = middle;
+        }
+        with_merge_format(a, [&](auto format) {
+          merge_row<typename decltype(format)::Type>(a, ranks, low, row, memory);
+        });
+      }
     }
   }
 
   static void attend(const AttentionArgs& a) {
     AttentionWork w;
     plan(a, {&thread_memory(), ThreadMemory::allocate}, w);
-    const int64_t worthwhile = 1 + w.macs / kMacsPerThread;
-    const int threads = static_cast<int>(worthwhile < a.num_threads ? worthwhile : a.num_threads);
+    const int threads = threads_for(w.macs, a.num_threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
       void* memory = thread_memory().workspace.reserve(sizeof(Memory));
@@ -337,7 +475,9 @@ struct Kernels {
     return {isa,        V::BfloatFormat::kRoundsToBf16,
             attend,     store_rows,
             plan,       run_unit,
-            merge_item, sizeof(Memory)};
+            merge_item, sizeof(Memory),
+            attend_partials, merge_partials,
+            slots_of};
   }
 };
 

@@ -1,6 +1,7 @@
 // Python bindings of attention/. Everything that is constant for a step is checked once, in AttentionPlan.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
@@ -77,6 +78,50 @@ void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q
   ops.attend(a);
 }
 
+// Partials of every row over the chunks of one rank, [num_partials, H, partial_width].
+void attend_partials(const AttentionPlan& plan, const ContextPlan& context, int rank,
+                     const PagedKv& kv, uintptr_t q, int64_t q_stride_row, int64_t q_stride_head,
+                     int num_heads, uintptr_t partials, float scale, float softcap, int num_threads,
+                     const std::string& isa) {
+  require(q && partials && num_threads > 0, "q and partials need memory, and there must be threads");
+  const AttentionParams params = {num_heads, scale, context.window, softcap};
+  params.check(kv);
+  plan.check(kv);
+  AttentionArgs a = attention_args(plan, kv, params);
+  a.q = reinterpret_cast<const float*>(q);
+  a.q_stride_row = q_stride_row;
+  a.q_stride_head = q_stride_head;
+  a.num_threads = num_threads;
+  const AttentionOps& ops = attention_ops(isa);
+  const ContextPart part = context.part(rank, partials);
+  nb::gil_scoped_release release;
+  ops.attend_partials(a, part);
+}
+
+// Rows first_row .. end_row - 1 of `out` [T, H, D] from the partials of all ranks.
+void merge_partials(const AttentionPlan& plan, const ContextPlan& context, const PagedKv& kv,
+                    const std::vector<uintptr_t>& partials, int num_heads, uintptr_t out,
+                    int first_row, int end_row, int num_threads, const std::string& isa,
+                    uintptr_t sinks) {
+  require(out && num_threads > 0, "out needs memory, and there must be threads");
+  require(first_row >= 0 && first_row <= end_row && end_row <= plan.num_rows(),
+          "rows outside the step");
+  require(static_cast<int>(partials.size()) == context.num_ranks, "partials of every rank");
+  const AttentionParams params = {num_heads, 1.0f, context.window, 0.0f,
+                                  reinterpret_cast<const float*>(sinks)};
+  params.check(kv);
+  plan.check(kv);
+  AttentionArgs a = attention_args(plan, kv, params);
+  a.out = reinterpret_cast<float*>(out);
+  a.num_threads = num_threads;
+  std::vector<ContextPart> parts;
+  for (int rank = 0; rank < context.num_ranks; ++rank)
+    parts.push_back(context.part(rank, partials[rank]));
+  const AttentionOps& ops = attention_ops(isa);
+  nb::gil_scoped_release release;
+  ops.merge_partials(a, parts.data(), first_row, end_row);
+}
+
 // Stores the step's new keys and values [T, 2, G, D] (rows contiguous in D) in the cache.
 void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, int64_t stride_row,
               int64_t stride_kind, int64_t stride_head, const std::string& isa) {
@@ -124,6 +169,36 @@ void bind_attention(nb::module_& m) {
           },
           nb::arg("runs"), nb::arg("num_blocks"), nb::arg("block_size"))
       .def_prop_ro("num_rows", &AttentionPlan::num_rows);
+  nb::class_<ContextPlan>(
+      m, "ContextPlan",
+      "Where the partials of a step's rows are if the chunks of keys are on several ranks.")
+      .def(nb::init<const AttentionPlan&, int, int>(), nb::arg("plan"), nb::arg("window"),
+           nb::arg("num_ranks"))
+      .def(
+          "num_partials",
+          [](const ContextPlan& self, int rank) {
+            self.part(rank, 0);
+            return self.first_partial[static_cast<size_t>(rank)].back();
+          },
+          nb::arg("rank"), "The partials of all rows over a rank's chunks.");
+  m.def(
+      "partial_width",
+      [](const PagedKv& kv, const std::string& isa) {
+        AttentionArgs a{};
+        a.kind = kv.kind;
+        a.head_dim = kv.head_dim;
+        return attention_ops(isa).num_slots(a) + 2;
+      },
+      nb::arg("kv"), nb::arg("isa"), "Floats of a partial of one head.");
+  m.def("attend_partials", &attend_partials, nb::arg("plan"), nb::arg("context"), nb::arg("rank"),
+        nb::arg("kv"), nb::arg("q"), nb::arg("q_stride_row"), nb::arg("q_stride_head"),
+        nb::arg("num_heads"), nb::arg("partials"), nb::arg("scale"), nb::arg("softcap"),
+        nb::arg("num_threads"), nb::arg("isa"),
+        "Partials [partials, heads, partial_width] of q over the chunks that a rank has.");
+  m.def("merge_partials", &merge_partials, nb::arg("plan"), nb::arg("context"), nb::arg("kv"),
+        nb::arg("partials"), nb::arg("num_heads"), nb::arg("out"), nb::arg("first_row"),
+        nb::arg("end_row"), nb::arg("num_threads"), nb::arg("isa"), nb::arg("sinks") = 0,
+        "Attention of some rows from the partials of all ranks, with the bits of `attend`.");
   m.def(
       "attention_rounds",
       [](const std::string& kind, const std::string& isa) {

@@ -10,6 +10,7 @@ namespace nb = nanobind;
 
 namespace ridgeline {
 void bind_attention(nb::module_& m);
+void bind_exchange(nb::module_& m);
 void bind_layer(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_probe(nb::module_& m);
@@ -26,6 +27,7 @@ NB_MODULE(_native, m) {
       "best_isa", [] { return std::string(ridgeline::isa_name(ridgeline::best_isa())); },
       "The widest instruction set that this CPU runs: avx512, avx2 or portable.");
   ridgeline::bind_attention(m);
+  ridgeline::bind_exchange(m);
   ridgeline::bind_layer(m);
   ridgeline::bind_linear(m);
   ridgeline::bind_probe(m);

@@ -78,6 +78,7 @@ RARE = frozenset(
         *("attention_backend", "layer_backend", "num_threads_decode", "kv_eviction_config"),
         *("lora_modules", "max_loras", "max_lora_rank"),
         *("pipeline_parallel_size", "expert_parallel_size", "context_parallel_size"),
+        "collectives",
         *("enable_lora", "named_model"),
         # of the server
         *("enable_per_request_metrics", "stream_interval", "max_body_bytes", "admin_port"),

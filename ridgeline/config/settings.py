@@ -261,12 +261,20 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     context_parallel_size: Annotated[
         int,
         About(
-            "Processes that the positions of long prompts are spread over: 1 only, so far.",
+            "Processes that the positions of the KV cache are spread over, 512 at a time.",
             unit=COUNT,
             range=RANKS,
             panel=PARALLELISM,
         ),
     ] = 1
+    collectives: Annotated[
+        Literal["auto", "gloo", "shm"],
+        About(
+            "How the processes of a model exchange tensors: auto is shared memory on one host.",
+            panel=PARALLELISM,
+            since="0.3",
+        ),
+    ] = "auto"
     thread_plan: Annotated[
         Literal["fixed", "auto"],
         About("auto measures the best numbers of threads when the engine opens.", panel=EXECUTION),
@@ -420,6 +428,7 @@ class EngineSettings(TypedDict, total=False):
     max_loras: int
     max_lora_rank: int
     context_parallel_size: int
+    collectives: Literal["auto", "gloo", "shm"]
     thread_plan: Literal["fixed", "auto"]
     seed: int
     dtype: Literal["auto", "float32", "bfloat16", "float16"]

@@ -23,10 +23,11 @@ from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.kv_tiers.block_tiers import BlockTiers, NoBlockTiers, build_block_tiers
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.parallel.collectives import GlooCollectives
+from ridgeline.engine.parallel.exchange.connect import make_collectives
 from ridgeline.engine.parallel.group import NO_PROCESSES, Processes, RankGroup
 from ridgeline.engine.parallel.messages import rank_config
 from ridgeline.engine.parallel.rank import load_model
+from ridgeline.engine.parallel.resolve import shares_memory
 from ridgeline.engine.parallel.runner import make_runner
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
@@ -124,9 +125,10 @@ def assemble_ranks(
 
     The others load their parts of the weights while this one loads that of rank 0.
     """
-    group = RankGroup(rank_config(resolved))
+    group = RankGroup(rank_config(resolved), shares_memory(resolved))
     try:
-        collectives = GlooCollectives(group.config.shard, group.config.timeout_s)
+        config = group.config
+        collectives = make_collectives(config.shard, config.timeout_s, config.segment)
         model = cache(lambda: load_model(group.config, collectives))
         drafts = resolved.speculative_config
         speculation = build_speculation(

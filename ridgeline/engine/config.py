@@ -27,7 +27,13 @@ from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
 from ridgeline.engine.generation_config import read_sampling_defaults
 from ridgeline.engine.kv_tiers.requirements import check_tiers
-from ridgeline.engine.parallel.resolve import check_parallelism, choose_rank_layers, parallel_sizes
+from ridgeline.engine.parallel.resolve import (
+    block_tokens,
+    check_context,
+    check_parallelism,
+    choose_rank_layers,
+    parallel_sizes,
+)
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
@@ -150,7 +156,8 @@ class Models(msgspec.Struct, frozen=True):
             (speculation.weight_bytes, speculation.kv_bytes_per_token) if speculation else (0, 0)
         )
         shards = shards_of(spec, sizes)
-        kv_bytes, whole_bytes = sum(map(kv_bytes_per_token, shards)), kv_bytes_per_token(spec)
+        whole_bytes = kv_bytes_per_token(spec)
+        kv_bytes = sum(map(kv_bytes_per_token, shards)) // sizes.context
         layout = kv_layout(spec)
         if whole_bytes:
             position_bytes = layout.position_bytes * kv_bytes // whole_bytes
@@ -187,7 +194,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
     check_tiers(settings, spec)
     default_sampling = _default_sampling(settings, why)
     max_num_seqs = _max_num_seqs(settings, spec, device, why)
-    block_size = _asked_or(settings, "block_size", kv_layout(spec).block_tokens, why)
+    block_size = _asked_or(settings, "block_size", block_tokens(settings, kv_layout(spec)), why)
     max_model_len = _max_model_len(settings, spec, why)
     speculation = resolve_speculation(settings, spec, max_model_len, why)
     _kv_eviction(settings, spec, speculation, block_size, why)
@@ -214,9 +221,9 @@ def resolve(settings: Settings) -> ResolvedSettings:
     budget = kv_budget(inputs)
     _background(settings, why)
     why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
-    backend, reasons = choose_attention(
-        settings.attention_backend, AttentionSite.of(spec, device, dtype, block_size)
-    )
+    site = AttentionSite.of(spec, device, dtype, block_size)
+    check_context(settings, site, max_model_len)
+    backend, reasons = choose_attention(settings.attention_backend, site)
     why["attention_backend"] = "; ".join(reasons)
     return ResolvedSettings(
         dtype=str(dtype).removeprefix("torch."),

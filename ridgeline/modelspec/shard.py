@@ -3,9 +3,11 @@
     tensor    heads, feed-forward width and vocabulary split over the ranks of a stage
     pipeline  the layers in stages, which pass hidden states on
     expert    whole experts on each rank of a stage
+    context   the positions of the KV cache, in chunks that the ranks of a stage have in turn
 
-A stage has max(tensor, expert) ranks. Ranks count stage by stage: rank = stage · ranks of a stage +
-place. With tensor 1 and expert N, attention is computed by every rank of a stage.
+A stage has max(tensor, expert, context) ranks. Ranks count stage by stage: rank = stage · ranks of
+a stage + place. With tensor 1 and expert N, attention is computed by every rank of a stage. With
+context N, every rank of a stage has all weights of its layers.
 
 Heads are split by key head, so that a query head stays with the key head that it reads. Numbers
 that do not divide are split as evenly as possible, the first ranks taking one more. With more ranks
@@ -37,6 +39,11 @@ VOCABULARY_MULTIPLE = 16
 """Rows of the LM head are split at multiples of a panel of the kernels."""
 
 
+CHUNK_TOKENS = 512
+"""Positions that native attention sums before it merges (kChunkKeys in
+native/attention/attention.h): cut between them, a context is added up in the same order."""
+
+
 class Span(msgspec.Struct, frozen=True):
     """The half-open range [start, stop)."""
 
@@ -61,23 +68,24 @@ def split(size: int, parts: int, index: int, multiple: int = 1) -> Span:
 
 
 class ParallelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Degrees of tensor, pipeline and expert parallelism."""
+    """Degrees of tensor, pipeline, expert and context parallelism."""
 
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    context: int = 1
 
     @property
     def stage_ranks(self) -> int:
         """Ranks that compute the layers of one stage together."""
-        return max(self.tensor, self.expert)
+        return max(self.tensor, self.expert, self.context)
 
     @property
     def num_ranks(self) -> int:
         return self.pipeline * self.stage_ranks
 
     def __str__(self) -> str:
-        names = {"tp": self.tensor, "pp": self.pipeline, "ep": self.expert}
+        names = {"tp": self.tensor, "pp": self.pipeline, "ep": self.expert, "cp": self.context}
         return " ".join(f"{name}{size}" for name, size in names.items() if size > 1) or "tp1"
 
 
@@ -237,6 +245,8 @@ def _reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
         yield "layers share the KV cache of an earlier layer, which may be in another stage"
     if sizes.expert > 1:
         yield from _expert_reasons(spec, sizes)
+    if sizes.context > 1:
+        yield from _context_reasons(spec, sizes)
     if sizes.tensor > 1:
         for layer in spec.layers:
             yield from _attention_reasons(layer.attention, sizes.tensor)
@@ -254,6 +264,21 @@ def _expert_reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
         yield "it has no experts to distribute"
     elif min(experts) < sizes.expert:
         yield f"--expert-parallel-size {sizes.expert} exceeds its {min(experts)} experts"
+
+
+def _context_reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
+    if sizes.tensor > 1 or sizes.expert > 1:
+        yield "context parallelism keeps layers whole (--pipeline-parallel-size divides them)"
+    if spec.max_positions <= CHUNK_TOKENS:
+        yield f"its {spec.max_positions} positions are no more than one chunk of {CHUNK_TOKENS}"
+    for layer in spec.layers:
+        attention = layer.attention
+        if attention.delta is not None:
+            yield "a gated delta net keeps one state, which has no positions to divide"
+        elif attention.latent is not None or attention.chunk is not None:
+            yield "latent and chunked attention have no native kernel, whose sums ranks can share"
+        elif attention.shares_kv:
+            yield "layers share the KV cache of an earlier layer"
 
 
 def _attention_reasons(attention: AttentionSpec, tensor: int) -> Iterator[str]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend, Attention, AttentionBackend
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import KeySpan, attend_prefill, causal_mask, needs_scores
-from ridgeline.engine.attention.groups import GroupedAttention
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.attention.states import StateCache
@@ -111,7 +110,7 @@ def piecewise_attention(
     """
     if cache is None or attention is None or has_states(spec) or cache.recent:
         return None
-    backend = attention.backend if isinstance(attention, GroupedAttention) else type(attention)
+    backend = getattr(attention, "backend", type(attention))  # an attention that wraps another
     size = cache.block_size
     dtype, format = cache.dtype, cache.format
 

@@ -1,1 +1,1 @@
-"""Several processes that compute one model: tensor, pipeline and expert parallelism."""
+"""Several processes that compute one model: tensor, pipeline, expert and context parallelism."""

@@ -19,17 +19,17 @@ from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.moe import MoeMlp, SharedExpertMlp
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.table import EmbeddingTable
-from ridgeline.engine.parallel.collectives import Collectives
-from ridgeline.engine.parallel.experts import ExpertParallelMlp
-from ridgeline.engine.parallel.forward import NoTable, RankForward
-from ridgeline.engine.parallel.linears import (
+from ridgeline.engine.parallel.exchange.base import Collectives
+from ridgeline.engine.parallel.layers.experts import ExpertParallelMlp
+from ridgeline.engine.parallel.layers.forward import NoTable, RankForward
+from ridgeline.engine.parallel.layers.linears import (
     RowParallelInt8,
     RowParallelLinear,
     SummedMlp,
     VocabularyTable,
 )
+from ridgeline.engine.parallel.layers.native_forward import NativeRankForward
 from ridgeline.engine.parallel.messages import RankConfig
-from ridgeline.engine.parallel.native_forward import NativeRankForward
 from ridgeline.engine.parallel.packed import unpack_integers
 from ridgeline.engine.parallel.weights import COLUMNS, ShardedWeights, cut_of
 from ridgeline.engine.quant.base import Linear
@@ -98,7 +98,9 @@ class RankBuilder(DecoderBuilder):
             dtype=self.dtype,
         )
         kind = RankForward if self.forward is TorchForward else NativeRankForward
-        return Decoder(body, kind(body, shard, self.collectives), head, self.nbytes)
+        divides_rows = shard.sizes.context > 1 and kind is NativeRankForward
+        forward = kind(body, shard, self.collectives, divides_rows)
+        return Decoder(body, forward, head, self.nbytes)
 
     def _mlp(self, spec: MlpSpec, index: int) -> Callable[[Tensor], Tensor]:
         mlp = super()._mlp(spec, index)

@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 
 import ridgeline.errors
+from ridgeline.engine.parallel.exchange.shared_memory import SharedSegment, create_segment
 from ridgeline.engine.parallel.messages import (
     Channel,
     Command,
@@ -70,11 +71,20 @@ NO_PROCESSES = NoProcesses()
 
 
 class RankGroup:
-    """Ranks 1, 2, … as child processes. Close it; `config` is that of rank 0."""
+    """Ranks 1, 2, … as child processes. Close it; `config` is that of rank 0.
 
-    def __init__(self, config: RankConfig) -> None:
+    With `shares_memory`, ranks exchange tensors in memory instead of by gloo. Raises OSError where
+    there is none.
+    """
+
+    def __init__(self, config: RankConfig, shares_memory: bool = False) -> None:
         self._folder = tempfile.mkdtemp(prefix="ridgeline-ranks-")
-        self.config = msgspec.structs.replace(config, store=str(Path(self._folder) / "store"))
+        num_ranks = config.sizes.num_ranks
+        descriptor = create_segment(num_ranks) if shares_memory else None
+        self._segment = None if descriptor is None else SharedSegment(descriptor, num_ranks)
+        self.config = msgspec.structs.replace(
+            config, store=str(Path(self._folder) / "store"), segment=descriptor
+        )
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
         self._failure: RankFailed | None = None
@@ -155,6 +165,8 @@ class RankGroup:
             self._watcher.join()
         for worker in self._workers:
             worker.channel.close()
+        if self.config.segment is not None:
+            os.close(self.config.segment)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch_workers(self) -> None:
@@ -194,6 +206,8 @@ class RankGroup:
             self._failure, on_failure = failure, self._on_failure
         for worker in self._workers:
             worker.process.kill()
+        if self._segment is not None:
+            self._segment.abort()
         if on_failure is not None:
             on_failure(failure)
 
@@ -217,7 +231,7 @@ class _Worker:
             # A separate session: the terminal's Ctrl-C ends rank 0, which ends the workers.
             self.process = subprocess.Popen(
                 command,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *([] if config.segment is None else [config.segment])],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=os.environ | {"OMP_NUM_THREADS": threads},

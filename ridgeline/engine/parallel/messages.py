@@ -28,12 +28,14 @@ TIMEOUT_S = 120.0
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a rank needs to load its part. `spec` is the whole model.
 
-    `store` is the path of the file by which ranks meet; names are those of `ResolvedSettings`.
+    `store` is the path of the file by which ranks meet, `segment` the descriptor of the memory that
+    they share (None: they exchange by gloo); other names are those of `ResolvedSettings`.
     """
 
     rank: int
     sizes: ParallelSizes
     store: str
+    segment: int | None
     timeout_s: float
     model: str
     spec: ModelSpec
@@ -53,6 +55,19 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     def shard(self) -> Shard:
         return Shard(sizes=self.sizes, rank=self.rank)
 
+    @property
+    def divides_rows(self) -> bool:
+        """Whether the places of a stage compute different rows of a step.
+
+        Only native layers compute a row the same whatever it is computed with.
+        """
+        return self.sizes.context > 1 and self.layer_backend == "native"
+
+    @property
+    def rank_block_size(self) -> int:
+        """Positions that this rank holds of a block."""
+        return self.block_size // self.sizes.context
+
 
 _SHARED = (
     "model",
@@ -71,11 +86,12 @@ _SHARED = (
 
 
 def rank_config(resolved: ResolvedSettings) -> RankConfig:
-    """The configuration of rank 0; `store` is still to be set."""
+    """The configuration of rank 0; `store` and `segment` are still to be set."""
     return RankConfig(
         rank=0,
         sizes=resolved.parallel_sizes,
         store="",
+        segment=None,
         timeout_s=TIMEOUT_S,
         kv_cache_dtype=resolved.kv_cache_dtype,
         **{name: getattr(resolved, name) for name in _SHARED},

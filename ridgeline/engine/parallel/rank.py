@@ -18,8 +18,9 @@ from ridgeline.engine.execution.batch import make_batch
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.parallel.builder import load_rank
-from ridgeline.engine.parallel.collectives import Collectives
-from ridgeline.engine.parallel.linears import head_logits
+from ridgeline.engine.parallel.exchange.base import Collectives
+from ridgeline.engine.parallel.layers.context import ContextAttention
+from ridgeline.engine.parallel.layers.linears import head_logits
 from ridgeline.engine.parallel.messages import Command, ComputeLogits, RankConfig, RunStep
 from ridgeline.engine.scheduler.plan import StepPlan, draft_paths
 from ridgeline.modelspec.cost.kv_layout import kv_layout
@@ -53,14 +54,19 @@ def load_model(config: RankConfig, collectives: Collectives) -> RankModel:
     cache = KvCache.allocate(
         decoder.spec,
         config.num_blocks,
-        config.block_size,
+        config.rank_block_size,
         dtype,
         "cpu",
         kv_format(config.kv_cache_dtype),
         config.max_num_seqs,
         kv_layout(spec).only(range(layers.start, layers.stop)),
     )
-    attention = build_attention(config.attention_backend, decoder.spec, cache)
+    if shard.sizes.context > 1:
+        attention: Attention = ContextAttention(
+            decoder.spec, cache, collectives=collectives, divides_rows=config.divides_rows
+        )
+    else:
+        attention = build_attention(config.attention_backend, decoder.spec, cache)
     return RankModel(config, decoder, cache, attention, collectives)
 
 

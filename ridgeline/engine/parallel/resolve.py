@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 
 from ridgeline.config.settings import PlainSettings, Settings
+from ridgeline.engine.attention.base import AttentionSite
+from ridgeline.engine.attention.native import NativeAttention
 from ridgeline.engine.execution.layers import choose
+from ridgeline.engine.parallel.exchange.shared_memory import why_no_segment
 from ridgeline.errors import CannotRun
+from ridgeline.modelspec.cost.kv_layout import KvLayout
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.shard import ParallelSizes, check_sizes
+from ridgeline.modelspec.shard import CHUNK_TOKENS, ParallelSizes, check_sizes
 from ridgeline.records import KvEviction
 
 
@@ -18,6 +22,7 @@ def parallel_sizes(settings: PlainSettings) -> ParallelSizes:
         tensor=settings.tensor_parallel_size,
         pipeline=settings.pipeline_parallel_size,
         expert=settings.expert_parallel_size,
+        context=settings.context_parallel_size,
     )
 
 
@@ -26,13 +31,6 @@ def check_parallelism(
 ) -> None:
     """Check the layout, and state it in `why`. Raises CannotRun."""
     sizes = parallel_sizes(settings)
-    if settings.context_parallel_size > 1:
-        raise CannotRun(
-            "the positions of a prompt are not divided over processes",
-            value=f"--context-parallel-size {settings.context_parallel_size}",
-            limit="1",
-            fix="use --tensor-parallel-size, which divides the heads and their cache",
-        )
     if sizes.num_ranks == 1:
         return
     if device.type != "cpu":
@@ -49,9 +47,64 @@ def check_parallelism(
         )
     check_eviction(settings.kv_eviction_config, sizes)
     check_sizes(spec, sizes)
-    for name in ("tensor", "pipeline", "expert"):
+    why["collectives"] = "shm: the processes are on one host"
+    if not shares_memory(settings):
+        why["collectives"] = f"gloo: {why_no_segment() or 'as requested'}"
+    for name in ("tensor", "pipeline", "expert", "context"):
         if getattr(sizes, name) > 1:
             why[f"{name}_parallel_size"] = f"as requested: {sizes.num_ranks} processes"
+
+
+def block_tokens(settings: Settings, layout: KvLayout) -> int:
+    """The tokens of a block where none are configured.
+
+    Raises CannotRun if the ones configured do not suit context parallelism.
+    """
+    context = settings.context_parallel_size
+    if context == 1:
+        return layout.block_tokens
+    size = CHUNK_TOKENS * context
+    if settings.block_size not in (None, size):
+        raise CannotRun(
+            f"with --context-parallel-size {context} a block holds a chunk of every rank",
+            value=f"--block-size {settings.block_size}",
+            limit=size,
+            fix="leave out --block-size",
+        )
+    return size
+
+
+def check_context(settings: Settings, site: AttentionSite, max_model_len: int) -> None:
+    """Raise CannotRun if ranks cannot divide the positions of the KV cache."""
+    context = settings.context_parallel_size
+    if context == 1:
+        return
+    reasons = list(NativeAttention.why_not(site))
+    if settings.attention_backend not in ("auto", "native"):
+        reasons.append(f"--attention-backend {settings.attention_backend} is not native")
+    if max_model_len <= CHUNK_TOKENS:
+        reasons.append(f"{max_model_len} tokens are no more than one chunk of {CHUNK_TOKENS}")
+    if reasons:
+        raise CannotRun(
+            f"context parallelism needs native attention over long sequences: {'; '.join(reasons)}",
+            value=f"--context-parallel-size {context}",
+            fix="use --pipeline-parallel-size or --tensor-parallel-size",
+        )
+
+
+def shares_memory(settings: PlainSettings) -> bool:
+    """Whether ranks exchange tensors in shared memory.
+
+    Raises CannotRun if that is requested and impossible.
+    """
+    why_not = why_no_segment()
+    if settings.collectives == "shm" and why_not is not None:
+        raise CannotRun(
+            f"processes cannot share memory here: {why_not}",
+            value="--collectives shm",
+            fix="use --collectives gloo",
+        )
+    return settings.collectives != "gloo" and why_not is None
 
 
 def check_eviction(policy: KvEviction | None, sizes: ParallelSizes) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
-from ridgeline.engine.parallel.linears import VocabularyHead
+from ridgeline.engine.parallel.layers.linears import VocabularyHead
 from ridgeline.engine.parallel.messages import Command, ComputeLogits, RunStep, ScoreText
 from ridgeline.engine.parallel.rank import RankModel
 from ridgeline.engine.sampling.verify.verifier import Verifier

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ridgeline.engine.parallel.collectives import GlooCollectives
+from ridgeline.engine.parallel.exchange.connect import make_collectives
 from ridgeline.engine.parallel.messages import Channel, Command, Fault, Loaded, RankConfig
 from ridgeline.engine.parallel.rank import RankWorker, load_model
 from ridgeline.errors import RankFailed, UserError
@@ -52,7 +52,7 @@ def main(descriptor: int) -> int:
 def serve(config: RankConfig, channel: Channel) -> None:
     """Load the model, meet the other ranks and execute commands."""
     torch.set_num_threads(config.num_threads)
-    collectives = GlooCollectives(config.shard, config.timeout_s)
+    collectives = make_collectives(config.shard, config.timeout_s, config.segment)
     model = load_model(config, collectives)
     channel.send(Loaded(model.decoder.nbytes))
     collectives.connect(Path(config.store))

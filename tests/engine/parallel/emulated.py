@@ -90,6 +90,11 @@ class ThreadCollectives:
         assert [own.shape[1] for own in everyone] == list(widths)
         return torch.cat(everyone, 1) if self.place == 0 else part
 
+    def gather_rows(self, part: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        everyone = self._exchange(part)
+        assert [len(own) for own in everyone] == list(counts)
+        return everyone
+
     def send(self, x: Tensor, stage: int) -> None:
         self.board.queues[self.shard.rank, self._peer(stage)].put(x.clone())
 
@@ -170,6 +175,7 @@ def config_of(
         "rank": 0,
         "sizes": sizes,
         "store": "",
+        "segment": None,
         "timeout_s": TIMEOUT_S,
         "model": str(folder),
         "spec": spec,

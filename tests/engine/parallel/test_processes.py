@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.parallel.collectives import GlooCollectives
+from ridgeline.engine.parallel.exchange.connect import make_collectives
 from ridgeline.engine.parallel.group import RankGroup
 from ridgeline.engine.parallel.rank import load_model
 from ridgeline.engine.parallel.runner import make_runner
@@ -120,11 +120,13 @@ def test_worker_that_cannot_load_reports_its_error() -> None:
         group.close()
 
 
-def test_rank_that_does_not_answer_is_named() -> None:
-    group = RankGroup(config_of("demo", ParallelSizes(tensor=2), timeout_s=2.0))
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_rank_that_does_not_answer_is_named(shares_memory: bool) -> None:
+    group = RankGroup(config_of("demo", ParallelSizes(tensor=2), timeout_s=2.0), shares_memory)
     try:
-        collectives = GlooCollectives(group.config.shard, group.config.timeout_s)
-        model = load_model(group.config, collectives)
+        config = group.config
+        collectives = make_collectives(config.shard, config.timeout_s, config.segment)
+        model = load_model(config, collectives)
         group.wait_until_loaded()
         collectives.connect(group.store)
         runner = make_runner(model, group, None, None, None)

@@ -14,7 +14,11 @@ from ridgeline.errors import CannotRun
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"context_parallel_size": 2}, "positions of a prompt"),
+        ({"context_parallel_size": 2, "tensor_parallel_size": 2}, "layers whole"),
+        ({"context_parallel_size": 2, "max_model_len": 512}, "one chunk"),
+        ({"context_parallel_size": 2, "block_size": 16}, "a chunk of every rank"),
+        ({"context_parallel_size": 2, "attention_backend": "torch"}, "is not native"),
+        ({"context_parallel_size": 2, "kv_cache_dtype": "int4"}, "native attention"),
         ({"tensor_parallel_size": 2, "enable_lora": True}, "--enable-lora works with one process"),
         (
             {

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import NativeLinear, Packed, pack_lines
 from ridgeline.engine.model.table import EmbeddingTable
-from ridgeline.engine.parallel.collectives import Collectives, merge_disjoint
+from ridgeline.engine.parallel.exchange.base import Collectives, merge_disjoint
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.int8.base import LARGEST
 from ridgeline.modelspec.shard import Span

@@ -36,9 +36,9 @@ from ridgeline.engine.model.layers import (
     UngatedMlp,
     attention_of,
 )
-from ridgeline.engine.parallel.collectives import Collectives
-from ridgeline.engine.parallel.forward import RankForward
-from ridgeline.engine.parallel.linears import RowParallelLinear
+from ridgeline.engine.parallel.exchange.base import Collectives
+from ridgeline.engine.parallel.layers.forward import RankForward
+from ridgeline.engine.parallel.layers.linears import RowParallelLinear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.modelspec.shard import Shard
 
@@ -46,8 +46,14 @@ from ridgeline.modelspec.shard import Shard
 class NativeRankForward(RankForward):
     """One step at a time, because its segments share a frame."""
 
-    def __init__(self, body: DecoderBody, shard: Shard, collectives: Collectives) -> None:
-        super().__init__(body, shard, collectives)
+    def __init__(
+        self,
+        body: DecoderBody,
+        shard: Shard,
+        collectives: Collectives,
+        divides_rows: bool = False,
+    ) -> None:
+        super().__init__(body, shard, collectives, divides_rows)
         self._frame = _native.FusedFrame(isa())
         self._branches = [_last_linears(block) for block in body.blocks]
         self._segments = [
@@ -71,6 +77,9 @@ class NativeRankForward(RankForward):
         for layer, block in enumerate(self.body.blocks):
             split, (o, down) = self._segments[layer], self._branches[layer]
             view = views[self._heads[layer]]
+            if not num_rows:  # another rank has them; this one has keys that they see
+                attend(view.q_THD, view.kv_T2KD, layer, *attention_of(block.attention).sinks)
+                continue
             step.run(split.heads, x_TC, heads=view.heads_TXD)
             sinks = attention_of(block.attention).sinks
             attended_THD = attend(view.q_THD, view.kv_T2KD, layer, *sinks).contiguous()
@@ -79,7 +88,7 @@ class NativeRankForward(RankForward):
         return x_TC
 
     def _norm(self, x_TC: Tensor) -> Tensor:
-        if self._last_norm is None:
+        if self._last_norm is None or not len(x_TC):
             return x_TC
         assert self._step is not None
         return self._step.run(self._last_norm, x_TC, x_TC)

@@ -1,17 +1,10 @@
-"""What the ranks of a model exchange within a step.
-
-Every sum has a fixed order: the parts of place 0, 1, … one after the other. So results depend on
-the number of parts, but not on which process computed a part, and every rank has the same bits.
-
-Shape legend: T rows.
-"""
+"""Exchanges over gloo, the CPU backend of torch.distributed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,56 +12,6 @@ from torch import Tensor
 
 from ridgeline.errors import RankFailed
 from ridgeline.modelspec.shard import Shard
-
-
-class Collectives(Protocol):
-    """Exchanges among the ranks of a stage (`num_places` of them), and between stages.
-
-    Every rank of the stage must call the same ones in the same order. Raises RankFailed where
-    another rank does not answer.
-    """
-
-    place: int
-    num_places: int
-
-    def sum_parts(self, part: Tensor) -> Tensor:
-        """The sum of every place's part, added in the order of places; may reuse `part`."""
-        ...
-
-    def sum_integers(self, part: Tensor) -> Tensor:
-        """The sum of every place's integers (int32), in any order."""
-        ...
-
-    def maximum(self, part: Tensor) -> Tensor:
-        """The element-wise maximum over places."""
-        ...
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        """Fill `x` with that of place 0."""
-        ...
-
-    def gather_columns(self, part: Tensor, widths: Sequence[int]) -> Tensor:
-        """At place 0, every place's columns side by side; elsewhere `part`."""
-        ...
-
-    def send(self, x: Tensor, stage: int) -> None:
-        """Send to the same place of another stage; `x` is not written to until it has arrived."""
-        ...
-
-    def receive(self, x: Tensor, stage: int) -> Tensor:
-        """Fill `x` from the same place of another stage."""
-        ...
-
-
-def merge_disjoint(collectives: Collectives, part: Tensor) -> Tensor:
-    """The sum of parts of which at most one is non-zero at any index, bit for bit."""
-    if collectives.num_places == 1:
-        return part
-    part = part.contiguous()
-    if part.element_size() == 2:
-        wide = part.view(torch.int16).to(torch.int32)
-        return collectives.sum_integers(wide).to(torch.int16).view(part.dtype)
-    return collectives.sum_integers(part.view(torch.int32)).view(part.dtype)
 
 
 class GlooCollectives:
@@ -148,11 +91,24 @@ class GlooCollectives:
             self._wait(work)
         return torch.cat(parts, dim=1)
 
+    def gather_rows(self, part: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        if self.num_places == 1:
+            return [part]
+        # gloo gathers tensors of one shape only.
+        padded = part.new_zeros((max(counts), part.shape[1]))
+        padded[: len(part)] = part
+        parts = [torch.empty_like(padded) for _ in counts]
+        if len(padded):
+            self._wait(self._within.allgather([parts], [padded]))
+        return [own[:count] for own, count in zip(parts, counts, strict=True)]
+
     def send(self, x: Tensor, stage: int) -> None:
-        self._wait(self._between.send([x.contiguous()], self._peer(stage), 0))
+        if x.numel():
+            self._wait(self._between.send([x.contiguous()], self._peer(stage), 0))
 
     def receive(self, x: Tensor, stage: int) -> Tensor:
-        self._wait(self._between.recv([x], self._peer(stage), 0))
+        if x.numel():
+            self._wait(self._between.recv([x], self._peer(stage), 0))
         return x
 
     def _peer(self, stage: int) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ridgeline.engine.model.layers import GatedMlp
 from ridgeline.engine.model.moe import MoeMlp
-from ridgeline.engine.parallel.collectives import Collectives, merge_disjoint
+from ridgeline.engine.parallel.exchange.base import Collectives, merge_disjoint
 from ridgeline.engine.quant.base import Linear
 from ridgeline.modelspec.model import MlpSpec
 from ridgeline.modelspec.shard import Span

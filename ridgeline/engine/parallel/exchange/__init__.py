@@ -1,0 +1,1 @@
+"""Exchanges among the ranks of a model, behind one interface."""

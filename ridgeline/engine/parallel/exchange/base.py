@@ -1,0 +1,79 @@
+"""What the ranks of a model exchange within a step.
+
+Every sum has a fixed order: the parts of place 0, 1, … one after the other. So results depend on
+the number of parts, but neither on which process computed a part nor on how it was sent, and every
+rank has the same bits.
+
+Shape legend: T rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Collectives(Protocol):
+    """Exchanges among the ranks of a stage (`num_places` of them), and between stages.
+
+    Every rank of the stage must call the same ones in the same order. Raises RankFailed where
+    another rank does not answer.
+    """
+
+    place: int
+    num_places: int
+
+    def sum_parts(self, part: Tensor) -> Tensor:
+        """The sum of every place's part, added in the order of places; may reuse `part`."""
+        ...
+
+    def sum_integers(self, part: Tensor) -> Tensor:
+        """The sum of every place's integers (int32), in any order."""
+        ...
+
+    def maximum(self, part: Tensor) -> Tensor:
+        """The element-wise maximum over places."""
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Fill `x` with that of place 0."""
+        ...
+
+    def gather_columns(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        """At place 0, every place's columns side by side; elsewhere `part`."""
+        ...
+
+    def gather_rows(self, part: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """Every place's rows, of which place i has `counts[i]`; `part` has two dimensions."""
+        ...
+
+    def send(self, x: Tensor, stage: int) -> None:
+        """Send to the same place of another stage; `x` is not written to until it has arrived."""
+        ...
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        """Fill `x` from the same place of another stage."""
+        ...
+
+
+class ProcessCollectives(Collectives, Protocol):
+    """Collectives among processes, which meet before they exchange anything."""
+
+    def connect(self, store: Path) -> None:
+        """Meet the other ranks by a file that is new and that all of them name."""
+        ...
+
+
+def merge_disjoint(collectives: Collectives, part: Tensor) -> Tensor:
+    """The sum of parts of which at most one is non-zero at any index, bit for bit."""
+    if collectives.num_places == 1:
+        return part
+    part = part.contiguous()
+    if part.element_size() == 2:
+        wide = part.view(torch.int16).to(torch.int32)
+        return collectives.sum_integers(wide).to(torch.int16).view(part.dtype)
+    return collectives.sum_integers(part.view(torch.int32)).view(part.dtype)

@@ -1,0 +1,15 @@
+"""Chooses how the ranks of a model exchange tensors."""
+
+from __future__ import annotations
+
+from ridgeline.engine.parallel.exchange.base import ProcessCollectives
+from ridgeline.engine.parallel.exchange.gloo import GlooCollectives
+from ridgeline.engine.parallel.exchange.shared_memory import SharedMemoryCollectives
+from ridgeline.modelspec.shard import Shard
+
+
+def make_collectives(shard: Shard, timeout_s: float, segment: int | None) -> ProcessCollectives:
+    """Those over shared memory where ranks have some (`segment` is its descriptor), else gloo's."""
+    if segment is None:
+        return GlooCollectives(shard, timeout_s)
+    return SharedMemoryCollectives(shard, timeout_s, segment)

@@ -1,0 +1,1 @@
+"""The layers of one rank: linears, experts, attention and whole blocks that exchange parts."""
