@@ -82,6 +82,7 @@ class RankGroup:
         num_ranks = config.sizes.num_ranks
         descriptor = create_segment(num_ranks) if shares_memory else None
         self._segment = None if descriptor is None else SharedSegment(descriptor, num_ranks)
+        self._descriptor = descriptor
         self.config = msgspec.structs.replace(
             config, store=str(Path(self._folder) / "store"), segment=descriptor
         )
@@ -165,8 +166,9 @@ class RankGroup:
             self._watcher.join()
         for worker in self._workers:
             worker.channel.close()
-        if self.config.segment is not None:
-            os.close(self.config.segment)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch_workers(self) -> None:
