@@ -54,6 +54,10 @@ def plan(
     output_len: int | None = None,
     request_rate: float = 1.0,
     cached_share: float = 0.0,
+    kv_tier_memory_share: float = 0.0,
+    kv_tier_file_share: float = 0.0,
+    kv_tier_memory_bandwidth: int | str | None = None,
+    kv_tier_file_bandwidth: int | str | None = None,
     slo: str = PLANNING_SLO,
     accelerator: str | None = None,
     quantization: str | None = None,
@@ -99,6 +103,11 @@ def plan(
         output_len: Output tokens of a request (default: 256).
         request_rate: Requests per second, Poisson arrivals.
         cached_share: Share of prompt tokens found in the prefix cache.
+        kv_tier_memory_share: Share found in its memory tier.
+        kv_tier_file_share: Share found in its files.
+        kv_tier_memory_bandwidth: Bytes per second between the KV cache and its memory tier
+            (default: 4 GB).
+        kv_tier_file_bandwidth: Bytes per second from its files (default: 0.5 GB).
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%'.
         accelerator: Accelerators to consider, separated by commas (default: all that have a
             price).
@@ -150,6 +159,10 @@ def predict(
     output_len: int = 256,
     max_concurrency: int = 1,
     cached_tokens: int = 0,
+    kv_tier_memory_tokens: int = 0,
+    kv_tier_file_tokens: int = 0,
+    kv_tier_memory_bandwidth: int | str | None = None,
+    kv_tier_file_bandwidth: int | str | None = None,
     quantization: str | None = None,
     kv_cache_dtype: str | None = None,
     kv_eviction_config: KvEviction | dict[str, Any] | None = None,
@@ -184,6 +197,11 @@ def predict(
         output_len: Output tokens of a request.
         max_concurrency: Requests in flight, in a closed loop.
         cached_tokens: Prompt tokens found in the prefix cache.
+        kv_tier_memory_tokens: Further tokens found in its memory tier.
+        kv_tier_file_tokens: Further tokens found in its files.
+        kv_tier_memory_bandwidth: Bytes per second between the KV cache and its memory tier
+            (default: 4 GB).
+        kv_tier_file_bandwidth: Bytes per second from its files (default: 0.5 GB).
         quantization: Weight format: float32, bfloat16, float16, fp8, fp8-block, int8, int4, mxfp4
             or nvfp4 (default: as stored).
         kv_cache_dtype: KV cache format: float32, bfloat16, float16, fp8, int8 or int4 (default:
@@ -253,6 +271,10 @@ def simulate(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     enable_prefix_caching: bool = False,
+    kv_tier_memory: int | str | None = None,
+    kv_tier_size: int | str | None = None,
+    kv_tier_memory_bandwidth: int | str | None = None,
+    kv_tier_file_bandwidth: int | str | None = None,
     batching: Batching = "continuous",
     batch_wait_ms: float = 10.0,
     slo_throttle: bool = False,
@@ -315,6 +337,11 @@ def simulate(
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
             512).
         enable_prefix_caching: Share the prefixes of recorded prompts.
+        kv_tier_memory: Host memory for evicted KV blocks (default: none).
+        kv_tier_size: Maximum size of the files for evicted KV blocks (default: none).
+        kv_tier_memory_bandwidth: Bytes per second between the KV cache and its memory tier
+            (default: 4 GB).
+        kv_tier_file_bandwidth: Bytes per second from its files (default: 0.5 GB).
         batching: How requests are combined into batches.
         batch_wait_ms: Dynamic batching: maximum wait for a fuller batch.
         slo_throttle: Admit fewer requests while the p95 TTFT or TPOT violates --slo.

@@ -77,6 +77,7 @@ RARE = frozenset(
         *("max_num_queued_tokens", "thread_plan", "block_size", "max_num_batched_tokens"),
         *("attention_backend", "layer_backend", "num_threads_decode", "kv_eviction_config"),
         *("lora_modules", "max_loras", "max_lora_rank"),
+        *("kv_tier_memory_bandwidth", "kv_tier_file_bandwidth"),
         *("pipeline_parallel_size", "expert_parallel_size", "context_parallel_size"),
         "collectives",
         *("enable_lora", "named_model"),

@@ -58,6 +58,23 @@ class PredictOptions(Section, frozen=True, kw_only=True):
             since="0.2",
         ),
     ] = 0
+    kv_tier_memory_tokens: Annotated[
+        int,
+        About(
+            "Further tokens found in its memory tier.",
+            unit=TOKENS,
+            range=NON_NEGATIVE_COUNT,
+            since="0.3",
+        ),
+    ] = 0
+    kv_tier_file_tokens: Annotated[
+        int,
+        About(
+            "Further tokens found in its files.", unit=TOKENS, range=NON_NEGATIVE_COUNT, since="0.3"
+        ),
+    ] = 0
+    kv_tier_memory_bandwidth: Annotated[int | None, shared.TIER_MEMORY_BANDWIDTH] = None
+    kv_tier_file_bandwidth: Annotated[int | None, shared.TIER_FILE_BANDWIDTH] = None
     quantization: Annotated[str | None, shared.QUANTIZATION] = None
     kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
     kv_eviction_config: Annotated[KvEviction | None, shared.KV_EVICTION] = None
@@ -146,6 +163,14 @@ class PlanOptions(Section, frozen=True, kw_only=True):
             since="0.2",
         ),
     ] = 0.0
+    kv_tier_memory_share: Annotated[
+        float, About("Share found in its memory tier.", unit=SHARE, since="0.3")
+    ] = 0.0
+    kv_tier_file_share: Annotated[
+        float, About("Share found in its files.", unit=SHARE, since="0.3")
+    ] = 0.0
+    kv_tier_memory_bandwidth: Annotated[int | None, shared.TIER_MEMORY_BANDWIDTH] = None
+    kv_tier_file_bandwidth: Annotated[int | None, shared.TIER_FILE_BANDWIDTH] = None
     slo: Annotated[str, shared.SLO_TEXT] = PLANNING_SLO
     accelerator: Annotated[
         str | None,
@@ -283,6 +308,10 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     max_num_seqs: Annotated[int | None, shared.SLOTS] = None
     max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
     enable_prefix_caching: Annotated[bool, About("Share the prefixes of recorded prompts.")] = False
+    kv_tier_memory: Annotated[int | None, shared.TIER_MEMORY] = None
+    kv_tier_size: Annotated[int | None, shared.TIER_FILES] = None
+    kv_tier_memory_bandwidth: Annotated[int | None, shared.TIER_MEMORY_BANDWIDTH] = None
+    kv_tier_file_bandwidth: Annotated[int | None, shared.TIER_FILE_BANDWIDTH] = None
     batching: Annotated[Batching, About("How requests are combined into batches.", since="0.3")] = (
         "continuous"
     )

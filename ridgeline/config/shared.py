@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ridgeline.config.option import About
 from ridgeline.config.units import (
+    BYTES,
     COUNT,
     DOLLARS,
     MAX_LENGTH,
@@ -156,6 +157,19 @@ KV_CACHE_DTYPE = About(
     unset="as stored",
     old_names=("kv-dtype",),
     since="0.2",
+)
+TIER_MEMORY_BANDWIDTH = About(
+    "Bytes per second between the KV cache and its memory tier.",
+    unit=BYTES,
+    unset="4 GB",
+    since="0.3",
+)
+TIER_FILE_BANDWIDTH = About(
+    "Bytes per second from its files.", unit=BYTES, unset="0.5 GB", since="0.3"
+)
+TIER_MEMORY = About("Host memory for evicted KV blocks.", unit=BYTES, unset="none", since="0.3")
+TIER_FILES = About(
+    "Maximum size of the files for evicted KV blocks.", unit=BYTES, unset="none", since="0.3"
 )
 KV_EVICTION = About(
     "Policy by which Ridgeline's engine evicts keys and values (lossy), as JSON: "

@@ -25,6 +25,7 @@ from ridgeline.modelspec.cost import (
     num_params,
     step_work,
 )
+from ridgeline.plan.simulate.kv_tiers import add_tiers, tier_sizes
 from ridgeline.roofline import Peaks, PriceStep, bound
 from ridgeline.workflows.load.tokenized_workload import workload_facts
 
@@ -53,8 +54,15 @@ class ConfigurationCosts:
         return cost_model(self.resolved(settings).spec)
 
     def scheduler(self, settings: Settings) -> Any:
-        """A fresh scheduler, as the engine would have it."""
-        return make_scheduler(self.resolved(settings))
+        """A fresh scheduler, as the engine would have it, tiers of the KV cache included."""
+        resolved = self.resolved(settings)
+        scheduler = make_scheduler(resolved)
+        sizes = tier_sizes(
+            resolved.kv_tier_memory, resolved.kv_tier_size, resolved.kv_tier_dir is not None
+        )
+        block_bytes = scheduler.limits.kv_layout.block_bytes(resolved.block_size)
+        add_tiers(scheduler, sizes, block_bytes)
+        return scheduler
 
     def price(self, settings: Settings) -> PriceStep:
         """FLOPs and bytes of a step."""

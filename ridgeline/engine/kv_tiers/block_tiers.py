@@ -24,25 +24,22 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers, NoStorage, Rate
 from ridgeline.engine.scheduler.kv.memory_tier import MemoryTier
 from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache
+from ridgeline.engine.scheduler.kv.tiers import (
+    DIRECTORY_BYTES,
+    GUESSED_DISK,
+    GUESSED_MEMORY_BYTES_S,
+    GUESSED_REMOTE,
+    MIN_SLOTS,
+    STAGING_BYTES,
+)
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import DoesNotFit
 from ridgeline.hardware import system
 
 _LOG = logging.getLogger(__name__)
-STAGING_BYTES = 256 << 20
-"""Memory through which blocks pass to and from storage where no memory tier was configured."""
-
-DIRECTORY_BYTES = 16 << 30
-"""Size of the directory where none was configured."""
-
-MIN_SLOTS = 16
 CLOSE_S = 10.0
 """The longest time that closing an engine spends on writing its cache to storage."""
-
-GUESSED_DISK = (0.5e9, 0.001)
-GUESSED_REMOTE = (0.1e9, 0.05)
-"""Bytes per second and seconds per access, until they have been measured."""
 
 TIERS = ("memory", "disk", "remote")
 
@@ -187,7 +184,7 @@ def build_block_tiers(
     num_bytes = resolved.kv_tier_memory or STAGING_BYTES
     _check_memory(num_bytes)
     memory = MemoryTier(max(MIN_SLOTS, num_bytes // block_bytes), threading.Lock())
-    rate = Rate(4e9)
+    rate = Rate(GUESSED_MEMORY_BYTES_S)
     slab = BlockSlab(kv, memory.num_slots, rate)
     stored = _extent_tiers(resolved, kv, block_bytes)
     storage = TieredStorage(memory, slab, stored) if stored else None

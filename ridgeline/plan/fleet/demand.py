@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.plan.step_time.tier_loads import TierHits
 from ridgeline.records import Slo
 from ridgeline.records.traffic import TrafficProfile
 
@@ -18,8 +19,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """`rate` requests per second with mean lengths `isl` and `osl`, in tokens.
 
     `isl_p95`: 95th percentile prompt. `cached`: mean number of prompt tokens found in the prefix
-    cache. `longest`: the largest context (prompt and answer). `input_cv2`: squared coefficient of
-    variation of the prompt lengths, which lengthens queues.
+    cache, `tiers` behind them in tiers of it. `longest`: the largest context (prompt and answer).
+    `input_cv2`: squared coefficient of variation of the prompt lengths, which lengthens queues.
     """
 
     rate: float
@@ -29,6 +30,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     longest: int
     cached: int = 0
     input_cv2: float = 0.0
+    tiers: TierHits | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= MAX_RATE:

@@ -30,6 +30,7 @@ from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
 from ridgeline.plan.step_time.predict import (
     OperatingPoint,
     decode_step_s,
+    loads_of,
     mixed_steps,
     request_overhead_s,
 )
@@ -408,8 +409,10 @@ def _latency_quantiles(
     machine: Replica, demand: Demand, slo: Slo, point: OperatingPoint, spread: Concurrency
 ) -> tuple[float, float]:
     """TTFT (of the 95th percentile prompt) and TPOT at the SLO's attainment."""
-    longest = msgspec.structs.replace(point, isl=max(demand.isl_p95, demand.cached + 1))
+    found = demand.cached + (0 if demand.tiers is None else demand.tiers.tokens)
+    longest = msgspec.structs.replace(point, isl=max(demand.isl_p95, found + 1))
     prompt_s = mixed_steps(machine, longest).prompt_s + request_overhead_s(machine)
+    prompt_s += loads_of(machine, longest).wait_s
     decode_s, at = decode_step_s(machine, point), spread.at
     busier = msgspec.structs.replace(point, batch=spread.plus_one_sd)
     busier_s = decode_step_s(machine, busier) - decode_s
@@ -437,6 +440,7 @@ def _point(demand: Demand, batch: int, tokens: int) -> OperatingPoint:
         osl=demand.osl,
         batch=batch,
         cached=demand.cached,
+        tiers=demand.tiers,
         max_num_batched_tokens=tokens,
     )
 

@@ -23,9 +23,12 @@ from functools import lru_cache, partial
 import numpy as np
 
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
+from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers, TierTotals
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
+from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput, EngineFull
 from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
+from ridgeline.plan.simulate.kv_tiers import add_totals
 from ridgeline.plan.simulate.records import (
     Autoscaling,
     FleetConfig,
@@ -77,6 +80,7 @@ class _FleetSimulation:
         self.area = self.area_until_s = 0.0
         self.num_replicas: list[tuple[float, int]] = []
         self.samplings: dict[int, Sampling] = {}
+        self.tiers = TierTotals()
         self.reads_prompts = any(
             not isinstance(replica.scheduler().cache, NoPrefixCache)
             for replica in dict.fromkeys((*config.replicas, *config.decode))
@@ -311,6 +315,7 @@ class _FleetSimulation:
         failed = replica.simulated
         replica.num_busy_s += failed.busy_s
         replica.num_steps += failed.num_steps
+        self._count_tiers(failed.scheduler)
         failed.stop(self.now_s)
         replica.simulated = self._simulate_replica(replica.config, replica.id)
         replica.simulated.check = failed.check
@@ -361,6 +366,7 @@ class _FleetSimulation:
         for replica in self.replicas:
             replica.num_busy_s += replica.simulated.busy_s
             replica.num_steps += replica.simulated.num_steps
+            self._count_tiers(replica.simulated.scheduler)
         return FleetOutcome(
             requests=tuple(self.outcomes),
             replicas=tuple(self.replicas),
@@ -369,7 +375,13 @@ class _FleetSimulation:
             num_steps=sum(replica.num_steps for replica in self.replicas),
             num_events=self.num_events,
             num_replicas=tuple(self.num_replicas),
+            tiers=self.tiers,
         )
+
+    def _count_tiers(self, scheduler: Scheduler) -> None:
+        """Add what a replica has loaded from the tiers of its KV cache."""
+        if isinstance(scheduler.cache.tiers, CacheTiers):
+            self.tiers = add_totals(self.tiers, scheduler.cache.tiers.totals)
 
 
 def _autoscaler(scaling: Autoscaling) -> Autoscaler:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
+from ridgeline.engine.scheduler.kv.cache_tiers import TierTotals
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.calibration.interference import InterferenceSampler
 from ridgeline.plan.simulate.replica import SimulatedReplica
@@ -137,7 +138,8 @@ class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a simulation.
 
     `area` is the integral of requests in flight over time (request·s). `num_replicas` lists (time,
-    replicas in service) at each change.
+    replicas in service) at each change. `tiers`: what all replicas loaded from tiers of their KV
+    caches.
     """
 
     requests: tuple[RequestOutcome, ...]
@@ -147,3 +149,4 @@ class FleetOutcome(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_events: int
     num_replicas: tuple[tuple[float, int], ...]
+    tiers: TierTotals = msgspec.field(default_factory=TierTotals)

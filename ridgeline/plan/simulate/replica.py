@@ -25,6 +25,7 @@ from ridgeline.plan.simulate.fast_forward_prefill import (
     begin_admission_step,
     commit_admission_step,
 )
+from ridgeline.plan.simulate.kv_tiers import TierClock
 from ridgeline.plan.step_time.simulated import LinearSteps, StepTimes
 from ridgeline.records import Event, Request
 
@@ -50,6 +51,7 @@ class SimulatedReplica:
     ) -> None:
         self.scheduler, self._step_times, self._interference = scheduler, step_times, interference
         self._fast_forward = fast_forward and interference is None
+        self._tiers = TierClock(scheduler)
         self.wake_s = math.inf
         self.num_steps = 0
         self.busy_s = 0.0
@@ -65,6 +67,7 @@ class SimulatedReplica:
             steps_so_far = times.steps_until(now_s - from_s)
             if steps_so_far < num_steps:
                 self._apply_decoding(steps_so_far, all_steps=False)
+        self._tiers.advance(now_s)
         self.scheduler.add(request)
         if self._under_way is None and self._decoding is None:
             self.wake_s = max(now_s, self._free_s)
@@ -87,9 +90,10 @@ class SimulatedReplica:
         return []
 
     def _plan(self, now_s: float) -> None:
+        self._tiers.advance(now_s)
         wake_s = self.scheduler.next_wake_s(now_s)
         if wake_s is None or wake_s > now_s:
-            self.wake_s = math.inf if wake_s is None else wake_s
+            self.wake_s = math.inf if wake_s is None else min(wake_s, self._tiers.next_end_s)
             return
         admission = begin_admission_step(self.scheduler, now_s) if self._fast_forward else None
         if admission is not None:
@@ -98,11 +102,14 @@ class SimulatedReplica:
             return
         plan = self._under_way = self.scheduler.plan(now_s)
         shapes = [(len(run.tokens), run.num_cached) for run in plan.runs]
-        self._start_step(now_s, shapes, sum([run.sample is not None for run in plan.runs]))
+        num_sampled = sum([run.sample is not None for run in plan.runs])
+        self._start_step(now_s, shapes, num_sampled, self._tiers.transfer_s(plan))
 
-    def _start_step(self, now_s: float, shapes: Shapes, num_sampled: int) -> None:
+    def _start_step(
+        self, now_s: float, shapes: Shapes, num_sampled: int, transfer_s: float = 0.0
+    ) -> None:
         """Set when the step that begins now will end: at once if it has no runs."""
-        step_s = self._step_times.step_s(shapes, num_sampled) if shapes else 0.0
+        step_s = transfer_s + (self._step_times.step_s(shapes, num_sampled) if shapes else 0.0)
         if shapes and self._interference is not None:
             step_s *= self._interference.slowness(shapes, now_s)
         self.num_steps += bool(shapes)

@@ -20,6 +20,7 @@ import msgspec
 from ridgeline.engine.scheduler.plan import Run, RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
+from ridgeline.plan.simulate.kv_tiers import TierClock
 from ridgeline.records import (
     Event,
     Finished,
@@ -129,6 +130,7 @@ class _ReplicaSimulation:
         concurrency: int | None,
     ) -> None:
         self.scheduler, self.seconds, self.now_s = scheduler, seconds, 0.0
+        self.tiers = TierClock(scheduler)
         self.closed, self.num_free = concurrency is not None, concurrency or math.inf
         self.lives = {str(i): _InFlight(arrival) for i, arrival in enumerate(arrivals)}
         self.due = list(reversed(self.lives.items()))
@@ -136,12 +138,13 @@ class _ReplicaSimulation:
 
     def advance(self) -> bool:
         """Run one step, or move the clock to the next one; False at the end."""
+        self.tiers.advance(self.now_s)
         while self._next_due_s <= self.now_s:
             self._add(*self.due.pop())
         wakes = [self._next_due_s] if self._next_due_s < math.inf else []
         wake_s = self.scheduler.next_wake_s(self.now_s)
         if wake_s is not None:
-            wakes.append(wake_s)
+            wakes += (wake_s, self.tiers.next_end_s)
         if not wakes:
             return False
         if min(wakes) > self.now_s:
@@ -178,6 +181,7 @@ class _ReplicaSimulation:
         shapes = tuple((len(run.tokens), run.num_cached) for run in plan.runs)
         num_sampled = sum(run.sample is not None for run in plan.runs)
         took_s = self.seconds(shapes, num_sampled) if shapes else 0.0
+        took_s += self.tiers.transfer_s(plan)
         self.now_s += took_s
         for event in self.scheduler.commit(plan, _filled(plan), self.now_s):
             self.lives[event.request_id].handle(event)

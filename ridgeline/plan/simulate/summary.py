@@ -42,7 +42,9 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Latencies start at the arrival. `attainment` is the share of interactive requests that met the
     SLO, unfinished ones included; `goodput_req_s` is their rate. `utilisation` is the share of the
-    replicas' paid time in which a step was under way; `device_hours` is the paid time.
+    replicas' paid time in which a step was under way; `device_hours` is the paid time. `tier_share`
+    is the part of `hit_share` that came from each tier below the prefix cache, `declined_share` the
+    share of prompt tokens that were there but quicker to compute.
     """
 
     num_requests: int
@@ -64,6 +66,8 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     device_hours: float
     most_replicas: int
     num_steps: int
+    tier_share: dict[str, float] = {}
+    declined_share: float = 0.0
     batch: BatchSummary | None = None
 
 
@@ -100,6 +104,8 @@ def summarise(outcome: FleetOutcome, slo: Slo | None) -> FleetSummary:
         / 3600,
         most_replicas=max((count for _, count in outcome.num_replicas), default=0),
         num_steps=outcome.num_steps,
+        tier_share={k: n / max(1, prompts) for k, n in outcome.tiers.hit_tokens.items()},
+        declined_share=outcome.tiers.declined_tokens / max(1, prompts),
         batch=_batch(outcome.requests),
     )
 

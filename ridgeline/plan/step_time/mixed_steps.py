@@ -29,7 +29,8 @@ class MixedSteps:
 
     `prompt`: (cached tokens, all tokens). `decoding`: (number of decoding sequences, tokens in the
     cache of each). `room`: tokens per step that prompts can use. `decode_s`: seconds of a step
-    without prompts. `num_rounds`: micro-batches. `max_chunks`: mean number of chunks in full steps.
+    without prompts. `num_rounds`: micro-batches. `copy_s`: seconds of copies from a tier of the KV
+    cache for each prompt. `max_chunks`: mean number of chunks in full steps.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class MixedSteps:
         room: int,
         decode_s: float,
         num_rounds: int,
+        copy_s: float = 0.0,
     ) -> None:
         self._machine, self._prompt, self._decoding = machine, prompt, decoding
-        self._room, self.num_rounds = room, num_rounds
+        self._room, self.num_rounds, self.copy_s = room, num_rounds, copy_s
         cached, isl = prompt
         self.num_chunks = num_chunks(isl - cached, room)
         self.max_chunks = max_chunks(isl - cached, room)
@@ -106,6 +108,7 @@ class MixedSteps:
     def _mean_of_chunks(self, num_alike: int) -> float:
         steps = self.steps_of_prompt(num_alike)
         took_s = sum(self._machine.grouped(runs, sampled).seconds for runs, sampled in steps)
+        took_s += num_alike * self.copy_s
         # Without decodes, a step of few tokens could be cheaper than the decode step.
         return max(took_s / self.num_chunks, self._known[0])
 

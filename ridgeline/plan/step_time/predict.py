@@ -49,6 +49,7 @@ from ridgeline.plan.step_time.mixed_steps import MixedSteps, max_chunks, num_chu
 from ridgeline.plan.step_time.parallel_layout import layout_from
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
+from ridgeline.plan.step_time.tier_loads import TierHits, TierLoads, tier_loads
 from ridgeline.records import KvEviction
 from ridgeline.roofline import bound
 
@@ -82,6 +83,7 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     and `attention_dp` are unused.
 
     `kv_eviction`: a policy of Ridgeline's engine that caps the tokens of a sequence in the cache.
+    `tiers`: prompt tokens behind the cached ones that are found in tiers of the KV cache.
     """
 
     model: str
@@ -105,6 +107,7 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     acceptance: float | None = None
     draft_model: str | None = None
     kv_eviction: KvEviction | None = None
+    tiers: TierHits | None = None
 
     def tokens_per_step(self, machine: Replica) -> int:
         """`max_num_batched_tokens`, or the default of the engine that runs on the device."""
@@ -116,7 +119,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     `decode_ms`: one decode step of the whole batch. `tpot_ms`: the mean step of a decoding client,
     including other clients' prompts. `mbu`, `mfu`: share of the device's dense peaks that the
-    decode step uses. `interval`: 80 % intervals by field name.
+    decode step uses. `interval`: 80 % intervals by field name. `tiers`: what is loaded from tiers
+    of the KV cache, None where nothing was found there.
     """
 
     ttft_ms: float
@@ -131,6 +135,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float
     prefill_bound: str
     compute_dtype: str
+    tiers: TierLoads | None = None
 
 
 class PointTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +202,7 @@ def _predict_pools(
     )
     machine = replica_of(point, rows, decode)
     batch = math.ceil(point.batch / decode.workers)
-    alone = msgspec.structs.replace(point, batch=batch, cached=point.isl - 1)
+    alone = msgspec.structs.replace(point, batch=batch, cached=point.isl - 1, tiers=None)
     found = predict_on(machine, alone)
     tpot_ms = found.decode_ms * machine.efficiency.disaggregated
     eff = machine.efficiency
@@ -213,6 +218,7 @@ def _predict_pools(
         decode_ms=tpot_ms,
         output_tok_s=output_tok_s,
         prefill_bound=first.prefill_bound,
+        tiers=first.tiers,
         interval={
             "ttft_ms": interval(ttft_ms, eff.ttft_error),
             "tpot_ms": interval(tpot_ms, eff.tpot_error),
@@ -250,7 +256,9 @@ def predict_on(
         decode = machine.uniform(batch, 1, middle_of_answer(point), sampled=batch)
     else:
         decode = drafts.verify(machine, batch, middle_of_answer(point))
-    first = machine.uniform(1, min(point.isl - point.cached, tokens), point.cached, sampled=1)
+    loads = loads_of(machine, point)
+    cached = point.cached + loads.tokens
+    first = machine.uniform(1, min(point.isl - cached, tokens), cached, sampled=1)
     eff, least = machine.efficiency, bound(decode, machine.peaks)
     clients = max(1.0, point.batch / machine.layout.num_attention)
     ttft_s = eff.ttft_s(at.ttft_s, at.tpot_s, clients)
@@ -258,6 +266,7 @@ def predict_on(
         ttft_ms=ttft_s * 1000,
         prompt_ms=at.ttft_s * 1000,
         tpot_ms=at.tpot_s * 1000,
+        tiers=None if point.tiers is None else loads,
         output_tok_s=at.output_tok_s,
         kv_tokens_max=fits.kv_tokens,
         bound=decode.bound,
@@ -320,6 +329,14 @@ def validate_point(point: OperatingPoint) -> None:
             raise BadInput(f"{name} must be positive", value=value, limit=">= 1")
     if not 0 <= point.cached < point.isl:
         raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
+    if point.tiers is not None:
+        point.tiers.check()
+        if point.cached + point.tiers.tokens >= point.isl:
+            raise BadInput(
+                "tokens in the prefix cache and its tiers must be below isl",
+                value=point.cached + point.tiers.tokens,
+                limit=f"0..{point.isl - 1}",
+            )
 
 
 def decoding_sequences(machine: Replica, point: OperatingPoint) -> int:
@@ -367,7 +384,7 @@ def time_point(
     steps = steps_of_request(point, clients, mixed.num_chunks, mixed.max_chunks)
     chunks = clients * mixed.num_chunks / steps
     request_s = steps * mixed.seconds(chunks)
-    first_s = request_overhead_s(machine)
+    first_s = request_overhead_s(machine) + loads_of(machine, point).wait_s
     return PointTiming(
         ttft_s=mixed.prompt_s + first_s,
         decode_s=decode_s,
@@ -386,11 +403,18 @@ def steps_of_request(
     return max(point.osl - 1 + num_chunks, clients * num_chunks / chunks_per_step)
 
 
+def loads_of(machine: Replica, point: OperatingPoint) -> TierLoads:
+    """What is loaded from tiers of the KV cache for a prompt of this point."""
+    return tier_loads(machine, point.tiers, point.cached, point.tokens_per_step(machine))
+
+
 def mixed_steps(
     machine: Replica, point: OperatingPoint, drafts: SpeculationModel | None = None
 ) -> MixedSteps:
     """The steps of one micro-batch of one attention group at this point."""
-    active, new = decoding_sequences(machine, point), point.isl - point.cached
+    loads = loads_of(machine, point)
+    cached = point.cached + loads.tokens
+    active, new = decoding_sequences(machine, point), point.isl - cached
     groups = machine.layout.num_attention
     num_rounds = min(machine.layout.pp, math.ceil(point.batch / groups))
     room = max(1, point.tokens_per_step(machine) - (active - 1))
@@ -400,11 +424,12 @@ def mixed_steps(
     others = min(active - 1, math.ceil(clients * (point.osl - 1) / steps))
     return MixedSteps(
         machine,
-        prompt=(point.cached, point.isl),
+        prompt=(cached, point.isl),
         decoding=(others, middle_of_answer(point)),
         room=room,
         decode_s=_decode_s(machine, point, drafts, active if others == active - 1 else others),
         num_rounds=num_rounds,
+        copy_s=loads.copy_s,
     )
 
 

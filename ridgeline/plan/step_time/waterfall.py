@@ -26,6 +26,7 @@ from ridgeline.plan.step_time.predict import (
     Pool,
     Prediction,
     decoding_sequences,
+    loads_of,
     middle_of_answer,
     mixed_steps,
     replica_of,
@@ -113,10 +114,14 @@ def prompt_terms(machine: Replica, point: OperatingPoint) -> dict[str, StepTerm]
         for name, term in machine.step_terms(groups, sampled).items():
             known = total.get(name, StepTerm(0.0, 0.0, 0.0))
             total[name] = StepTerm(*(a + b for a, b in zip(known, term, strict=True)))
+    if mixed.copy_s:
+        total["copies from KV tiers"] = StepTerm(0.0, 0.0, mixed.copy_s)
     taken_s = sum(term.seconds for term in total.values())
     longer_s = mixed.prompt_s - taken_s
     if longer_s > _TOLERANCE * taken_s:  # verifying drafts can take longer than a step of prompts
         total["decode steps, at least"] = StepTerm(0.0, 0.0, longer_s)
+    if wait_s := loads_of(machine, point).wait_s:
+        total["files of KV tiers"] = StepTerm(0.0, 0.0, wait_s)
     return total
 
 
@@ -142,7 +147,7 @@ def _of_pools(
     prompt = msgspec.structs.replace(point, batch=1, osl=1)
     machine = replica_of(point, rows, decode)
     batch = math.ceil(point.batch / decode.workers)
-    alone = msgspec.structs.replace(point, batch=batch, cached=point.isl - 1)
+    alone = msgspec.structs.replace(point, batch=batch, cached=point.isl - 1, tiers=None)
     decoding, eff = decode_terms(machine, alone), machine.efficiency
     step_s = sum(term.seconds for term in decoding.values())
     prompt_s = time_point(first, prompt).ttft_s

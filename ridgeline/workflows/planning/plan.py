@@ -51,6 +51,7 @@ from ridgeline.plan.fleet.search import (
 )
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
 from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.tier_loads import require_no_rates, tier_hits, tier_loads
 from ridgeline.records import Slo
 from ridgeline.records.price import Commitment
 from ridgeline.report.files import write_files
@@ -196,7 +197,28 @@ def _demand(options: PlanOptions) -> Demand:
     else:
         isl = ISL if options.input_len is None else options.input_len
         lengths = [(isl, OSL if options.output_len is None else options.output_len)]
-    return demand_of(lengths, options.request_rate, options.cached_share)
+    demand = demand_of(lengths, options.request_rate, options.cached_share)
+    return _with_tiers(demand, options)
+
+
+def _with_tiers(demand: Demand, options: PlanOptions) -> Demand:
+    """The demand with the prompt tokens that are found in tiers of the KV cache."""
+    shares = (options.kv_tier_memory_share, options.kv_tier_file_share)
+    rates = (options.kv_tier_memory_bandwidth, options.kv_tier_file_bandwidth)
+    if not any(shares):
+        require_no_rates(rates, "--kv-tier-memory-share or --kv-tier-file-share")
+        return demand
+    total = options.cached_share + sum(shares)
+    if total > 1:
+        raise BadInput(
+            "--cached-share, --kv-tier-memory-share and --kv-tier-file-share exceed all tokens",
+            value=f"{total:g}",
+            limit="1 together",
+        )
+    memory, files = (int(share * demand.isl) for share in shares)
+    memory = min(memory, demand.isl - 1 - demand.cached)
+    files = min(files, demand.isl - 1 - demand.cached - memory)
+    return msgspec.structs.replace(demand, tiers=tier_hits(memory, files, rates))
 
 
 def _check_context(options: PlanOptions, demand: Demand, spec: ModelSpec) -> None:
@@ -329,7 +351,7 @@ def _result(
             (model, *other_layouts(model, options.max_devices)), demand, slo, best
         ),
         commands=launch_commands(start),
-        notes=(*_notes(options, best, model, catalogue), *stale),
+        notes=(*_notes(options, best, model, catalogue), *_tier_notes(model, demand, best), *stale),
         manifests=written,
     )
 
@@ -387,6 +409,24 @@ def _start(
         max_model_len=options.max_model_len or longest,
         on_hub=hub is not None,
     )
+
+
+def _tier_notes(model: Replica, demand: Demand, best: Candidate) -> list[str]:
+    """What the cheapest fleet loads from tiers of its KV cache, and what it computes instead."""
+    loads = tier_loads(model, demand.tiers, demand.cached, best.max_num_batched_tokens)
+    notes = []
+    if loads.tokens:
+        notes.append(
+            f"of a mean prompt {loads.tokens:,} tokens are loaded from tiers of the KV cache in "
+            f"{1000 * (loads.copy_s + loads.wait_s):.3g} ms; computing them would take "
+            f"{1000 * loads.compute_s:.3g} ms"
+        )
+    if loads.declined_tokens:
+        notes.append(
+            f"of a mean prompt {loads.declined_tokens:,} tokens are in tiers of the KV cache, but "
+            "computing them is quicker than loading them"
+        )
+    return notes
 
 
 def _notes(

@@ -27,6 +27,7 @@ from ridgeline.plan.step_time.predict import (
     predict,
     predict_lines,
 )
+from ridgeline.plan.step_time.tier_loads import TierHits, require_no_rates, tier_hits
 from ridgeline.plan.step_time.waterfall import Waterfall, waterfall
 from ridgeline.report.result import Result
 from ridgeline.workflows.planning.device_catalogue import default_device, read_catalogue
@@ -125,11 +126,20 @@ def operating_point(options: PredictOptions) -> OperatingPoint:
         kv_dtype=options.kv_cache_dtype,
         kv_eviction=options.kv_eviction_config,
         cached=options.cached_tokens,
+        tiers=_tier_hits(options),
         max_num_batched_tokens=options.max_num_batched_tokens,
         num_speculative_tokens=options.num_speculative_tokens,
         acceptance=options.acceptance,
         draft_model=options.draft_model,
     )
+
+
+def _tier_hits(options: PredictOptions) -> TierHits | None:
+    rates = (options.kv_tier_memory_bandwidth, options.kv_tier_file_bandwidth)
+    if not (options.kv_tier_memory_tokens or options.kv_tier_file_tokens):
+        require_no_rates(rates, "--kv-tier-memory-tokens or --kv-tier-file-tokens")
+        return None
+    return tier_hits(options.kv_tier_memory_tokens, options.kv_tier_file_tokens, rates)
 
 
 def predict_file(

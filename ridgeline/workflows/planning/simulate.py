@@ -119,6 +119,11 @@ def _notes(options: SimulateOptions, replicas: tuple[Replica, ...]) -> list[str]
             "SLO, TTFT, TPOT and e2e are of interactive requests; batch requests count from when "
             "they may start"
         )
+    if options.kv_tier_memory is not None or options.kv_tier_size is not None:
+        notes.append(
+            "tiers of the KV cache: loads and copies are timed by their bandwidths, writes to "
+            "files take no time; every step is planned"
+        )
     if not options.enable_prefix_caching:
         notes.append("prefix caching is off")
     return notes

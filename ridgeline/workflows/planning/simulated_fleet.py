@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from ridgeline.config.planning import SimulateOptions
 from ridgeline.config.units import MAX_REPLICAS
 from ridgeline.engine.scheduler import (
@@ -23,6 +25,7 @@ from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSampler
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
+from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers, tier_sizes
 from ridgeline.plan.simulate.records import Autoscaling, FaultModel, FleetConfig, ReplicaConfig
 from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryLimits, memory_budget, require_fit
 from ridgeline.plan.step_time.parallel_layout import Layout
@@ -30,6 +33,7 @@ from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.simulated import ModelledStepTimes, StepTimes
 from ridgeline.plan.step_time.speculation import SpeculationModel
+from ridgeline.plan.step_time.tier_loads import require_no_rates
 from ridgeline.records import Slo
 from ridgeline.workflows.planning.device_catalogue import (
     default_device,
@@ -147,6 +151,9 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         kv_eviction=policy,
     )
 
+    tiers = _tiers(options, model.layout.num_devices)
+    block_bytes = int(limits.kv_layout.block_bytes(BLOCK_SIZE) * model.kv_copies)
+
     def make_scheduler() -> Scheduler:
         num_blocks = fits.kv_blocks
         # Counting free blocks is faster, but only named blocks can be cached or preempted.
@@ -155,7 +162,9 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         caching = options.enable_prefix_caching
         cache = PrefixCache(pool, layout=limits.kv_layout) if caching else NoPrefixCache()
         policy = make_policy(options.batching, wait_s=options.batch_wait_ms / 1000)
-        return Scheduler(limits, policy, pool, cache)
+        scheduler = Scheduler(limits, policy, pool, cache)
+        add_tiers(scheduler, tiers, block_bytes)
+        return scheduler
 
     step_times: StepTimes = ModelledStepTimes(model, _speculation(options))
     calibration = model.calibration
@@ -171,6 +180,25 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         if interference is None
         else partial(InterferenceSampler, interference, options.seed, level=level),
     )
+
+
+def _tiers(options: SimulateOptions, num_devices: int) -> TierSizes:
+    """The tiers below each replica's prefix cache. Raises BadInput where they have no effect."""
+    rates = (options.kv_tier_memory_bandwidth, options.kv_tier_file_bandwidth)
+    if options.kv_tier_memory is None and options.kv_tier_size is None:
+        require_no_rates(rates, "--kv-tier-memory or --kv-tier-size")
+        return TierSizes()
+    if not options.enable_prefix_caching:
+        raise BadInput(
+            "tiers of the KV cache have no effect without --enable-prefix-caching",
+            value=options.kv_tier_memory or options.kv_tier_size,
+            fix="add it: tiers extend the prefix cache",
+        )
+    sizes = tier_sizes(
+        options.kv_tier_memory, options.kv_tier_size, options.kv_tier_size is not None, rates
+    )
+    # All devices of a replica copy their parts at the same time.
+    return msgspec.structs.replace(sizes, memory_bytes_s=sizes.memory_bytes_s * num_devices)
 
 
 def _speculation(options: SimulateOptions) -> SpeculationModel | None:

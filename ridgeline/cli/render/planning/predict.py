@@ -52,6 +52,13 @@ def _add_bounds(table: Table, prediction: Prediction) -> None:
     table.add_row("prefill", "", f"bound by {prediction.prefill_bound}")
     shares = f"{prediction.mbu:.1%}, {prediction.mfu:.1%}"
     table.add_row("MBU, MFU of decode", shares, prediction.compute_dtype)
+    loads = prediction.tiers
+    if loads is not None:
+        took_ms = 1000 * (loads.copy_s + loads.wait_s)
+        detail = f"in {took_ms:,.4g} ms; computing them: {1000 * loads.compute_s:,.4g} ms"
+        if not loads.tokens:
+            detail = f"{loads.declined_tokens:,} are quicker to compute"
+        table.add_row("loaded from tiers", f"{loads.tokens:,} tokens", detail)
     table.add_row("KV cache holds", f"{prediction.kv_tokens_max:,} tokens", "")
 
 

@@ -66,6 +66,8 @@ def _counts(summary: FleetSummary) -> list[tuple[str, str]]:
         rows.append(("batch requests", f"{batch.num_served:,} of {batch.num_requests:,}"))
     unusual = (
         ("prefix hits", f"{summary.hit_share:.1%}", summary.hit_share),
+        *((f"  from {k}", f"{share:.1%}", share) for k, share in summary.tier_share.items()),
+        ("  declined", f"{summary.declined_share:.1%}", summary.declined_share),
         ("restarts", f"{summary.num_restarts:,}", summary.num_restarts),
         ("preempted", f"{summary.num_preempted:,}", summary.num_preempted),
         ("most replicas", str(summary.most_replicas), summary.most_replicas),

@@ -36,7 +36,12 @@ import msgspec
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.memory_tier import Key, MemoryTier, block_key
 from ridgeline.engine.scheduler.kv.prefix_cache import ComputedPrefix, PrefixCache
-from ridgeline.engine.scheduler.kv.tiers import MISSING, LoadWait, Transfers
+from ridgeline.engine.scheduler.kv.tiers import (
+    GUESSED_MEMORY_BYTES_S,
+    MISSING,
+    LoadWait,
+    Transfers,
+)
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.modelspec.cost.kv_layout import KvLayout
@@ -158,7 +163,7 @@ class CacheTiers:
         min_tokens: int = MIN_TOKENS,
     ) -> None:
         self.memory, self.storage = memory, storage
-        self.memory_rate, self.block_bytes = Rate(4e9), block_bytes
+        self.memory_rate, self.block_bytes = Rate(GUESSED_MEMORY_BYTES_S), block_bytes
         self.totals = TierTotals()
         self._pool, self._cache, self._layout = pool, cache, layout
         self._num_full = int(bool(layout.full))

@@ -17,6 +17,20 @@ if TYPE_CHECKING:
     from ridgeline.engine.scheduler.plan import StepPlan
     from ridgeline.engine.scheduler.sequence import Sequence
 
+STAGING_BYTES = 256 << 20
+"""Memory through which blocks pass to and from storage where no memory tier was configured."""
+
+DIRECTORY_BYTES = 16 << 30
+"""Size of the directory where none was configured."""
+
+MIN_SLOTS = 16
+"""The fewest slots of a memory tier."""
+
+GUESSED_MEMORY_BYTES_S = 4e9
+GUESSED_DISK = (0.5e9, 0.001)
+GUESSED_REMOTE = (0.1e9, 0.05)
+"""Bytes per second, and seconds per access, until they have been measured."""
+
 MISSING = -1
 """Stands in a `ComputedPrefix` for a block that a lower tier has and the pool does not."""
 
