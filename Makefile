@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+RAY := .venv-ray
 # OpenMP threads that wait must sleep, not spin: tests and servers share the cores (ridgeline/cli/main.py).
 export GOMP_SPINCOUNT ?= 1000
 # The editable install lists the modules it knows and compiles native/: the stamp's name changes with both.
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray
 
 install: $(STAMP)
 
@@ -72,6 +73,18 @@ test-real: install
 # machine that does little else.
 test-drivers: install
 	RIDGELINE_DRIVERS=all $(BIN)/python -m pytest -q tests/optimize/test_kept_through_drivers.py
+
+# A fleet on Ray Serve, in an environment that has Ray: it brings hundreds of megabytes and its own pins.
+test-ray: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest -q -m ray tests/fleet
+
+$(RAY)/.installed: pyproject.toml
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --upgrade pip
+	$(RAY)/bin/python -m pip install --quiet "torch==2.13.0"
+	$(RAY)/bin/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
+	$(RAY)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev,fleet]"
+	touch $@
 
 # Stock clients (openai, anthropic, LangChain, LiteLLM, openai-agents, Java) against a live server. They have an
 # environment apart from ours: some pin other versions of what the server needs.

@@ -371,10 +371,10 @@ class FleetOptions(Section, frozen=True, kw_only=True):
     title: ClassVar[str] = "Fleet"
 
     action: Annotated[
-        Literal["up", "status", "down"],
+        Literal["up", "status", "top", "down"],
         About(
-            "up: start the fleet of a file, or change the one that runs. status: show it. down: "
-            "end it.",
+            "up: start the fleet of a file, or change the one that runs. status: show it once. "
+            "top: show its load, live. down: end it.",
             positional=True,
             required=True,
             since="0.3",
@@ -399,6 +399,30 @@ class FleetOptions(Section, frozen=True, kw_only=True):
             ambient=False,
         ),
     ] = None
+    url: Annotated[
+        str | None,
+        shared.URL.but(
+            help="With top: the gateway, which needs no Ray.",
+            unset="that of the fleet on Ray",
+            since="0.3",
+        ),
+    ] = None
+    api_key: Annotated[str | None, shared.API_KEY.but(help="With top: its key.", since="0.3")] = (
+        None
+    )
+    interval: Annotated[
+        float,
+        About(
+            "With top: time between updates.",
+            unit=DURATION,
+            range=Range(0.05, MAX_SECONDS),
+            since="0.3",
+            ambient=False,
+        ),
+    ] = 1.0
+    once: Annotated[
+        bool, About("With top: print one table and exit.", since="0.3", ambient=False)
+    ] = False
     ready_timeout_s: Annotated[
         float,
         About(

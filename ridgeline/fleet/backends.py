@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Literal
 
@@ -79,7 +80,8 @@ class Backends:
         self._tasks: list[asyncio.Task[None]] = []
         self._watches: dict[int, asyncio.Task[None]] = {}
         self.on_start: list[Callable[[], Coroutine[None, None, None]]] = []
-        self.waiting: dict[object, float] = {}  # turns without a first byte: sent when
+        self.clock: Callable[[], float] = time.monotonic
+        self.waiting: dict[object, float] = {}  # turns without a first byte: sent when, by `clock`
 
     @property
     def models(self) -> tuple[str, ...]:

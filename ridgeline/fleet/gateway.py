@@ -27,6 +27,8 @@ from ridgeline.fleet.canary.controller import CanaryControl, NoCanary
 from ridgeline.fleet.client_side import ClientResponse, read_request_body
 from ridgeline.fleet.fallback import SERVED_BY, FallbackControl, NoFallback
 from ridgeline.fleet.metrics import GatewayMetrics
+from ridgeline.fleet.page.document import fleet_page
+from ridgeline.fleet.page.view import FleetView
 from ridgeline.fleet.parking import Parking
 from ridgeline.fleet.reconnect import RetainedStreams
 from ridgeline.fleet.relay import BrokenStream
@@ -126,12 +128,17 @@ class Gateway:
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The gateway's own pages."""
         path, content_type, body, status = scope["path"], b"application/json", b"", 200
+        if path == "/":
+            await self._web_page(send)
+            return
         is_ready = any(backend.state == "ready" for backend in self.backends.all)
         if path in ("/health", "/ping", "/ready"):
             if path != "/health" and not is_ready:
                 raise ApiError(503, "no backend is ready")
         elif path == "/metrics":
             body, content_type = self.metrics.render(), CONTENT_TYPE.encode()
+        elif path == "/ridgeline/fleet":
+            body = msgspec.json.encode(self._view())
         elif path == "/v1/models" and scope["method"] == "GET":
             cards = [
                 {"id": model, "object": "model", "created": 0, "owned_by": "ridgeline"}
@@ -146,6 +153,24 @@ class Gateway:
             raise ApiError(404, "the gateway does not route this path")
         headers = [(b"content-type", content_type)] if body else []
         await ClientResponse(path, send).whole(status, headers, body)
+
+    async def _web_page(self, send: Send) -> None:
+        document, policy = fleet_page()
+        headers = [
+            (b"content-type", b"text/html; charset=utf-8"),
+            (b"content-security-policy", policy.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"referrer-policy", b"no-referrer"),
+        ]
+        await ClientResponse("/", send).whole(200, headers, document)
+
+    def _view(self) -> FleetView:
+        view, rollout = self.metrics.view(), self.canary.rollout
+        if rollout is None:
+            return view
+        return msgspec.structs.replace(
+            view, canary=rollout.state, canary_reasons=tuple(rollout.record.reasons)
+        )
 
     # -- one request
 
@@ -342,7 +367,7 @@ class _Attempt:
         self.call, self.backend, self._load = call, backend, backends.load
         call.backend, call.num_attempts = str(backend.address), call.num_attempts + 1
         self._waiting = backends.waiting
-        self._waiting[self] = time.monotonic()
+        self._waiting[self] = backends.clock()
         self._now_s = asyncio.get_running_loop().time
         self._sent_s, self._num_before = self._now_s(), call.relay.num_units
         self._has_first, self._is_suspect = False, call.num_crashes > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
@@ -10,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ridgeline.fleet.backends import Backends
+from ridgeline.fleet.page.view import BackendView, FleetView
 from ridgeline.fleet.parking import Parking
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals
 
@@ -35,7 +35,8 @@ class GatewayMetrics:
             name: Counter(f"ridgeline_fleet_{name}", text, registry=self.registry)
             for name, text in _COUNTERS.items()
         }
-        self.registry.register(_BackendCollector(backends, parking, autoscaler))
+        self._collector = _BackendCollector(backends, parking, autoscaler)
+        self.registry.register(self._collector)
 
     def watch(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Add the series of a part of the gateway, read at each scrape."""
@@ -43,6 +44,17 @@ class GatewayMetrics:
 
     def count(self, name: str) -> None:
         self._counters[name].inc()
+
+    def totals(self) -> dict[str, int]:
+        """What was counted since the start, by name."""
+        return {
+            name: int(next(iter(counter.collect())).samples[0].value)
+            for name, counter in self._counters.items()
+        }
+
+    def view(self) -> FleetView:
+        """The fleet as the web page and `ridgeline fleet top` show it."""
+        return self._collector.view(self.totals())
 
     def render(self) -> bytes:
         """The page that a scraper reads."""
@@ -95,14 +107,45 @@ class _BackendCollector(Collector):
         yield queued
         yield from self._scaling()
 
-    def _scaling(self) -> Iterable[Metric]:
-        backends, now_s = self._backends, time.monotonic()
+    def view(self, counts: dict[str, int]) -> FleetView:
+        """The same state as one record."""
+        backends, load = self._backends, self._backends.load
+        shown = [backend for backend in backends.all if not backend.is_removed]
+        age_s, wanted = self._decide()
+        return FleetView(
+            backends=tuple(
+                BackendView(
+                    url=str(backend.address),
+                    state=backend.state,
+                    arm=backend.arm,
+                    models=backend.models,
+                    in_flight=load.in_flight[backend.id],
+                    queued_tokens=load.queued_tokens[backend.id],
+                    prefill_tok_s=load.prefill_rate(backend.id),
+                )
+                for backend in shown
+            ),
+            models=backends.models,
+            num_parked=self._parking.num_parked,
+            num_suspects=sum(backend.num_suspects for backend in shown),
+            oldest_s=age_s,
+            wanted_replicas=wanted,
+            counts=counts,
+        )
+
+    def _decide(self) -> tuple[float, int]:
+        """Age of the oldest request without a byte of its response, and the replicas wanted."""
+        backends, now_s = self._backends, self._backends.clock()
         age_s = now_s - min(backends.waiting.values(), default=now_s)
         signals = FleetSignals(
             in_flight=sum(backends.load.in_flight) + self._parking.num_parked,
             num_replicas=sum(backend.state == "ready" for backend in backends.all),
             queue_age_s=age_s,
         )
+        return age_s, self._autoscaler.decide(signals, now_s)
+
+    def _scaling(self) -> Iterable[Metric]:
+        age_s, num_wanted = self._decide()
         oldest = GaugeMetricFamily(
             "ridgeline_fleet_oldest_seconds",
             "Time that the oldest request without a byte of its response has waited.",
@@ -112,5 +155,5 @@ class _BackendCollector(Collector):
         wanted = GaugeMetricFamily(
             "ridgeline_wanted_replicas", "Replicas that the load needs, by the autoscaler."
         )
-        wanted.add_metric([], self._autoscaler.decide(signals, now_s))
+        wanted.add_metric([], num_wanted)
         yield wanted

@@ -117,8 +117,9 @@ def open_engine(
     model: TwinModel,
     *,
     clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Engine, ModelledRunner]:
-    """One replica, ready to serve. The engine's clock runs in real seconds."""
+    """One replica, ready to serve. The engine's clock runs in real seconds; `sleep` waits on it."""
     tokenizer, spec = _tokenizer_of(config.model, model.replica.spec)
     resolved = resolved_settings(config, model, spec)
     masks = make_masks_of(tokenizer, spec)
@@ -135,6 +136,7 @@ def open_engine(
         MaskedChoice(masks, tokenizer, spec.vocab_size, spec.eos_token_ids),
         speed=config.speed,
         clock=clock,
+        sleep=sleep,
     )
     parts = EngineParts(
         tokenizer=tokenizer,

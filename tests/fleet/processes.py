@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import socket
 import time
@@ -10,8 +11,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import httpx
+import msgspec
 
-from ridgeline.config.server import RouteOptions, ServerOptions
+from ridgeline.config.server import CanaryOptions, RouteOptions, ServerOptions
 from ridgeline.config.settings import settings_from
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -32,15 +34,42 @@ def free_port() -> int:
 
 
 def serve_model(port: int, settings: dict[str, Any], options: dict[str, Any]) -> None:
+    """Serve a model. `flaw`: every 97th sampled token is wrong."""
     from ridgeline.workflows.serving.serve import serve
 
+    if options.pop("flaw", False):
+        plant_flaw()
     serve(settings_from(settings), ServerOptions(port=port, **options))
+
+
+def plant_flaw() -> None:
+    """Let this process's runner change every 97th token that it samples."""
+    from ridgeline.engine.execution.runner import TorchRunner
+    from ridgeline.engine.scheduler.plan import StepPlan, StepResult
+
+    run, count = TorchRunner.run, itertools.count(1)
+
+    def flawed(self: TorchRunner, plan: StepPlan) -> StepResult:
+        result = run(self, plan)
+        outputs = [
+            msgspec.structs.replace(output, tokens=(output.tokens[0] ^ 1, *output.tokens[1:]))
+            if output.tokens and next(count) % 97 == 0
+            else output
+            for output in result.outputs
+        ]
+        return msgspec.structs.replace(result, outputs=tuple(outputs))
+
+    TorchRunner.run = flawed  # type: ignore[method-assign]
 
 
 def run_gateway(port: int, backends: Sequence[str], options: dict[str, Any]) -> None:
     from ridgeline.workflows.serving.route import route
 
-    route(RouteOptions(port=port, backend=tuple(backends), **options))
+    canary = {name: options.pop(name) for name in list(options) if name.startswith("canary")}
+    route(
+        RouteOptions(port=port, backend=tuple(backends), **options),
+        canary=CanaryOptions(**canary),
+    )
 
 
 class Replica:

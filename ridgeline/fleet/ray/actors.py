@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import tempfile
 import threading
 import time
@@ -13,7 +15,10 @@ from typing import Any
 import msgspec
 
 from ridgeline.fleet.ray.child_process import ChildProcess, free_port, is_ready
+from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
+from ridgeline.fleet.ray.scaling import SCALING_S, FleetScaler, read_gateway
 
+log = logging.getLogger("ridgeline.fleet")
 NAMESPACE, GATEWAY = "ridgeline", "ridgeline-gateway"
 _START_TIMEOUT_S = 900.0
 _LOST_AFTER_S = 60.0
@@ -42,7 +47,19 @@ class GatewaySupervisor:
         self._lock = threading.Lock()
         self._write()
         self._child = self._start()
+        self._scaler: FleetScaler | None = None
         threading.Thread(target=self._supervise, daemon=True).start()
+        threading.Thread(target=self._scale, daemon=True).start()
+
+    def follow_load(self, fleet: FleetFile, host: str) -> None:
+        """Change the numbers of servers with the load, for the models whose entries say so."""
+        from ridgeline.fleet.ray.deploy import run_model
+
+        def set_replicas(model: FleetModel, count: int) -> None:
+            run_model(msgspec.structs.replace(model, replicas=count), fleet, host)
+
+        key = os.environ.get("RIDGELINE_API_KEY")
+        self._scaler = FleetScaler(fleet.models, lambda: read_gateway(self.url, key), set_replicas)
 
     def register(self, replica: str, model: str, url: str, pid: int) -> None:
         """A server is ready."""
@@ -92,6 +109,16 @@ class GatewaySupervisor:
         part = self._file.with_suffix(".part")
         part.write_text("".join(f"{entry.url}\n" for entry in self._servers.values()))
         part.replace(self._file)
+
+    def _scale(self) -> None:
+        while True:
+            time.sleep(SCALING_S)
+            scaler = self._scaler
+            if scaler is not None:
+                try:
+                    scaler.step(time.monotonic())
+                except Exception:
+                    log.exception("the fleet cannot be scaled")
 
     def _supervise(self) -> None:
         """Forget servers whose supervisors are gone, and start a gateway that has ended again."""

@@ -61,7 +61,7 @@ def deploy(fleet: FleetFile) -> str:
     is_single = sum(node["Alive"] for node in ray.nodes()) == 1
     if not is_single and not os.environ.get(_KEY):
         raise BadInput(f"a fleet on several machines needs a key in {_KEY}")
-    environment = {"env_vars": {_KEY: os.environ[_KEY]}} if os.environ.get(_KEY) else {}
+    host = "127.0.0.1" if is_single else ""
     gateway = (
         ray.remote(GatewaySupervisor)
         .options(
@@ -71,15 +71,15 @@ def deploy(fleet: FleetFile) -> str:
             get_if_exists=True,
             num_cpus=0,
             max_concurrency=16,
-            runtime_env=environment,
+            runtime_env=_environment(),
         )
         .remote(fleet.host, fleet.port, fleet.route)
     )
     url = str(ray.get(gateway.status.remote())["url"])
     wanted = {_PREFIX + model.name for model in fleet.models}
     for model in fleet.models:
-        application = _application(model, fleet, "127.0.0.1" if is_single else "", environment)
-        serve.run(application, name=_PREFIX + model.name, route_prefix=None, blocking=False)
+        run_model(model, fleet, host)
+    ray.get(gateway.follow_load.remote(fleet, host))
     for name in _applications() - wanted:
         serve.delete(name)
     return url
@@ -145,9 +145,20 @@ def _applications() -> set[str]:
     return {name for name in serve.status().applications if name.startswith(_PREFIX)}
 
 
-def _application(
-    model: FleetModel, fleet: FleetFile, host: str, environment: dict[str, Any]
-) -> Any:
+def run_model(model: FleetModel, fleet: FleetFile, host: str) -> None:
+    """Make Ray Serve run as many servers of the model as its entry says."""
+    from ray import serve
+
+    application = _application(model, fleet, host)
+    serve.run(application, name=_PREFIX + model.name, route_prefix=None, blocking=False)
+
+
+def _environment() -> dict[str, Any]:
+    """The runtime environment of the actors: the fleet's key, if there is one."""
+    return {"env_vars": {_KEY: os.environ[_KEY]}} if os.environ.get(_KEY) else {}
+
+
+def _application(model: FleetModel, fleet: FleetFile, host: str) -> Any:
     """The application of Ray Serve that keeps the servers of one model."""
     from ray import serve
 
@@ -158,7 +169,7 @@ def _application(
             "num_cpus": model.cpus,
             "num_gpus": model.gpus,
             "resources": dict(model.resources),
-            "runtime_env": environment,
+            "runtime_env": _environment(),
         },
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=fleet.drain_s + 20,

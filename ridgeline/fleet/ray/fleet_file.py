@@ -11,10 +11,24 @@ from ridgeline.errors import BadInput
 
 class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model. `cpus`, `gpus`: of one server, fractions of a GPU too; `serve`: further flags of
-    `ridgeline serve`; `resources`: Ray's custom resources, to place servers on certain nodes."""
+    `ridgeline serve`; `resources`: Ray's custom resources, to place servers on certain nodes.
+
+    With `max_replicas`, the number of servers follows the load: `target_in_flight` requests for
+    each, never below `replicas`, and less only when fewer sufficed for `stable_s`. With `rate`
+    (requests per second of `input_len` and `output_len` tokens), replicas, gpus and resources
+    follow from the fleet's `stock` of devices.
+    """
 
     model: str
     replicas: int = 1
+    max_replicas: int | None = None
+    target_in_flight: float = 16.0
+    stable_s: float = 300.0
+    rate: float | None = None
+    input_len: int = 1024
+    output_len: int = 256
+    quantization: str | None = None
+    placed_on: str = ""
     cpus: float = 1.0
     gpus: float = 0.0
     serve: tuple[str, ...] = ()
@@ -23,18 +37,21 @@ class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def name(self) -> str:
         """Its name in Ray Serve."""
-        return "".join(c if c.isalnum() else "-" for c in self.model.rsplit("/", 1)[-1])
+        name = "-".join(part for part in (self.model.rsplit("/", 1)[-1], self.placed_on) if part)
+        return "".join(c if c.isalnum() else "-" for c in name)
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fleet. `port`: the gateway's; `route`: its further flags; `drain_s`: how long a server that
-    is replaced may finish its requests before it hands them over."""
+    is replaced may finish its requests before it hands them over; `stock`: the cluster's devices as
+    `h100-sxm=2,l4=4`, for models with a `rate`."""
 
     models: tuple[FleetModel, ...]
     host: str = "127.0.0.1"
     port: int = 8080
     route: tuple[str, ...] = ()
     drain_s: int = 30
+    stock: str = ""
 
 
 def read_fleet_file(path: Path) -> FleetFile:
@@ -52,8 +69,34 @@ def read_fleet_file(path: Path) -> FleetFile:
     for model in fleet.models:
         if names.count(model.name) > 1:
             raise BadInput("two models of the fleet have the same name", value=model.name)
+        _check_scaling(model, fleet.stock)
         if model.replicas < 1 or model.cpus < 0 or model.gpus < 0:
             raise BadInput(
                 "replicas must be at least 1, cpus and gpus not negative", value=model.name
             )
     return fleet
+
+
+def _check_scaling(model: FleetModel, stock: str) -> None:
+    if model.max_replicas is not None and model.max_replicas < model.replicas:
+        raise BadInput(
+            "max_replicas is below replicas",
+            value=model.max_replicas,
+            limit=f">= {model.replicas}",
+        )
+    if model.target_in_flight <= 0 or model.stable_s < 0:
+        raise BadInput(
+            "target_in_flight must be positive and stable_s not negative", value=model.name
+        )
+    if model.rate is None:
+        return
+    if not stock:
+        raise BadInput(
+            "a model with a rate needs the fleet's stock of devices",
+            value=model.name,
+            fix='add a line as stock = "h100-sxm=2,l4=4"',
+        )
+    if model.replicas != 1 or model.gpus or model.max_replicas is not None or model.resources:
+        raise BadInput(
+            "rate decides replicas, gpus and resources: leave these out", value=model.name
+        )

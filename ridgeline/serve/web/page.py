@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,15 +94,20 @@ async def config(service: ServiceDep) -> Response:
 @cache
 def build_page() -> tuple[bytes, str]:
     """The document, and the Content-Security-Policy under which a browser may run it."""
-    style, vendor = _read("style.css"), _read("vendor/marked.umd.js")
-    script = "\n".join(_read(name) for name in ("markdown.js", "chat.js", "app.js"))
-    script = f'"use strict";\n{script}'
-    document = _read("index.html").replace("/*STYLE*/", style).replace("/*VENDOR*/", vendor)
-    document = document.replace("/*SCRIPT*/", script)
+    script = "\n".join(read_asset(name) for name in ("markdown.js", "chat.js", "app.js"))
+    scripts = {"VENDOR": read_asset("vendor/marked.umd.js"), "SCRIPT": f'"use strict";\n{script}'}
+    return inline_page(read_asset("index.html"), read_asset("style.css"), scripts)
+
+
+def inline_page(document: str, style: str, scripts: Mapping[str, str]) -> tuple[bytes, str]:
+    """The document with style and scripts in the places of their names, and its policy."""
+    for name, text in {"STYLE": style, **scripts}.items():
+        document = document.replace(f"/*{name}*/", text)
+    hashes = " ".join(f"'{_hash(script)}'" for script in scripts.values())
     policy = "; ".join(
         (
             "default-src 'none'",
-            f"script-src '{_hash(vendor)}' '{_hash(script)}'",
+            f"script-src {hashes}",
             f"style-src '{_hash(style)}'",
             "connect-src 'self'",
             "base-uri 'none'",
@@ -112,7 +118,8 @@ def build_page() -> tuple[bytes, str]:
     return document.encode(), policy
 
 
-def _read(name: str) -> str:
+def read_asset(name: str) -> str:
+    """A file of the page's folder."""
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 

@@ -33,11 +33,12 @@ def change_fleet(
     SIGTERM or `down` where it had to start a cluster. Raises BadInput or CannotRun."""
     from ridgeline.fleet.ray import deploy
     from ridgeline.fleet.ray.fleet_file import read_fleet_file
+    from ridgeline.workflows.serving.pack_fleet import pack_fleet
 
     if options.action == "up":
         if options.file is None:
             raise BadInput("fleet up needs a file", fix="ridgeline fleet up fleet.toml")
-        fleet = read_fleet_file(options.file)
+        fleet = pack_fleet(read_fleet_file(options.file))
         started = deploy.connect(options.address, start=True)
         deploy.deploy(fleet)
         deploy.wait_ready(fleet, options.ready_timeout_s, on_progress)
@@ -51,6 +52,16 @@ def change_fleet(
         on_status(_status())
     elif not deploy.take_down():
         raise CannotRun("no fleet runs on this cluster")
+
+
+def gateway_url(options: FleetOptions) -> str:
+    """The gateway's URL: as given, else that of the fleet on Ray. Raises BadInput or CannotRun."""
+    from ridgeline.fleet.ray import deploy
+
+    if options.url is not None:
+        return options.url
+    deploy.connect(options.address, start=False)
+    return _status().url
 
 
 def _status() -> FleetStatus:

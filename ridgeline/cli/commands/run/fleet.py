@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+from rich.live import Live
+
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.fleet import fleet_screen
 from ridgeline.config.tools import FleetOptions
 from ridgeline.report.json_line import json_line
-from ridgeline.workflows.serving.fleet import FleetStatus, change_fleet
+from ridgeline.workflows.serving.fleet import FleetStatus, change_fleet, gateway_url
+from ridgeline.workflows.serving.watch_fleet import view_fleet, watch_fleet
 
 
 def fleet(call: Invocation) -> None:
     """`ridgeline fleet`: `up` runs until SIGINT or SIGTERM if it started the cluster."""
     options = call.read(FleetOptions)
+    if options.action == "top":
+        _top(options)
+        return
 
     def show(status: FleetStatus) -> None:
         if options.json:
@@ -26,3 +34,21 @@ def fleet(call: Invocation) -> None:
             print(text, flush=True)
 
     change_fleet(options, on_status=show, on_progress=tell)
+
+
+def _top(options: FleetOptions) -> None:
+    """Print the fleet's load once, or update it until Ctrl-C."""
+    url, console = gateway_url(options), Console()
+    if options.json or options.once:
+        now = view_fleet(url, options.api_key)
+        if options.json:
+            print(json_line(now))
+        else:
+            console.print(fleet_screen(now, url))
+        return
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            for view in watch_fleet(url, options.api_key, options.interval):
+                live.update(fleet_screen(view, url), refresh=True)
+    except KeyboardInterrupt:
+        return

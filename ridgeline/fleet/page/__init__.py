@@ -1,0 +1,1 @@
+"""What a gateway shows of its fleet: a web page at `/`, and its data at `/ridgeline/fleet`."""

@@ -1,0 +1,32 @@
+"""A fleet as its gateway sees it: backends, load, and what was counted."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BackendView(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend. `prefill_tok_s`: prompt tokens per second, as measured here; 0 if unknown."""
+
+    url: str
+    state: str
+    arm: str
+    models: tuple[str, ...]
+    in_flight: int
+    queued_tokens: int
+    prefill_tok_s: float
+
+
+class FleetView(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet now. `counts`: totals since the gateway's start, by the names of its counters.
+    `canary`: the state of the rollout, "" without one."""
+
+    backends: tuple[BackendView, ...]
+    models: tuple[str, ...]
+    num_parked: int
+    num_suspects: int
+    oldest_s: float
+    wanted_replicas: int
+    counts: dict[str, int]
+    canary: str = ""
+    canary_reasons: tuple[str, ...] = ()

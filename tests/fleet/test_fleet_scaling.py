@@ -1,0 +1,154 @@
+"""Autoscaling of a fleet on Ray, and placement of its models by their rates; without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ridgeline.errors import BadInput, DoesNotFit
+from ridgeline.fleet.page.view import BackendView, FleetView
+from ridgeline.fleet.ray.fleet_file import FleetModel, read_fleet_file
+from ridgeline.fleet.ray.scaling import FleetScaler
+from ridgeline.workflows.serving.pack_fleet import pack_fleet
+
+
+def seen(*in_flight: int, models: tuple[str, ...] = ("demo",), parked: int = 0) -> FleetView:
+    backends = tuple(
+        BackendView(
+            url=f"http://h:{number}",
+            state="ready",
+            arm="stable",
+            models=models,
+            in_flight=count,
+            queued_tokens=0,
+            prefill_tok_s=0.0,
+        )
+        for number, count in enumerate(in_flight)
+    )
+    return FleetView(
+        backends=backends,
+        models=models,
+        num_parked=parked,
+        num_suspects=0,
+        oldest_s=0.0,
+        wanted_replicas=1,
+        counts={},
+    )
+
+
+MODEL = FleetModel(model="demo", replicas=2, max_replicas=6, target_in_flight=4, stable_s=60)
+
+
+class World:
+    """A gateway whose view a test sets, and the changes that the scaler makes."""
+
+    def __init__(self, *models: FleetModel) -> None:
+        self.view: FleetView | None = seen(0, 0)
+        self.changes: list[tuple[str, int]] = []
+        self.scaler = FleetScaler(models, lambda: self.view, self._set)
+
+    def _set(self, model: FleetModel, count: int) -> None:
+        self.changes.append((model.name, count))
+
+
+def test_load_adds_servers_at_once_and_removes_them_after_the_stable_time() -> None:
+    world = World(MODEL)
+    world.scaler.step(0.0)
+    assert world.changes == []
+    world.view = seen(10, 8)
+    world.scaler.step(5.0)
+    assert world.changes == [("demo", 5)]
+    world.view = seen(0, 0, 0, 0, 0)
+    world.scaler.step(30.0)
+    assert world.changes == [("demo", 5)]
+    world.scaler.step(66.0)
+    assert world.changes[-1] == ("demo", 2)
+
+
+def test_floor_and_ceiling_hold_and_a_silent_gateway_changes_nothing() -> None:
+    world = World(MODEL)
+    world.view = seen(500, 500)
+    world.scaler.step(0.0)
+    assert world.changes == [("demo", 6)]
+    world.view = None
+    for second in range(10, 400, 10):
+        world.scaler.step(float(second))
+    assert world.changes == [("demo", 6)]
+
+
+def test_each_model_follows_its_own_requests() -> None:
+    other = FleetModel(model="x/other", max_replicas=4, target_in_flight=4, stable_s=0)
+    world = World(MODEL, other, FleetModel(model="fixed"))
+    world.view = seen(9, models=("x/other",))
+    world.scaler.step(0.0)
+    assert world.changes == [("other", 3)]
+
+
+def test_change_that_fails_is_tried_again() -> None:
+    def fail(model: FleetModel, count: int) -> None:
+        raise OSError
+
+    scaler = FleetScaler([MODEL], lambda: seen(20), fail)
+    for second in (0.0, 5.0):
+        with pytest.raises(OSError):
+            scaler.step(second)
+    assert scaler.replicas["demo"] == 2
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "fleet.toml"
+    path.write_text(text)
+    return path
+
+
+def test_rates_become_replicas_parts_of_gpus_and_resources(tmp_path: Path) -> None:
+    text = """
+    stock = "h100-sxm=4,l4=2"
+    [[models]]
+    model = "llama-3.1-70b"
+    rate = 0.5
+    [[models]]
+    model = "llama-3.2-1b"
+    rate = 2.0
+    serve = ["--max-num-seqs", "64"]
+    [[models]]
+    model = "demo"
+    replicas = 2
+    """
+    fleet = pack_fleet(read_fleet_file(write(tmp_path, text)))
+    by_model = {model.model: model for model in fleet.models}
+    assert by_model["demo"].replicas == 2 and by_model["demo"].gpus == 0
+    large, small = by_model["llama-3.1-70b"], by_model["llama-3.2-1b"]
+    assert large.placed_on == "h100-sxm" and large.gpus >= 2
+    size = str(int(large.gpus))
+    assert large.serve[-2:] == ("--tensor-parallel-size", size)
+    assert large.resources == {"h100-sxm": large.gpus}
+    assert 0 < small.gpus <= 1 and small.serve[:2] == ("--max-num-seqs", "64")
+    assert "--kv-cache-memory-bytes" in small.serve
+    assert len({model.name for model in fleet.models}) == len(fleet.models)
+
+
+def test_file_without_rates_is_unchanged(tmp_path: Path) -> None:
+    fleet = read_fleet_file(write(tmp_path, '[[models]]\nmodel = "demo"'))
+    assert pack_fleet(fleet) is fleet
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[models]]\nmodel = "a"\nrate = 1.0', "stock of devices"),
+        ('stock = "l4=1"\n[[models]]\nmodel = "a"\nrate = 1.0\nreplicas = 2', "leave these out"),
+        ('[[models]]\nmodel = "a"\nreplicas = 3\nmax_replicas = 2', "below replicas"),
+        ('[[models]]\nmodel = "a"\ntarget_in_flight = 0', "must be positive"),
+    ],
+)
+def test_contradictory_entries_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_fleet_file(write(tmp_path, text))
+
+
+def test_stock_that_does_not_suffice_is_refused(tmp_path: Path) -> None:
+    text = 'stock = "l4=1"\n[[models]]\nmodel = "llama-3.1-70b"\nrate = 1.0'
+    with pytest.raises(DoesNotFit):
+        pack_fleet(read_fleet_file(write(tmp_path, text)))
