@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from ridgeline.api.explain import explain
     from ridgeline.api.improve import evaluate, optimize, quantize
     from ridgeline.api.inspect import doctor, inspect
-    from ridgeline.api.measure import bench, compare, diagnose
+    from ridgeline.api.measure import bench, calibrate, compare, diagnose
     from ridgeline.api.planning import (
-        calibrate,
         capacity,
         catalogue,
         cost,
@@ -68,7 +67,7 @@ _HOMES = {
     "Sampling": "ridgeline.records",
     "batch": "ridgeline.api.text",
     "bench": "ridgeline.api.measure",
-    "calibrate": "ridgeline.api.planning",
+    "calibrate": "ridgeline.api.measure",
     "capacity": "ridgeline.api.planning",
     "catalogue": "ridgeline.api.planning",
     "chat": "ridgeline.api.text",

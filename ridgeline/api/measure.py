@@ -1,4 +1,4 @@
-"""Measure an engine or a server, and find what limits it: bench, diagnose."""
+"""Measure an engine or a server, and find what limits it: bench, calibrate, diagnose."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from ridgeline.config.load import (
     DiagnoseOptions,
     Endpoint,
 )
+from ridgeline.config.planning import CalibrateOptions
 from ridgeline.config.settings import EngineSettings
 from ridgeline.config.tools import CompareOptions
 from ridgeline.records import Slo
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.bench import bench as bench_workflow
 from ridgeline.workflows.bench.bench import BenchResult
+from ridgeline.workflows.calibrate import calibrate as calibrate_workflow
+from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.compare_runs import ResultComparison, compare_runs
 from ridgeline.workflows.diagnose import diagnose as diagnose_workflow
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis
@@ -265,3 +268,48 @@ def compare(a: str | Path, b: str | Path, *, threshold: float = 2.0) -> ResultCo
     """
     options = command_options("compare", CompareOptions, locals())
     return compare_runs(options.a, options.b, threshold=options.threshold / 100)
+
+
+def calibrate(
+    *,
+    engine: str | None = None,
+    url: str | None = None,
+    quantization: str | None = None,
+    also: tuple[str, ...] = (),
+    served_model_name: str | None = None,
+    api_key: str | None = None,
+    tokenizer: str | None = None,
+    budget: float | str = 300.0,
+    observer: Observer = silent,
+) -> CalibrationResult:
+    """Measure this machine or a server, to predict with.
+
+    >>> import ridgeline
+    >>> result = ridgeline.calibrate(engine="smollm2", budget="5m")  # doctest: +SKIP
+    >>> result.save("calibration.json")  # doctest: +SKIP
+    >>> ridgeline.predict(
+    ...     "smollm2", accelerator="this-machine", calibration="calibration.json"
+    ... )  # doctest: +SKIP
+
+    Args:
+        engine: Calibrate Ridgeline's engine here with this model, larger than the caches.
+        url: Calibrate the server at this address, from outside.
+        quantization: With --engine: weight formats to run, separated by commas: dense, int8,
+            int4, bf16 (default: three of them).
+        also: With --engine: another model to run, which makes the fit more general;
+            repeatable.
+        served_model_name: Model to request from the server (default: the first it lists).
+        api_key: API key of the server.
+        tokenizer: With --url: model whose tokenizer counts what the server does not, and
+            writes token ids as text for a server that takes none.
+        budget: Time for the measurement, without loading models.
+        observer: Called with every progress event; `print` shows them as lines.
+
+    Returns:
+        The calibration. Save it as JSON and name the file as `calibration` of other functions.
+
+    Raises:
+        UserError: An option is wrong, or what it describes cannot run.
+    """
+    options = command_options("calibrate", CalibrateOptions, locals())
+    return calibrate_workflow.calibrate(options, observer)

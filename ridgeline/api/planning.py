@@ -9,10 +9,7 @@ from typing import Any
 from ridgeline.api.keywords import command_options
 from ridgeline.config.planning import (
     PLANNING_SLO,
-    TABLES_URL,
-    CalibrateOptions,
     CapacityOptions,
-    CatalogueOptions,
     Cluster,
     CostOptions,
     PackOptions,
@@ -22,11 +19,10 @@ from ridgeline.config.planning import (
     SimulateOptions,
 )
 from ridgeline.config.settings import Batching
+from ridgeline.config.tools import TABLES_URL, CatalogueOptions
 from ridgeline.records import KvEviction
 from ridgeline.records.price import Commitment
 from ridgeline.records.progress import Observer, silent
-from ridgeline.workflows.calibrate import calibrate as calibrate_workflow
-from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.planning import capacity as capacity_workflow
 from ridgeline.workflows.planning import catalogue as catalogue_workflow
 from ridgeline.workflows.planning import cost as cost_workflow
@@ -566,48 +562,3 @@ def pack(
     """
     options = command_options("pack", PackOptions, locals())
     return pack_workflow.pack(options.models, options.accelerator, catalogue=options.catalogue)
-
-
-def calibrate(
-    *,
-    engine: str | None = None,
-    url: str | None = None,
-    quantization: str | None = None,
-    also: tuple[str, ...] = (),
-    served_model_name: str | None = None,
-    api_key: str | None = None,
-    tokenizer: str | None = None,
-    budget: float | str = 300.0,
-    observer: Observer = silent,
-) -> CalibrationResult:
-    """Measure this machine or a server, to predict with.
-
-    >>> import ridgeline
-    >>> result = ridgeline.calibrate(engine="smollm2", budget="5m")  # doctest: +SKIP
-    >>> result.save("calibration.json")  # doctest: +SKIP
-    >>> ridgeline.predict(
-    ...     "smollm2", accelerator="this-machine", calibration="calibration.json"
-    ... )  # doctest: +SKIP
-
-    Args:
-        engine: Calibrate Ridgeline's engine here with this model, larger than the caches.
-        url: Calibrate the server at this address, from outside.
-        quantization: With --engine: weight formats to run, separated by commas: dense, int8,
-            int4, bf16 (default: three of them).
-        also: With --engine: another model to run, which makes the fit more general;
-            repeatable.
-        served_model_name: Model to request from the server (default: the first it lists).
-        api_key: API key of the server.
-        tokenizer: With --url: model whose tokenizer counts what the server does not, and
-            writes token ids as text for a server that takes none.
-        budget: Time for the measurement, without loading models.
-        observer: Called with every progress event; `print` shows them as lines.
-
-    Returns:
-        The calibration. Save it as JSON and name the file as `calibration` of other functions.
-
-    Raises:
-        UserError: An option is wrong, or what it describes cannot run.
-    """
-    options = command_options("calibrate", CalibrateOptions, locals())
-    return calibrate_workflow.calibrate(options, observer)

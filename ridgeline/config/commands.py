@@ -26,7 +26,6 @@ from ridgeline.config.option import About, Option, Section, options_of
 from ridgeline.config.planning import (
     CalibrateOptions,
     CapacityOptions,
-    CatalogueOptions,
     CostOptions,
     PackOptions,
     PlanOptions,
@@ -45,6 +44,7 @@ from ridgeline.config.server import (
 from ridgeline.config.settings import Settings
 from ridgeline.config.tools import (
     BatchFileOptions,
+    CatalogueOptions,
     ChatOptions,
     CompareOptions,
     CompletionOptions,

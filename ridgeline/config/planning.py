@@ -29,7 +29,6 @@ from ridgeline.records import KvEviction, Slo
 from ridgeline.records.price import Commitment
 
 PLANNING_SLO = "ttft:1000 tpot:50"
-TABLES_URL = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
 Router = Literal["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session", "ttft"]
 Cluster = Literal["gpu-operator", "gke", "eks", "eks-auto", "karpenter", "aks"]
 
@@ -508,51 +507,6 @@ class CapacityOptions(Section, frozen=True, kw_only=True):
     device_prices: Annotated[Path | None, shared.DEVICE_PRICES] = None
     catalogue: Annotated[Path | None, shared.CATALOGUE] = None
     json: Annotated[bool, shared.JSON] = False
-
-
-class CatalogueOptions(Section, frozen=True, kw_only=True):
-    """Accelerators and their prices."""
-
-    title: ClassVar[str] = "Catalogue"
-    table: ClassVar[str] = "catalogue"
-    prefix: ClassVar[str] = "catalogue_"
-
-    device: Annotated[
-        str | None,
-        About("Show this accelerator with all its prices.", positional=True, since="0.3"),
-    ] = None
-    commitment: Annotated[Commitment, shared.COMMITMENT] = "on-demand"
-    prices: Annotated[
-        Path | None,
-        About(
-            "Add prices: a TOML file of [[price]] rows, or a folder of SkyPilot's price tables "
-            "(CLOUD/vms.csv). They replace those of the same provider and commitment.",
-            path="input",
-            since="0.3",
-        ),
-    ] = None
-    as_of: Annotated[
-        date | None,
-        About("With a folder of price tables: the day they were fetched.", since="0.3"),
-    ] = None
-    update: Annotated[
-        bool, About("Download today's prices: SkyPilot's tables of six clouds.", since="0.3")
-    ] = False
-    tables_url: Annotated[
-        str, About("With --update: where the tables are.", metavar="URL", since="0.3")
-    ] = TABLES_URL
-    output: Annotated[
-        Path | None,
-        About(
-            "Write all prices to this TOML file, which planning commands take as --device-prices.",
-            path="file",
-            ambient=False,
-            since="0.3",
-        ),
-    ] = None
-    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
-    json: Annotated[bool, shared.JSON] = False
-    today: date | None = None
 
 
 class PackOptions(Section, frozen=True, kw_only=True):

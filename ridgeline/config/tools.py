@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -19,7 +20,9 @@ from ridgeline.config.units import (
     TOKENS,
     Range,
 )
+from ridgeline.records.price import Commitment
 
+TABLES_URL = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
 LOCAL_URL = "http://127.0.0.1:8000"
 _TEMPERATURE = About("Sampling temperature; 0 is greedy.", unit=NUMBER, range=Range(0, 1e6))
 _TOP_P = About("Nucleus sampling.", unit=NUMBER, range=Range(0, 1, exclusive=True))
@@ -134,6 +137,51 @@ class TopOptions(Section, frozen=True, kw_only=True):
     ] = 1.0
     once: Annotated[bool, About("Print one table and exit.", ambient=False)] = False
     json: Annotated[bool, shared.JSON.but(help="With --once: print JSON.")] = False
+
+
+class CatalogueOptions(Section, frozen=True, kw_only=True):
+    """Accelerators and their prices."""
+
+    title: ClassVar[str] = "Catalogue"
+    table: ClassVar[str] = "catalogue"
+    prefix: ClassVar[str] = "catalogue_"
+
+    device: Annotated[
+        str | None,
+        About("Show this accelerator with all its prices.", positional=True, since="0.3"),
+    ] = None
+    commitment: Annotated[Commitment, shared.COMMITMENT] = "on-demand"
+    prices: Annotated[
+        Path | None,
+        About(
+            "Add prices: a TOML file of [[price]] rows, or a folder of SkyPilot's price tables "
+            "(CLOUD/vms.csv). They replace those of the same provider and commitment.",
+            path="input",
+            since="0.3",
+        ),
+    ] = None
+    as_of: Annotated[
+        date | None,
+        About("With a folder of price tables: the day they were fetched.", since="0.3"),
+    ] = None
+    update: Annotated[
+        bool, About("Download today's prices: SkyPilot's tables of six clouds.", since="0.3")
+    ] = False
+    tables_url: Annotated[
+        str, About("With --update: where the tables are.", metavar="URL", since="0.3")
+    ] = TABLES_URL
+    output: Annotated[
+        Path | None,
+        About(
+            "Write all prices to this TOML file, which planning commands take as --device-prices.",
+            path="file",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = None
+    catalogue: Annotated[Path | None, shared.CATALOGUE] = None
+    json: Annotated[bool, shared.JSON] = False
+    today: date | None = None
 
 
 class CompareOptions(Section, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.config.planning import CatalogueOptions, PlanOptions
+from ridgeline.config.planning import PlanOptions
+from ridgeline.config.tools import CatalogueOptions
 from ridgeline.errors import BadInput, DownloadFailed
 from ridgeline.workflows.planning import catalogue as workflow
 from ridgeline.workflows.planning.plan import plan

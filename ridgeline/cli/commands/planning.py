@@ -15,12 +15,12 @@ from ridgeline.cli.render.planning.plan import print_manifests, print_plan
 from ridgeline.cli.render.planning.predict import prediction_table, print_waterfall
 from ridgeline.config.planning import (
     CapacityOptions,
-    CatalogueOptions,
     CostOptions,
     PackOptions,
     PlanOptions,
     PredictOptions,
 )
+from ridgeline.config.tools import CatalogueOptions
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.planning.capacity import capacity as measure_capacity

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from ridgeline.config.planning import CatalogueOptions
+from ridgeline.config.tools import CatalogueOptions
 from ridgeline.errors import BadInput, DownloadFailed
 from ridgeline.hardware.catalogue import (
     Accelerator,
