@@ -30,7 +30,6 @@ from ridgeline.config.option import Section, options_of
 from ridgeline.config.planning import (
     CalibrateOptions,
     CapacityOptions,
-    CatalogueOptions,
     CostOptions,
     PackOptions,
     PlanOptions,
@@ -40,6 +39,7 @@ from ridgeline.config.planning import (
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.tools import (
     BatchFileOptions,
+    CatalogueOptions,
     CompareOptions,
     DoctorOptions,
     ExplainOptions,
@@ -69,7 +69,7 @@ NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]
     planning.capacity: ((CapacityOptions,), OUTPUTS),
     planning.catalogue: ((CatalogueOptions,), {*OUTPUTS, "output"}),
     planning.pack: ((PackOptions,), OUTPUTS),
-    planning.calibrate: ((CalibrateOptions,), {*OUTPUTS, "output"}),
+    measure.calibrate: ((CalibrateOptions,), {*OUTPUTS, "output"}),
     measure.compare: ((CompareOptions,), OUTPUTS),
     inspect_model: ((InspectOptions,), OUTPUTS),
     doctor: ((DoctorOptions,), OUTPUTS),
@@ -157,8 +157,8 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (planning.capacity, {"model": "llama-3.1-8b", "context": "9e9"}, "needs lengths in tokens"),
     (planning.catalogue, {"device": "h100"}, "several accelerators match"),
     (planning.pack, {"models": "m.toml", "accelerator": "h100-sxm=1"}, "cannot read the models"),
-    (planning.calibrate, {}, "needs either a model"),
-    (planning.calibrate, {"url": "http://x", "also": ("a=int8",)}, "also has no effect with url"),
+    (measure.calibrate, {}, "needs either a model"),
+    (measure.calibrate, {"url": "http://x", "also": ("a=int8",)}, "also has no effect with url"),
     (measure.compare, {"a": "no-a.json", "b": "no-b.json"}, "no-a.json"),
     (inspect_model, {"model": "demo", "against": "demo"}, "--against needs a quantised model"),
     (batch, {"file": "no.jsonl", "output": "x", "model": "demo"}, "no.jsonl"),
