@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.fleet.page.view import FleetView
+from ridgeline.workflows.serving.watch_fleet import FleetView
 
 
 def fleet_screen(view: FleetView | None, url: str) -> Group:

@@ -9,6 +9,8 @@ from ridgeline.errors import CannotRun
 from ridgeline.fleet.page.view import FleetView
 from ridgeline.fleet.ray.scaling import read_gateway
 
+__all__ = ["FleetView", "view_fleet", "watch_fleet"]
+
 
 def view_fleet(url: str, api_key: str | None) -> FleetView:
     """What the gateway at `url` sees. Raises CannotRun if it does not answer."""
