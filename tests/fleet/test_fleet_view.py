@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.render.fleet import fleet_screen
+from ridgeline.cli.render.measure.fleet import fleet_screen
 from ridgeline.fleet.page.document import fleet_page
 from ridgeline.fleet.page.view import BackendView, FleetView
 from tests.fleet.scripted import ScriptedBackend, gateway_over

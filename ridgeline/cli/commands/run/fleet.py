@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.cli.render.fleet import fleet_screen
+from ridgeline.cli.render.measure.fleet import fleet_screen
 from ridgeline.config.tools import FleetOptions
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.serving.fleet import FleetStatus, change_fleet, gateway_url
