@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.fleet.ray.actors import GATEWAY, NAMESPACE, GatewaySupervisor, ServerReplica
-from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
+from ridgeline.fleet.ray.applications import KEY, PREFIX, actor_environment, run_model
+from ridgeline.fleet.ray.fleet_file import FleetFile
+from ridgeline.fleet.ray.gateway_actor import GatewaySupervisor
+from ridgeline.fleet.ray.server_actor import GATEWAY, NAMESPACE
 
-_PREFIX = "ridgeline-"  # of the fleet's applications in Ray Serve
-_HEALTH_PERIOD_S = 5
-_KEY = "RIDGELINE_API_KEY"
 _START_ATTEMPTS = 3
 
 
@@ -59,8 +58,8 @@ def deploy(fleet: FleetFile) -> str:
     from ray import serve
 
     is_single = sum(node["Alive"] for node in ray.nodes()) == 1
-    if not is_single and not os.environ.get(_KEY):
-        raise BadInput(f"a fleet on several machines needs a key in {_KEY}")
+    if not is_single and not os.environ.get(KEY):
+        raise BadInput(f"a fleet on several machines needs a key in {KEY}")
     host = "127.0.0.1" if is_single else ""
     gateway = (
         ray.remote(GatewaySupervisor)
@@ -71,12 +70,12 @@ def deploy(fleet: FleetFile) -> str:
             get_if_exists=True,
             num_cpus=0,
             max_concurrency=16,
-            runtime_env=_environment(),
+            runtime_env=actor_environment(),
         )
         .remote(fleet.host, fleet.port, fleet.route)
     )
     url = str(ray.get(gateway.status.remote())["url"])
-    wanted = {_PREFIX + model.name for model in fleet.models}
+    wanted = {PREFIX + model.name for model in fleet.models}
     for model in fleet.models:
         run_model(model, fleet, host)
     ray.get(gateway.follow_load.remote(fleet, host))
@@ -94,16 +93,16 @@ def wait_ready(fleet: FleetFile, timeout_s: float, on_change: Callable[[str], No
         states = {
             name: application.status.value
             for name, application in serve.status().applications.items()
-            if name.startswith(_PREFIX)
+            if name.startswith(PREFIX)
         }
-        now = ", ".join(f"{name.removeprefix(_PREFIX)} {state}" for name, state in states.items())
+        now = ", ".join(f"{name.removeprefix(PREFIX)} {state}" for name, state in states.items())
         if now != before:
             on_change(now)
             before = now
         failed = [name for name, state in states.items() if state in ("DEPLOY_FAILED", "UNHEALTHY")]
         if failed and all(s not in ("DEPLOYING",) for s in states.values()):
             message = serve.status().applications[failed[0]].message
-            raise CannotRun(f"{failed[0].removeprefix(_PREFIX)}: {message}")
+            raise CannotRun(f"{failed[0].removeprefix(PREFIX)}: {message}")
         if len(states) == len(fleet.models) and {*states.values()} == {"RUNNING"}:
             return
         time.sleep(0.5)
@@ -142,37 +141,4 @@ def take_down() -> bool:
 def _applications() -> set[str]:
     from ray import serve
 
-    return {name for name in serve.status().applications if name.startswith(_PREFIX)}
-
-
-def run_model(model: FleetModel, fleet: FleetFile, host: str) -> None:
-    """Make Ray Serve run as many servers of the model as its entry says."""
-    from ray import serve
-
-    application = _application(model, fleet, host)
-    serve.run(application, name=_PREFIX + model.name, route_prefix=None, blocking=False)
-
-
-def _environment() -> dict[str, Any]:
-    """The runtime environment of the actors: the fleet's key, if there is one."""
-    return {"env_vars": {_KEY: os.environ[_KEY]}} if os.environ.get(_KEY) else {}
-
-
-def _application(model: FleetModel, fleet: FleetFile, host: str) -> Any:
-    """The application of Ray Serve that keeps the servers of one model."""
-    from ray import serve
-
-    deployment = serve.deployment(ServerReplica).options(
-        name=model.name,
-        num_replicas=model.replicas,
-        ray_actor_options={
-            "num_cpus": model.cpus,
-            "num_gpus": model.gpus,
-            "resources": dict(model.resources),
-            "runtime_env": _environment(),
-        },
-        health_check_period_s=_HEALTH_PERIOD_S,
-        graceful_shutdown_timeout_s=fleet.drain_s + 20,
-        graceful_shutdown_wait_loop_s=0.1,
-    )
-    return deployment.bind(model.model, list(model.serve), host, fleet.drain_s)
+    return {name for name in serve.status().applications if name.startswith(PREFIX)}

@@ -1,8 +1,7 @@
-"""What runs in Ray's processes: a supervisor per server, and one for the gateway."""
+"""A Ray actor that runs the fleet's gateway, and follows the load."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import tempfile
@@ -14,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.fleet.ray.child_process import ChildProcess, free_port, is_ready
+from ridgeline.fleet.ray.applications import run_model
+from ridgeline.fleet.ray.child_process import ChildProcess, is_ready
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.scaling import SCALING_S, FleetScaler, read_gateway
 
 log = logging.getLogger("ridgeline.fleet")
-NAMESPACE, GATEWAY = "ridgeline", "ridgeline-gateway"
-_START_TIMEOUT_S = 900.0
+
 _LOST_AFTER_S = 60.0
 _SUPERVISION_S = 1.0
 
@@ -53,7 +52,6 @@ class GatewaySupervisor:
 
     def follow_load(self, fleet: FleetFile, host: str) -> None:
         """Change the numbers of servers with the load, for the models whose entries say so."""
-        from ridgeline.fleet.ray.deploy import run_model
 
         def set_replicas(model: FleetModel, count: int) -> None:
             run_model(msgspec.structs.replace(model, replicas=count), fleet, host)
@@ -133,48 +131,3 @@ class GatewaySupervisor:
                     self._write()
             if not self._child.is_running:
                 self._child = self._start()
-
-
-class ServerReplica:
-    """A replica of Ray Serve: runs `ridgeline serve`, and ends with it.
-
-    Ray starts another one if `check_health` fails. When Ray removes the replica, the server gets no
-    more requests, finishes what it can within `drain_s`, and hands the rest over.
-    """
-
-    def __init__(self, model: str, arguments: Sequence[str], host: str, drain_s: int) -> None:
-        import ray
-        from ray import serve
-
-        self._drain_s = drain_s
-        self._replica = str(serve.get_replica_context().replica_id.unique_id)
-        self._gateway = ray.get_actor(GATEWAY, NAMESPACE)
-        own = ray.util.get_node_ip_address() if host == "" else host
-        port = free_port(own)
-        url = f"http://{own}:{port}"
-        words = ["--host", own, "--port", str(port), "--shutdown-timeout-s", str(drain_s)]
-        self._child = ChildProcess(["serve", model, *words, *arguments])
-        try:
-            self._child.wait_ready(url, _START_TIMEOUT_S)
-        except RuntimeError:
-            self._child.stop(5)
-            raise
-        ray.get(self._gateway.register.remote(self._replica, model, url, self._child.pid))
-
-    def check_health(self) -> None:
-        """Raises RuntimeError if the server has ended."""
-        if not self._child.is_running:
-            raise RuntimeError("the server has ended")
-        self._gateway.note_alive.remote(self._replica)
-
-    def __call__(self) -> str:
-        """Requests go to the gateway, and not through Ray."""
-        return self._replica
-
-    def __del__(self) -> None:
-        if hasattr(self, "_child"):
-            import ray
-
-            with contextlib.suppress(Exception):  # the gateway may be gone already
-                ray.get(self._gateway.unregister.remote(self._replica), timeout=5)
-            self._child.stop(self._drain_s + 10)
