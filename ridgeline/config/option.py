@@ -274,7 +274,7 @@ def _ranged(section: type[Section]) -> tuple[Option, ...]:
 
 def _about(hint: Any) -> About | None:
     metadata = getattr(hint, "__metadata__", ())
-    return next((each for each in metadata if isinstance(each, About)), None)
+    return next((item for item in metadata if isinstance(item, About)), None)
 
 
 def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:

@@ -185,7 +185,7 @@ def test_resumed_requests_give_the_tokens_of_single_ones(model: Model, prefix: b
     requests = some_requests()
     schedule = Schedule(num_blocks=13, block_size=4, prefix=prefix)
     if model.layout.windowed:  # blocks of windows come free while others grow: it takes longer
-        requests = [with_max_tokens(each, 40) for each in requests]
+        requests = [with_max_tokens(request, 40) for request in requests]
         schedule = replace(schedule, num_blocks=25, max_num_batched_tokens=8)
     [served] = serve(model, requests, schedule)
     # Without layers that see everything, a sequence soon stops growing.

@@ -183,7 +183,7 @@ def _refuse_rope(spec: ModelSpec) -> None:
     if len(ropes) > 1 or not held:
         raise CannotRun(
             "GGUF with such rotary embeddings is not written",
-            value=", ".join(sorted(each.kind for each in ropes)),
+            value=", ".join(sorted(rope.kind for rope in ropes)),
             limit="default, linear, llama3, yarn with its default factors",
             fix="use --format ridgeline",
         )

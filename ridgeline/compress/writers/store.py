@@ -222,9 +222,9 @@ class LayerStore:
         if spec.format.kind == "dense":
             return None
         found = [self.rounded(Part(key, (), layer, expert)) for key in keys]  # found by name
-        splits = [each for each in found if isinstance(each, OutlierSplit)]
+        splits = [part for part in found if isinstance(part, OutlierSplit)]
         if splits:
             assert len(splits) == len(keys)
             return pack_split(splits)
-        grids = [each for each in found if isinstance(each, Grid)]
+        grids = [part for part in found if isinstance(part, Grid)]
         return pack(stack_grids(grids)) if grids else None

@@ -47,7 +47,7 @@ _RESPONSES = error_responses(429, body=True) | {200: {"headers": GENERATION_HEAD
 )
 async def rerank(body: RerankRequest, request: Request, service: ServiceDep) -> Response:
     service.check_model(body.model, allow_adapters=False)
-    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    texts = [item if isinstance(item, str) else item.text for item in body.documents]
     check_limit("documents", len(texts), LIMITS.max_inputs, "documents")
     tokens = rerank_tokens(service.engine.tokenizer)
     limit = body.max_tokens_per_doc

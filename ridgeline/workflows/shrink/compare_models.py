@@ -56,7 +56,7 @@ def compare_models(
     With `speed`, each decodes one sequence in turn, three times; the median counts.
     """
     reference: list[Tensor] = []
-    rows = [_quality(each, windows, reference) for each in models]
+    rows = [_quality(model, windows, reference) for model in models]
     if not speed:
         return tuple(rows)
     rates: list[list[float]] = [[] for _ in models]

@@ -59,7 +59,7 @@ class Int4Step:
             _join([_written_blocks(run, group, size) for run in runs]) for group in range(2)
         ]
         positions = [range(run.start, run.start + len(run.tokens)) for run in runs]
-        self.within_T = torch.tensor([at % size for each in positions for at in each])
+        self.within_T = torch.tensor([at % size for position in positions for at in position])
         self.filled = [_filled_groups(runs, group, size) for group in range(2)]
 
     def __call__(

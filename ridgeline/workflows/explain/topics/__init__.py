@@ -48,7 +48,7 @@ def unknown_topic(subject: str) -> BadInput:
     """The error for an unknown subject, with the closest names."""
     names = {normalise(name): name for kind in REGISTRY for name in topic_kind(kind).names()}
     close = difflib.get_close_matches(normalise(subject), names, n=3, cutoff=0.6)
-    hint = f"did you mean {', '.join(names[each] for each in close)}? " if close else ""
+    hint = f"did you mean {', '.join(names[name] for name in close)}? " if close else ""
     return BadInput(
         "there is no model or topic of this name",
         value=subject,
