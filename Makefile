@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray test-loop
 
 install: $(STAMP)
 
@@ -85,6 +85,10 @@ $(RAY)/.installed: pyproject.toml
 	$(RAY)/bin/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
 	$(RAY)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev,fleet]"
 	touch $@
+
+# A whole search over HTTP, of a twin in a process of its own: four minutes, on a machine that does little else.
+test-loop: install
+	RIDGELINE_LOOP=1 $(BIN)/python -m pytest -q tests/optimize/test_search_over_http.py
 
 # Stock clients (openai, anthropic, LangChain, LiteLLM, openai-agents, Java) against a live server. They have an
 # environment apart from ours: some pin other versions of what the server needs.

@@ -44,8 +44,8 @@ SGLANG = {
     HARMFUL: '{ "--quantization" = "bitsandbytes" }',
 }
 LLAMA = {
-    HARMLESS: '{ "@llama-3.1-8b" = "llama-3.1-8b-Q8_0" }',
-    HARMFUL: '{ "@llama-3.1-8b" = "llama-3.1-8b-Q4_K_M" }',
+    HARMLESS: '{ "@llama-3.1-8b" = "llama-3.1-8b-Q8_0.gguf" }',
+    HARMFUL: '{ "@llama-3.1-8b" = "llama-3.1-8b-Q4_K_M.gguf" }',
 }
 
 
@@ -58,7 +58,7 @@ class ScoredServers(VirtualServers):
     scorers: dict[str, TwinScorer] = field(default_factory=dict)
 
     def environment(self, simulator: Simulator | None = None) -> Environment:
-        texts = ServedTexts(texts=heldout_pieces(200, 96), questions=(), source_of=self.source_of)
+        texts = ServedTexts(texts=heldout_pieces(200, 256), questions=(), source_of=self.source_of)
         return msgspec.structs.replace(super().environment(simulator), heldout=(), served=texts)
 
     def source_of(self, deployment: Deployment) -> TextSource:
@@ -95,9 +95,9 @@ def searched(servers: ScoredServers, ladder: Ladder) -> LadderResult:
 @pytest.mark.parametrize(
     ("server", "kind", "flags", "rungs"),
     [
-        ("sglang", "sglang", "--max-running-requests 16", SGLANG),
-        ("llama-server", "llama-server", "--parallel 16", LLAMA),
-        ("sglang", "chat", "--max-running-requests 16", SGLANG),
+        ("sglang", "sglang", "--max-running-requests 4", SGLANG),
+        ("llama-server", "llama-server", "--parallel 4", LLAMA),
+        ("sglang", "chat", "--max-running-requests 4", SGLANG),
     ],
     ids=["sglang", "llama.cpp", "chat-only"],
 )

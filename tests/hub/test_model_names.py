@@ -14,6 +14,7 @@ from ridgeline.hub.names import HubModel, ModelUrl, parse_remote, served_name
 from ridgeline.hub.repository_files import select_files
 from ridgeline.modelspec.checkpoints.locate import local_path
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.families.shapes import shape_of_repository
 from ridgeline.paths import CACHE_VARIABLE
 
 URL = "https://host.example/a/m.Q4_0.gguf"
@@ -68,6 +69,7 @@ def test_clients_know_a_model_by_its_repository() -> None:
 
 def test_planning_knows_a_published_repository_without_a_download() -> None:
     assert load_planning_spec("Qwen/Qwen3-0.6B") == load_planning_spec("qwen3-0.6b")
+    assert shape_of_repository("Qwen3-0.6B-Q4_K_M.gguf") == "qwen3-0.6b"
     with pytest.raises(DownloadFailed, match="ridgeline pull no-such/model"):
         load_planning_spec("no-such/model")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ridgeline.config.settings import Settings, settings_from
+from ridgeline.optimize.external.server_rungs import server_rungs
 from ridgeline.optimize.ladder import RungCandidate, candidates_of, load_default_ladder
 from ridgeline.optimize.ranking.failure_bounds import FailureBounds, numbers_of
 from ridgeline.optimize.ranking.joint_search import (
@@ -59,6 +60,19 @@ def test_variants_of_one_number_span_its_range() -> None:
         "chunked-prefill", settings_from({"model": "demo", "enable_chunked_prefill": False})
     )
     assert chunks.number is None and len(chunks.changes) == 3
+
+
+def test_whole_numbers_of_flags_are_choices_and_shares_are_numbers() -> None:
+    """A server takes blocks of 32 or 64 tokens, and no 48; a share of the memory may be any."""
+    start = with_share(None)
+    rungs = {rung.id: rung for rung in server_rungs("vllm")}
+    blocks, share = (
+        dimension_of(rungs[name], list(candidates_of(rungs[name], start, {})), start)
+        for name in ("vllm-block-size", "vllm-memory-share")
+    )
+    assert blocks.number is None
+    assert (share.number, share.low, share.high) == (SHARE, 0.92, 0.95)
+    assert not share.is_integer
 
 
 def test_two_numbers_that_only_gain_together_are_found() -> None:

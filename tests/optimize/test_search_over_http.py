@@ -1,4 +1,9 @@
-"""A whole search over HTTP: a twin of vLLM with a planted handicap, on the real clock."""
+"""Whole searches of a twin of vLLM with a planted handicap, from the command line to the files.
+
+The first one is quick: its servers answer on a virtual clock, and everything else is the command's.
+`make test-loop` runs the same search with real processes over HTTP, for four minutes on a machine
+that does little else.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.workflows.optimize import optimize as workflow
+from tests.handicaps.virtual_servers import Traffic, VirtualServers
+from tests.hardware.test_hardware_doctor import MACHINE
 
 TWIN = (
     f"{sys.executable} -m ridgeline twin --device l4 --speed 6 vllm serve llama-3.1-8b "
@@ -17,7 +28,59 @@ TWIN = (
 )
 
 
+def check_result(folder: Path, shown: str) -> None:
+    """More slots were kept, are cheaper per token, and are in the command line to deploy."""
+    ladder = json.loads((folder / "ladder.json").read_text())
+    kept = [trial for trial in ladder["trials"] if trial["verdict"] == "kept"]
+    assert kept, shown
+    assert ladder["total"]["low"] > 1.5
+    before, after = ladder["baseline"]["cost"], ladder["final"]["cost"]
+    assert after["output_dollars_per_mtok"] < before["output_dollars_per_mtok"]
+    script = (folder / "serve.sh").read_text()
+    slots = re.search(r"--max-num-seqs (\d+)", script)
+    assert slots is not None and int(slots[1]) > 2
+    assert "kept" in shown and "the goodput" in shown
+
+
+LADDER = """
+[[rung]]
+id = "slots"
+title = "More slots"
+technique = "continuous-batching"
+variants = [{ max_num_seqs = 32 }]
+honesty = "exact"
+term = "sequences per step"
+risk = 0
+complexity = 0
+why = "More slots shorten the queue."
+hurts_when = "Each step takes longer."
+"""
+
+
 @pytest.mark.slow
+def test_too_few_slots_are_found_and_kept_on_a_virtual_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    servers = VirtualServers(
+        "vllm", "--max-num-seqs 2", traffic=Traffic(prompt=96, output=24), device="l4"
+    )
+    monkeypatch.setattr(workflow, "_environment", lambda *arguments: servers.environment())
+    monkeypatch.setattr(workflow, "probe", lambda: MACHINE)
+    monkeypatch.setattr(workflow, "time", SimpleNamespace(perf_counter=servers.clock))
+    (tmp_path / "ladder.toml").write_text(LADDER)
+    words = [
+        *("optimize", "dummy:llama-3.1-8b", "--restart-cmd", servers.recipe.command.command),
+        *("--url", "http://127.0.0.1:{port}", "--workload", "synthetic:input=96,output=24"),
+        *("--slo", "ttft:2000 tpot:100", "--budget", "12m", "--price-per-hour", "0.8"),
+        *("--ladder", str(tmp_path / "ladder.toml"), "--output", str(tmp_path / "out")),
+    ]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(words) == 0
+    check_result(tmp_path / "out", capfd.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("RIDGELINE_LOOP" not in os.environ, reason="four minutes: make test-loop")
 def test_too_few_slots_are_found_and_kept_over_http(tmp_path: Path) -> None:
     """Two slots on a device that serves dozens: diagnosed, applied, verified, priced, kept."""
     words = [
@@ -29,13 +92,4 @@ def test_too_few_slots_are_found_and_kept_over_http(tmp_path: Path) -> None:
     environment = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(words, capture_output=True, text=True, timeout=420, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    ladder = json.loads((tmp_path / "ladder.json").read_text())
-    kept = [trial for trial in ladder["trials"] if trial["verdict"] == "kept"]
-    assert kept, done.stdout
-    assert ladder["total"]["low"] > 1.5
-    before, after = ladder["baseline"]["cost"], ladder["final"]["cost"]
-    assert after["output_dollars_per_mtok"] < before["output_dollars_per_mtok"]
-    script = (tmp_path / "serve.sh").read_text()
-    slots = re.search(r"--max-num-seqs (\d+)", script)
-    assert slots is not None and int(slots[1]) > 2
-    assert "kept" in done.stdout and "the goodput" in done.stdout
+    check_result(tmp_path, done.stdout)

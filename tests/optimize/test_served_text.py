@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from ridgeline.errors import CannotRun
@@ -12,12 +13,14 @@ from ridgeline.optimize.quality import load_quality_limits
 from ridgeline.optimize.quality.sequential import QualityVerdict, SequentialPanel
 from ridgeline.optimize.quality.served_text import (
     ScoredToken,
+    ServedComparison,
     ServedQuestionsPart,
     ServedReference,
     ServedText,
     ServedTextPart,
     TextSource,
     compare_served,
+    text_checks,
 )
 from ridgeline.optimize.quality.task_questions import TextQuestion, text_questions
 from tests.cli.test_evaluate_servers import SERVERS, server
@@ -71,6 +74,19 @@ def test_continuations_are_compared_up_to_their_first_difference() -> None:
     )
     assert row.num_compared == 2 and row.same_top == 1 and row.num_scored == 0
     assert row.kl > 0
+
+
+def test_early_difference_counts_as_one_position_not_as_one_text() -> None:
+    """1 of 100 positions differs, wherever in its text: the agreement is 99 %."""
+    whole = ServedComparison(
+        num_scored=0, nll_before=0.0, nll_after=0.0, num_compared=11, kl=0.0, same_top=11
+    )
+    early = msgspec.structs.replace(whole, num_compared=1, same_top=0, kl=0.5)
+    [kl, agreement] = text_checks([whole] * 9 + [early], LIMITS)
+    assert agreement.name == "greedy agreement"
+    assert agreement.measured.mid == pytest.approx(0.99)
+    assert kl.measured.mid == pytest.approx(0.005)
+    assert agreement.measured.low < 0.99 < agreement.measured.high
 
 
 def test_text_that_is_tokenised_differently_has_no_positions() -> None:

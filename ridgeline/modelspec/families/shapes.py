@@ -11,7 +11,10 @@ from typing import Any
 
 from ridgeline.errors import BadModel
 
-_TUNED = re.compile(r"[-_](instruct|it|chat|hf|base|fp8|awq|gptq|int4|int8|w4a16|w8a8)$")
+_TUNED = re.compile(
+    r"[-_.](instruct|it|chat|hf|base|fp8|awq|gptq|int4|int8|w4a16|w8a8|gguf|f16|bf16"
+    r"|i?q[2-8]_(?:0|1|k(?:_[sml])?|xxs|xs|s|m|nl))$"
+)
 
 
 @cache
@@ -38,7 +41,8 @@ def known_shapes() -> tuple[str, ...]:
 
 def shape_of_repository(model: str) -> str | None:
     """The published shape that a repository's name stands for, also that of a tuned or quantised
-    model: `meta-llama/Llama-3.1-8B-Instruct` is the shape llama-3.1-8b. None if none does.
+    model: `meta-llama/Llama-3.1-8B-Instruct` and `Llama-3.1-8B-Q4_K_M.gguf` are the shape
+    llama-3.1-8b. None if none does.
     """
     name = model.rsplit("/", 1)[-1].lower()
     while name not in known_shapes() and (tail := _TUNED.search(name)):

@@ -215,26 +215,42 @@ def text_checks(
 ) -> tuple[ThresholdCheck, ...]:
     """Every threshold for which the servers return what it needs; intervals are over texts."""
     checks = []
-    changes = _means(rows, lambda row: row.nll_after - row.nll_before, scored=True)
+    changes = _means(rows, lambda row: row.nll_after - row.nll_before)
     if len(changes) > 1:
         ratio = ratio_interval(changes, level=level)
         checks.append(check_max(PERPLEXITY, ratio, limits.perplexity_ratio_max))
-    kl = _means(rows, lambda row: row.kl)
+    kl = _per_position(rows, lambda row: row.kl)
     if len(kl) > 1:
-        same = mean_interval(_means(rows, lambda row: row.same_top), level=level)
+        same = mean_interval(_per_position(rows, lambda row: row.same_top), level=level)
         checks.append(check_max(KL_MEAN, mean_interval(kl, level=level), limits.kl_mean_max))
         checks.append(check_min(AGREEMENT, same, limits.greedy_agreement_min))
     return tuple(checks)
 
 
-def _means(
-    rows: Sequence[ServedComparison],
-    total: Callable[[ServedComparison], float],
-    *,
-    scored: bool = False,
+def _per_position(
+    rows: Sequence[ServedComparison], total: Callable[[ServedComparison], float]
 ) -> list[float]:
-    pairs = [(row, row.num_scored if scored else row.num_compared) for row in rows]
-    return [total(row) / count for row, count in pairs if count]
+    """One value per text, whose mean is the total over all positions by their number.
+
+    A continuation is compared up to its first difference, so a text with an early one has few
+    positions: the mean of the texts' own shares would count that difference as often as a whole
+    text without any. The values are the ratio estimate with each text's residual (Cochran,
+    "Sampling Techniques", section 6), so their spread is that of the ratio.
+    """
+    pairs = [(total(row), row.num_compared) for row in rows if row.num_compared]
+    if not pairs:
+        return []
+    positions = sum(count for _, count in pairs)
+    ratio = sum(value for value, _ in pairs) / positions
+    mean_count = positions / len(pairs)
+    return [ratio + (value - ratio * count) / mean_count for value, count in pairs]
+
+
+def _means(
+    rows: Sequence[ServedComparison], total: Callable[[ServedComparison], float]
+) -> list[float]:
+    """The mean over its scored positions of each text that has any."""
+    return [total(row) / row.num_scored for row in rows if row.num_scored]
 
 
 class ServedTextPart:
@@ -267,7 +283,7 @@ class ServedTextPart:
     def summary(self) -> TextSummary:
         """The figures to show; perplexities only where the servers score texts."""
         before, after = (
-            _means(self._rows, nll, scored=True)
+            _means(self._rows, nll)
             for nll in (lambda row: row.nll_before, lambda row: row.nll_after)
         )
         positions = sum(row.num_compared for row in self._rows)

@@ -5,7 +5,8 @@ gain nothing although raising two does, and a trial per rung spends the budget o
 So the rungs that may gain span a space, one dimension each:
 
   a number     every value between the smallest and the largest variant and the present one
-  a switch     one of the rung's variants, or none
+  a choice     one of the rung's variants, or none: switches, and flags with whole numbers, of which
+               a server may take only some (block sizes, parallel sizes)
 
 Optuna's TPE sampler draws points of it, the simulator scores them, and the best one becomes a
 candidate like any other: its tokens are checked, its quality is judged if a part of it is lossy,
@@ -122,6 +123,8 @@ def dimension_of(rung: Rung, options: Sequence[RungCandidate], incumbent: Settin
     if len(names) != 1 or any(_number(value) is None for c in changes for value in c.values()):
         return Dimension(rung=rung, labels=labels, changes=tuple(changes))
     [name] = names
+    if name.startswith("-") and all(isinstance(_number(c[name]), int) for c in changes):
+        return Dimension(rung=rung, labels=labels, changes=tuple(changes))
     now = present.get(name) if name.startswith("-") else getattr(incumbent, name)
     now = _number(now)
     values = [float(_number(change[name]) or 0) for change in changes]
