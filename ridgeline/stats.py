@@ -163,6 +163,15 @@ def wilson_interval(successes: int, total: int, level: float = LEVEL) -> Interva
     )
 
 
+def proportion_upper_bound(successes: int, total: int, level: float = LEVEL) -> float:
+    """One-sided upper bound of a proportion, exact for any count (Clopper and Pearson, 1934)."""
+    from scipy.special import betaincinv
+
+    if successes >= total:
+        return 1.0
+    return float(betaincinv(successes + 1, total - successes, level))
+
+
 def ratio_of_sums_interval(parts: Sequence[float], totals: Sequence[float]) -> Interval:
     """Sum of `parts` over sum of `totals`, with its bootstrap interval over the pairs."""
     mid = math.fsum(parts) / math.fsum(totals)

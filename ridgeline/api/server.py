@@ -55,6 +55,8 @@ def serve(
     batch_window: str | None = None,
     response_cache_size: int | str | None = None,
     response_cache_ttl: float | str = 3600.0,
+    semantic_cache_pairs: str | None = None,
+    semantic_cache_max_false_hits: float | str = 0.05,
     warm_prompts: str | None = None,
     otlp_endpoint: str | None = None,
     emf_file: str | None = None,
@@ -120,6 +122,11 @@ def serve(
         response_cache_size: Memory for answers that are given again to the same greedy or seeded
             request (default: off).
         response_cache_ttl: Time for which such an answer is kept.
+        semantic_cache_pairs: JSONL file of equal and different questions: calibrates by how similar
+            the last user message must be to get a stored answer to another one. Lossy (default:
+            equal requests only).
+        semantic_cache_max_false_hits: Limit of the false-hit rate on the different pairs, with 95 %
+            confidence.
         warm_prompts: File of prompts to compute and pin before serving: a body of /v1/cache/warm
             per line (default: none).
         otlp_endpoint: Send OpenTelemetry traces and metrics to this collector, by OTLP over HTTP

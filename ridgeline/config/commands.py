@@ -87,6 +87,7 @@ RARE = frozenset(
         *("default_slo_class", "allowed_origins", "requests_per_minute", "tokens_per_minute"),
         *("speed", "acceptance", "generation_config", "warm_prompts"),
         *("response_cache_size", "response_cache_ttl", "reasoning_config"),
+        *("semantic_cache_pairs", "semantic_cache_max_false_hits"),
         *("allow_runtime_lora_updating", "otlp_endpoint", "emf_file"),
         # of the gateway
         *("canary_alpha", "canary_max_disagreement", "canary_max_slowdown", "canary_min_tokens"),

@@ -220,6 +220,8 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         About("Time for which such an answer is kept.", unit=DURATION, range=NON_NEGATIVE_SECONDS),
     ] = 3600.0
+    semantic_cache_pairs: Annotated[str | None, shared.QUESTION_PAIRS] = None
+    semantic_cache_max_false_hits: Annotated[float, shared.MAX_FALSE_HITS] = 0.05
     batch_store: Annotated[
         str | None,
         About(

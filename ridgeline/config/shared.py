@@ -217,3 +217,14 @@ DEVICE_PRICES = About(
     since="0.3",
 )
 ACCEPT_STALE = About("Use prices older than a year; the output says so.")
+QUESTION_PAIRS = About(
+    "JSONL file of equal and different questions: calibrates by how similar the last user message "
+    "must be to get a stored answer to another one. Lossy.",
+    metavar="FILE",
+    unset="equal requests only",
+)
+MAX_FALSE_HITS = About(
+    "Limit of the false-hit rate on the different pairs, with 95 % confidence.",
+    unit=SHARE,
+    range=Range(0, 0.5, exclusive=True),
+)

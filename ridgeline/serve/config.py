@@ -22,6 +22,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_token_ids: int = 4096
     max_messages: int = 2048
     max_tools: int = 128
+    max_documents: int = 256
     max_grammar_bytes: int = 64 << 10
     max_prompt_tokens: int = 4 << 20
     max_inputs: int = 2048
@@ -47,6 +48,7 @@ def batch_app_options(options: ServerOptions) -> ServerOptions:
         batch_store=None,
         batch_window=None,
         response_cache_size=None,
+        semantic_cache_pairs=None,
     )
 
 

@@ -48,6 +48,11 @@ class ServedTokenizer(Protocol):
         """Whether the chat template mentions the tools of a request."""
         ...
 
+    @property
+    def template_uses_documents(self) -> bool:
+        """Whether the chat template mentions the documents of a request."""
+        ...
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +22,16 @@ from ridgeline.serve.auth.rate_limit import KeyBudget, KeyBudgets
 from ridgeline.serve.auth.tenant_secret import tenant_secret
 from ridgeline.serve.bodies.routing import JsonRequest
 from ridgeline.serve.config import LIMITS, model_name
+from ridgeline.serve.context.selection import CompressedTexts
 from ridgeline.serve.drain import DrainState
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, check_limit
 from ridgeline.serve.generation.ids import new_id
 from ridgeline.serve.generation.prompt_reader import PromptReader
 from ridgeline.serve.generation.request import (
+    ComparedMessage,
     GenerationRequest,
+    Question,
     RequestOptions,
     SchedulingParams,
     TokenPrompt,
@@ -51,12 +55,18 @@ from ridgeline.serve.generation.stream import (
 )
 from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.model_group import ModelGroup
-from ridgeline.serve.response_cache.cache import ResponseCache, response_key
+from ridgeline.serve.response_cache.cache import FoundAnswer, ResponseCache, response_key
 from ridgeline.serve.response_cache.replay import AnswerRecorder, AnswerReplay
+from ridgeline.serve.response_cache.semantic import SemanticIndex, open_index, place_of
 from ridgeline.serve.telemetry.base import OPERATIONS, NoTelemetry, RequestRecord, Telemetry
+from ridgeline.similarity import MAX_QUESTION_TOKENS
 
 RESPONSE_CACHE_HEADER = "x-ridgeline-response-cache"
-"""Says "hit" where an answer was stored, "miss" where it may be from now on."""
+"""Says "hit" where an answer was stored, "semantic-hit" where that of a similar question was, and
+"miss" where it may be from now on."""
+
+MAX_COMPRESSED_CHARS = 8 << 20
+"""Of documents that were compressed, to be used again."""
 
 
 class Service:
@@ -99,9 +109,13 @@ class Service:
         self.response_cache: ResponseCache | None = None
         if options.response_cache_size is not None:
             self.response_cache = ResponseCache(
-                options.response_cache_size, options.response_cache_ttl, now
+                options.response_cache_size,
+                options.response_cache_ttl,
+                now,
+                open_index(engine, options),
             )
             self.metrics.register_response_cache(self.response_cache)
+        self.compressed_texts = CompressedTexts(MAX_COMPRESSED_CHARS)
         self.telemetry: Telemetry = NoTelemetry()
         self.health_checks: list[Callable[[], str | None]] = [self._engine_fault]
         self._streams: WeakSet[ResponseStream] = WeakSet()
@@ -155,11 +169,7 @@ class Service:
             raise ApiError(400, f"{RESUME_FIELD} has more choices than the request")
         own_id, num_resumed = identity.id, resume.num_tokens if resume else 0
         sent_id = request_id(http_request.headers, options.request_id, own_id)
-        check_limit("prompt", num_tokens, LIMITS.max_prompt_tokens, "prompt tokens in one request")
-        if sampling.prompt_logprobs is not None:
-            num_values = num_tokens * (sampling.prompt_logprobs + 1)
-            what = "log-probabilities (prompt tokens x (prompt_logprobs + 1)) in one request"
-            check_limit("prompt_logprobs", num_values, LIMITS.max_prompt_logprobs, what)
+        _check_size(num_tokens, sampling)
         budget = self.budgets.of(caller, self.now())
         request = GenerationRequest(
             id=own_id,
@@ -170,6 +180,7 @@ class Service:
             score_only=score_only,
             charge=charge_nothing if score_only else self._charger(budget),
             headers=response_headers(sent_id, options.ignored)
+            | dict(options.headers)
             | self.charge_prompts(budget, prompts, num_resumed)
             | (identity.header() if is_resumable else {}),
             is_resumable=is_resumable,
@@ -177,10 +188,10 @@ class Service:
             resume=resume if is_resumable else None,
             log=http_request.scope.get(LOG_KEY),
             prediction=options.prediction,
-            adapter="" if options.model in (None, self.name) else str(options.model),
+            adapter=self._adapter(options),
             cache=options.cache,
         )
-        source, request = self._source_of(request)
+        source, request = self._source_of(request, options.question)
         stream = ResponseStream(
             source,
             request,
@@ -192,20 +203,66 @@ class Service:
         self._streams.add(stream)
         return stream
 
-    def _source_of(self, request: GenerationRequest) -> tuple[EventSource, GenerationRequest]:
+    @property
+    def compares_questions(self) -> bool:
+        """Whether a request may get the stored answer to a similar one."""
+        return self.response_cache is not None and self.response_cache.index is not None
+
+    async def read_question(
+        self,
+        http_request: Request,
+        prompt: TokenPrompt,
+        sampling: Sampling,
+        options: RequestOptions,
+        message: ComparedMessage,
+    ) -> Question | None:
+        """The embedding of a message; None where no answer may be stored, or one is stored for the
+        exact request. One forward pass over the message."""
+        cache = self.response_cache
+        if cache is None or cache.index is None or sampling.structured is not None:
+            return None
+        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+            return None
+        request = GenerationRequest(
+            id="",
+            prompts=[prompt],
+            sampling=sampling,
+            scheduling=self._scheduling(
+                http_request.headers, options, caller_of(http_request.scope)
+            ),
+            resume=http_request.scope.get(SCOPE_KEY),
+            adapter=self._adapter(options),
+            cache=options.cache,
+        )
+        key = response_key(request, self.name)
+        if key is None or key in cache:
+            return None
+        tokens = self.engine.tokenizer.encode(message.text)
+        if not 0 < len(tokens) <= MAX_QUESTION_TOKENS:
+            return None
+        embedding = await asyncio.wrap_future(self.engine.embed(tokens, self.engine.info.pooling))
+        return Question(message.rest, cache.index.calibration.direction(embedding))
+
+    def _source_of(
+        self, request: GenerationRequest, question: Question | None
+    ) -> tuple[EventSource, GenerationRequest]:
         """What generates the answer, and the request with the header that says so."""
         cache = self.response_cache
         key = response_key(request, self.name) if cache is not None else None
         if cache is None or key is None:
             return self.engine, request
+        place = None if question is None else place_of(question, request, self.name)
         source: EventSource
-        answer, tenant = cache.find(key), request.scheduling.tenant
-        if answer is not None:
-            source = AnswerReplay(answer, self.metrics.now)
+        found = cache.find(key, place)
+        if found is None:
+            source = AnswerRecorder(self.engine, cache, key, request, place)
         else:
-            source = AnswerRecorder(self.engine, cache, key, tenant, len(request.prompts))
-        result = {RESPONSE_CACHE_HEADER: "miss" if answer is None else "hit"}
+            source = AnswerReplay(found.answer, self.metrics.now)
+        result = {RESPONSE_CACHE_HEADER: _result_text(found, cache.index)}
         return source, replace(request, headers={**request.headers, **result})
+
+    def _adapter(self, options: RequestOptions) -> str:
+        return "" if options.model in (None, self.name) else str(options.model)
 
     def _recorder(
         self, http_request: Request, request: GenerationRequest
@@ -339,6 +396,27 @@ def _tier_secret(engine: ServedEngine) -> bytes | None:
     places = (engine.info.settings.get(name) for name in ("kv_tier_dir", "kv_tier_url"))
     directory, url = (place if isinstance(place, str) else None for place in places)
     return tenant_secret(directory, url)
+
+
+def _check_size(num_tokens: int, sampling: Sampling) -> None:
+    """ApiError 400 for more prompt tokens or log-probabilities than one request may have."""
+    check_limit("prompt", num_tokens, LIMITS.max_prompt_tokens, "prompt tokens in one request")
+    if sampling.prompt_logprobs is not None:
+        num_values = num_tokens * (sampling.prompt_logprobs + 1)
+        what = "log-probabilities (prompt tokens x (prompt_logprobs + 1)) in one request"
+        check_limit("prompt_logprobs", num_values, LIMITS.max_prompt_logprobs, what)
+
+
+def _result_text(found: FoundAnswer | None, index: SemanticIndex | None) -> str:
+    if found is None:
+        return "miss"
+    if found.similarity is None or index is None:
+        return "hit"
+    own = index.calibration
+    return (
+        f"semantic-hit; similarity={found.similarity:.4f}; threshold={own.threshold:.4f}; "
+        f"false-hits<={own.false_hit_bound:.4f}"
+    )
 
 
 def _header_priority(headers: Mapping[str, str]) -> int:

@@ -10,7 +10,7 @@ from tests.house.code import ROOT, files, imports, module_of, name_of
 
 FLOOR = {
     *("errors", "paths", "records", "config", "hub", "modelspec"),
-    *("hardware", "roofline", "stats", "report"),
+    *("hardware", "roofline", "stats", "similarity", "report"),
 }
 PARTS = {
     "engine.scheduler",
@@ -36,6 +36,7 @@ LAW: dict[str, set[str]] = {
     "hardware": {"errors", "paths", "records", "roofline", "_native"},
     "roofline": {"errors", "records"},
     "stats": {"errors"},
+    "similarity": {"errors", "stats"},
     "report": {"errors", "records", "roofline"},
     "routing": {"errors", "records"},
     "engine.scheduler": FLOOR,

@@ -141,7 +141,7 @@ async def test_prompt_too_long_names_the_limit(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (CHAT, {"documents": [{"text": "x"}]}),
+        (COMPLETIONS, {"documents": [{"text": "x"}]}),
         (CHAT, {"chat_template": "{{ 1 }}"}),
         (COMPLETIONS, {"suffix": "tail"}),
     ],

@@ -29,9 +29,11 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate(Protocol):
-    """Formats conversations for a model. `uses_tools`: whether it mentions their tools."""
+    """Formats conversations for a model. `uses_tools`, `uses_documents`: whether it mentions
+    theirs."""
 
     uses_tools: bool
+    uses_documents: bool
 
     def render(self, chat: Chat) -> str:
         """The conversation as prompt text. Raises BadInput if the template rejects it."""
@@ -57,7 +59,7 @@ class Chat:
 class NoChatTemplate:
     """For models without a chat template."""
 
-    uses_tools = False
+    uses_tools = uses_documents = False
 
     def render(self, chat: Chat) -> str:
         raise BadInput("the model has no chat template", fix="use text completion instead of chat")
@@ -73,6 +75,7 @@ class JinjaTemplate:
     def __init__(self, sources: Mapping[str, str], names: Mapping[str, str]) -> None:
         self._sources, self._names = dict(sources), dict(names)
         self.uses_tools = any("tools" in source for source in sources.values())
+        self.uses_documents = any("documents" in source for source in sources.values())
         self._compiled: dict[str, _Compiled] = {}
 
     def render(self, chat: Chat) -> str:
@@ -152,12 +155,11 @@ class _Compiled:
             **self._names,
             "messages": list(messages),
             "tools": None if chat.tools is None else list(chat.tools),
-            "documents": None,
             "add_generation_prompt": chat.add_generation_prompt,
         }
         _check_variables(chat.variables, own_variables)
         try:
-            return self._template.render({**chat.variables, **own_variables})
+            return self._template.render({"documents": None, **chat.variables, **own_variables})
         except (RecursionError, MemoryError, AttributeError, AssertionError, NameError) as error:
             raise _rejected(type(error).__name__) from None
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:

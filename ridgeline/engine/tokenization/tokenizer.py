@@ -51,6 +51,11 @@ class Tokenizer(Protocol):
         """Whether the chat template mentions the tools of a request."""
         ...
 
+    @property
+    def template_uses_documents(self) -> bool:
+        """Whether the chat template mentions the documents of a request."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Long texts are tokenised without holding the GIL.
 
@@ -216,6 +221,7 @@ class HfTokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, template: ChatTemplate) -> None:
         self.inner, self._template = inner, template
         self.template_uses_tools = template.uses_tools
+        self.template_uses_documents = template.uses_documents
         self._table = ByteTable(inner) if _is_byte_level(inner) else None
         vocabulary = inner.get_vocab(with_added_tokens=True)
         self.max_token_id = max(vocabulary.values(), default=-1)
@@ -329,6 +335,10 @@ class NoTokenizer:
 
     @property
     def template_uses_tools(self) -> bool:
+        return False
+
+    @property
+    def template_uses_documents(self) -> bool:
         return False
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

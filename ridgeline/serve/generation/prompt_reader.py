@@ -37,6 +37,11 @@ class PromptReader:
         self._tokenizer, self._max_model_len, self._charge = tokenizer, max_model_len, charge
         self._num_chars = 0
 
+    @property
+    def template_uses_documents(self) -> bool:
+        """Whether the chat template mentions the documents of a request."""
+        return self._tokenizer.template_uses_documents
+
     async def read(
         self,
         text: str,

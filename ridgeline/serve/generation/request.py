@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ridgeline.records import CachePolicy, Sampling, Slo
 from ridgeline.serve.generation.resume import ResumePoint, TokenLog
+
+if TYPE_CHECKING:
+    from ridgeline.similarity import Vector
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):
@@ -21,12 +25,28 @@ class TokenPrompt(msgspec.Struct, frozen=True):
     num_charged: int = 0
 
 
+class ComparedMessage(msgspec.Struct, frozen=True):
+    """The message by which an answer may be looked up. `rest`: the request without it, encoded."""
+
+    text: str
+    rest: bytes
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A message by its meaning. `rest`: the request without it, encoded; `vector` [D]: its
+    embedding, centred and at length 1."""
+
+    rest: bytes
+    vector: Vector
+
+
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a request that concern its service and not its output, as the client sent them.
 
     `ignored`: names of fields that have no effect. `prediction`: the output that the client
     expects, in tokens. `model`: the served model or an adapter. `cache`: what the prefix cache
-    keeps.
+    keeps. `question`: what an answer is looked up by, if similar ones will do.
+    `headers` go with the response.
     """
 
     priority: int | None = None
@@ -38,6 +58,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     prediction: tuple[int, ...] = ()
     model: str | None = None
     cache: CachePolicy | None = None
+    question: Question | None = None
+    headers: Mapping[str, str] = {}
 
 
 class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):

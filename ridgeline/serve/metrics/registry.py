@@ -84,12 +84,26 @@ _SLO_COUNTERS = {
 }
 
 
+class CalibratedThreshold(Protocol):
+    """From which similarity on questions share an answer, and how often that is wrong at most."""
+
+    @property
+    def threshold(self) -> float: ...
+
+    @property
+    def false_hit_bound(self) -> float: ...
+
+
 class CountedCache(Protocol):
-    """A cache of answers that counts."""
+    """A cache of answers that counts. `calibration`: of its answers to similar questions."""
 
     num_hits: int
+    num_semantic_hits: int
     num_misses: int
     num_bytes: int
+
+    @property
+    def calibration(self) -> CalibratedThreshold | None: ...
 
 
 class _ResponseCacheCollector(Collector):
@@ -101,12 +115,25 @@ class _ResponseCacheCollector(Collector):
         labels = ["model_name", "result"]
         counter = CounterMetricFamily("ridgeline_response_cache", text, labels=labels)
         counter.add_metric([self._model_name, "hit"], self._cache.num_hits)
+        if self._cache.calibration is not None:
+            counter.add_metric([self._model_name, "semantic_hit"], self._cache.num_semantic_hits)
         counter.add_metric([self._model_name, "miss"], self._cache.num_misses)
         yield counter
         text = "Size of the cache of answers."
         gauge = GaugeMetricFamily("ridgeline_response_cache_bytes", text, labels=["model_name"])
         gauge.add_metric([self._model_name], self._cache.num_bytes)
         yield gauge
+        if (calibration := self._cache.calibration) is not None:
+            text = "Similarity from which on a question gets the answer of another one."
+            name = "ridgeline_semantic_cache_threshold"
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric([self._model_name], calibration.threshold)
+            yield gauge
+            text = "Upper bound (95 %) of the rate of false hits on the calibration's pairs."
+            name = "ridgeline_semantic_cache_false_hit_bound"
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric([self._model_name], calibration.false_hit_bound)
+            yield gauge
 
 
 class Metrics:
@@ -165,6 +192,7 @@ class Metrics:
             ["model_name", "reason"],
             registry=self.registry,
         )
+        self._register_context()
         self._start_at_zero(slo_classes or {})
         self.registry.register(EngineCollector(engine, model_name, peaks, slo_classes))
         if price_per_hour is not None:
@@ -227,6 +255,15 @@ class Metrics:
         family = Counter(f"vllm:{name}", text, ["model_name"], registry=self.registry)
         return family.labels(self.model_name)
 
+    def _register_context(self) -> None:
+        text = "Documents that context reduction left out."
+        name, labels = "ridgeline_context_documents_dropped", ["model_name"]
+        dropped = Counter(name, text, labels, registry=self.registry)
+        text = "Tokens of documents that context reduction left out."
+        saved = Counter("ridgeline_context_tokens_saved", text, labels, registry=self.registry)
+        self._dropped_documents = dropped.labels(self.model_name)
+        self._saved_tokens = saved.labels(self.model_name)
+
     def time_request(
         self,
         num_prompt_tokens: int,
@@ -279,6 +316,11 @@ class Metrics:
             self._slo["met"].labels(*labels).inc()
         for objective in missed:
             self._slo["missed"].labels(*labels, objective).inc()
+
+    def count_reduced(self, num_documents: int, num_tokens: int) -> None:
+        """Count what a context reduction left out."""
+        self._dropped_documents.inc(num_documents)
+        self._saved_tokens.inc(max(0, num_tokens))
 
     def count_refused(self, reason: str) -> None:
         self._refused.labels(self.model_name, reason).inc()

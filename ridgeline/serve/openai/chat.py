@@ -11,13 +11,16 @@ from fastapi import Request
 from ridgeline.config.server import ServerOptions
 from ridgeline.records import CachePolicy
 from ridgeline.serve.config import LIMITS
+from ridgeline.serve.context.reduce import ContextReduction, reduce_documents
 from ridgeline.serve.engine_protocol import ServedEngine, ServedTokenizer
 from ridgeline.serve.errors import ApiError, check_limit
 from ridgeline.serve.generation.prompt_reader import PromptReader
+from ridgeline.serve.generation.request import ComparedMessage
 from ridgeline.serve.generation.stream import ResponseStream
 from ridgeline.serve.openai.sampling_params import (
     chat_prompt,
     chat_sampling,
+    document_texts,
     offered_tools,
     request_options,
     starts_in_reasoning,
@@ -25,6 +28,7 @@ from ridgeline.serve.openai.sampling_params import (
 from ridgeline.serve.openai.schemas import (
     CacheControlParam,
     ChatCompletionRequest,
+    DocumentParam,
     NamedToolChoice,
     check_supported,
 )
@@ -39,6 +43,14 @@ from ridgeline.serve.service import Service
 
 TTL_S = {"5m": 300.0, "1h": 3600.0}
 """Seconds of each time to live of `cache_control`."""
+NEAR = 0.8
+"""Jaccard index from which on passages are near duplicates, unless the request says otherwise."""
+
+_SAME_ANSWER = {
+    *("model", "stream", "stream_options", "request_id", "priority", "timeout_ms", "slo_class"),
+    *("cache_salt", "user", "metadata"),
+}
+"""Fields that do not change an answer, or that its place in the cache has in another form."""
 
 
 async def submit_chat(
@@ -60,6 +72,7 @@ async def submit_chat(
     tokenizer = service.engine.tokenizer
     output_format = chat_output_format(body, service.options)
     sampling = chat_sampling(body, output_format, tokenizer, service.engine.info.default_sampling)
+    body, headers = await reduce_context(service, request, body)
     prompt = await chat_prompt(body, service.prompt_reader(request))
     if output_format.reads_reasoning and sampling.structured is None:
         default = service.options.reasoning_parser == "think_open"
@@ -79,12 +92,63 @@ async def submit_chat(
         without_effect.append("stop")
     if output_format.call_format is not None and not tokenizer.template_uses_tools:
         without_effect.append("tools")  # the template leaves them out: the model cannot know them
-    options = request_options(body, without_effect)
+    options = msgspec.structs.replace(request_options(body, without_effect), headers=headers)
     prediction = await predicted_tokens(body, tokenizer)
     cache = await chat_cache_policy(body, prompt.tokens, service.engine)
     options = msgspec.structs.replace(options, prediction=prediction, cache=cache)
+    message = compared_message(body) if service.compares_questions else None
+    if message is not None:
+        question = await service.read_question(request, prompt, sampling, options, message)
+        options = msgspec.structs.replace(options, question=question)
     stream = service.submit(request, id_prefix, [prompt], sampling, options, streamed=streamed)
     return stream, output_format
+
+
+async def reduce_context(
+    service: Service, request: Request, body: ChatCompletionRequest
+) -> tuple[ChatCompletionRequest, dict[str, str]]:
+    """The conversation with its documents reduced, and headers that say so."""
+    wanted, documents = body.context_reduction, body.documents or []
+    check_limit("documents", len(documents), LIMITS.max_documents, "documents")
+    if wanted is None:
+        return body, {}
+    if not documents:
+        message = "context_reduction needs documents; fix: send them, or leave it out"
+        raise ApiError(400, message, param="context_reduction")
+    if wanted.similarity is not None and wanted.deduplicate != "near":
+        message = "context_reduction: similarity needs deduplicate = near"
+        raise ApiError(400, message, param="context_reduction")
+    if wanted.keep_unit is not None and wanted.keep_ratio is None:
+        message = "context_reduction: keep_unit needs keep_ratio"
+        raise ApiError(400, message, param="context_reduction")
+    similarity = {None: None, "exact": 1.0, "near": wanted.similarity or NEAR}[wanted.deduplicate]
+    reduction = ContextReduction(
+        similarity=similarity,
+        is_ordered=wanted.order == "canonical",
+        keep_ratio=1.0 if wanted.keep_ratio is None else wanted.keep_ratio,
+        unit=wanted.keep_unit or "sentence",
+    )
+    texts, options = document_texts(body), request_options(body)
+    reduced = await reduce_documents(service, request, texts, reduction, options)
+    left: list[str | DocumentParam] = []
+    for index, text in zip(reduced.indices, reduced.texts, strict=True):
+        own = documents[index]
+        left.append(text if isinstance(own, str) else own.model_copy(update={"text": text}))
+    changes = {"documents": left, "context_reduction": None}
+    return body.model_copy(update=changes), reduced.header
+
+
+def compared_message(body: ChatCompletionRequest) -> ComparedMessage | None:
+    """The last message, by whose meaning a stored answer may be found; None for one that is not a
+    user's, and in chats with tools."""
+    last = body.messages[-1]
+    if last.role != "user" or last.content is None or body.tools or body.continue_final_message:
+        return None
+    content = last.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    emptied = last.model_copy(update={"content": ""})
+    rest = body.model_copy(update={"messages": [*body.messages[:-1], emptied]})
+    return ComparedMessage(text, rest.model_dump_json(exclude=_SAME_ANSWER).encode())
 
 
 async def predicted_tokens(

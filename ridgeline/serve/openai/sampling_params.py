@@ -146,6 +146,7 @@ async def chat_prompt(body: ChatCompletionRequest, reader: PromptReader) -> Toke
     if body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message excludes add_generation_prompt"
         raise ApiError(400, message, param="continue_final_message")
+    body = _with_documents_as_text(body, reader)
     messages = [_template_message(message) for message in body.messages]
     continues = bool(body.continue_final_message)
     tools = None
@@ -153,7 +154,7 @@ async def chat_prompt(body: ChatCompletionRequest, reader: PromptReader) -> Toke
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
     variables = _template_variables(body)
     prompt = await reader.render(
-        sum(map(_num_chars, body.messages)),
+        sum(map(_num_chars, body.messages)) + sum(map(len, document_texts(body))),
         is_cut=body.truncate_prompt_tokens is not None,
         messages=messages,
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
@@ -192,8 +193,44 @@ def offered_tools(body: ChatCompletionRequest) -> list[OfferedTool]:
     return [OfferedTool(tool.function.name, tool.function.parameters) for tool in body.tools or ()]
 
 
+def document_texts(body: ChatCompletionRequest) -> list[str]:
+    """The texts of a request's documents, without their titles."""
+    documents = body.documents or ()
+    return [document if isinstance(document, str) else document.text for document in documents]
+
+
+def _with_documents_as_text(
+    body: ChatCompletionRequest, reader: PromptReader
+) -> ChatCompletionRequest:
+    """For a template that takes no documents: they follow the system message's text."""
+    if not body.documents or reader.template_uses_documents:
+        return body
+    titles = [None if isinstance(d, str) else d.title for d in body.documents]
+    passages = [
+        text if title is None else f"{title}\n{text}"
+        for title, text in zip(titles, document_texts(body), strict=True)
+    ]
+    block = "\n\n".join(("Documents:", *passages))
+    first, rest = body.messages[0], body.messages[1:]
+    if first.role in ("system", "developer"):
+        system = first.model_copy(update={"content": f"{_text_of(first)}\n\n{block}"})
+    else:
+        system, rest = ChatMessage(role="system", content=block), body.messages
+    return body.model_copy(update={"messages": [system, *rest], "documents": None})
+
+
 def _template_variables(body: ChatCompletionRequest) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
+    if "documents" in variables:
+        message = "chat_template_kwargs must not have documents; fix: send them as a field"
+        raise ApiError(400, message, param="chat_template_kwargs")
+    if body.documents:
+        variables["documents"] = [
+            {"title": "", "text": document}
+            if isinstance(document, str)
+            else {"title": "", **document.model_dump(exclude_none=True)}
+            for document in body.documents
+        ]
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
         variables.setdefault("enable_thinking", body.reasoning_effort != "none")

@@ -73,6 +73,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "documents": (None, []),
     "modalities": (None, ["text"]),
     "audio": (None,),
+    "context_reduction": (None,),
     "web_search_options": (None,),
     "grammar": (None,),
     "regex": (None,),
@@ -300,6 +301,31 @@ class PredictedContent(OpenBody):
         return "".join(part.text for part in self.content)
 
 
+class DocumentParam(OpenBody):
+    """A passage that the answer may rest on. Other fields are passed to chat templates that take
+    documents."""
+
+    text: str
+    title: str | None = None
+
+
+class ContextReductionParam(RequestModel):
+    """Fewer prompt tokens for `documents`. Lossy, but for `deduplicate: exact`.
+
+    `deduplicate`: the first of equal passages stays, or of those whose runs of four words have a
+    Jaccard index of at least `similarity`. `order`: "canonical" depends on the texts alone, so that
+    requests with the same passages share their prefix. `keep_ratio`: the tokens to keep of each
+    passage; the sentences or words that the model predicts with ease go.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    deduplicate: Literal["exact", "near"] | None = "exact"
+    similarity: Annotated[float, Field(gt=0, le=1)] | None = None
+    order: Literal["given", "canonical"] = "given"
+    keep_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    keep_unit: Literal["sentence", "word"] | None = None
+
+
 ChatToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
@@ -319,6 +345,8 @@ class ChatCompletionRequest(CompletionRequestBase):
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
     prediction: PredictedContent | None = None
+    documents: list[str | DocumentParam] | None = None
+    context_reduction: ContextReductionParam | None = None
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -378,6 +406,8 @@ _WITHOUT_PLACE: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "return_token_ids": (None, False),
     "echo": (None, False),
+    "documents": (None, []),
+    "context_reduction": (None,),
 }
 """Fields of a chat whose results the other APIs' responses cannot hold → values without effect."""
 

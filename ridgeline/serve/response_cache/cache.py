@@ -3,7 +3,7 @@
 Only requests whose answer is determined are stored: greedy ones, and those with a seed. An answer
 is the events of its request, encoded, so its size is known exactly. It is dropped when its time to
 live is over, or least recently used first when the bound is reached; one tenant holds at most half
-of the bound.
+of the bound. With an index, a similar question gets the answer, too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import msgspec
 
 from ridgeline.records import Event, Failed, Finished, Started, Token
 from ridgeline.serve.generation.request import GenerationRequest
+from ridgeline.serve.response_cache.semantic import ScopedVector, SemanticIndex
+from ridgeline.similarity import SimilarityThreshold
 
 TENANT_SHARE = 0.5
 """Of the bound, what the answers of one tenant may take."""
@@ -48,49 +50,91 @@ class StoredAnswer(msgspec.Struct, frozen=True):
     tenant: str
     events: tuple[bytes, ...]
     stored_s: float
+    num_index_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(map(len, self.events)) + 256  # and what an entry takes besides
+        # and what an entry takes besides
+        return sum(map(len, self.events)) + self.num_index_bytes + 256
 
     def events_of(self, prompt: int) -> list[Started | Token | Finished]:
         """The events of one prompt's choices."""
         return _DECODER.decode(self.events[prompt])
 
 
-class ResponseCache:
-    """At most `max_bytes` of answers, each for `ttl_s` seconds of `now`."""
+class FoundAnswer(msgspec.Struct, frozen=True):
+    """An answer to the same request; with a `similarity`, to a similar one."""
 
-    def __init__(self, max_bytes: int, ttl_s: float, now: Callable[[], float]) -> None:
-        self.max_bytes, self.num_bytes = max_bytes, 0
-        self.num_hits = self.num_misses = 0
+    answer: StoredAnswer
+    similarity: float | None = None
+
+
+class ResponseCache:
+    """At most `max_bytes` of answers, each for `ttl_s` seconds of `now`.
+
+    `index`: finds answers to similar questions, too.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        ttl_s: float,
+        now: Callable[[], float],
+        index: SemanticIndex | None = None,
+    ) -> None:
+        self.max_bytes, self.num_bytes, self.index = max_bytes, 0, index
+        self.num_hits = self.num_semantic_hits = self.num_misses = 0
         self._ttl_s, self._now = ttl_s, now
         self._answers: OrderedDict[bytes, StoredAnswer] = OrderedDict()
         self._by_tenant: Counter[str] = Counter()  # bytes
 
+    @property
+    def calibration(self) -> SimilarityThreshold | None:
+        """Of the index; None without one."""
+        return None if self.index is None else self.index.calibration
+
     def __len__(self) -> int:
         return len(self._answers)
 
-    def find(self, key: bytes) -> StoredAnswer | None:
-        """The answer to a request; None if there is none, or its time is over."""
+    def __contains__(self, key: bytes) -> bool:
         answer = self._answers.get(key)
         if answer is not None and self._now() - answer.stored_s > self._ttl_s:
             self._drop(key)
-            answer = None
-        if answer is None:
-            self.num_misses += 1
-            return None
-        self.num_hits += 1
-        self._answers.move_to_end(key)
-        return answer
+            return False
+        return answer is not None
 
-    def store(self, key: bytes, tenant: str, events: Sequence[Sequence[Event]]) -> None:
-        """Keep the events of a request that ended well, by prompt."""
+    def find(self, key: bytes, place: ScopedVector | None = None) -> FoundAnswer | None:
+        """The answer to a request, or to a similar one at its `place`; None if there is none, or
+        its time is over."""
+        if key in self:
+            self.num_hits += 1
+            self._answers.move_to_end(key)
+            return FoundAnswer(self._answers[key])
+        while self.index is not None and place is not None:
+            if (nearest := self.index.nearest(place)) is None:
+                break
+            similar, similarity = nearest
+            if similar in self:
+                self.num_semantic_hits += 1
+                self._answers.move_to_end(similar)
+                return FoundAnswer(self._answers[similar], similarity)
+        self.num_misses += 1
+        return None
+
+    def store(
+        self,
+        key: bytes,
+        tenant: str,
+        events: Sequence[Sequence[Event]],
+        place: ScopedVector | None = None,
+    ) -> None:
+        """Keep the events of a request that ended well, by prompt; `place`: of similar ones."""
         kept = tuple(
             msgspec.msgpack.encode([e for e in own if isinstance(e, Started | Token | Finished)])
             for own in events
         )
-        answer = StoredAnswer(tenant, kept, self._now())
+        num_index_bytes = 0 if place is None else place.nbytes
+        answer = StoredAnswer(tenant, kept, self._now(), num_index_bytes)
         share = int(self.max_bytes * TENANT_SHARE)
         if answer.nbytes > share:
             return
@@ -103,6 +147,8 @@ class ResponseCache:
         self._answers[key] = answer
         self._by_tenant[tenant] += answer.nbytes
         self.num_bytes += answer.nbytes
+        if self.index is not None and place is not None:
+            self.index.add(key, place)
 
     def forget(self, tenant: str) -> None:
         """Drop every answer of a tenant."""
@@ -111,6 +157,8 @@ class ResponseCache:
 
     def _drop(self, key: bytes) -> None:
         answer = self._answers.pop(key)
+        if self.index is not None:
+            self.index.drop(key)
         self.num_bytes -= answer.nbytes
         self._by_tenant[answer.tenant] -= answer.nbytes
         if not self._by_tenant[answer.tenant]:

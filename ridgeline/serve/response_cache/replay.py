@@ -14,7 +14,9 @@ from msgspec.structs import replace
 
 from ridgeline.records import Event, Finished, Sampling, Started
 from ridgeline.serve.engine_protocol import EventSink, ServedEngine
+from ridgeline.serve.generation.request import GenerationRequest
 from ridgeline.serve.response_cache.cache import ResponseCache, StoredAnswer, is_whole
+from ridgeline.serve.response_cache.semantic import ScopedVector
 
 
 class AnswerReplay:
@@ -62,11 +64,17 @@ class AnswerRecorder:
     """Passes a request to the engine, and stores its answer when all of its prompts have ended."""
 
     def __init__(
-        self, engine: ServedEngine, cache: ResponseCache, key: bytes, tenant: str, num_prompts: int
+        self,
+        engine: ServedEngine,
+        cache: ResponseCache,
+        key: bytes,
+        request: GenerationRequest,
+        place: ScopedVector | None = None,
     ) -> None:
-        self._engine, self._cache, self._key, self._tenant = engine, cache, key, tenant
+        self._engine, self._cache, self._key, self._place = engine, cache, key, place
+        self._tenant = request.scheduling.tenant
         self._events: list[list[Event]] = []
-        self._num_open = num_prompts
+        self._num_open = len(request.prompts)
 
     async def listen(
         self,
@@ -87,6 +95,6 @@ class AnswerRecorder:
             if any(isinstance(event, Finished) for event in events) and is_whole(own, sampling.n):
                 self._num_open -= 1
                 if not self._num_open:
-                    self._cache.store(self._key, self._tenant, self._events)
+                    self._cache.store(self._key, self._tenant, self._events, self._place)
 
         return await self._engine.listen(prompt, sampling, record, timeout_s=timeout_s, **terms)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ridgeline.engine.engine import Engine
     from ridgeline.serve.batch.worker import DailyWindow
+    from ridgeline.serve.service import Service
     from ridgeline.twin.replicated_engine import ReplicatedEngine
 
 
@@ -107,14 +108,21 @@ def _open_app(
     if twin is not None:
         from ridgeline.workflows.serving.twin_server import create_twin_app, twin_config
 
-        return create_twin_app(twin_config(settings, twin), options)
+        own = replace(options, semantic_cache_pairs=None)  # a twin embeds nothing
+        return create_twin_app(twin_config(settings, twin), own)
     from ridgeline.serve.app import create_app
     from ridgeline.workflows.open_engine import open_engine
 
     fetch_models(settings, observer)  # a twin has no weights to download
     observer(Message(text=f"loading {settings.model} …"))
     engine = open_engine(settings, observer)
-    return create_app(engine, options, peaks=_peaks(settings)), engine
+    try:
+        app = create_app(engine, options, peaks=_peaks(settings))
+    except BaseException:
+        engine.close()
+        raise
+    _report_semantic_cache(app.state.service, observer)
+    return app, engine
 
 
 def _all_settings(
@@ -143,11 +151,20 @@ def _add_model(
     observer(Message(text=f"loading {settings.model} …"))
     engine = open_engine(settings, observer)
     try:
-        add_model(app, engine, replace(options, served_model_name=None), peaks=_peaks(settings))
+        own = replace(options, served_model_name=None)
+        _report_semantic_cache(add_model(app, engine, own, peaks=_peaks(settings)), observer)
     except BaseException:
         engine.close()
         raise
     return engine
+
+
+def _report_semantic_cache(service: Service, observer: Observer) -> None:
+    """Say which answers similar questions share, and how often that was wrong."""
+    cache = service.response_cache
+    if cache is not None and cache.calibration is not None:
+        text = f"semantic cache of {service.name} (lossy): {cache.calibration}"
+        observer(Message(text=text))
 
 
 class NewApiKey(Result, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""Fewer tokens from the documents of a request: duplicates, their order, lossy compression."""
