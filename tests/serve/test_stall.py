@@ -10,7 +10,8 @@ import asyncio
 import gc
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import httpx
@@ -20,13 +21,14 @@ from pydantic import BaseModel
 
 from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
+from ridgeline.serve.bodies.routing import JsonRoute
 from tests.serve.fake_engine import FakeEngine
 from tests.serve.loop_time import CallbackTimes, callback_times
 
 MAX_BYTES = ServerOptions().max_body_bytes
 MAX_HELD_S = 0.05
-TOLERANCE = 3.0
-"""A slow machine takes this much longer than the one that the bound was measured on."""
+TRIES = 3
+"""A body that holds the loop for longer is sent again: on a busy machine, caches are cold."""
 
 
 def _repeat(part: str, num_bytes: int) -> str:
@@ -66,12 +68,28 @@ def _routes() -> list[APIRoute]:
     return [route for route in routes if isinstance(route, APIRoute) and "POST" in route.methods]
 
 
-def _fields(route: APIRoute) -> dict[str, bool]:
-    """The fields of the route's body, and whether they are required."""
+def _model(route: APIRoute) -> type[BaseModel] | None:
     model = route.body_field.field_info.annotation if route.body_field else None
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        return {}
-    return {field.alias or name: field.is_required() for name, field in model.model_fields.items()}
+    return model if isinstance(model, type) and issubclass(model, BaseModel) else None
+
+
+def _declared_in(model: type[BaseModel], field: str) -> type:
+    """The class of the model's ancestors, or the model, that declares a field."""
+    return next(kind for kind in model.__mro__ if field in getattr(kind, "__annotations__", {}))
+
+
+def _attacked_fields(routes: Sequence[APIRoute]) -> dict[str, list[str]]:
+    """Path → the fields to attack there. A field that several routes inherit is validated by the
+    same code for all of them, and attacked on the first."""
+    seen: set[tuple[type, str]] = set()
+    attacked: dict[str, list[str]] = {}
+    for route in routes:
+        model = _model(route)
+        names = [] if model is None else list(model.model_fields)
+        own = [(_declared_in(model, name), name) for name in names if model is not None]
+        attacked[route.path] = [name for kind, name in own if (kind, name) not in seen]
+        seen |= set(own)
+    return attacked
 
 
 PLACEHOLDERS: dict[str, Any] = {
@@ -82,21 +100,36 @@ PLACEHOLDERS: dict[str, Any] = {
 
 
 def _bodies(route: APIRoute) -> Iterator[tuple[str, bytes]]:
-    """The largest bodies: each shape alone, in an unknown field, and a bad one in each field."""
-    fields = _fields(route)
-    required = {
-        name: json.dumps(PLACEHOLDERS.get(name, "a")) for name, needed in fields.items() if needed
-    }
+    """The largest bodies: each shape alone, in an unknown field, and a bad one in each field.
+
+    A body that is no object is refused by `JsonRoute` before the route is known: it is sent to one
+    of those routes.
+    """
+    model = _model(route)
+    required: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    for name, field in {} if model is None else model.model_fields.items():
+        aliases[name] = field.alias or name
+        if field.is_required():
+            required[aliases[name]] = json.dumps(PLACEHOLDERS.get(name, "a"))
+    is_json_route = isinstance(route, JsonRoute) and model is not None
+    for what in ("keys", "some keys") if is_json_route and route is not ROUTES[0] else SHAPES:
+        yield f"{what} as the body", _shape(what, MAX_BYTES)
+    fields = [aliases[name] for name in ATTACKED[route.path]]
     worst = itertools.cycle(("texts and numbers", "some keys", "token ids", "messages"))
-    for what, shape in SHAPES.items():
-        yield f"{what} as the body", shape(MAX_BYTES).encode()
-    shapes = [("unknown", what) for what in SHAPES] + list(zip(fields, worst, strict=False))
-    for field, what in shapes:
-        given = {name: value for name, value in required.items() if name != field}
-        size = MAX_BYTES - sum(len(name) + len(value) + 8 for name, value in given.items())
-        given[field] = SHAPES[what](size - len(field) - 64)
-        body = ",".join(f'"{name}":{value}' for name, value in given.items())
-        yield f"{what} as {field}", f"{{{body}}}".encode()
+    for field, what in [("unknown", what) for what in SHAPES] + [*zip(fields, worst, strict=False)]:
+        given = [f'"{name}":{value},' for name, value in required.items() if name != field]
+        value = _shape(what, MAX_BYTES - 4096)
+        yield f"{what} as {field}", f'{{{"".join(given)}"{field}":'.encode() + value + b"}"
+
+
+@cache
+def _shape(what: str, size: int) -> bytes:
+    return SHAPES[what](size).encode()
+
+
+ROUTES = sorted(_routes(), key=lambda route: route.path != "/v1/completions")
+ATTACKED = _attacked_fields(ROUTES)
 
 
 @pytest.fixture
@@ -119,17 +152,39 @@ def times() -> Iterator[CallbackTimes]:
         yield times
 
 
+async def _held_s(http: httpx.AsyncClient, path: str, body: bytes, times: CallbackTimes) -> float:
+    """For how long a body holds the loop."""
+    await asyncio.sleep(0)  # the callback that made the body ends here
+    times.reset()
+    reply = await http.post(path, content=body)
+    assert reply.status_code < 500, reply.text[:200]
+    return times.longest_s
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("route", _routes(), ids=lambda route: route.path)
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
 async def test_no_body_holds_the_event_loop(
     route: APIRoute, http: httpx.AsyncClient, times: CallbackTimes
 ) -> None:
-    held: list[tuple[float, str, int]] = []
+    held: list[tuple[float, str]] = []
     for what, body in _bodies(route):
-        await asyncio.sleep(0)  # the callback that made the body ends here
-        times.reset()
-        reply = await http.post(route.path, content=body)
-        assert reply.status_code < 500, (what, reply.text[:200])
-        held.append((times.longest_s, what, reply.status_code))
+        held_s = await _held_s(http, route.path, body, times)
+        for _ in range(TRIES - 1):
+            if held_s < MAX_HELD_S:
+                break
+            held_s = min(held_s, await _held_s(http, route.path, body, times))
+        held.append((held_s, what))
     held.sort(reverse=True)
-    assert held[0][0] < MAX_HELD_S * TOLERANCE, held[:5]
+    assert held[0][0] < MAX_HELD_S, held[:5]
+
+
+def test_every_field_of_every_route_is_attacked_once() -> None:
+    for route in ROUTES:
+        model = _model(route)
+        for name in () if model is None else model.model_fields:
+            kind = _declared_in(model, name)  # type: ignore[arg-type]
+            assert any(
+                name in ATTACKED[other.path] and issubclass(_model(other), kind)  # type: ignore
+                for other in ROUTES
+                if _model(other) is not None
+            ), (route.path, name)

@@ -105,7 +105,10 @@ class UploadForm:
             raise ApiError(400, "the request is not multipart/form-data with a boundary")
         names = [name for name in dir(self) if name.startswith("on_")]
         callbacks = {name: getattr(self, name) for name in names}
-        return MultipartParser(boundary, cast("MultipartCallbacks", callbacks))
+        try:
+            return MultipartParser(boundary, cast("MultipartCallbacks", callbacks))
+        except FormParserError as error:
+            raise ApiError(400, f"the form cannot be read: {error}") from None
 
 
 async def receive_file(

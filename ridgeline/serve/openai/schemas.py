@@ -432,8 +432,8 @@ def dropped_fields(body: OpenBody, *, prefix: str = "") -> set[str]:
         is_served = not prefix and (name in EXTENSIONS or name in REFUSED)
         if value is not None and not is_served:
             dropped.add(prefix + name)
-    for name in body.model_fields_set:
-        value = getattr(body, name, None)
+    for name in type(body).model_fields.keys() & body.model_fields_set:
+        value = getattr(body, name)
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, OpenBody):
                 dropped |= dropped_fields(part, prefix=f"{prefix}{name.rstrip('_')}.")
