@@ -75,7 +75,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _begin(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
         self.status, self.headers = 0, cast("Headers", [])
-        self.has_headers = self.is_complete = self.has_begun = False
+        self.has_headers = self.is_complete = self.has_begun = self._keeps_alive = False
         self._unread: list[bytes] = []
         self._num_unread = 0
         self._sink: Callable[[bytes], bool] | None = None
@@ -136,7 +136,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        return self.is_complete and not self.is_lost and self._parser.should_keep_alive()
+        return self.is_complete and not self.is_lost and self._keeps_alive
 
     def close(self) -> None:
         if self._transport is not None:
@@ -197,6 +197,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.is_complete = True
+        self._keeps_alive = self._parser.should_keep_alive()  # afterwards, the answer is always no
 
 
 class UpstreamPool:

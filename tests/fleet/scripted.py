@@ -28,6 +28,7 @@ class ScriptedBackend:
     def __init__(self, handler: Handler, model: str = "m") -> None:
         self.handler, self.model, self.is_ready = handler, model, True
         self.bodies: list[dict[str, Any]] = []
+        self.num_used_connections = 0  # that carried a request
         self.url = ""
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -36,6 +37,7 @@ class ScriptedBackend:
         await self.serve(reader, writer)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_used = False
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -45,6 +47,8 @@ class ScriptedBackend:
                     length = b"content-length: %d\r\n\r\n" % len(body)
                     writer.write(b"HTTP/1.1 " + status + b"\r\n" + length + body)
                     continue
+                self.num_used_connections += not is_used
+                is_used = True
                 length_at = head.lower().index(b"content-length:") + 15
                 num_bytes = int(head[length_at:].split(b"\r\n")[0])
                 body = await reader.readexactly(num_bytes)

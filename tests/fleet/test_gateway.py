@@ -365,3 +365,22 @@ async def test_missing_backend_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="backend-file"):
         async with gateway_over(ridgeline(), backend_file=tmp_path / "none"):
             pass
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_requests_one_after_another_share_a_connection(is_stream: bool) -> None:
+    async def answer(
+        backend: ScriptedBackend, body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        if is_stream:
+            writer.write(HEAD + b"\r\n" + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            return
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n"
+        writer.write(head + b"{}")
+
+    backend = ScriptedBackend(answer)
+    async with gateway_over(backend) as http:
+        for _ in range(5):
+            body = {"model": "m", "prompt": "x", "stream": is_stream}
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+    assert backend.num_used_connections == 1
