@@ -162,6 +162,8 @@ def predict(
     quantization: str | None = None,
     kv_cache_dtype: str | None = None,
     kv_eviction_config: KvEviction | dict[str, Any] | None = None,
+    max_loras: int | None = None,
+    max_lora_rank: int = 16,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     expert_parallel_size: int = 1,
@@ -204,6 +206,8 @@ def predict(
             as stored).
         kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy), as
             JSON: '{"method": "streaming", "budget": 1024}' (default: all are kept).
+        max_loras: LoRA adapters that are loaded, and used in every step (default: none).
+        max_lora_rank: Rank of those adapters.
         tensor_parallel_size: Devices that every layer is split over.
         pipeline_parallel_size: Stages that the layers are divided into.
         expert_parallel_size: Devices that whole experts are spread over.
@@ -264,6 +268,8 @@ def simulate(
     quantization: str | None = None,
     kv_cache_dtype: str | None = None,
     kv_eviction_config: KvEviction | dict[str, Any] | None = None,
+    max_loras: int | None = None,
+    max_lora_rank: int = 16,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     enable_prefix_caching: bool = False,
@@ -272,7 +278,7 @@ def simulate(
     kv_tier_memory_bandwidth: int | str | None = None,
     kv_tier_file_bandwidth: int | str | None = None,
     batching: Batching = "continuous",
-    batch_wait_ms: float = 10.0,
+    batch_wait_ms: float | None = None,
     slo_throttle: bool = False,
     num_speculative_tokens: int = 0,
     acceptance: float | None = None,
@@ -328,6 +334,8 @@ def simulate(
             as stored).
         kv_eviction_config: Policy by which Ridgeline's engine evicts keys and values (lossy), as
             JSON: '{"method": "streaming", "budget": 1024}' (default: all are kept).
+        max_loras: LoRA adapters that are loaded, and used in every step (default: none).
+        max_lora_rank: Rank of those adapters.
         max_num_seqs: Maximum sequences running at once on a replica (default: 256; with
             --calibration 64).
         max_num_batched_tokens: Token budget of one step (default: 8192; with --calibration
@@ -339,7 +347,8 @@ def simulate(
             (default: 4 GB).
         kv_tier_file_bandwidth: Bytes per second from its files (default: 0.5 GB).
         batching: How requests are combined into batches.
-        batch_wait_ms: Dynamic batching: maximum wait for a fuller batch.
+        batch_wait_ms: Dynamic batching: maximum wait for a fuller batch (default: what the TTFT of
+            --slo leaves at the p95, or 10).
         slo_throttle: Admit fewer requests while the p95 TTFT or TPOT violates --slo.
         num_speculative_tokens: Speculative decoding: draft tokens per sequence and step.
         acceptance: Speculative decoding: probability that a draft token is accepted.

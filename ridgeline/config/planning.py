@@ -16,7 +16,6 @@ from ridgeline.config.units import (
     MAX_REPLICAS,
     MAX_REQUESTS,
     MAX_SECONDS,
-    MILLISECONDS,
     NON_NEGATIVE_COUNT,
     NON_NEGATIVE_SECONDS,
     NUMBER,
@@ -77,6 +76,8 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     quantization: Annotated[str | None, shared.QUANTIZATION] = None
     kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
     kv_eviction_config: Annotated[KvEviction | None, shared.KV_EVICTION] = None
+    max_loras: Annotated[int | None, shared.MAX_LORAS] = None
+    max_lora_rank: Annotated[int, shared.MAX_LORA_RANK] = 16
     tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
     pipeline_parallel_size: Annotated[int, shared.PIPELINE_PARALLEL] = 1
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
@@ -304,6 +305,8 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     quantization: Annotated[str | None, shared.QUANTIZATION] = None
     kv_cache_dtype: Annotated[str | None, shared.KV_CACHE_DTYPE] = None
     kv_eviction_config: Annotated[KvEviction | None, shared.KV_EVICTION] = None
+    max_loras: Annotated[int | None, shared.MAX_LORAS] = None
+    max_lora_rank: Annotated[int, shared.MAX_LORA_RANK] = 16
     max_num_seqs: Annotated[int | None, shared.SLOTS] = None
     max_num_batched_tokens: Annotated[int | None, shared.STEP_TOKENS] = None
     enable_prefix_caching: Annotated[bool, About("Share the prefixes of recorded prompts.")] = False
@@ -314,10 +317,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     batching: Annotated[Batching, About("How requests are combined into batches.", since="0.3")] = (
         "continuous"
     )
-    batch_wait_ms: Annotated[
-        float,
-        About("Dynamic batching: maximum wait for a fuller batch.", unit=MILLISECONDS, since="0.3"),
-    ] = 10.0
+    batch_wait_ms: Annotated[float | None, shared.BATCH_WAIT] = None
     slo_throttle: Annotated[
         bool,
         About("Admit fewer requests while the p95 TTFT or TPOT violates --slo.", since="0.3"),

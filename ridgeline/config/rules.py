@@ -135,6 +135,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("served_model_name", ("url",)),
     ),
     "predict": (
+        Needs("max_lora_rank", ("max_loras",)),
         Displaces(
             "input",
             (
@@ -143,6 +144,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
                 *("moe_tensor_parallel_size", "attention_dp_size", "backend"),
                 *("quantization", "kv_cache_dtype", "cached_tokens", "max_num_batched_tokens"),
                 *("num_speculative_tokens", "acceptance", "draft_model", "kv_eviction_config"),
+                *("max_loras", "max_lora_rank"),
             ),
         ),
         Needs("output", ("input",)),
@@ -163,6 +165,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("ray_image", ("manifests",)),
     ),
     "simulate": (
+        Needs("max_lora_rank", ("max_loras",)),
         Needs("repair_s", ("mtbf_s",)),
         Needs("target_in_flight", ("autoscale",)),
         Needs("startup_s", ("autoscale",)),

@@ -169,13 +169,14 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Batching, About("How requests are combined into batches.", panel=SCHEDULING)
     ] = "continuous"
     batch_wait_ms: Annotated[
-        float,
+        float | None,
         About(
             "Dynamic batching: maximum wait for a fuller batch.",
             unit=MILLISECONDS,
+            unset="what the TTFT of the request's SLO class leaves at the p95, or 10",
             panel=SCHEDULING,
         ),
-    ] = 10.0
+    ] = None
     background_tokens: Annotated[
         int | None,
         About(
@@ -415,7 +416,7 @@ class EngineSettings(TypedDict, total=False):
     kv_tier_url: str | None
     enable_chunked_prefill: bool
     batching: Batching
-    batch_wait_ms: float
+    batch_wait_ms: float | None
     background_tokens: int | None
     max_num_queued_reqs: int | None
     max_num_queued_tokens: int | None

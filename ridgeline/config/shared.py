@@ -8,6 +8,7 @@ from ridgeline.config.units import (
     COUNT,
     DOLLARS,
     MAX_LENGTH,
+    MILLISECONDS,
     NON_NEGATIVE_COUNT,
     NUMBER,
     RATE,
@@ -177,6 +178,16 @@ KV_EVICTION = About(
     unset="all are kept",
     since="0.3",
 )
+BATCH_WAIT = About(
+    "Dynamic batching: maximum wait for a fuller batch.",
+    unit=MILLISECONDS,
+    unset="what the TTFT of --slo leaves at the p95, or 10",
+    since="0.3",
+)
+MAX_LORAS = About(
+    "LoRA adapters that are loaded, and used in every step.", unit=COUNT, unset="none", since="0.3"
+)
+MAX_LORA_RANK = About("Rank of those adapters.", unit=COUNT, since="0.3")
 TENSOR_PARALLEL = About(
     "Devices that every layer is split over.", unit=COUNT, old_names=("tp",), since="0.2"
 )

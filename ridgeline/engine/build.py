@@ -30,7 +30,7 @@ from ridgeline.engine.parallel.rank import load_model
 from ridgeline.engine.parallel.resolve import shares_memory
 from ridgeline.engine.parallel.runner import make_runner
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
-from ridgeline.engine.scheduler.batching import make_policy
+from ridgeline.engine.scheduler.batching import make_policy, seconds_of
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache, NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.kv.prefix_pins import PrefixPins
@@ -210,7 +210,7 @@ def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = No
     )
     return Scheduler(
         limits,
-        make_policy(resolved.batching, wait_s=resolved.batch_wait_ms / 1000),
+        make_policy(resolved.batching, wait_s=seconds_of(resolved.batch_wait_ms)),
         pool,
         _prefix_cache(resolved, pool),
         eos_token_ids=resolved.spec.eos_token_ids,

@@ -49,7 +49,7 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     kv_tokens: int | None = None
     batching: str = "continuous"
-    batch_wait_ms: float = 10.0
+    batch_wait_ms: float | None = None
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     max_num_queued_reqs: int | None = 1024

@@ -247,6 +247,18 @@ def test_longer_batch_wait_delays_first_tokens(capsys: pytest.CaptureFixture[str
     assert long["ttft"]["p50"] > short["ttft"]["p50"] + 0.2  # type: ignore[index]
 
 
+def test_derived_wait_fills_batches_and_keeps_the_slo(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--request-rate", "4", "--num-prompts", "60", "--output-len", "1"]
+    load += ["--slo", "ttft:1000", "--batching", "dynamic"]
+    derived = simulated(capsys, *load)
+    brief = simulated(capsys, *load, "--batch-wait-ms", "10")
+    assert derived["num_steps"] < 0.7 * brief["num_steps"], "fuller batches"  # type: ignore[operator]
+    assert derived["ttft"]["p95"] <= 1.0  # type: ignore[index]
+    assert derived["ttft"]["p50"] > brief["ttft"]["p50"]  # type: ignore[index]
+    without = simulated(capsys, *load[:6], "--batching", "dynamic")
+    assert without["ttft"] == brief["ttft"], "without an SLO the wait is 10 ms"
+
+
 def test_throttle_refuses_requests_and_keeps_the_slo(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--request-rate", "400", "--num-prompts", "1500", "--max-num-seqs", "8"]
     slo = ["--slo", "ttft:1000"]

@@ -10,7 +10,7 @@ batching/ and speculation/.
 """
 
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
-from ridgeline.engine.scheduler.batching import make_policy
+from ridgeline.engine.scheduler.batching import make_policy, seconds_of
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
@@ -22,4 +22,5 @@ __all__ = [
     "Scheduler",
     "SchedulerLimits",
     "make_policy",
+    "seconds_of",
 ]

@@ -236,6 +236,7 @@ class Scheduler:
                 self.draft_scheduler.count_outcome(seq, run, output)
                 events += self._advance(seq, run, output)
         self.draft_scheduler.report_outcomes()
+        self._admitter.observe(events)
         return events
 
     @property

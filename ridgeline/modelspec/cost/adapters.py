@@ -1,8 +1,8 @@
-"""Which linears LoRA adapters can add to."""
+"""Which linears LoRA adapters can add to, and how many weights that takes."""
 
 from __future__ import annotations
 
-from ridgeline.modelspec.model import LayerSpec, LinearSpec
+from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
 
 ATTENTION, MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
 
@@ -19,3 +19,12 @@ def adapted_linears(layer: LayerSpec) -> dict[str, LinearSpec]:
     if mlp.router is None:
         keys += MLP if mlp.gated else MLP[1:]
     return {key: getattr(attention if key in ATTENTION else mlp, key) for key in keys}
+
+
+def adapter_params(spec: ModelSpec, rank: int) -> int:
+    """Weights of one adapter on every linear that it can add to; 0 if there is none."""
+    return rank * sum(
+        linear.num_in + linear.num_out
+        for layer in spec.layers
+        for linear in adapted_linears(layer).values()
+    )

@@ -8,11 +8,13 @@ from itertools import pairwise
 import msgspec
 
 from ridgeline.modelspec import cost
+from ridgeline.modelspec.cost.adapters import adapter_params
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import LayerSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
 
 CONTEXTS = (1024, 8192)
+LORA_RANK = 16
 
 
 class InspectRow(msgspec.Struct, frozen=True):
@@ -158,6 +160,9 @@ def _weights(spec: ModelSpec) -> list[InspectRow]:
         InspectRow("weights", f"linears as {name}", size, "B") for name, size in by_format.items()
     ]
     read = cost.weight_bytes(spec, 1)
+    if params := adapter_params(spec, LORA_RANK):
+        note = f"rank {LORA_RANK} on every linear, bfloat16"
+        rows.append(InspectRow("weights", "each LoRA adapter", 2 * params, "B", note))
     return [
         *rows,
         InspectRow("weights", "resident in memory", cost.resident_weight_bytes(spec), "B"),

@@ -206,6 +206,7 @@ class _FleetSimulation:
             sampling=sampling,
             arrival_s=request.at_s,
             background=request.background,
+            slo=None if request.background else self.config.slo,
         )
 
     def _handle_event(self, replica: FleetReplica, event: Event) -> None:

@@ -85,7 +85,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     With `decode` the fleet is disaggregated: those replicas decode, and `transfer_s` gives the
     seconds that the KV of a prompt of that many tokens travels. `check` is called after every
     commit, for tests of invariants. With `throttle` every replica refuses interactive requests
-    while their p95 latencies violate that SLO.
+    while their p95 latencies violate that SLO. `slo`: of all interactive requests.
     """
 
     replicas: tuple[ReplicaConfig, ...]
@@ -98,6 +98,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     fast_forward: bool = True
     check: Callable[[Scheduler], None] | None = None
     throttle: Slo | None = None
+    slo: Slo | None = None
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.published_efficiency import interval
+from ridgeline.plan.step_time.adapters import DEFAULT_RANK, with_adapters
 from ridgeline.plan.step_time.memory import (
     MemoryBudget,
     MemoryLimits,
@@ -84,6 +85,7 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `kv_eviction`: a policy of Ridgeline's engine that caps the tokens of a sequence in the cache.
     `tiers`: prompt tokens behind the cached ones that are found in tiers of the KV cache.
+    `max_loras` adapters of `max_lora_rank` are loaded, and all of them used in every step.
     """
 
     model: str
@@ -108,6 +110,8 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     draft_model: str | None = None
     kv_eviction: KvEviction | None = None
     tiers: TierHits | None = None
+    max_loras: int | None = None
+    max_lora_rank: int = DEFAULT_RANK
 
     def tokens_per_step(self, machine: Replica) -> int:
         """`max_num_batched_tokens`, or the default of the engine that runs on the device."""
@@ -180,7 +184,7 @@ def replica_of(
         moe_ep=point.ep,
     )
     spec = _planning_spec(point.model)
-    return build_replica(
+    machine = build_replica(
         spec,
         find_accelerator(point.device, dict(rows)),
         layout_from(spec, place.tp, place.pp, place.moe_ep, place.attention_dp, place.moe_tp),
@@ -188,6 +192,9 @@ def replica_of(
         kv_dtype=None if point.kv_dtype is None else parse_kv_dtype(point.kv_dtype),
         backend=point.backend,
     )
+    if point.max_loras is None:
+        return machine
+    return with_adapters(machine, point.max_loras, point.max_lora_rank)
 
 
 def _predict_pools(
@@ -323,7 +330,7 @@ def validate_point(point: OperatingPoint) -> None:
     pools = [pool for pool in (point.prefill, point.decode) if pool is not None]
     if any(pool.workers < 1 for pool in pools):
         raise BadInput("a pool needs workers", value=0, limit=">= 1")
-    for name in ("isl", "osl", "batch", "max_num_batched_tokens"):
+    for name in ("isl", "osl", "batch", "max_num_batched_tokens", "max_loras", "max_lora_rank"):
         value = getattr(point, name)
         if value is not None and value < 1:
             raise BadInput(f"{name} must be positive", value=value, limit=">= 1")

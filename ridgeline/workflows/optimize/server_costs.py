@@ -19,6 +19,7 @@ from ridgeline.engine.scheduler import (
     Scheduler,
     SchedulerLimits,
     make_policy,
+    seconds_of,
 )
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
@@ -93,7 +94,7 @@ class ServerCosts:
             chunked_prefill=settings.enable_chunked_prefill,
         )
         cached = PrefixCache(pool) if settings.enable_prefix_caching else NoPrefixCache()
-        policy = make_policy(settings.batching, wait_s=settings.batch_wait_ms / 1000)
+        policy = make_policy(settings.batching, wait_s=seconds_of(settings.batch_wait_ms))
         return Scheduler(limits, policy, pool, cached)
 
     def replicas(self, settings: Settings) -> int:

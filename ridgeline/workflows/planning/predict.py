@@ -125,6 +125,8 @@ def operating_point(options: PredictOptions) -> OperatingPoint:
         weight_dtype=options.quantization,
         kv_dtype=options.kv_cache_dtype,
         kv_eviction=options.kv_eviction_config,
+        max_loras=options.max_loras,
+        max_lora_rank=options.max_lora_rank,
         cached=options.cached_tokens,
         tiers=_tier_hits(options),
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -16,6 +16,7 @@ from ridgeline.engine.scheduler import (
     Scheduler,
     SchedulerLimits,
     make_policy,
+    seconds_of,
 )
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
@@ -27,6 +28,7 @@ from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSa
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
 from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers, tier_sizes
 from ridgeline.plan.simulate.records import Autoscaling, FaultModel, FleetConfig, ReplicaConfig
+from ridgeline.plan.step_time.adapters import with_adapters
 from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryLimits, memory_budget, require_fit
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import resolve_limits
@@ -94,10 +96,17 @@ def fleet_plan(
         scaling=_scaling(options),
         faults=faults,
         seed=options.seed,
-        # The throttle reads the time of every token, which skipped steps do not report.
-        fast_forward=not (options.step_by_step or options.slo_throttle),
+        # The throttle and the wait read times of tokens, which skipped steps do not report.
+        fast_forward=not (options.step_by_step or options.slo_throttle or _derives_wait(options)),
         throttle=_throttle(options),
+        slo=options.parsed_slo if _derives_wait(options) else None,
     )
+
+
+def _derives_wait(options: SimulateOptions) -> bool:
+    """Whether batches wait as long as the SLO allows."""
+    is_dynamic, slo = options.batching == "dynamic", options.parsed_slo
+    return is_dynamic and options.batch_wait_ms is None and slo is not None
 
 
 def _throttle(options: SimulateOptions) -> Slo | None:
@@ -119,7 +128,7 @@ def _throttle(options: SimulateOptions) -> Slo | None:
 
 
 def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
-    return build_replica(
+    machine = build_replica(
         load_planning_spec(options.model),
         device,
         Layout(tp=options.tensor_parallel_size, ep=options.expert_parallel_size),
@@ -128,6 +137,9 @@ def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
         else parse_weight_dtype(options.quantization),
         kv_dtype=None if options.kv_cache_dtype is None else parse_kv_dtype(options.kv_cache_dtype),
     )
+    if options.max_loras is None:
+        return machine
+    return with_adapters(machine, options.max_loras, options.max_lora_rank)
 
 
 def _build(options: SimulateOptions, model: Replica, longest_request: int) -> ReplicaConfig:
@@ -161,7 +173,7 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
         caching = options.enable_prefix_caching
         cache = PrefixCache(pool, layout=limits.kv_layout) if caching else NoPrefixCache()
-        policy = make_policy(options.batching, wait_s=options.batch_wait_ms / 1000)
+        policy = make_policy(options.batching, wait_s=seconds_of(options.batch_wait_ms))
         scheduler = Scheduler(limits, policy, pool, cache)
         add_tiers(scheduler, tiers, block_bytes)
         return scheduler

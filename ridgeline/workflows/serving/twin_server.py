@@ -46,7 +46,9 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
         max_model_len=settings.max_model_len,
         block_size=settings.block_size or 16,
         batching=settings.batching,
-        batch_wait_ms=settings.batch_wait_ms / options.speed,
+        batch_wait_ms=None
+        if settings.batch_wait_ms is None
+        else settings.batch_wait_ms / options.speed,
         enable_prefix_caching=settings.enable_prefix_caching,
         enable_chunked_prefill=settings.enable_chunked_prefill,
         max_num_queued_reqs=settings.max_num_queued_reqs,

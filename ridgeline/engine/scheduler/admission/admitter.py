@@ -9,10 +9,11 @@ room for both purposes: they are preempted, but only if that yields enough.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from ridgeline.engine.scheduler.admission.first_token_times import FirstTokenTimes
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching.base import BatchingPolicy, QueueView
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
@@ -22,6 +23,7 @@ from ridgeline.engine.scheduler.queue.lanes import Lane
 from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.engine.scheduler.step_builder import StepBuilder
+from ridgeline.records import Event
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -50,11 +52,17 @@ class Admitter:
         self._limits, self._policy, self._registry = limits, policy, registry
         self._tables, self._cache, self._pool = tables, cache, pool
         self._preempt = preempt
+        self._first_tokens = FirstTokenTimes()
 
     @property
     def admits_immediately(self) -> bool:
         """Whether the policy admits every request for which there is room."""
         return self._policy.admits_immediately
+
+    def observe(self, events: Iterable[Event]) -> None:
+        """Take the events of a step, for policies that wait."""
+        if not self._policy.admits_immediately:
+            self._first_tokens.observe(events)
 
     def admit_next(self, lane: Lane, step: StepBuilder) -> Admitted | None:
         """Admit the next sequence of the lane; None if there is none or it has to wait."""
@@ -147,7 +155,7 @@ class Admitter:
         return sum(self._pool.ref_count(b) == n and b not in kept for b, n in owners.items())
 
     def _queue_view(self, lane: Lane, step: StepBuilder, num_tokens: int = 0) -> QueueView:
-        oldest_s = lane.unstarted.oldest_arrival_s
+        oldest_s, first = lane.unstarted.oldest_arrival_s, lane.unstarted.peek()
         num_started = sum(other.num_started for other in self._registry.lanes_up_to(lane))
         return QueueView(
             step.now_s,
@@ -157,4 +165,5 @@ class Admitter:
             len(lane.unstarted),
             step.now_s if oldest_s is None else oldest_s,
             num_tokens,
+            None if first is None else self._first_tokens.latest_start_s(first.request),
         )

@@ -19,6 +19,8 @@ from typing import Protocol
 
 import msgspec
 
+DEFAULT_WAIT_S = 0.010
+
 
 class QueueView(msgspec.Struct, frozen=True):
     """What a policy sees before each request that might be admitted.
@@ -27,7 +29,8 @@ class QueueView(msgspec.Struct, frozen=True):
     request takes a slot for each of its choices). `num_waiting` requests wait, not counting those
     just admitted; the oldest arrived at `oldest_arrival_s`. `num_tokens` is what the step's token
     budget would grant the next request; 0 means it would get a slot now but be computed in a later
-    step.
+    step. `latest_start_s`: when the first request in order has to start to meet its TTFT, if that
+    is known.
     """
 
     now_s: float
@@ -37,6 +40,7 @@ class QueueView(msgspec.Struct, frozen=True):
     num_waiting: int
     oldest_arrival_s: float
     num_tokens: int
+    latest_start_s: float | None = None
 
     @property
     def num_free_slots(self) -> int:
@@ -47,10 +51,11 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """For policies that wait for a batch.
 
     A batch starts with `num_to_start` requests (None: as many as there are slots), or once the
-    oldest has waited `wait_s` seconds.
+    oldest has waited `wait_s` seconds; None: by the `latest_start_s` of the first request, or after
+    DEFAULT_WAIT_S where that is not known.
     """
 
-    wait_s: float = 0.0
+    wait_s: float | None = 0.0
     num_to_start: int | None = None
 
 

@@ -4,7 +4,11 @@ What. Like static batching, but a batch starts once `num_to_start` requests wait
 them has waited `wait_s`, whichever comes first (the dynamic batcher of Triton Inference Server and
 TensorFlow Serving: maximum batch size and queue delay).
 
-Invariant. While nothing runs, no request waits longer than `wait_s` for others.
+Without a `wait_s` the wait is derived from the SLO: the batch starts when the first request in
+order could not meet its TTFT otherwise, by the p95 of the time from slot to first token so far.
+
+Invariant. While nothing runs, no request waits longer than `wait_s`, or past the latest start of
+the first one, for others.
 
 When it loses. At low load the wait adds to the latency of every request, as there are no others to
 wait for. Like static batching it leaves slots empty until the longest answer is done. It suits
@@ -13,7 +17,7 @@ models that answer in one step (encoders, classifiers) rather than token by toke
 
 from __future__ import annotations
 
-from ridgeline.engine.scheduler.batching.base import PolicyOptions, QueueView
+from ridgeline.engine.scheduler.batching.base import DEFAULT_WAIT_S, PolicyOptions, QueueView
 
 
 class DynamicBatching:
@@ -38,4 +42,8 @@ class DynamicBatching:
         return view.num_waiting >= (self._num_to_start or view.max_num_seqs)
 
     def _due_s(self, view: QueueView) -> float:
-        return view.oldest_arrival_s + self._wait_s
+        if self._wait_s is not None:
+            return view.oldest_arrival_s + self._wait_s
+        if view.latest_start_s is not None:
+            return view.latest_start_s
+        return view.oldest_arrival_s + DEFAULT_WAIT_S
