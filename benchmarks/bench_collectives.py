@@ -37,7 +37,7 @@ def sum_us(collectives: Collectives, x: torch.Tensor) -> tuple[float, torch.Tens
     return (time.perf_counter() - began_s) * 1e6, total
 
 
-def measure(rank: int, segment: int, store: Path, rounds: int) -> None:
+def measure(rank: int, segment: int, store: str, rounds: int) -> None:
     """Every size, both ways in turn; rank 0 prints."""
     torch.set_num_threads(1)
     shard = Shard(sizes=TWO_RANKS, rank=rank)
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, metavar=("FD", "STORE"))
     asked = parser.parse_args()
     if asked.child:
-        measure(1, int(asked.child[0]), Path(asked.child[1]), asked.rounds)
+        measure(1, int(asked.child[0]), asked.child[1], asked.rounds)
         return
     segment = create_segment(2)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
@@ -80,7 +80,7 @@ def main() -> None:
         own = [sys.executable, __file__, "--rounds", str(asked.rounds)]
         child = subprocess.Popen([*own, "--child", str(segment), store], pass_fds=[segment])
         try:
-            measure(0, segment, Path(store), asked.rounds)
+            measure(0, segment, store, asked.rounds)
         finally:
             child.wait()
 

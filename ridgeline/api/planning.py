@@ -168,6 +168,7 @@ def predict(
     pipeline_parallel_size: int = 1,
     expert_parallel_size: int = 1,
     moe_tensor_parallel_size: int | None = None,
+    context_parallel_size: int = 1,
     attention_dp_size: int = 1,
     backend: str | None = None,
     interconnect: str | None = None,
@@ -211,6 +212,8 @@ def predict(
         tensor_parallel_size: Devices that every layer is split over.
         pipeline_parallel_size: Stages that the layers are divided into.
         expert_parallel_size: Devices that whole experts are spread over.
+        context_parallel_size: Devices that divide the KV cache of every sequence and hold whole
+            layers.
         moe_tensor_parallel_size: Devices that each expert's matrices are split over (default:
             what expert parallelism leaves).
         attention_dp_size: Data-parallel attention groups: separate sequences, shared experts.

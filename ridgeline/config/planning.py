@@ -81,6 +81,7 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
     pipeline_parallel_size: Annotated[int, shared.PIPELINE_PARALLEL] = 1
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
+    context_parallel_size: Annotated[int, shared.CONTEXT_PARALLEL] = 1
     moe_tensor_parallel_size: Annotated[int | None, shared.MOE_TENSOR_PARALLEL] = None
     attention_dp_size: Annotated[int, shared.ATTENTION_DP] = 1
     backend: Annotated[str | None, shared.BACKEND] = None

@@ -268,6 +268,36 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=PARALLELISM,
         ),
     ] = 1
+    nnodes: Annotated[
+        int,
+        About(
+            "Machines that the processes of a model are spread over.",
+            unit=COUNT,
+            range=RANKS,
+            panel=PARALLELISM,
+            since="0.3",
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int,
+        About(
+            "Number of this machine; all but 0 compute for that one.",
+            unit=COUNT,
+            range=NON_NEGATIVE_COUNT,
+            panel=PARALLELISM,
+            since="0.3",
+        ),
+    ] = 0
+    master_addr: Annotated[
+        str | None,
+        About(
+            "Address of machine 0, where the others connect; the next port is used, too.",
+            metavar="HOST:PORT",
+            unset="one machine",
+            panel=PARALLELISM,
+            since="0.3",
+        ),
+    ] = None
     collectives: Annotated[
         Literal["auto", "gloo", "shm"],
         About(
@@ -429,6 +459,9 @@ class EngineSettings(TypedDict, total=False):
     max_loras: int
     max_lora_rank: int
     context_parallel_size: int
+    nnodes: int
+    node_rank: int
+    master_addr: str | None
     collectives: Literal["auto", "gloo", "shm"]
     thread_plan: Literal["fixed", "auto"]
     seed: int

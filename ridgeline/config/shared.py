@@ -197,6 +197,11 @@ PIPELINE_PARALLEL = About(
 EXPERT_PARALLEL = About(
     "Devices that whole experts are spread over.", unit=COUNT, old_names=("ep",), since="0.2"
 )
+CONTEXT_PARALLEL = About(
+    "Devices that divide the KV cache of every sequence and hold whole layers.",
+    unit=COUNT,
+    since="0.3",
+)
 ATTENTION_DP = About(
     "Data-parallel attention groups: separate sequences, shared experts.",
     unit=COUNT,

@@ -128,7 +128,8 @@ def assemble_ranks(
     group = RankGroup(rank_config(resolved), shares_memory(resolved))
     try:
         config = group.config
-        collectives = make_collectives(config.shard, config.timeout_s, config.segment)
+        host = None if config.address is None else config.address.host
+        collectives = make_collectives(config.shard, config.timeout_s, config.segment, host)
         model = cache(lambda: load_model(group.config, collectives))
         drafts = resolved.speculative_config
         speculation = build_speculation(
@@ -138,7 +139,7 @@ def assemble_ranks(
         num_bytes = model().decoder.nbytes + speculation.weight_bytes
         scheduler.pool.watch_high_water(PagePrefetcher(model().cache).extend_to)
         num_bytes += group.wait_until_loaded()
-        collectives.connect(group.store)
+        collectives.connect(config.store)
         masks = make_masks_of(tokenizer, resolved.spec)
         runner = make_runner(
             model(),

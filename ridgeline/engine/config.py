@@ -65,7 +65,7 @@ from ridgeline.modelspec.rewrite import (
     with_dtype,
     with_kv_dtype,
 )
-from ridgeline.modelspec.shard import ParallelSizes, shards_of
+from ridgeline.modelspec.shard import ParallelSizes, ranks_of_node, shards_of
 from ridgeline.records import KvEviction, SamplingDefaults
 
 MAX_NUM_SEQS = 64
@@ -149,13 +149,14 @@ class Models(msgspec.Struct, frozen=True):
         speculation: ResolvedSpeculation | None,
         max_num_seqs: int,
         sizes: ParallelSizes,
+        num_nodes: int = 1,
     ) -> Models:
-        """The memory of all ranks, which share the machine."""
+        """The memory of all ranks of node 0, which share the machine."""
         states = STATE_VERSIONS * state_bytes(spec) * max_num_seqs
         extra = (
             (speculation.weight_bytes, speculation.kv_bytes_per_token) if speculation else (0, 0)
         )
-        shards = shards_of(spec, sizes)
+        shards = shards_of(spec, sizes)[: len(ranks_of_node(sizes, num_nodes, 0))]
         whole_bytes = kv_bytes_per_token(spec)
         kv_bytes = sum(map(kv_bytes_per_token, shards)) // sizes.context
         layout = kv_layout(spec)
@@ -180,7 +181,8 @@ def _models(
     why: dict[str, str],
 ) -> Models:
     """The memory of the models, and of adapters, which count with the weights."""
-    models = Models.of(spec, speculation, max_num_seqs, parallel_sizes(settings))
+    sizes = parallel_sizes(settings)
+    models = Models.of(spec, speculation, max_num_seqs, sizes, settings.nnodes)
     reserved = adapter_memory(settings, spec, device, dtype, why)
     return msgspec.structs.replace(models, weight_bytes=models.weight_bytes + reserved)
 
@@ -521,7 +523,8 @@ def _max_num_batched_tokens(settings: Settings, device: torch.device, why: dict[
 
 
 def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
-    cores, num_ranks = system.cores(), parallel_sizes(settings).num_ranks
+    cores = system.cores()
+    num_ranks = len(ranks_of_node(parallel_sizes(settings), settings.nnodes, 0))
     if num_ranks > 1:
         cores = msgspec.structs.replace(cores, quota=max(1.0, cores.usable / num_ranks))
     plan = plan_threads(settings, cores, measure_rates)

@@ -17,12 +17,12 @@ than key heads, several ranks hold the same key head and its cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from ridgeline.errors import CannotRun
+from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import (
     AttentionSpec,
@@ -172,6 +172,32 @@ def shard_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
         lm_head=replace(spec.lm_head, num_out=rows),
         rewrites=(*spec.rewrites, f"rank {shard.rank} of {shard.sizes}"),
     )
+
+
+class NodeAddress(NamedTuple):
+    """Where node 0 waits for the ranks of other nodes."""
+
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(text: str | None) -> NodeAddress:
+        """From HOST:PORT. Raises BadInput."""
+        host, _, port = (text or "").rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+            raise BadInput(
+                "--master-addr is no address of node 0", value=text, limit="HOST:PORT, PORT < 65535"
+            )
+        return NodeAddress(host.strip("[]"), int(port))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def ranks_of_node(sizes: ParallelSizes, num_nodes: int, node: int) -> range:
+    """The ranks that a node computes: consecutive ones, as evenly as possible."""
+    span = split(sizes.num_ranks, num_nodes, node)
+    return range(span.start, span.stop)
 
 
 def shards_of(spec: ModelSpec, sizes: ParallelSizes) -> list[ModelSpec]:

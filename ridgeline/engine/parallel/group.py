@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 
 import ridgeline.errors
+from ridgeline.engine.parallel.exchange.gloo import TCP
 from ridgeline.engine.parallel.exchange.shared_memory import SharedSegment, create_segment
 from ridgeline.engine.parallel.messages import (
     Channel,
@@ -33,9 +34,10 @@ from ridgeline.engine.parallel.messages import (
     RankConfig,
     Report,
 )
+from ridgeline.engine.parallel.nodes import WORKER_MODULE, accept_ranks
 from ridgeline.errors import RankFailed, RidgelineError, UserError
+from ridgeline.modelspec.shard import ranks_of_node
 
-WORKER_MODULE = "ridgeline.engine.parallel.worker"
 END_S = 5.0
 """Seconds that a worker gets to end by itself."""
 
@@ -83,9 +85,11 @@ class RankGroup:
         descriptor = create_segment(num_ranks) if shares_memory else None
         self._segment = None if descriptor is None else SharedSegment(descriptor, num_ranks)
         self._descriptor = descriptor
-        self.config = msgspec.structs.replace(
-            config, store=str(Path(self._folder) / "store"), segment=descriptor
-        )
+        address = config.address
+        store = str(Path(self._folder) / "store")
+        if address is not None:
+            store = f"{TCP}{address.host}:{address.port + 1}"
+        self.config = msgspec.structs.replace(config, store=store, segment=descriptor)
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
         self._failure: RankFailed | None = None
@@ -97,21 +101,22 @@ class RankGroup:
             target=self._watch_workers, name="ridgeline-ranks", daemon=True
         )
         try:
-            for rank in range(1, config.sizes.num_ranks):
+            here = ranks_of_node(config.sizes, config.nnodes, 0)
+            for rank in here[1:]:
                 self._workers.append(_Worker(msgspec.structs.replace(self.config, rank=rank)))
+            elsewhere = range(here.stop, num_ranks)
+            remote = {} if address is None else accept_ranks(address, elsewhere)
+            for rank in elsewhere:
+                own = msgspec.structs.replace(self.config, rank=rank)
+                self._workers.append(_Worker(own, remote[rank]))
         except BaseException:
             self.close()
             raise
 
     @property
-    def store(self) -> Path:
-        """The file by which ranks meet."""
-        return Path(self.config.store)
-
-    @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, by rank from 1."""
-        return [worker.process.pid for worker in self._workers]
+        """Process ids of the workers of this node, by rank from 1."""
+        return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def wait_until_loaded(self) -> int:
         """Bytes of the weights of all workers, once they have loaded them.
@@ -207,7 +212,7 @@ class RankGroup:
                 return
             self._failure, on_failure = failure, self._on_failure
         for worker in self._workers:
-            worker.process.kill()
+            worker.kill()
         if self._segment is not None:
             self._segment.abort()
         if on_failure is not None:
@@ -222,10 +227,17 @@ class RankGroup:
 
 
 class _Worker:
-    """One child process and the socket to it."""
+    """A rank: the socket to it, and its process if that is a child of this one."""
 
-    def __init__(self, config: RankConfig) -> None:
+    def __init__(self, config: RankConfig, remote: socket.socket | None = None) -> None:
         self.rank = config.rank
+        self.process: subprocess.Popen[bytes] | None = None
+        self.channel = Channel(self._start(config) if remote is None else remote)
+        self._decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+        self.channel.send(config)
+
+    def _start(self, config: RankConfig) -> socket.socket:
+        """Start the process; returns this end of the socket to it."""
         ours, theirs = socket.socketpair()
         threads = str(config.num_threads)
         command: Sequence[str] = (sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()))
@@ -240,9 +252,7 @@ class _Worker:
             )
         finally:
             theirs.close()
-        self.channel = Channel(ours)
-        self._decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-        self.channel.send(config)
+        return ours
 
     def report(self) -> Report | None:
         """The next report; None if the worker has ended."""
@@ -260,6 +270,8 @@ class _Worker:
         """Why the worker is gone."""
         if isinstance(report, Fault):
             return RankFailed(f"rank {self.rank} failed: {report.text}")
+        if self.process is None:
+            return RankFailed(f"rank {self.rank}, on another node, closed its connection")
         with suppress(subprocess.TimeoutExpired):
             code = self.process.wait(END_S)
             how = f"by signal {-code}" if code < 0 else f"with status {code}"
@@ -270,7 +282,16 @@ class _Worker:
         with suppress(OSError):
             self.channel.socket.shutdown(socket.SHUT_RDWR)
 
+    def kill(self) -> None:
+        """End the process now; a rank of another node ends soon after its socket does."""
+        if self.process is None:
+            self.hang_up()
+        else:
+            self.process.kill()
+
     def end(self, until_s: float) -> None:
+        if self.process is None:
+            return
         try:
             self.process.wait(max(0.1, until_s - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -16,7 +16,7 @@ import msgspec
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.shard import ParallelSizes, Shard
+from ridgeline.modelspec.shard import NodeAddress, ParallelSizes, Shard
 
 _LENGTH = struct.Struct("!I")
 T = TypeVar("T")
@@ -28,14 +28,16 @@ TIMEOUT_S = 120.0
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a rank needs to load its part. `spec` is the whole model.
 
-    `store` is the path of the file by which ranks meet, `segment` the descriptor of the memory that
-    they share (None: they exchange by gloo); other names are those of `ResolvedSettings`.
+    `store` is where ranks meet (`GlooCollectives.connect`), `segment` the descriptor of the memory
+    that they share (None: they exchange by gloo); other names are those of `ResolvedSettings`.
     """
 
     rank: int
     sizes: ParallelSizes
     store: str
     segment: int | None
+    nnodes: int
+    master_addr: str | None
     timeout_s: float
     model: str
     spec: ModelSpec
@@ -54,6 +56,11 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shard(self) -> Shard:
         return Shard(sizes=self.sizes, rank=self.rank)
+
+    @property
+    def address(self) -> NodeAddress | None:
+        """Where ranks of other nodes connect; None on one node."""
+        return NodeAddress.parse(self.master_addr) if self.nnodes > 1 else None
 
     @property
     def divides_rows(self) -> bool:
@@ -82,6 +89,8 @@ _SHARED = (
     "layer_backend",
     "num_threads",
     "num_threads_decode",
+    "nnodes",
+    "master_addr",
 )
 
 

@@ -12,7 +12,7 @@ from ridgeline.engine.parallel.exchange.shared_memory import why_no_segment
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.cost.kv_layout import KvLayout
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.shard import CHUNK_TOKENS, ParallelSizes, check_sizes
+from ridgeline.modelspec.shard import CHUNK_TOKENS, NodeAddress, ParallelSizes, check_sizes
 from ridgeline.records import KvEviction
 
 
@@ -31,6 +31,7 @@ def check_parallelism(
 ) -> None:
     """Check the layout, and state it in `why`. Raises CannotRun."""
     sizes = parallel_sizes(settings)
+    _check_nodes(settings, sizes)
     if sizes.num_ranks == 1:
         return
     if device.type != "cpu":
@@ -49,7 +50,7 @@ def check_parallelism(
     check_sizes(spec, sizes)
     why["collectives"] = "shm: the processes are on one host"
     if not shares_memory(settings):
-        why["collectives"] = f"gloo: {why_no_segment() or 'as requested'}"
+        why["collectives"] = f"gloo: {_why_not_shared(settings) or 'as requested'}"
     for name in ("tensor", "pipeline", "expert", "context"):
         if getattr(sizes, name) > 1:
             why[f"{name}_parallel_size"] = f"as requested: {sizes.num_ranks} processes"
@@ -92,12 +93,36 @@ def check_context(settings: Settings, site: AttentionSite, max_model_len: int) -
         )
 
 
+def _check_nodes(settings: Settings, sizes: ParallelSizes) -> None:
+    """Check the nodes that the processes are spread over. Raises BadInput, CannotRun."""
+    if settings.node_rank:
+        raise CannotRun(
+            "a node other than 0 computes for node 0 and serves nothing",
+            value=f"--node-rank {settings.node_rank}",
+            fix="start it with `ridgeline serve`",
+        )
+    if settings.nnodes == 1:
+        return
+    NodeAddress.parse(settings.master_addr)
+    if sizes.num_ranks < settings.nnodes:
+        raise CannotRun(
+            "every node computes at least one rank",
+            value=f"--nnodes {settings.nnodes}",
+            limit=f"{sizes.num_ranks} (the ranks of {sizes})",
+            fix="raise --tensor-parallel-size or --pipeline-parallel-size",
+        )
+
+
+def _why_not_shared(settings: PlainSettings) -> str | None:
+    return "the processes are on several nodes" if settings.nnodes > 1 else why_no_segment()
+
+
 def shares_memory(settings: PlainSettings) -> bool:
     """Whether ranks exchange tensors in shared memory.
 
     Raises CannotRun if that is requested and impossible.
     """
-    why_not = why_no_segment()
+    why_not = _why_not_shared(settings)
     if settings.collectives == "shm" and why_not is not None:
         raise CannotRun(
             f"processes cannot share memory here: {why_not}",

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 import torch
@@ -52,10 +51,14 @@ def main(descriptor: int) -> int:
 def serve(config: RankConfig, channel: Channel) -> None:
     """Load the model, meet the other ranks and execute commands."""
     torch.set_num_threads(config.num_threads)
-    collectives = make_collectives(config.shard, config.timeout_s, config.segment)
+    host = None
+    if (address := config.address) is not None:
+        is_remote = channel.socket.family != socket.AF_UNIX
+        host = channel.socket.getsockname()[0] if is_remote else address.host
+    collectives = make_collectives(config.shard, config.timeout_s, config.segment, host)
     model = load_model(config, collectives)
     channel.send(Loaded(model.decoder.nbytes))
-    collectives.connect(Path(config.store))
+    collectives.connect(config.store)
     worker = RankWorker(model)
     decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
     while (command := channel.receive(decoder)) is not None:

@@ -32,15 +32,17 @@ _BLOCK = 128  # rows and inputs that share a scale in FP8_BLOCK
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Degrees of tensor, pipeline, expert and attention data parallelism of one replica.
+    """Degrees of tensor, pipeline, expert, attention data and context parallelism of one replica.
 
-    `ep` 1: experts are split like other matrices. `ep` > `tp`: attention is replicated.
+    `ep` 1: experts are split like other matrices. `ep` > `tp`: attention is replicated. `cp`
+    devices hold whole layers, and each an equal part of every sequence's KV cache.
     """
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
     dp: int = 1
+    cp: int = 1
 
     @property
     def num_attention(self) -> int:
@@ -54,7 +56,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_devices(self) -> int:
-        return self.pp * self.tp * self.num_attention
+        return self.pp * self.tp * self.num_attention * self.cp
 
     def __str__(self) -> str:
         parts = (
@@ -62,12 +64,19 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             + [f"dp{self.dp}"] * (self.dp > 1)
             + [f"pp{self.pp}"] * (self.pp > 1)
             + [f"ep{self.ep}"] * (self.ep > 1)
+            + [f"cp{self.cp}"] * (self.cp > 1)
         )
         return " ".join(parts)
 
 
 def layout_from(
-    spec: ModelSpec, tp: int, pp: int, ep: int, attention_dp: int, moe_tp: int | None
+    spec: ModelSpec,
+    tp: int,
+    pp: int,
+    ep: int,
+    attention_dp: int,
+    moe_tp: int | None,
+    cp: int = 1,
 ) -> Layout:
     """The layout by the numbers that engines take. `moe_tp` None: what `ep` leaves; 1 for a model
     without experts.
@@ -84,9 +93,9 @@ def layout_from(
     if not _routed(spec) and moe_tp in (1, tp):
         moe_tp = None
     if moe_tp is None or moe_tp * ep == tp * attention_dp:
-        return Layout(tp=tp, pp=pp, ep=ep, dp=attention_dp)
+        return Layout(tp=tp, pp=pp, ep=ep, dp=attention_dp, cp=cp)
     if attention_dp == 1 and moe_tp * ep > tp and moe_tp * ep % tp == 0:
-        return Layout(tp=tp, pp=pp, ep=ep, dp=moe_tp * ep // tp)
+        return Layout(tp=tp, pp=pp, ep=ep, dp=moe_tp * ep // tp, cp=cp)
     raise BadInput(
         "experts and attention are laid out over different numbers of devices",
         value=f"moe_tp {moe_tp} x ep {ep}",
@@ -102,7 +111,7 @@ def check_layout(
 
     `weight_dtype` None: the checkpoint's own, whose groups and blocks the shards must not cut.
     """
-    for name in ("tp", "pp", "ep", "dp"):
+    for name in ("tp", "pp", "ep", "dp", "cp"):
         if getattr(layout, name) < 1:
             raise BadInput(f"{name} must be positive", value=getattr(layout, name), limit=">= 1")
     heads = min(layer.attention.num_heads for layer in spec.layers)
@@ -118,6 +127,12 @@ def check_layout(
         )
     if layout.ep > 1:
         _check_experts(layout, spec)
+    if layout.cp > 1 and max(layout.tp, layout.ep, layout.dp) > 1:
+        raise CannotRun(
+            "context parallelism keeps layers whole: it is combined with pipeline stages only",
+            value=str(layout),
+            fix="leave tensor, expert and attention data parallelism out",
+        )
     if weight_dtype in (None, quantised_as(spec)):
         _check_shards(layout, spec)
     if layout.num_devices > 1 and device.link_bytes_s is None:
@@ -213,6 +228,15 @@ def communication(
             far = slower if num_devices > NODE_DEVICES else 1.0
             fixed_s += times * eff.collective_s
             per_token_s += far * times * tokens * 2 * (num_devices - 1) / num_devices * row_s
+    if layout.cp > 1:
+        # Queries, keys and values of all rows, and the partial softmaxes of a chunk.
+        far = slower if layout.cp > NODE_DEVICES else 1.0
+        attentions = [layer.attention for layer in spec.layers]
+        rows = sum(a.q.num_out + a.k.num_out + a.v.num_out for a in attentions)
+        partials = sum(a.num_heads * (a.head_dim + 2) for a in attentions)
+        fixed_s += 2 * len(spec.layers) * eff.collective_s
+        share = (layout.cp - 1) / layout.cp
+        per_token_s += far * share * (rows + partials) / spec.hidden_size * row_s
     if layout.pp > 1:
         far = slower if layout.num_devices > NODE_DEVICES else 1.0
         fixed_s += (layout.pp - 1) * eff.collective_s

@@ -14,6 +14,7 @@ flight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -170,9 +171,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         )
         weight_bytes = self.shared_bytes + expert_bytes
         weight_bytes += self.head_bytes if num_sampled else 0.0
-        kv_bytes = attention.kv_bytes / min(layout.tp, self.num_kv_heads)
-        flops = attention.flops / layout.tp
-        flops += self.linear_flops * num_tokens + self.head_flops * num_sampled
+        kv_bytes = attention.kv_bytes / (min(layout.tp, self.num_kv_heads) * layout.cp)
+        flops = attention.flops / (layout.tp * layout.cp)
+        flops += self.linear_flops * self._own_rows(num_tokens) + self.head_flops * num_sampled
         if self.calibration is not None:
             work = self._calibrated_work(num_tokens, num_sampled, num_runs, attention)
             priced = self.calibration.priced(work)
@@ -219,10 +220,11 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         expert_bytes: float,
     ) -> tuple[tuple[float, float], ...]:
         """(seconds of memory, of arithmetic) of each of `PART_NAMES`."""
-        tp = self.layout.tp
-        expert_flops = self.expert_flops * num_tokens
-        dense_flops = self.linear_flops * num_tokens - expert_flops
-        copies = min(tp, self.num_kv_heads)
+        tp, cp = self.layout.tp, self.layout.cp
+        own_rows = self._own_rows(num_tokens)
+        expert_flops = self.expert_flops * own_rows
+        dense_flops = self.linear_flops * own_rows - expert_flops
+        copies = min(tp, self.num_kv_heads) * cp
         written = attention.written_bytes
         prompt_bytes = attention.prompt_read_bytes + written if attention.prompt_flops else 0.0
         decode_bytes = attention.kv_bytes - prompt_bytes
@@ -235,11 +237,11 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             ),
             (
                 decode_bytes / copies / rates.kv_bytes_s,
-                attention.decode_flops / tp / rates.decode_flops_s,
+                attention.decode_flops / (tp * cp) / rates.decode_flops_s,
             ),
             (
                 prompt_bytes / copies / rates.kv_bytes_s,
-                attention.prompt_flops / tp / rates.prompt_flops_s,
+                attention.prompt_flops / (tp * cp) / rates.prompt_flops_s,
             ),
         )
 
@@ -272,6 +274,10 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         per_token_s = self.wires.per_token_s * num_tokens
         terms["collectives, bytes"] = StepTerm(0.0, 0.0, per_token_s)
         return terms
+
+    def _own_rows(self, num_tokens: int) -> int:
+        """Rows of a step that a device multiplies; those of experts are not divided."""
+        return num_tokens if self.cost.experts else math.ceil(num_tokens / self.layout.cp)
 
     def calibrated_work(self, shapes: Sequence[Shape], num_sampled: int) -> CalibratedWork:
         """The work of a step on one device, by kernel, as calibrations time it."""

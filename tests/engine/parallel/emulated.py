@@ -176,6 +176,8 @@ def config_of(
         "sizes": sizes,
         "store": "",
         "segment": None,
+        "nnodes": 1,
+        "master_addr": None,
         "timeout_s": TIMEOUT_S,
         "model": str(folder),
         "spec": spec,

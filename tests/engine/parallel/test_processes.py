@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -12,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from ridgeline.config.settings import settings_from
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.parallel.exchange.connect import make_collectives
 from ridgeline.engine.parallel.group import RankGroup
+from ridgeline.engine.parallel.nodes import run_node
 from ridgeline.engine.parallel.rank import load_model
 from ridgeline.engine.parallel.runner import make_runner
 from ridgeline.errors import BadModel, EngineUnavailable, RankFailed
@@ -128,7 +132,7 @@ def test_rank_that_does_not_answer_is_named(shares_memory: bool) -> None:
         collectives = make_collectives(config.shard, config.timeout_s, config.segment)
         model = load_model(config, collectives)
         group.wait_until_loaded()
-        collectives.connect(group.store)
+        collectives.connect(config.store)
         runner = make_runner(model, group, None, None, None)
         assert runner.logits([1, 2, 3]).isfinite().all()
         os.kill(group.pids[0], signal.SIGSTOP)
@@ -138,6 +142,32 @@ def test_rank_that_does_not_answer_is_named(shares_memory: bool) -> None:
         group.close()
     with pytest.raises(ProcessLookupError):
         os.kill(group.pids[0], 0)
+
+
+def test_ranks_on_two_nodes_have_the_bits_of_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    options: dict[str, Any] = {"nnodes": 2, "master_addr": f"127.0.0.1:{port}"}
+    settings = settings_from(
+        {"model": "demo", "tensor_parallel_size": 2, "node_rank": 1, **options}
+    )
+    node = threading.Thread(target=run_node, args=(settings,))
+    node.start()
+    group = RankGroup(config_of("demo", ParallelSizes(tensor=2), **options))
+    try:
+        config = group.config
+        assert group.pids == []
+        collectives = make_collectives(config.shard, config.timeout_s, None, "127.0.0.1")
+        model = load_model(config, collectives)
+        group.wait_until_loaded()
+        collectives.connect(config.store)
+        logits_TV = make_runner(model, group, None, None, None).logits([1, 2, 3])
+    finally:
+        group.close()
+    node.join(10)
+    assert not node.is_alive()
+    with EmulatedRanks(config_of("demo", ParallelSizes(tensor=2))) as ranks:
+        assert torch.equal(ranks.runner.logits([1, 2, 3]), logits_TV)
 
 
 def test_a_killed_worker_ends_every_request_and_the_engine(two: Engine) -> None:

@@ -31,6 +31,17 @@ from ridgeline.errors import CannotRun
         ({"tensor_parallel_size": 2, "layer_backend": "compiled"}, "native segments or torch"),
         ({"tensor_parallel_size": 2, "quantization": "int8", "layer_backend": "native"}, "agree"),
         ({"tensor_parallel_size": 64}, "heads"),
+        ({"node_rank": 1, "nnodes": 2, "master_addr": "a:1"}, "computes for node 0"),
+        ({"nnodes": 2, "master_addr": "127.0.0.1:7000"}, "at least one rank"),
+        (
+            {
+                "tensor_parallel_size": 2,
+                "nnodes": 2,
+                "master_addr": "127.0.0.1:7000",
+                "collectives": "shm",
+            },
+            "on several nodes",
+        ),
     ],
 )
 def test_combination_is_refused(changes: dict[str, Any], words: str) -> None:

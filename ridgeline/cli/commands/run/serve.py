@@ -12,6 +12,7 @@ from ridgeline.cli.render.serving import served_lines
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.tools import NewKeyOptions
 from ridgeline.report.json_line import json_line
+from ridgeline.workflows.serving.node import serve_node
 from ridgeline.workflows.serving.serve import ServedModel
 from ridgeline.workflows.serving.serve import new_key as create_key
 from ridgeline.workflows.serving.serve import serve as serve_model
@@ -26,8 +27,12 @@ def serve(call: Invocation) -> None:
             console.print(line, markup=False, soft_wrap=True)
 
     model, twin = call.read(ServeModel).model, call.read(TwinOptions)
+    settings = call.engine_settings(model)
+    if settings.node_rank and not twin.twin:
+        serve_node(settings, ProgressLines(console))
+        return
     serve_model(
-        call.engine_settings(model),
+        settings,
         call.read(ServerOptions),
         twin=twin if twin.twin else None,
         on_ready=show,

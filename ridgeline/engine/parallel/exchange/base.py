@@ -10,7 +10,6 @@ Shape legend: T rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -63,8 +62,11 @@ class Collectives(Protocol):
 class ProcessCollectives(Collectives, Protocol):
     """Collectives among processes, which meet before they exchange anything."""
 
-    def connect(self, store: Path) -> None:
-        """Meet the other ranks by a file that is new and that all of them name."""
+    def connect(self, store: str) -> None:
+        """Meet the other ranks by what all of them name.
+
+        That is the path of a new file, or tcp://HOST:PORT, where rank 0 will listen.
+        """
         ...
 
 

@@ -8,8 +8,13 @@ from ridgeline.engine.parallel.exchange.shared_memory import SharedMemoryCollect
 from ridgeline.modelspec.shard import Shard
 
 
-def make_collectives(shard: Shard, timeout_s: float, segment: int | None) -> ProcessCollectives:
-    """Those over shared memory where ranks have some (`segment` is its descriptor), else gloo's."""
+def make_collectives(
+    shard: Shard, timeout_s: float, segment: int | None, host: str | None = None
+) -> ProcessCollectives:
+    """Those over shared memory where ranks have some (`segment` is its descriptor), else gloo's.
+
+    `host` is this machine's address in the network of several nodes.
+    """
     if segment is None:
-        return GlooCollectives(shard, timeout_s)
+        return GlooCollectives(shard, timeout_s, host)
     return SharedMemoryCollectives(shard, timeout_s, segment)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,35 +12,56 @@ from torch import Tensor
 from ridgeline.errors import RankFailed
 from ridgeline.modelspec.shard import Shard
 
+TCP = "tcp://"
+
 
 class GlooCollectives:
-    """Collectives over gloo, the CPU backend of torch.distributed, on the loopback interface.
+    """Collectives over gloo, the CPU backend of torch.distributed.
 
-    `connect` blocks until every rank has called it. An exchange that takes longer than `timeout_s`
-    fails.
+    They use the loopback interface, or that of `host`, an address of this machine. `connect` blocks
+    until every rank has called it. An exchange that takes longer than `timeout_s` fails.
     """
 
-    def __init__(self, shard: Shard, timeout_s: float) -> None:
+    def __init__(self, shard: Shard, timeout_s: float, host: str | None = None) -> None:
+        self._host = host
         self.shard, self.place, self.num_places = shard, shard.place, shard.sizes.stage_ranks
         self.timeout_s = timeout_s
         self._stage: dist.ProcessGroupGloo | None = None
         self._world: dist.ProcessGroupGloo | None = None
 
-    def connect(self, store: Path) -> None:
-        """Meet the other ranks by a file that is new and that all of them name."""
+    def connect(self, store: str) -> None:
         sizes = self.shard.sizes
-        file_store = dist.FileStore(str(store), sizes.num_ranks)
+        shared = self._open_store(store)
         if self.num_places > 1:
-            stage_store = dist.PrefixStore(f"stage{self.shard.stage}", file_store)
+            stage_store = dist.PrefixStore(f"stage{self.shard.stage}", shared)
             self._stage = self._group(stage_store, self.place, self.num_places)
         if sizes.pipeline > 1:
-            world_store = dist.PrefixStore("world", file_store)
+            world_store = dist.PrefixStore("world", shared)
             self._world = self._group(world_store, self.shard.rank, sizes.num_ranks)
+
+    def _open_store(self, store: str) -> dist.Store:
+        sizes = self.shard.sizes
+        if not store.startswith(TCP):
+            return dist.FileStore(store, sizes.num_ranks)
+        host, _, port = store.removeprefix(TCP).rpartition(":")
+        try:
+            return dist.TCPStore(
+                host,
+                int(port),
+                sizes.num_ranks,
+                self.shard.rank == 0,
+                timeout=timedelta(seconds=self.timeout_s),
+            )
+        except RuntimeError as error:
+            raise self._failed(error) from error
 
     def _group(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroupGloo:
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=self.timeout_s)
-        options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+        make_device = dist.ProcessGroupGloo.create_device
+        options._devices = [
+            make_device(hostname=self._host) if self._host else make_device(interface="lo")
+        ]
         try:
             return dist.ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:

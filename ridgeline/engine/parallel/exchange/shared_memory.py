@@ -19,7 +19,6 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -102,7 +101,7 @@ class SharedMemoryCollectives:
         self._first_rank = shard.stage * self.num_places
         self._round = self._num_sent = self._num_received = 0
 
-    def connect(self, store: Path) -> None:
+    def connect(self, store: str) -> None:
         """Nothing to do: the memory was there before the ranks."""
 
     def sum_parts(self, part: Tensor) -> Tensor:
