@@ -101,6 +101,19 @@ def serve(
     return served
 
 
+def serve_node(settings: Settings, observer: Observer = silent) -> None:
+    """Compute the ranks of a node other than 0 until node 0 ends.
+
+    Raises BadInput, CannotRun, or RankFailed if a rank of this node fails.
+    """
+    from ridgeline.engine.parallel.nodes import run_node  # imports torch
+
+    fetch_models(settings, observer)
+    where = f"node {settings.node_rank} of {settings.nnodes}"
+    observer(Message(text=f"{where}: computing for {settings.master_addr}"))
+    run_node(settings)
+
+
 def _open_app(
     settings: Settings, options: ServerOptions, twin: TwinOptions | None, observer: Observer
 ) -> tuple[FastAPI, Engine | ReplicatedEngine]:

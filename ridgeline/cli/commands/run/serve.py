@@ -12,8 +12,7 @@ from ridgeline.cli.render.serving import served_lines
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
 from ridgeline.config.tools import NewKeyOptions
 from ridgeline.report.json_line import json_line
-from ridgeline.workflows.serving.node import serve_node
-from ridgeline.workflows.serving.serve import ServedModel
+from ridgeline.workflows.serving.serve import ServedModel, serve_node
 from ridgeline.workflows.serving.serve import new_key as create_key
 from ridgeline.workflows.serving.serve import serve as serve_model
 
