@@ -73,6 +73,8 @@ RARE = frozenset(
     (  # of the engine
         *("lm_head_quantization", "activations", "prefix_cache_ttl_s", "enable_chunked_prefill"),
         *("prefix_pin_share", "kv_tier_memory", "kv_tier_dir", "kv_tier_size", "kv_tier_url"),
+        *("disaggregation_mode", "disaggregation_host", "disaggregation_port"),
+        *("disaggregation_transfer_backend", "disaggregation_peers", "disaggregation_timeout_s"),
         *("batching", "batch_wait_ms", "background_tokens", "max_num_queued_reqs", "slo_throttle"),
         *("max_num_queued_tokens", "thread_plan", "block_size", "max_num_batched_tokens"),
         *("attention_backend", "layer_backend", "num_threads_decode", "kv_eviction_config"),

@@ -42,6 +42,10 @@ _OTLP_ENDPOINT = About(
     env="OTEL_EXPORTER_OTLP_ENDPOINT",
     since="0.3",
 )
+_HOST = About(
+    "Address to listen on. Anything but loopback needs an API key or --insecure.",
+    metavar="ADDRESS",
+)
 _TIMEOUT = About("", unit=DURATION, range=NON_NEGATIVE_SECONDS, flag="")
 
 
@@ -57,13 +61,7 @@ class ServerOptions(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     title: ClassVar[str] = "Server"
     table: ClassVar[str] = "server"
 
-    host: Annotated[
-        str,
-        About(
-            "Address to listen on. Anything but loopback needs an API key or --insecure.",
-            metavar="ADDRESS",
-        ),
-    ] = "127.0.0.1"
+    host: Annotated[str, _HOST] = "127.0.0.1"
     port: Annotated[int, About("Port to listen on; 0 takes a free one.", unit=PORT)] = 8000
     served_model_name: Annotated[
         str | None,
@@ -300,6 +298,17 @@ class RouteOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = ()
+    decode_backend: Annotated[
+        tuple[str, ...],
+        About("Server with --disaggregation-mode decode (repeatable).", metavar="URL", since="0.3"),
+    ] = ()
+    prefill_backend: Annotated[
+        tuple[str, ...],
+        About("Server that computes their prompts (repeatable).", metavar="URL", since="0.3"),
+    ] = ()
+    prefill_min_tokens: Annotated[
+        int, About("Shortest prompt, by estimate, for them.", unit=TOKENS, since="0.3")
+    ] = 64
     backend_file: Annotated[
         Path | None,
         About(
@@ -312,14 +321,7 @@ class RouteOptions(Section, frozen=True, kw_only=True):
     policy: Annotated[
         RoutingPolicy, About("How a backend is chosen for a request.", since="0.3")
     ] = "ttft"
-    host: Annotated[
-        str,
-        About(
-            "Address to listen on. Anything but loopback needs an API key or --insecure.",
-            metavar="ADDRESS",
-            since="0.3",
-        ),
-    ] = "127.0.0.1"
+    host: Annotated[str, _HOST.but(since="0.3")] = "127.0.0.1"
     port: Annotated[
         int, About("Port to listen on; 0 takes a free one.", unit=PORT, since="0.3")
     ] = 8080

@@ -20,6 +20,7 @@ from ridgeline.config.units import (
     MILLISECONDS,
     NON_NEGATIVE_COUNT,
     NON_NEGATIVE_SECONDS,
+    PORT,
     SEED,
     SHARE,
     TOKENS,
@@ -133,7 +134,7 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         About(
             "Host memory for evicted KV blocks.",
             unit=BYTES,
-            unset="none; 256 MiB to pass through with --kv-tier-dir or --kv-tier-url",
+            unset="none; 256 MiB to pass through with a directory or URL, 512 MiB to hand over",
             panel=KV,
         ),
     ] = None
@@ -159,6 +160,60 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=KV,
         ),
     ] = None
+    disaggregation_mode: Annotated[
+        Literal["none", "prefill", "decode", "both"],
+        About(
+            "Role where prefill and decode run on different servers: prefill computes prompts and "
+            "hands out their KV blocks, decode fetches them. Either serves whole requests, too.",
+            panel=KV,
+            since="0.3",
+        ),
+    ] = "none"
+    disaggregation_host: Annotated[
+        str,
+        About(
+            "Address at which a prefill server hands out KV blocks; it is also the one that decode "
+            "servers are given.",
+            metavar="ADDRESS",
+            panel=KV,
+            since="0.3",
+        ),
+    ] = "127.0.0.1"
+    disaggregation_port: Annotated[
+        int,
+        About("Port of that address; 0 takes a free one.", unit=PORT, panel=KV, since="0.3"),
+    ] = 0
+    disaggregation_transfer_backend: Annotated[
+        Literal["auto", "shm", "tcp"],
+        About(
+            "How a decode server fetches KV blocks: shared memory on the same host, or TCP; auto "
+            "takes shared memory where it can be opened.",
+            panel=KV,
+            since="0.3",
+        ),
+    ] = "auto"
+    disaggregation_peers: Annotated[
+        tuple[str, ...],
+        About(
+            "Prefill server that a decode server may fetch from, as HOST:PORT with * for any part "
+            "(repeatable). The bytes of a block cannot be checked: name servers that you trust.",
+            metavar="PATTERN",
+            unset="any port of 127.0.0.1",
+            panel=KV,
+            since="0.3",
+        ),
+    ] = ()
+    disaggregation_timeout_s: Annotated[
+        float,
+        About(
+            "Maximum wait of a decode server for KV blocks, and time for which a prefill server "
+            "keeps blocks that are not fetched.",
+            unit=DURATION,
+            range=Range(0, 3600, exclusive=True),
+            panel=KV,
+            since="0.3",
+        ),
+    ] = 30.0
     enable_chunked_prefill: Annotated[
         bool,
         About(
@@ -444,6 +499,12 @@ class EngineSettings(TypedDict, total=False):
     kv_tier_dir: str | None
     kv_tier_size: int | None
     kv_tier_url: str | None
+    disaggregation_mode: Literal["none", "prefill", "decode", "both"]
+    disaggregation_host: str
+    disaggregation_port: int
+    disaggregation_transfer_backend: Literal["auto", "shm", "tcp"]
+    disaggregation_peers: tuple[str, ...]
+    disaggregation_timeout_s: float
     enable_chunked_prefill: bool
     batching: Batching
     batch_wait_ms: float | None

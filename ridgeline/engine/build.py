@@ -22,6 +22,12 @@ from ridgeline.engine.execution.page_prefetch import PagePrefetcher
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.kv_tiers.block_tiers import BlockTiers, NoBlockTiers, build_block_tiers
+from ridgeline.engine.kv_transfer.transfers import (
+    NoTransfers,
+    SharedSlots,
+    Transfers,
+    build_transfers,
+)
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.parallel.exchange.connect import make_collectives
 from ridgeline.engine.parallel.group import NO_PROCESSES, Processes, RankGroup
@@ -64,6 +70,7 @@ class EngineParts:
     weight_bytes: int
     processes: Processes = NO_PROCESSES
     tiers: BlockTiers = field(default_factory=NoBlockTiers)
+    transfers: Transfers = field(default_factory=NoTransfers)
     adapters: AdapterRegistry | None = None
 
 
@@ -101,10 +108,18 @@ def assemble(
         )
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
-    tiers = build_block_tiers(resolved, scheduler, kv)
+    shared = SharedSlots(resolved)
+    tiers = build_block_tiers(resolved, scheduler, kv, shared.allocate)
     num_bytes += sum(own.nbytes for own in adapters.loaded) if adapters else 0
     return EngineParts(
-        tokenizer, scheduler, runner, masks, num_bytes, tiers=tiers, adapters=adapters
+        tokenizer,
+        scheduler,
+        runner,
+        masks,
+        num_bytes,
+        tiers=tiers,
+        transfers=build_transfers(resolved, kv, tiers, shared.memory),
+        adapters=adapters,
     )
 
 

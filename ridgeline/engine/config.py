@@ -27,6 +27,7 @@ from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.threads import measure_rates, plan_threads
 from ridgeline.engine.generation_config import read_sampling_defaults
 from ridgeline.engine.kv_tiers.requirements import check_tiers
+from ridgeline.engine.kv_transfer.requirements import check_disaggregation
 from ridgeline.engine.parallel.resolve import (
     block_tokens,
     check_context,
@@ -187,13 +188,19 @@ def _models(
     return msgspec.structs.replace(models, weight_bytes=models.weight_bytes + reserved)
 
 
+def _check_kv_blocks(settings: Settings, spec: ModelSpec) -> None:
+    """Check the options of KV blocks outside the cache."""
+    check_tiers(settings, spec)
+    check_disaggregation(settings, spec)
+
+
 def resolve(settings: Settings) -> ResolvedSettings:
     """Derive every value. Raises BadModel, BadInput, CannotRun or DoesNotFit."""
     why: dict[str, str] = {}
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
     check_parallelism(settings, spec, device, why)
-    check_tiers(settings, spec)
+    _check_kv_blocks(settings, spec)
     default_sampling = _default_sampling(settings, why)
     max_num_seqs = _max_num_seqs(settings, spec, device, why)
     block_size = _asked_or(settings, "block_size", block_tokens(settings, kv_layout(spec)), why)

@@ -57,6 +57,10 @@ def _no_transfer(plan: StepPlan) -> None:
     """There are no tiers."""
 
 
+def _no_export() -> None:
+    """No other server wants what was computed."""
+
+
 class Subscriber(Protocol):
     """Receives events. Called on the engine thread, once per step: it must not block."""
 
@@ -101,7 +105,7 @@ class EngineLoop:
 
     `on_start` is called first on the engine thread (torch sets its thread count per thread).
     `clock` returns seconds. The attribute `transfer` moves what a plan stores in and loads from the
-    tiers of the KV cache.
+    tiers of the KV cache; `after_commit` copies what it has computed for other servers.
     """
 
     def __init__(
@@ -117,6 +121,7 @@ class EngineLoop:
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
         self.transfer: Callable[[StepPlan], None] = _no_transfer
+        self.after_commit: Callable[[], None] = _no_export
         self.queue_limiter = queue_limiter
         self.steps, self.counts = StepLog(totals), RequestCounts()
         # A bound method of this object would form a cycle, which would keep the weights alive until
@@ -290,6 +295,7 @@ class EngineLoop:
         result = self._run(plan)
         done_s = self.clock()
         events = self.scheduler.commit(plan, result, done_s)
+        self.after_commit()
         if plan.runs:
             self.steps.record(plan, stats, began_s, planned_s, done_s)
             self._due_since_s = done_s if self.scheduler.has_work else None

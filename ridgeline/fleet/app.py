@@ -12,6 +12,7 @@ from ridgeline.fleet.canary.rollout import Rollout, RolloutConfig
 from ridgeline.fleet.fallback import FallbackConfig, FallbackControl, ManagedApi, NoFallback
 from ridgeline.fleet.gateway import Gateway, GatewayConfig
 from ridgeline.fleet.parking import Parking
+from ridgeline.fleet.prefill.pool import PrefillPool
 from ridgeline.fleet.retry_budget import RetryBudget
 from ridgeline.fleet.upstream import BackendAddress
 from ridgeline.routing import make_router
@@ -53,6 +54,8 @@ def create_gateway_app(
         canaries=[BackendAddress.parse(url) for url in canary.canary],
         headers=[] if key is None else [(b"authorization", f"Bearer {key}".encode())],
     )
+    backends.add([BackendAddress.parse(url) for url in options.decode_backend], "decode")
+    backends.add([BackendAddress.parse(url) for url in options.prefill_backend], "prefill")
     if options.backend_file is not None:
         static = [BackendAddress.parse(url) for url in options.backend]
         backends.on_start.append(BackendFile(options.backend_file, backends, static).watch)
@@ -69,6 +72,8 @@ def create_gateway_app(
         _fallback(fallback, backends),
         open_telemetry(options.otlp_endpoint, None, service="ridgeline-route"),
     )
+    if options.prefill_backend:
+        gateway.use_prefill(PrefillPool(backends, options.prefill_min_tokens))
     policy = AccessPolicy(
         keys=load_keys(key, None),
         drain=service.drain,

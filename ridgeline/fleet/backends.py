@@ -19,6 +19,7 @@ from ridgeline.routing.base import FleetLoad, Router
 log = logging.getLogger("ridgeline.fleet")
 
 BackendState = Literal["starting", "ready", "draining", "down"]
+BackendRole = Literal["whole", "prefill", "decode"]
 _MAX_PROBE_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 2.0
 _MAX_LATE_PROBES = 3
@@ -34,10 +35,20 @@ class _ModelCards(msgspec.Struct):
 
 
 class Backend:
-    """One server. `id` is its place in the fleet's loads; `arm` the version that it runs."""
+    """One server. `id` is its place in the fleet's loads; `arm` the version that it runs.
 
-    def __init__(self, backend_id: int, address: BackendAddress, arm: Arm = "stable") -> None:
-        self.id, self.address, self.arm = backend_id, address, arm
+    A `prefill` server computes prompts for the `decode` servers.
+    """
+
+    def __init__(
+        self,
+        backend_id: int,
+        address: BackendAddress,
+        arm: Arm = "stable",
+        *,
+        role: BackendRole = "whole",
+    ) -> None:
+        self.id, self.address, self.arm, self.role = backend_id, address, arm, role
         self.pool = UpstreamPool(address)
         self.state: BackendState = "starting"
         self.models: tuple[str, ...] = ()
@@ -73,7 +84,7 @@ class Backends:
         self.load, self._router = FleetLoad(), router
         self.all = [Backend(self.load.add_replica(), address) for address in addresses]
         self.all += [Backend(self.load.add_replica(), a, "canary") for a in canaries]
-        self.has_arms = bool(canaries)
+        self.has_arms, self.has_prefill = bool(canaries), False
         self._probe_interval_s, self._headers = probe_interval_s, headers or []
         self._silence_s = silence_s
         self.on_ready = on_ready
@@ -82,6 +93,12 @@ class Backends:
         self.on_start: list[Callable[[], Coroutine[None, None, None]]] = []
         self.clock: Callable[[], float] = time.monotonic
         self.waiting: dict[object, float] = {}  # turns without a first byte: sent when, by `clock`
+
+    def add(self, addresses: Sequence[BackendAddress], role: BackendRole) -> None:
+        """Backends with a role, before the start. Those that compute prompts for others get whole
+        requests only when no other one is ready."""
+        self.all += [Backend(self.load.add_replica(), own, role=role) for own in addresses]
+        self.has_prefill |= role == "prefill" and bool(addresses)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -96,6 +113,8 @@ class Backends:
         other: if that one crashes too, it is known why.
         """
         ready = [b for b in self.all if b.state == "ready" and b.serves(call.model)]
+        if self.has_prefill:
+            ready = [b for b in ready if b.role != "prefill"] or ready
         if self.has_arms:
             stable = [b for b in ready if b.arm == "stable"]
             own = [b for b in ready if b.arm == call.arm and b.id not in call.excluded]
@@ -106,6 +125,18 @@ class Backends:
         if not candidates:
             return None
         return self.all[self._router.choose(call, [b.id for b in candidates], self.load)]
+
+    def choose_prefill(self, call: RoutedCall, tried: set[int]) -> Backend | None:
+        """A ready server to compute the prompt; None if there is none that was not tried."""
+        ready = [
+            b.id
+            for b in self.all
+            if b.role == "prefill"
+            and b.state == "ready"
+            and b.serves(call.model)
+            and b.id not in tried
+        ]
+        return self.all[self._router.choose(call, ready, self.load)] if ready else None
 
     def serves(self, model: str | None) -> bool:
         """Whether any backend serves the model, or might: one that never answered may."""
@@ -139,7 +170,7 @@ class Backends:
     def replace(self, addresses: Sequence[BackendAddress]) -> None:
         """Route to these backends from now on, canaries apart. Requests that run on another one
         may end there."""
-        stable = {b.address: b for b in self.all if b.arm == "stable"}
+        stable = {b.address: b for b in self.all if b.arm == "stable" and b.role == "whole"}
         for address in addresses:
             if address not in stable:
                 backend = Backend(self.load.add_replica(), address)

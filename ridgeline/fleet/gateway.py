@@ -30,6 +30,7 @@ from ridgeline.fleet.metrics import GatewayMetrics
 from ridgeline.fleet.page.document import fleet_page
 from ridgeline.fleet.page.view import FleetView
 from ridgeline.fleet.parking import Parking
+from ridgeline.fleet.prefill.pool import Handle, NoPrefill, PrefillControl
 from ridgeline.fleet.reconnect import RetainedStreams
 from ridgeline.fleet.relay import BrokenStream
 from ridgeline.fleet.retry_budget import RetryBudget
@@ -38,6 +39,7 @@ from ridgeline.records import Slo
 from ridgeline.routing.autoscaler import Autoscaler, ScalingPolicy
 from ridgeline.serve.errors import ApiError, ClientDisconnected, error_response
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
+from ridgeline.serve.generation.handover import TRANSFER_FIELD
 from ridgeline.serve.generation.resume import IDENTITY_HEADER, RESUMABLE_HEADER, RESUME_FIELD
 from ridgeline.serve.metrics.registry import CONTENT_TYPE
 from ridgeline.serve.telemetry.base import NoTelemetry, RoutedRecord, Telemetry
@@ -92,6 +94,7 @@ class Gateway:
         fallback: FallbackControl | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
+        self.prefill: PrefillControl = NoPrefill()
         self.backends, self.parking, self._budget = backends, parking, budget
         self._config, self._telemetry = config, telemetry or NoTelemetry()
         self.canary, self.fallback = canary or NoCanary(), fallback or NoFallback()
@@ -101,6 +104,11 @@ class Gateway:
         self._denied: OrderedDict[bytes, float] = OrderedDict()
         self._retained = RetainedStreams()
         backends.on_ready = parking.release
+
+    def use_prefill(self, pool: PrefillControl) -> None:
+        """Send prompts through a pool of prefill servers."""
+        self.prefill = pool
+        self.metrics.watch(pool.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -284,7 +292,11 @@ class Gateway:
         is_resumed = call.relay.num_units > 0
         try:
             is_fallback = self.fallback.is_backend(backend)
-            request = self.fallback.request(call) if is_fallback else _request(call)
+            if is_fallback:
+                request = self.fallback.request(call)
+            else:
+                attempt.handle = await self.prefill.begin(call, backend)
+                request = _request(call, attempt.handle)
             connection = await backend.pool.exchange(b"POST", *request)
             if is_fallback:
                 connection.headers.append(SERVED_BY)
@@ -371,6 +383,7 @@ class _Attempt:
         self._now_s = asyncio.get_running_loop().time
         self._sent_s, self._num_before = self._now_s(), call.relay.num_units
         self._has_first, self._is_suspect = False, call.num_crashes > 0
+        self.handle: Handle | None = None
         call.sent_s, call.first_s = self._sent_s, None
         self._load.note_sent(backend.id, call.num_prompt)
         backend.num_suspects += self._is_suspect
@@ -440,6 +453,8 @@ class _Attempt:
         self.call.ended_s = self._now_s()
         self.backend.num_suspects -= self._is_suspect
         self._waiting.pop(self, None)
+        if self.handle is not None:
+            self.handle.end(self.call, has_first=False)
         if not self._has_first:
             self._load.note_lost(self.backend.id, self.call.num_prompt)
         self._load.note_ended(self.backend.id)
@@ -448,20 +463,24 @@ class _Attempt:
         if not self._has_first:
             self._has_first = True
             self._waiting.pop(self, None)
+            if self.handle is not None:
+                self.handle.end(self.call, has_first=True)
             num_tokens, backend_id = self.call.num_prompt, self.backend.id
             self.call.first_s = self._now_s()
             self._load.note_first_token(backend_id, num_tokens, self._sent_s, self.call.first_s)
 
 
-def _request(call: RoutedCall) -> tuple[bytes, Headers, bytes]:
-    """Path, headers and body for a backend."""
+def _request(call: RoutedCall, handle: Handle | None) -> tuple[bytes, Headers, bytes]:
+    """Path, headers and body for a backend; `handle`: where the prompt has been computed."""
     body, headers = call.body, call.headers
     if call.streamed:
         headers = [*headers, (RESUMABLE_HEADER.encode(), b"1")]
     point = call.relay.resume_point()
-    if point is not None:
-        fields = msgspec.json.decode(body)
-        body = msgspec.json.encode({**fields, RESUME_FIELD: point})
+    added: dict[str, object] = {} if point is None else {RESUME_FIELD: point}
+    if handle is not None:
+        added[TRANSFER_FIELD] = handle.fields
+    if added:
+        body = msgspec.json.encode({**msgspec.json.decode(body), **added})
     return call.path.encode(), headers, body
 
 

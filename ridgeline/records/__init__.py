@@ -14,6 +14,7 @@ from ridgeline.records.events import (
     prediction_totals,
 )
 from ridgeline.records.kv_eviction import KvEviction
+from ridgeline.records.kv_transfer import KvTransferParams
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
 from ridgeline.records.request import (
     BeamSearch,
@@ -47,6 +48,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "KvEviction",
+    "KvTransferParams",
     "MachineLoad",
     "OperatorTime",
     "OutputGrammar",

@@ -9,6 +9,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.records.kv_eviction import KvEviction
+from ridgeline.records.kv_transfer import KvTransferParams
 from ridgeline.records.slo import Slo
 from ridgeline.records.thinking import ThinkingLimit, ThinkingMarks
 
@@ -296,6 +297,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `resumed` holds the tokens that another engine has generated already, per choice: they are
     reported again, as they were, and generation continues behind them. With the same `seed` the
     whole output is that of a request which was never interrupted. Missing choices have no tokens.
+
+    `kv_source` names the server that has computed the prompt; `lease` the one under which the
+    blocks of this prompt are kept for another server.
     """
 
     id: str
@@ -313,6 +317,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prediction: tuple[int, ...] = ()
     adapter: int = 0
     cache: CachePolicy | None = None
+    kv_source: KvTransferParams | None = None
+    lease: str = ""
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from msgspec.structs import replace
 
 from ridgeline.config.server import ServerOptions
-from ridgeline.records import Sampling, Slo
+from ridgeline.records import KvTransferParams, Sampling, Slo
 from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import Caller, load_keys
 from ridgeline.serve.auth.middleware import caller_of
@@ -26,6 +26,13 @@ from ridgeline.serve.context.selection import CompressedTexts
 from ridgeline.serve.drain import DrainState
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError, check_limit
+from ridgeline.serve.generation.handover import (
+    TRANSFER_FIELD,
+    TRANSFER_KEY,
+    Handover,
+    Leases,
+    NoLeases,
+)
 from ridgeline.serve.generation.ids import new_id
 from ridgeline.serve.generation.prompt_reader import PromptReader
 from ridgeline.serve.generation.request import (
@@ -117,6 +124,7 @@ class Service:
             self.metrics.register_response_cache(self.response_cache)
         self.compressed_texts = CompressedTexts(MAX_COMPRESSED_CHARS)
         self.telemetry: Telemetry = NoTelemetry()
+        self.leases: Leases = NoLeases()
         self.health_checks: list[Callable[[], str | None]] = [self._engine_fault]
         self._streams: WeakSet[ResponseStream] = WeakSet()
 
@@ -157,6 +165,7 @@ class Service:
         ApiError 400 for a bad option, 429 if the key's budget is used up.
         """
         caller = caller_of(http_request.scope)
+        transfer, options = self._transfer_of(http_request, options)
         num_tokens = sum(len(prompt.tokens) for prompt in prompts)
         scheduling = self._scheduling(http_request.headers, options, caller)
         _check_priority(scheduling.priority, caller)
@@ -191,6 +200,7 @@ class Service:
             adapter=self._adapter(options),
             cache=options.cache,
         )
+        request = self._with_transfer(request, transfer)
         source, request = self._source_of(request, options.question)
         stream = ResponseStream(
             source,
@@ -243,12 +253,58 @@ class Service:
         embedding = await asyncio.wrap_future(self.engine.embed(tokens, self.engine.info.pooling))
         return Question(message.rest, cache.index.calibration.direction(embedding))
 
+    def _transfer_of(
+        self, http_request: Request, options: RequestOptions
+    ) -> tuple[KvTransferParams | None, RequestOptions]:
+        """What the request says about its prompt's KV blocks; ignored without the role for it."""
+        transfer: KvTransferParams | None = http_request.scope.get(TRANSFER_KEY)
+        if transfer is None or not (transfer.do_remote_decode or transfer.do_remote_prefill):
+            return None, options
+        role = "prefill" if transfer.do_remote_decode else "decode"
+        if self.engine.info.settings.get("disaggregation_mode") in (role, "both"):
+            return transfer, options
+        return None, replace(options, ignored=(*options.ignored, TRANSFER_FIELD))
+
+    def _with_transfer(
+        self, request: GenerationRequest, transfer: KvTransferParams | None
+    ) -> GenerationRequest:
+        """The request, whose prompt another server has computed or wants to have computed.
+
+        A prompt that cannot be handed over is answered with one token, as vLLM would.
+        """
+        if transfer is None:
+            return request
+        policy, sampling = request.cache, request.sampling
+        is_movable = (
+            len(request.prompts) == 1
+            and sampling.prompt_logprobs is None
+            and not request.adapter
+            and (policy is None or policy.max_cached_tokens is None)
+        )
+        if transfer.do_remote_prefill:
+            return replace(request, kv_source=transfer) if is_movable else request
+        tokens = request.prompts[0].tokens
+        params = self.leases.open_lease(tokens) if is_movable else None
+        if params is None:
+            return replace(request, sampling=replace(sampling, max_tokens=1, min_tokens=0))
+        cancel = partial(self.leases.close_lease, params.remote_request_id)
+        return replace(
+            request,
+            prompts=[TokenPrompt(tokens[: params.num_tokens])],
+            sampling=Sampling(temperature=0.0, max_tokens=1),
+            handover=Handover(params, cancel),
+            is_resumable=False,
+            resume=None,
+            prediction=(),
+        )
+
     def _source_of(
         self, request: GenerationRequest, question: Question | None
     ) -> tuple[EventSource, GenerationRequest]:
         """What generates the answer, and the request with the header that says so."""
         cache = self.response_cache
-        key = response_key(request, self.name) if cache is not None else None
+        is_stored = cache is not None and request.handover is None
+        key = response_key(request, self.name) if is_stored else None
         if cache is None or key is None:
             return self.engine, request
         place = None if question is None else place_of(question, request, self.name)

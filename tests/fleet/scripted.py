@@ -69,6 +69,8 @@ class ScriptedBackend:
 @asynccontextmanager
 async def gateway_over(
     *backends: ScriptedBackend,
+    prefill: Sequence[ScriptedBackend] = (),
+    decode: Sequence[ScriptedBackend] = (),
     canary: Sequence[ScriptedBackend] = (),
     canary_options: Mapping[str, Any] = {},
     fallback: ScriptedBackend | None = None,
@@ -79,7 +81,7 @@ async def gateway_over(
     """A client of a gateway in this process over scripted backends, which it knows if they are
     `listed`."""
     servers = []
-    scripted = [*backends, *canary, *([fallback] if fallback else [])]
+    scripted = [*backends, *prefill, *decode, *canary, *([fallback] if fallback else [])]
     for backend in scripted:
         server = await asyncio.start_server(backend.accept, "127.0.0.1", 0)
         backend.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -89,7 +91,12 @@ async def gateway_over(
     urls = tuple(backend.url for backend in backends if listed)
     try:
         app: Any = create_gateway_app(
-            RouteOptions(backend=urls, **options),
+            RouteOptions(
+                backend=urls,
+                prefill_backend=tuple(backend.url for backend in prefill),
+                decode_backend=tuple(backend.url for backend in decode),
+                **options,
+            ),
             service,
             CanaryOptions(
                 canary=tuple(backend.url for backend in canary),

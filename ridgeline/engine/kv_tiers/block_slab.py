@@ -28,9 +28,18 @@ def bytes_per_block(kv: KvCache) -> int:
 
 
 class BlockSlab:
-    """`num_slots` slots of host memory, pinned if the cache is on a GPU."""
+    """`num_slots` slots of host memory, pinned if the cache is on a GPU.
 
-    def __init__(self, kv: KvCache, num_slots: int, rate: Rate) -> None:
+    `rows`: the memory itself, [num_slots, bytes of a block], where others have to read it.
+    """
+
+    def __init__(
+        self,
+        kv: KvCache,
+        num_slots: int,
+        rate: Rate,
+        rows: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
         self.rate, self.block_bytes = rate, bytes_per_block(kv)
         self._flat = [
             tensor.view(torch.uint8).view(kv.num_blocks, -1)
@@ -38,9 +47,12 @@ class BlockSlab:
             if tensor.numel()
         ]
         self._on_cpu = kv.tensors[0].device.type == "cpu"
-        self._slots = torch.empty(
-            (num_slots, self.block_bytes), dtype=torch.uint8, pin_memory=not self._on_cpu
-        )
+        if rows is None:
+            self._slots = torch.empty(
+                (num_slots, self.block_bytes), dtype=torch.uint8, pin_memory=not self._on_cpu
+            )
+        else:
+            self._slots = torch.from_numpy(rows)
         self._rows: npt.NDArray[np.uint8] = self._slots.numpy()
         self._blocks = [flat.numpy() for flat in self._flat] if self._on_cpu else []
 

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.kv_tiers.block_slab import BlockSlab, bytes_per_block
@@ -41,7 +44,13 @@ _LOG = logging.getLogger(__name__)
 CLOSE_S = 10.0
 """The longest time that closing an engine spends on writing its cache to storage."""
 
-TIERS = ("memory", "disk", "remote")
+HANDOVER_BYTES = 512 << 20
+"""Memory through which blocks pass between servers where no memory tier was configured."""
+
+MakeRows = Callable[[int, int], "npt.NDArray[np.uint8] | None"]
+"""The memory of a number of slots of a number of bytes; None: allocate it."""
+
+TIERS = ("memory", "disk", "remote", "peer")
 
 
 class BlockTiers(Protocol):
@@ -91,7 +100,7 @@ class EngineBlockTiers:
     """Memory slots, and storage below them if there is any."""
 
     def __init__(self, tiers: CacheTiers, slab: BlockSlab, storage: TieredStorage | None) -> None:
-        self._tiers, self._slab, self._storage = tiers, slab, storage
+        self.tiers, self.slab, self._storage = tiers, slab, storage
 
     def on_loaded(self, wake: Callable[[], None]) -> None:
         if self._storage is not None:
@@ -99,10 +108,10 @@ class EngineBlockTiers:
 
     def transfer(self, plan: StepPlan) -> None:
         if plan.stores or plan.loads:
-            self._slab.transfer(plan.stores, plan.loads)
+            self.slab.transfer(plan.stores, plan.loads)
 
     def counters(self) -> dict[str, float]:
-        totals, size = self._tiers.totals, self._slab.block_bytes
+        totals, size = self.tiers.totals, self.slab.block_bytes
         values = {f"kv_tier_hit_tokens/{name}": 0.0 for name in TIERS}
         values |= {f"kv_tier_hit_tokens/{k}": float(n) for k, n in totals.hit_tokens.items()}
         values |= {
@@ -110,8 +119,8 @@ class EngineBlockTiers:
             "kv_tier_store_bytes/memory": float(totals.stored_blocks * size),
             "kv_tier_loads/memory": float(totals.loaded_blocks),
             "kv_tier_load_bytes/memory": float(totals.loaded_blocks * size),
-            "kv_tier_bytes/memory": float(len(self._tiers.memory) * size),
-            "kv_tier_bandwidth/memory": self._tiers.memory_rate.bytes_s,
+            "kv_tier_bytes/memory": float(len(self.tiers.memory) * size),
+            "kv_tier_bandwidth/memory": self.tiers.memory_rate.bytes_s,
             "kv_tier_declined_tokens": float(totals.declined_tokens),
             "kv_tier_waits": float(totals.waits),
             "kv_tier_dropped_blocks": float(totals.dropped_blocks),
@@ -133,7 +142,7 @@ class EngineBlockTiers:
         return values
 
     def describe(self) -> str:
-        names = [f"memory ({self._tiers.memory.num_slots} blocks)"]
+        names = [f"memory ({self.tiers.memory.num_slots} blocks)"]
         if self._storage is not None:
             names += [f"{tier.name} ({len(tier)} blocks found)" for tier in self._storage.tiers]
         return ", ".join(names)
@@ -150,8 +159,8 @@ class EngineBlockTiers:
 
     def _save_cached(self, storage: TieredStorage, deadline_s: float) -> None:
         """Write the cached blocks that would be saved if they were evicted now."""
-        memory, batch = self._tiers.memory, 32
-        new = [own for own in self._tiers.worthy_blocks() if storage.find(own[1]) is None]
+        memory, batch = self.tiers.memory, 32
+        new = [own for own in self.tiers.worthy_blocks() if storage.find(own[1]) is None]
         while new and time.monotonic() < deadline_s:
             part, new = new[:batch], new[batch:]
             stores, keys = [], []
@@ -165,27 +174,32 @@ class EngineBlockTiers:
                 time.sleep(0.01)  # every slot waits to be written
                 new += [own for own in part if own[1] not in memory]
                 continue
-            self._slab.transfer(stores, ())
+            self.slab.transfer(stores, ())
             storage.store(keys)
             while storage.is_busy and time.monotonic() < deadline_s:
                 time.sleep(0.005)
 
 
+def _own_memory(num_slots: int, block_bytes: int) -> None:
+    """Nobody else has to read the slots."""
+
+
 def build_block_tiers(
-    resolved: ResolvedSettings, scheduler: Scheduler, kv: KvCache
+    resolved: ResolvedSettings, scheduler: Scheduler, kv: KvCache, make_rows: MakeRows = _own_memory
 ) -> NoBlockTiers | EngineBlockTiers:
     """The tiers that the settings name, below the scheduler's prefix cache.
 
-    Raises CannotRun or DoesNotFit.
+    `make_rows` may supply the memory of the slots. Raises CannotRun or DoesNotFit.
     """
     if not has_tiers(resolved) or not isinstance(scheduler.cache, PrefixCache):
         return NoBlockTiers()
     block_bytes = bytes_per_block(kv)
-    num_bytes = resolved.kv_tier_memory or STAGING_BYTES
+    moves = resolved.disaggregation_mode != "none"
+    num_bytes = resolved.kv_tier_memory or (HANDOVER_BYTES if moves else STAGING_BYTES)
     _check_memory(num_bytes)
     memory = MemoryTier(max(MIN_SLOTS, num_bytes // block_bytes), threading.Lock())
     rate = Rate(GUESSED_MEMORY_BYTES_S)
-    slab = BlockSlab(kv, memory.num_slots, rate)
+    slab = BlockSlab(kv, memory.num_slots, rate, make_rows(memory.num_slots, block_bytes))
     stored = _extent_tiers(resolved, kv, block_bytes)
     storage = TieredStorage(memory, slab, stored) if stored else None
     tiers = attach(scheduler.pool, scheduler.cache, memory, storage, kv, rate)
@@ -215,8 +229,9 @@ def attach(
 
 
 def has_tiers(resolved: ResolvedSettings) -> bool:
-    """Whether any tier was configured."""
-    return bool(resolved.kv_tier_memory or resolved.kv_tier_dir or resolved.kv_tier_url)
+    """Whether any tier was configured, or blocks pass through one on their way."""
+    tiers = resolved.kv_tier_memory or resolved.kv_tier_dir or resolved.kv_tier_url
+    return bool(tiers) or resolved.disaggregation_mode != "none"
 
 
 def _extent_tiers(resolved: ResolvedSettings, kv: KvCache, block_bytes: int) -> list[ExtentTier]:

@@ -27,6 +27,11 @@ from ridgeline.serve.bodies.json_bounds import (
 )
 from ridgeline.serve.bodies.memory import BodyMemory, BodyReservation
 from ridgeline.serve.errors import ApiError, ClientDisconnected
+from ridgeline.serve.generation.handover import (
+    TRANSFER_FIELD,
+    TRANSFER_KEY,
+    read_transfer_params,
+)
 from ridgeline.serve.generation.resume import (
     RESUMABLE_HEADER,
     RESUME_FIELD,
@@ -77,13 +82,17 @@ class JsonRequest(Request):
             except ValueError as error:
                 message = f"the request body is not a JSON object: {error}"
                 raise ApiError(400, message) from None
-            self._take_resume_point(self._json)
+            self._take_private_fields(self._json)
         return self._json
 
-    def _take_resume_point(self, body: Any) -> None:
-        """Move a gateway's field from the body, which no API defines, to the scope."""
-        if RESUMABLE_HEADER in self.headers and isinstance(body, dict) and RESUME_FIELD in body:
+    def _take_private_fields(self, body: Any) -> None:
+        """Move a gateway's fields from the body, which no API defines, to the scope."""
+        if not isinstance(body, dict):
+            return
+        if RESUMABLE_HEADER in self.headers and RESUME_FIELD in body:
             self.scope[SCOPE_KEY] = read_resume_point(body.pop(RESUME_FIELD))
+        if TRANSFER_FIELD in body:
+            self.scope[TRANSFER_KEY] = read_transfer_params(body.pop(TRANSFER_FIELD))
 
     async def _read(self, limits: BodyLimits) -> bytes:
         chunks, size, more = [], 0, True

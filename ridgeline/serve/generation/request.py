@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ridgeline.records import CachePolicy, Sampling, Slo
+from ridgeline.records import CachePolicy, KvTransferParams, Sampling, Slo
+from ridgeline.serve.generation.handover import Handover
 from ridgeline.serve.generation.resume import ResumePoint, TokenLog
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens of each step. `headers` go with the response. `seed` is that of a request without one
     which another server may have to continue, `resume` where that one broke off; `log` gets every
     token that is new. `prediction`: the output that the client expects. `adapter`: the name of an
-    adapter. `cache`: what the prefix cache keeps.
+    adapter. `cache`: what the prefix cache keeps. `kv_source`: the server that has computed the
+    prompt; `handover`: this one computes it for another one.
     """
 
     id: str
@@ -105,6 +107,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prediction: tuple[int, ...] = ()
     adapter: str = ""
     cache: CachePolicy | None = None
+    kv_source: KvTransferParams | None = None
+    handover: Handover | None = None
 
     def sampling_of(self, prompt: int) -> Sampling:
         """The sampling of one prompt: with the seed that was drawn for the request."""

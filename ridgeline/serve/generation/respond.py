@@ -12,6 +12,7 @@ from ridgeline.serve.errors import ApiError
 from ridgeline.serve.generation.collect import CollectedChoice, collect
 from ridgeline.serve.generation.disconnect import cancel_on_disconnect
 from ridgeline.serve.generation.event_stream import EventSerializer, EventStreamResponse, to_json
+from ridgeline.serve.generation.handover import run_handover
 from ridgeline.serve.generation.resume import ResumableSerializer
 from ridgeline.serve.generation.stream import ResponseStream
 
@@ -32,6 +33,9 @@ async def respond(
     request: Request, stream: ResponseStream, serializer: ResponseSerializer, *, streamed: bool
 ) -> Response:
     """The response to a generation, which is aborted if the client disconnects before its end."""
+    if stream.request.handover is not None:
+        handle = await run_handover(stream, stream.request.handover)
+        return json_response(handle, stream.request.headers)
     if streamed and stream.request.is_resumable:
         resumable = ResumableSerializer(serializer, stream.request.resume)
         return EventStreamResponse(stream, resumable, stream.request.headers)

@@ -161,9 +161,7 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> list[ChoiceUpdate]:
-        if not self._is_submitted:
-            self._is_submitted = True
-            await self._submit()
+        await self.submit()
         while not self._is_due:
             if self._error is not None:
                 raise self._error
@@ -174,6 +172,12 @@ class ResponseStream:
         self._is_due = False
         updates, self._pending, self._num_pending_chars = self._pending, [], 0
         return updates
+
+    async def submit(self) -> None:
+        """Pass the request to the engine, if that has not been done; raises its refusal."""
+        if not self._is_submitted:
+            self._is_submitted = True
+            await self._submit()
 
     def fail(self, error: Exception) -> None:
         """End the iteration with `error`, after the updates that are already here."""
@@ -213,6 +217,7 @@ class ResponseStream:
     async def _submit(self) -> None:
         """One engine request per prompt; raises the engine's refusal of the first it refuses."""
         request = self.request
+        lease = request.handover.params.remote_request_id if request.handover else ""
         for index, prompt in enumerate(request.prompts):
             is_only_one = len(request.prompts) == 1
             resumed = request.resumed_tokens(index)
@@ -234,6 +239,8 @@ class ResponseStream:
                     **({"prediction": request.prediction} if request.prediction else {}),
                     **({"adapter": request.adapter} if request.adapter else {}),
                     **({"cache": request.cache} if request.cache else {}),
+                    **({"kv_source": request.kv_source} if request.kv_source else {}),
+                    **({"lease": lease} if lease else {}),
                 )
             except Exception:  # later prompts were never submitted: they do not count as aborted
                 self._unfinished = {i: n for i, n in self._unfinished.items() if i < index}

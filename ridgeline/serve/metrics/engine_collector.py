@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ridgeline.records import Slo
+from ridgeline.records.kv_transfer import TRANSFER_FALLBACKS
 from ridgeline.roofline import Peaks, Work, bound
 from ridgeline.serve.engine_protocol import ServedEngine
 
@@ -97,6 +98,34 @@ OWN_COUNTERS = {
         "kv_tier_dropped_blocks",
         "KV blocks that were not stored or loaded because a tier was busy.",
     ),
+    "kv_transfer_leases": (
+        "kv_transfer_leases",
+        "Prompts that were computed for another server.",
+    ),
+    "kv_transfer_expired_leases": (
+        "kv_transfer_expired_leases",
+        "Those whose KV blocks nobody fetched in time.",
+    ),
+    "kv_transfer_sent_bytes": (
+        "kv_transfer_sent_bytes",
+        "Bytes of KV blocks handed to other servers.",
+    ),
+    "kv_transfer_fetches": (
+        "kv_transfer_fetches",
+        "Requests whose prompt was fetched from the server that computed it.",
+    ),
+    "kv_transfer_fetched_bytes": (
+        "kv_transfer_fetched_bytes",
+        "Bytes of KV blocks fetched from other servers.",
+    ),
+    "kv_transfer_shared_bytes": (
+        "kv_transfer_shared_bytes",
+        "Those of them that came through shared memory.",
+    ),
+    "kv_transfer_fetch_s": (
+        "kv_transfer_seconds",
+        "Time spent receiving KV blocks, without waiting for them to be computed.",
+    ),
     "request_failed": ("requests_failed", "Requests that failed in the engine."),
 }
 TIER_COUNTERS = {
@@ -111,7 +140,7 @@ TIER_GAUGES = {
     "bytes": ("bytes", "Size of a tier's content."),
     "bandwidth": ("bandwidth_bytes_per_second", "Measured bandwidth of loads from a tier."),
 }
-TIERS = ("memory", "disk", "remote")
+TIERS = ("memory", "disk", "remote", "peer")
 REJECTIONS = {
     "refused_requests": "max_num_queued_reqs",
     "refused_tokens": "max_num_queued_tokens",
@@ -149,6 +178,7 @@ class EngineCollector(Collector):
         yield self._rejections(values)
         yield self._step_tokens(values)
         yield from self._tiers(values)
+        yield self._transfer_fallbacks(values)
         yield from self._utilisation(values)
         yield self._accepted_by_position(values)
         yield self._cache_config()
@@ -209,6 +239,16 @@ class EngineCollector(Collector):
                 value = values.get(f"kv_tier_{name}/{tier}", 0.0)
                 gauge.add_metric([self._model_name, tier], value)
             yield gauge
+
+    def _transfer_fallbacks(self, values: Mapping[str, float]) -> Metric:
+        text = "Requests that computed a prompt which another server was to hand over, by reason."
+        counter = CounterMetricFamily(
+            "ridgeline_kv_transfer_fallbacks", text, labels=["model_name", "reason"]
+        )
+        for reason in TRANSFER_FALLBACKS:
+            value = self._monotonic(f"kv_transfer_fallbacks/{reason}", values)
+            counter.add_metric([self._model_name, reason], value)
+        return counter
 
     def _step_tokens(self, values: Mapping[str, float]) -> Metric:
         """vLLM's iteration_tokens_total, from the engine's own buckets."""

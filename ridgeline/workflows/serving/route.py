@@ -23,9 +23,14 @@ def route(
 
     `on_ready` is called with the gateway's URL when requests are accepted. Raises BadInput.
     """
-    if not options.backend and options.backend_file is None:
+    if not (options.backend or options.decode_backend) and options.backend_file is None:
         raise BadInput(
             "a gateway needs a backend", fix="add --backend http://HOST:PORT, once per server"
+        )
+    if bool(options.prefill_backend) != bool(options.decode_backend):
+        raise BadInput(
+            "--prefill-backend and --decode-backend need each other",
+            fix="name the servers that run with --disaggregation-mode prefill and decode",
         )
     server_options = ServerOptions(
         host=options.host,

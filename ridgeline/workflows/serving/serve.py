@@ -135,6 +135,7 @@ def _open_app(
         engine.close()
         raise
     _report_semantic_cache(app.state.service, observer)
+    app.state.service.leases = engine.transfers
     return app, engine
 
 
@@ -165,7 +166,9 @@ def _add_model(
     engine = open_engine(settings, observer)
     try:
         own = replace(options, served_model_name=None)
-        _report_semantic_cache(add_model(app, engine, own, peaks=_peaks(settings)), observer)
+        service = add_model(app, engine, own, peaks=_peaks(settings))
+        service.leases = engine.transfers
+        _report_semantic_cache(service, observer)
     except BaseException:
         engine.close()
         raise

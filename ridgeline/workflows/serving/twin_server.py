@@ -33,6 +33,12 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
             "--twin needs the device to imitate",
             fix="add --device NAME[:COUNT], for example --device h100-sxm",
         )
+    if settings.disaggregation_mode != "none":
+        raise BadInput(
+            "--twin has no KV blocks to hand over",
+            value=f"--disaggregation-mode {settings.disaggregation_mode}",
+            fix="leave one of them out; simulate --decode-replicas models such a fleet",
+        )
     device, count = parse_devices(settings.device)
     drafts = settings.speculative_config
     return TwinConfig(

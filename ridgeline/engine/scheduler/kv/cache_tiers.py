@@ -34,6 +34,15 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_transfer import (
+    BlockExports,
+    BlockFetch,
+    BlockPeers,
+    NoExports,
+    NoPeers,
+    Place,
+    content_digest,
+)
 from ridgeline.engine.scheduler.kv.memory_tier import Key, MemoryTier, block_key
 from ridgeline.engine.scheduler.kv.prefix_cache import ComputedPrefix, PrefixCache
 from ridgeline.engine.scheduler.kv.tiers import (
@@ -45,6 +54,7 @@ from ridgeline.engine.scheduler.kv.tiers import (
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.modelspec.cost.kv_layout import KvLayout
+from ridgeline.records import KvTransferParams
 
 MIN_TOKENS = 256
 """Length from which a sequence's blocks are saved although none of them was ever hit."""
@@ -165,6 +175,9 @@ class CacheTiers:
         self.memory, self.storage = memory, storage
         self.memory_rate, self.block_bytes = Rate(GUESSED_MEMORY_BYTES_S), block_bytes
         self.totals = TierTotals()
+        self.exports: BlockExports = NoExports()
+        self.peers: BlockPeers = NoPeers()
+        self._fetches: dict[int, BlockFetch] = {}  # of sequences that wait to be admitted
         self._pool, self._cache, self._layout = pool, cache, layout
         self._num_full = int(bool(layout.full))
         self._min_tokens = min_tokens
@@ -194,6 +207,14 @@ class CacheTiers:
     def note_release(self, seq: Sequence, *, resumes: bool = False) -> None:
         if resumes or seq.num_known >= self._min_tokens:
             self._mark(seq.all_blocks)
+        if not resumes:
+            self._end_fetch(seq)
+            if seq.request.lease:
+                self.exports.note_released(seq)
+
+    def note_published(self, seq: Sequence) -> None:
+        if seq.request.lease:
+            self.exports.note_published(seq)
 
     def worthy_blocks(self) -> list[tuple[int, Key]]:
         """(block, key) of the published blocks that would be saved if they were evicted now."""
@@ -228,6 +249,7 @@ class CacheTiers:
     def fill(
         self, seq: Sequence, prefix: ComputedPrefix, now_s: float
     ) -> tuple[ComputedPrefix, list[int]]:
+        self._end_fetch(seq)  # what it needs of the blocks that came is pinned by `extend`
         if not count_missing(prefix):
             return prefix, []
         held = prefix.all_blocks
@@ -287,6 +309,9 @@ class CacheTiers:
     # -- loading from storage
 
     def start_loading(self, seq: Sequence, now_s: float) -> LoadWait | None:
+        source = seq.request.kv_source
+        if source is not None and (wait := self._start_fetching(seq, source, now_s)) is not None:
+            return wait
         if seq.num_prompt_logprobs is not None:  # these need the whole prompt computed
             return None
         self.storage.refresh()
@@ -312,6 +337,53 @@ class CacheTiers:
         compute_s = self._compute_s(gained)
         self.totals.waits += 1
         return LoadWait(is_over, now_s + (UNMEASURED_WAIT_S if compute_s is None else compute_s))
+
+    # -- fetching from the server that computed the prompt
+
+    def _start_fetching(
+        self, seq: Sequence, source: KvTransferParams, now_s: float
+    ) -> LoadWait | None:
+        size = self._pool.block_size
+        end = source.num_tokens // size
+        if _needs_own_prefill(seq):
+            self.peers.decline(source, "unsupported")
+            return None
+        if end * size != source.num_tokens or source.num_tokens > seq.num_prompt - 1:
+            self.peers.decline(source, "content")
+            return None
+        wanted = self._missing_places(seq, end)
+        if not wanted:
+            self.peers.decline(source, "")
+            return None
+        nbytes = len(wanted) * self.block_bytes
+        load_s = self.peers.seconds(nbytes) + self.memory_rate.seconds(nbytes)
+        num_tokens = len(wanted) * size // self._layout.num_groups
+        if not self._pays(seq, num_tokens, load_s):
+            self.peers.decline(source, "slower")
+            return None
+        digest = content_digest(seq.tokens, source.num_tokens)
+        fetch = self.peers.fetch(source, digest, wanted)
+        if fetch is None:
+            return None
+        self._fetches[seq.id] = fetch
+        self.totals.waits += 1
+        return LoadWait(fetch.is_over, now_s + self.peers.timeout_s)
+
+    def _missing_places(self, seq: Sequence, end: int) -> list[tuple[Place, Key]]:
+        """What a hit of the first `end` blocks needs and is not here, in the order of places."""
+        size, layout = self._pool.block_size, self._layout
+        self._cache.extend_digests(seq, end)
+        first = layout.first_place(end * size, size) if layout.windowed else 0
+        return [
+            ((group, place), block_key(group, digest))
+            for place, digest in enumerate(seq.digests[:end])
+            for group in range(layout.num_groups)
+            if (group < self._num_full or place >= first) and not self._in_memory(group, digest)
+        ]
+
+    def _end_fetch(self, seq: Sequence) -> None:
+        if self._fetches and (fetch := self._fetches.pop(seq.id, None)) is not None:
+            fetch.release()
 
     def forget(self, digests: tuple[bytes, ...]) -> None:
         keys = [
@@ -415,6 +487,17 @@ class CacheTiers:
             self._declined = seq.id
             self.totals.declined_tokens += num_tokens
         return False
+
+
+def _needs_own_prefill(seq: Sequence) -> bool:
+    """Whether blocks that another server computed are of no use to the sequence."""
+    policy = seq.request.cache
+    return (
+        seq.num_prompt_logprobs is not None
+        or seq.eviction is not None
+        or bool(seq.request.adapter)
+        or (policy is not None and policy.max_cached_tokens is not None)
+    )
 
 
 def count_missing(prefix: ComputedPrefix) -> int:

@@ -252,6 +252,7 @@ class PrefixCache:
             for group, table in enumerate(seq.windows, start=self._num_full):
                 self.insert(seq.digests[i], table[i - seq.first_place], now_s, group)
         seq.num_published = num_full
+        self.tiers.note_published(seq)
 
     def insert(self, digest: bytes, block: int, now_s: float, group: int = 0) -> None:
         """Publish a full, computed block of a group of layers under its digest.

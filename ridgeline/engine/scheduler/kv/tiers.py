@@ -65,6 +65,10 @@ class Tiers(Protocol):
         """The sequence is about to return its blocks; `resumes`: it will want them again."""
         ...
 
+    def note_published(self, seq: Sequence) -> None:
+        """More full blocks of the sequence are computed and can be found."""
+        ...
+
     def extend(self, seq: Sequence, prefix: ComputedPrefix, now_s: float) -> ComputedPrefix:
         """The prefix with what can be loaded at once, if that takes less time than computing it."""
         ...
@@ -109,6 +113,9 @@ class NoTiers:
         pass
 
     def note_release(self, seq: Sequence, *, resumes: bool = False) -> None:
+        pass
+
+    def note_published(self, seq: Sequence) -> None:
         pass
 
     def extend(self, seq: Sequence, prefix: ComputedPrefix, now_s: float) -> ComputedPrefix:

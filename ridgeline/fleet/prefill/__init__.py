@@ -1,0 +1,1 @@
+"""Prompts computed by other servers than the answers."""
