@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return SUCCESS
     except BaseException as error:
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+            return SUCCESS  # rich ends the program so, and has discarded the output
         if debug and not isinstance(error, KeyboardInterrupt):
             raise
         return _report(error)

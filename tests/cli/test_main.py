@@ -165,9 +165,10 @@ def joined(text: str) -> str:
     return "".join(line.strip() for line in text.splitlines())
 
 
-def test_a_closed_pipe_ends_quietly() -> None:
+@pytest.mark.parametrize("args", [["bench", "--help"], ["models"]], ids=["print", "rich"])
+def test_a_closed_pipe_ends_quietly(args: list[str]) -> None:
     """`ridgeline bench --help | head -1`."""
-    command = [sys.executable, "-m", "ridgeline", "bench", "--help"]
+    command = [sys.executable, "-m", "ridgeline", *args]
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:

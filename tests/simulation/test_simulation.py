@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from tests.simulation.simulation import simulate
 NUM_SEEDS = int(os.environ.get("SIMULATION_SEEDS", "150"))
 FIRST_SEED = int(os.environ.get("SIMULATION_SEED", "0"))
 GROUP = 5
+MAX_GROWTH_BYTES = 16 << 20
 NUM_BATCH_SEEDS = max(4, NUM_SEEDS // 12)
 
 
@@ -29,6 +33,23 @@ def test_batches_survive_every_death_of_the_server(seed: int) -> None:
 @pytest.mark.parametrize("seed", [3, 4, 17])
 def test_a_seed_repeats_its_run(seed: int) -> None:
     assert simulate(seed).trace == simulate(seed).trace
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_servers_and_requests() -> None:
+    for seed in range(10):  # imports, routes and pools of memory
+        simulate(seed)
+    gc.collect()
+    before = resident_bytes()
+    for seed in range(10, 40):
+        simulate(seed)
+    gc.collect()
+    assert resident_bytes() - before < MAX_GROWTH_BYTES
+
+
+def resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def test_random_setups_reach_every_kind_of_end() -> None:
