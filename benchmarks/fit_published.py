@@ -36,10 +36,16 @@ from ridgeline.hardware.catalogue import find_accelerator, load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.parameters import count_layers
 from ridgeline.modelspec.cost.serving_formats import parse_weight_dtype
-from ridgeline.plan.calibration.published_efficiency import backends, efficiency_of
+from ridgeline.plan.calibration.published_efficiency import Efficiency, backends, efficiency_of
 from ridgeline.plan.step_time.parallel_layout import layout_from
-from ridgeline.plan.step_time.predict import OperatingPoint, Pool, predict
-from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.predict import (
+    OperatingPoint,
+    Pool,
+    decode_step_s,
+    predict,
+    time_point,
+)
+from ridgeline.plan.step_time.replica import Replica, build_replica, with_measured_operators
 
 MODELS = {
     "DeepSeek-R1": "deepseek-v3", "DeepSeek-V3": "deepseek-v3", "Llama-3.1-70B": "llama-3.1-70b",
@@ -109,11 +115,26 @@ def read(path: Path) -> list[Row]:
             group=(point.model, point.device, str(point.backend), row["mode"], row["precision"]),
             tpot_s=float(row["silicon_tpot_ms"]) / 1000,
             ttft_s=float(row["silicon_ttft_ms"]) / 1000,
-            kept=int(hashlib.sha256(repr(point).encode()).hexdigest(), 16) % 5 == 0,
+            kept=is_kept(point),
             weight=1 / repeats[point],
         )
         for row, point in zip(raw, points, strict=True)
     ]
+
+
+SPLIT_FIELDS = (
+    *("model", "device", "isl", "osl", "batch", "tp", "pp", "ep", "attention_dp", "moe_tp"),
+    *("backend", "prefill", "decode", "weight_dtype", "kv_dtype", "cached"),
+    *("max_num_batched_tokens", "num_speculative_tokens", "acceptance", "draft_model"),
+)
+"""The fields whose text is hashed: further fields of `OperatingPoint` must not move a point."""
+
+
+def is_kept(point: OperatingPoint) -> bool:
+    """Whether the fit does not see the point: one in five, by a hash of the operating point."""
+    fields = ", ".join(f"{name}={getattr(point, name)!r}" for name in SPLIT_FIELDS)
+    digest = hashlib.sha256(f"OperatingPoint({fields})".encode()).hexdigest()
+    return int(digest, 16) % 5 == 0
 
 
 def errors(rows: Sequence[Row]) -> None:
@@ -168,6 +189,12 @@ def quantile(values: NDArray[Any], weights: NDArray[Any], share: float) -> float
     return float(values[order][np.searchsorted(total, share * total[-1])])
 
 
+def quantile_of(picked: Sequence[tuple[float, float]], share: float) -> float:
+    """The quantile of (value, weight) pairs."""
+    values, weights = (np.array(column) for column in zip(*picked, strict=True))
+    return quantile(values, weights, share)
+
+
 def roomy() -> Any:
     """The catalogue with enough memory for every point: what fits is not in question here."""
     rows = load_catalogue()
@@ -177,18 +204,56 @@ def roomy() -> Any:
 # ---- the fit: the same sums as Replica, as arrays over all points --------------------------------
 
 
-def machine_of(point: OperatingPoint) -> Replica:
+def machine_of(
+    point: OperatingPoint, efficiency: Efficiency | None = None, *, measured: bool = False
+) -> Replica:
     place = point.decode or Pool(
         tp=point.tp, attention_dp=point.attention_dp, moe_tp=point.moe_tp, moe_ep=point.ep
     )
     spec = load_planning_spec(point.model)
-    return build_replica(
+    machine = build_replica(
         spec,
         find_accelerator(point.device),
         layout_from(spec, place.tp, 1, place.moe_ep, place.attention_dp, place.moe_tp),
         weight_dtype=parse_weight_dtype(str(point.weight_dtype)),
         backend=point.backend,
+        efficiency=efficiency,
     )
+    return with_measured_operators(machine, point.backend) if measured else machine
+
+
+ROOFLINE = Efficiency(
+    bandwidth=1.0,
+    compute=1.0,
+    expert_bandwidth=1.0,
+    expert_compute=1.0,
+    kv_bandwidth=1.0,
+    latent_compute=1.0,
+    prompt_compute=1.0,
+    link=1.0,
+    step_s=0.0,
+    layer_s=0.0,
+    run_s=0.0,
+    collective_s=0.0,
+    tpot_error=0.5,
+    ttft_error=0.5,
+    source="data sheets",
+    as_of="2026-11",
+)
+"""Every part at its peak, and no overhead: the roofline without a fit."""
+
+
+def roofline_times(point: OperatingPoint) -> tuple[float, float]:
+    """(TTFT, TPOT) in seconds by the untuned roofline."""
+    machine = machine_of(point, ROOFLINE)
+    if point.decode is None:
+        at = time_point(machine, point)
+        return at.ttft_s, at.tpot_s
+    batch = math.ceil(point.batch / point.decode.workers)
+    decode_s = decode_step_s(machine, replace(point, batch=batch))
+    assert point.prefill is not None
+    first = machine_of(replace(point, decode=point.prefill), ROOFLINE)
+    return time_point(first, replace(point, batch=1, osl=1)).ttft_s, decode_s
 
 
 def step_parts(machine: Replica, groups: Sequence[tuple[int, int, int]], sampled: int) -> list[Any]:
@@ -273,7 +338,12 @@ SHARES = {
     "blocks": 1.0, "link": 1.0,
 }  # fmt: skip
 """The parameters that are shares, with their upper limits."""
-SECONDS = {"latent_layer_s": 1e-5, "run_s": 2e-6, "collective_s": 5e-6, "host": 0.8}
+SECONDS = {
+    "latent_layer_s": 1e-5,
+    "run_s": 2e-6,
+    "collective_s": 5e-6,
+    "host": 0.8,
+}
 BY_BACKEND = {"step_s": 5e-4, "layer_s": 3e-5, "routed_layer_s": 3e-5, "disaggregated": 0.7}
 
 

@@ -12,6 +12,7 @@ from ridgeline.config.planning import (
     CapacityOptions,
     Cluster,
     CostOptions,
+    OperatorTimes,
     PackOptions,
     PlanOptions,
     PredictOptions,
@@ -179,6 +180,7 @@ def predict(
     draft_model: str | None = None,
     catalogue: str | Path | None = None,
     calibration: str | Path | None = None,
+    operators: OperatorTimes = "analytic",
     explain: bool = False,
 ) -> OperatingPointResult:
     """Predict latency, throughput and memory from arithmetic alone.
@@ -232,6 +234,8 @@ def predict(
         catalogue: TOML catalogue of accelerators to use instead of the built-in.
         calibration: Calibration written by `ridgeline calibrate`; adds its device,
             this-machine.
+        operators: Times of products, experts, attention and all-reduces: analytic, or measured
+            on this device under --backend (needs ridgeline[silicon]).
         explain: Show the terms of the prediction: where the time goes.
 
     Returns:

@@ -29,6 +29,7 @@ from ridgeline.records.price import Commitment
 
 PLANNING_SLO = "ttft:1000 tpot:50"
 Router = Literal["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session", "ttft"]
+OperatorTimes = Literal["analytic", "measured"]
 Cluster = Literal["gpu-operator", "gke", "eks", "eks-auto", "karpenter", "aks"]
 
 
@@ -113,6 +114,14 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     ] = None
     catalogue: Annotated[Path | None, shared.CATALOGUE] = None
     calibration: Annotated[Path | None, shared.CALIBRATION] = None
+    operators: Annotated[
+        OperatorTimes,
+        About(
+            "Times of products, experts, attention and all-reduces: analytic, or measured on this "
+            "device under --backend (needs ridgeline[silicon]).",
+            since="0.3",
+        ),
+    ] = "analytic"
     explain: Annotated[
         bool,
         About("Show the terms of the prediction: where the time goes.", ambient=False, since="0.3"),

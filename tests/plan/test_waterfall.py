@@ -85,6 +85,13 @@ def test_terms_of_pools_add_up_with_the_factor_of_the_decode_pool() -> None:
     assert "other clients' prompts" not in by_name(found.tpot)
 
 
+def test_pools_with_their_own_speculation_do_not_take_its_factor_too() -> None:
+    drafting = replace(POOL, num_speculative_tokens=2, acceptance=0.0)
+    found = explain(drafting)
+    assert "factor of decode pools" not in by_name(found.tpot)
+    assert found.tpot_ms > explain(POOL).tpot_ms  # nothing is accepted: no gain, and more work
+
+
 def test_each_term_follows_its_cause() -> None:
     dense = by_name(explain(point(batch=16)).tpot)
     assert "routed experts" not in dense and "collectives, bytes" not in dense

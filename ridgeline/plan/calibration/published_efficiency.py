@@ -106,22 +106,31 @@ def backends() -> tuple[str, ...]:
     return tuple(row["name"] for row in _document()["backend"])
 
 
-def efficiency_of(device: Accelerator, backend: str | None = None) -> Efficiency:
+def efficiency_of(
+    device: Accelerator, backend: str | None = None, *, measured: bool = False
+) -> Efficiency:
     """The published efficiency of a device under an engine.
 
-    `backend` None: the mean of the engines' overheads. `compute` is capped by the share
-    that plain matrix products reach on the device. Raises BadInput for an unknown backend.
+    `backend` None: the mean of the engines' overheads. `measured`: overheads next to operators that
+    were measured. `compute` is capped by the share that plain matrix products reach on
+    the device. Raises BadInput for an unknown backend.
     """
     document = _document()
     row = dict(document["default"])
     row |= _backend_row(document["backend"], backend)
+    if measured:
+        row |= _backend_row(document["measured"]["backend"], backend)
     for specific in document["device"]:
         if device.name in specific["names"]:
             host = specific.get("host", 1.0)
+            if measured:
+                host = document["measured"]["host"].get(device.name, 1.0)
             for name in ("step_s", "layer_s", "routed_layer_s", "latent_layer_s"):
                 row[name] *= host
             row |= {k: value for k, value in specific.items() if k not in ("names", "host")}
             row["source"] = f"{document['default']['source']}; {specific['source']}"
+    if measured:
+        row |= document["measured"]["default"]
     if device.achievable is not None:
         row["compute"] = min(row["compute"], device.achievable)
     return msgspec.convert(row, Efficiency)

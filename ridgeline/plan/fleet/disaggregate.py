@@ -6,7 +6,7 @@ rate to the TTFT. According to vLLM's documentation, disaggregation does not imp
 allows TTFT and ITL to be controlled separately. The verdict is therefore yes only if the pools need
 fewer devices for the same SLO, or if no shared fleet can meet it.
 
-Both pools use one kind of device and the same formats; each has a layout of its own. A prefill
+Both pools use one kind of device and the same formats; their layouts may differ. A prefill
 replica is an M/G/1 queue of prompts; a decode replica runs as many sequences as TPOT and memory
 allow, with a margin of one standard deviation of the Poisson number in flight, as in
 `ridgeline.plan.fleet.search`.

@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.errors import BadInput, UserError
+from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
@@ -48,7 +48,7 @@ from ridgeline.plan.step_time.memory import (
 )
 from ridgeline.plan.step_time.mixed_steps import MixedSteps, max_chunks, num_chunks
 from ridgeline.plan.step_time.parallel_layout import layout_from
-from ridgeline.plan.step_time.replica import Replica, build_replica
+from ridgeline.plan.step_time.replica import Replica, build_replica, with_measured_operators
 from ridgeline.plan.step_time.speculation import SpeculationModel
 from ridgeline.plan.step_time.tier_loads import TierHits, TierLoads, tier_loads
 from ridgeline.records import KvEviction
@@ -162,20 +162,30 @@ class PointTiming(msgspec.Struct, frozen=True, kw_only=True):
 def predict(
     point: OperatingPoint,
     catalogue: Mapping[str, Accelerator] | None = None,
+    *,
+    measured: bool = False,
 ) -> Prediction:
-    """Predict an operating point. `catalogue` replaces the built-in accelerators.
+    """Predict an operating point. `catalogue` replaces the built-in accelerators; `measured`:
+    operators take the times that were measured under the point's engine.
 
     Raises BadInput, BadModel, CannotRun, or DoesNotFit if the point cannot be run.
     """
     validate_point(point)
     rows = _catalogue() if catalogue is None else dict(catalogue)
     if point.prefill is None or point.decode is None:
-        return predict_on(replica_of(point, rows), point)
-    return _predict_pools(point, point.prefill, point.decode, rows)
+        return predict_on(replica_of(point, rows, measured=measured), point)
+    prefill, decode = (
+        replica_of(point, rows, pool, measured=measured) for pool in (point.prefill, point.decode)
+    )
+    return _predict_pools(point, prefill, decode)
 
 
 def replica_of(
-    point: OperatingPoint, rows: Mapping[str, Accelerator], pool: Pool | None = None
+    point: OperatingPoint,
+    rows: Mapping[str, Accelerator],
+    pool: Pool | None = None,
+    *,
+    measured: bool = False,
 ) -> Replica:
     """The replica of a point, or of one of its pools."""
     place = pool or Pool(
@@ -202,28 +212,30 @@ def replica_of(
         kv_dtype=None if point.kv_dtype is None else parse_kv_dtype(point.kv_dtype),
         backend=point.backend,
     )
-    if point.max_loras is None:
-        return machine
-    return with_adapters(machine, point.max_loras, point.max_lora_rank)
+    if measured and point.max_loras is not None:
+        raise CannotRun(
+            "--operators measured cannot be combined with adapters: their products are missing",
+            value=point.max_loras,
+            fix="leave one of them out",
+        )
+    if point.max_loras is not None:
+        return with_adapters(machine, point.max_loras, point.max_lora_rank)
+    return with_measured_operators(machine, point.backend) if measured else machine
 
 
-def _predict_pools(
-    point: OperatingPoint, prefill: Pool, decode: Pool, rows: Mapping[str, Accelerator]
-) -> Prediction:
+def _predict_pools(point: OperatingPoint, prefill: Replica, machine: Replica) -> Prediction:
     """Prompts in one pool, answers in the other: decode steps hold no prompts.
 
     The transfer of the cache is part of `pool_first_s`, whatever its size.
     """
-    first = predict_on(
-        replica_of(point, rows, prefill), msgspec.structs.replace(point, batch=1, osl=1)
-    )
-    machine = replica_of(point, rows, decode)
-    batch = math.ceil(point.batch / decode.workers)
+    assert point.prefill is not None and point.decode is not None
+    first = predict_on(prefill, msgspec.structs.replace(point, batch=1, osl=1))
+    batch = math.ceil(point.batch / point.decode.workers)
     alone = msgspec.structs.replace(point, batch=batch, cached=point.isl - 1, tiers=None)
     found = predict_on(machine, alone)
-    tpot_ms = found.decode_ms * machine.efficiency.disaggregated
+    tpot_ms = found.decode_ms * decode_pool_factor(machine, point)
     eff = machine.efficiency
-    clients = math.ceil(point.batch / prefill.workers)
+    clients = math.ceil(point.batch / point.prefill.workers)
     ttft_ms = 1000 * eff.pool_ttft_s(first.prompt_ms / 1000, clients)
     request_s = (ttft_ms + (point.osl - 1) * tpot_ms) / 1000
     output_tok_s = point.batch * point.osl / request_s
@@ -242,6 +254,14 @@ def _predict_pools(
             "output_tok_s": interval(output_tok_s, eff.tpot_error),
         },
     )
+
+
+def decode_pool_factor(machine: Replica, point: OperatingPoint) -> float:
+    """The factor on a decode pool's steps that stands for what published points do not record.
+
+    Most of it is speculation, so that a point which has its own does not take the factor, too.
+    """
+    return 1.0 if point.num_speculative_tokens else machine.efficiency.disaggregated
 
 
 _catalogue = lru_cache(maxsize=1)(load_catalogue)

@@ -43,6 +43,8 @@ from ridgeline.plan.calibration.calibration import (
     StepSeconds,
 )
 from ridgeline.plan.calibration.published_efficiency import Efficiency, efficiency_of
+from ridgeline.plan.operators.step_operators import StepOperators
+from ridgeline.plan.operators.tables import operator_tables
 from ridgeline.plan.step_time.parallel_layout import (
     Communication,
     Layout,
@@ -54,7 +56,8 @@ from ridgeline.roofline import Peaks
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
 
 
-PART_NAMES = ("dense weights", "routed experts", "LM head", "KV cache reads", "prompt attention")
+CACHE_READS = "KV cache reads"
+PART_NAMES = ("dense weights", "routed experts", "LM head", CACHE_READS, "prompt attention")
 
 
 class StepTerm(NamedTuple):
@@ -136,9 +139,12 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     step_overhead_s: float
     head_dtype: str
     calibration: Calibration | None = None
+    operators: StepOperators | None = None
 
     def price(self, shapes: Sequence[Shape], num_sampled: int) -> StepCost:
         """One step of runs (new tokens, tokens computed before) of one attention group."""
+        if self.operators is not None:
+            return self.grouped([(1, new, done) for new, done in shapes], num_sampled)
         num_tokens = sum([new for new, _ in shapes])
         return self._price(num_tokens, num_sampled, len(shapes), self.cost.attention(shapes))
 
@@ -151,10 +157,25 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         num_tokens = sum([count * new for count, new, _ in groups])
         num_runs = sum([count for count, _, _ in groups])
         attention = self.cost.attention_of_groups(groups)
-        return self._price(num_tokens, num_sampled, num_runs, attention)
+        cost = self._price(num_tokens, num_sampled, num_runs, attention)
+        return cost if self.operators is None else self._with_measured(cost, groups, num_sampled)
+
+    def _with_measured(
+        self, cost: StepCost, groups: Sequence[RunGroup], num_sampled: int
+    ) -> StepCost:
+        """The cost with the seconds of measured operators in place of the analytic ones."""
+        terms = self.step_terms(groups, num_sampled)
+        collectives = (terms.pop("collectives, latency"), terms.pop("collectives, bytes"))
+        return msgspec.structs.replace(
+            cost,
+            busy_s=sum(terms[name].seconds for name in PART_NAMES),
+            communication_s=sum(term.seconds for term in collectives),
+        )
 
     def decode_sum(self, batch: int, computed: int) -> StepCost:
         """A decode step of `batch` sequences that hold `computed` tokens in all; no windows."""
+        if self.operators is not None:
+            return self.uniform(batch, 1, computed // batch, sampled=batch)
         return self._price(batch, batch, batch, self.cost.attention_of_decodes(batch, computed))
 
     def _price(
@@ -250,11 +271,12 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
         A calibration times kernels together, so that a calibrated device has fewer terms.
         """
-        cost = self.grouped(groups, num_sampled)
         num_tokens = sum(count * new for count, new, _ in groups)
         num_runs = sum(count for count, _, _ in groups)
+        measured = None if self.operators is None else self.operators.parts(groups, num_sampled)
         terms = {}
         if self.rates is None:
+            cost = self.grouped(groups, num_sampled)
             terms["kernels"] = StepTerm(cost.memory_s, cost.compute_s, cost.busy_s)
             terms["engine overhead"] = StepTerm(0.0, 0.0, cost.overhead_s)
         else:
@@ -265,13 +287,20 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             )
             attention = self.cost.attention_of_groups(groups)
             parts = self._part_seconds(self.rates, num_tokens, num_sampled, attention, expert_bytes)
-            for name, (memory_s, compute_s) in zip(PART_NAMES, parts, strict=True):
-                terms[name] = StepTerm(memory_s, compute_s, max(memory_s, compute_s))
+            known = (None,) * len(parts) if measured is None else measured[: len(parts)]
+            for name, (memory_s, compute_s), seconds in zip(PART_NAMES, parts, known, strict=True):
+                analytic_s = max(memory_s, compute_s)
+                terms[name] = StepTerm(
+                    memory_s, compute_s, analytic_s if seconds is None else seconds
+                )
             terms["engine, per step and layer"] = StepTerm(0.0, 0.0, self.step_overhead_s)
             per_run_s = self.efficiency.run_s * num_runs
             terms["engine, per sequence"] = StepTerm(0.0, 0.0, per_run_s)
-        terms["collectives, latency"] = StepTerm(0.0, 0.0, self.wires.fixed_s)
-        per_token_s = self.wires.per_token_s * num_tokens
+        fixed_s, per_token_s = self.wires.fixed_s, self.wires.per_token_s * num_tokens
+        if measured is not None and measured.collectives_s is not None:
+            per_token_s = max(0.0, measured.collectives_s - fixed_s)
+            fixed_s = measured.collectives_s - per_token_s
+        terms["collectives, latency"] = StepTerm(0.0, 0.0, fixed_s)
         terms["collectives, bytes"] = StepTerm(0.0, 0.0, per_token_s)
         return terms
 
@@ -361,6 +390,7 @@ def build_replica(
         dtype=compute_dtype,
         source=device.name,
     )
+    act_bytes = 4 if rest_dtype == "float32" else 2
     return Replica(
         spec=spec,
         cost=cost,
@@ -372,9 +402,7 @@ def build_replica(
         peaks=peaks,
         rates=_part_rates(spec, device, eff, weight_dtype, rest_dtype),
         efficiency=eff,
-        wires=communication(
-            layout, spec, device, eff, act_bytes=4 if rest_dtype == "float32" else 2
-        ),
+        wires=communication(layout, spec, device, eff, act_bytes=act_bytes),
         num_kv_heads=num_kv_heads(spec),
         shared_bytes=cost.fixed_weight_bytes / layout.tp,
         head_bytes=cost.head_weight_bytes / layout.tp,
@@ -388,6 +416,38 @@ def build_replica(
         head_flops=cost.head_flops / layout.tp,
         head_dtype=head_dtype,
         calibration=calibration,
+    )
+
+
+def with_measured_operators(machine: Replica, backend: str | None) -> Replica:
+    """The replica with the operators that were measured under an engine, and the overheads next to
+    them. Raises BadInput or CannotRun without tables of the device and engine."""
+    if machine.calibration is not None:
+        raise CannotRun(
+            "measured operators are of data-sheet devices, and this one is calibrated",
+            value=machine.device.name,
+            fix="leave out --operators measured",
+        )
+    layout, weight_dtype = machine.layout, machine.weight_dtype
+    experts_only = machine.cost.experts and serving_format(weight_dtype).experts_only
+    rest_dtype = served_dtype(machine.spec, machine.device, weight_dtype)
+    operators = StepOperators(
+        tables=operator_tables(machine.device.name, backend),
+        spec=machine.spec,
+        tp=layout.tp,
+        ep=layout.ep,
+        num_attention=layout.num_attention,
+        dense_dtype=rest_dtype if experts_only else weight_dtype,
+        expert_dtype=weight_dtype,
+        head_dtype=machine.head_dtype,
+        kv_dtype=machine.kv_dtype,
+    )
+    eff = efficiency_of(machine.device, backend, measured=True)
+    return msgspec.structs.replace(
+        machine,
+        operators=operators,
+        efficiency=eff,
+        step_overhead_s=_step_overhead_s(machine.spec, eff),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.modelspec.cost import Shape
-from ridgeline.plan.step_time.replica import Replica
+from ridgeline.plan.step_time.replica import CACHE_READS, Replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
 
 _NEAR = 1024  # tokens of context per sequence at the first point of a line
@@ -130,15 +130,20 @@ def _decode_line(replica: Replica, batch: int, speculation: SpeculationModel | N
         )
         more_s = (far_s - near_s) / (_NEAR * batch)
         return _DecodeLine(near_s - more_s * _NEAR * batch, more_s, 0.0, 0.0, 0.0)
-    empty, full = replica.decode_sum(batch, 0), replica.decode_sum(batch, far)
     if replica.calibration is not None:  # memory and compute overlap: their sum is linear
+        empty, full = replica.decode_sum(batch, 0), replica.decode_sum(batch, far)
         more_s = (full.busy_s - empty.busy_s) / far
         other_s = empty.overhead_s + empty.communication_s + reader_s(replica, batch)
         return _DecodeLine(empty.busy_s, more_s, 0.0, 0.0, other_s)
+    # Only the cache that is read grows; every other part is bound by one side, and constant.
+    near, twice = (replica.step_terms(((batch, 1, n),), batch) for n in (_NEAR, 2 * _NEAR))
+    growing = near.pop(CACHE_READS)
+    memory_more_s = (twice[CACHE_READS].memory_s - growing.memory_s) / (_NEAR * batch)
+    compute_more_s = (twice[CACHE_READS].compute_s - growing.compute_s) / (_NEAR * batch)
     return _DecodeLine(
-        empty.memory_s,
-        (full.memory_s - empty.memory_s) / far,
-        empty.compute_s,
-        (full.compute_s - empty.compute_s) / far,
-        empty.overhead_s + empty.communication_s,
+        growing.memory_s - memory_more_s * _NEAR * batch,
+        memory_more_s,
+        growing.compute_s - compute_more_s * _NEAR * batch,
+        compute_more_s,
+        sum(term.seconds for term in near.values()),
     )

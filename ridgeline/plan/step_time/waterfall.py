@@ -23,8 +23,8 @@ from ridgeline.errors import RidgelineError
 from ridgeline.hardware.catalogue import Accelerator, load_catalogue
 from ridgeline.plan.step_time.predict import (
     OperatingPoint,
-    Pool,
     Prediction,
+    decode_pool_factor,
     decoding_sequences,
     loads_of,
     middle_of_answer,
@@ -65,6 +65,8 @@ def waterfall(
     point: OperatingPoint,
     prediction: Prediction,
     catalogue: Mapping[str, Accelerator] | None = None,
+    *,
+    measured: bool = False,
 ) -> Waterfall:
     """The terms of `prediction`, which `predict` has made of `point`.
 
@@ -72,9 +74,13 @@ def waterfall(
     """
     rows = load_catalogue() if catalogue is None else dict(catalogue)
     if point.prefill is None or point.decode is None:
-        terms = waterfall_on(replica_of(point, rows), point)
+        terms = waterfall_on(replica_of(point, rows, measured=measured), point)
     else:
-        terms = _of_pools(point, point.prefill, point.decode, rows)
+        first, machine = (
+            replica_of(point, rows, pool, measured=measured)
+            for pool in (point.prefill, point.decode)
+        )
+        terms = _of_pools(point, first, machine)
     for name, total in (("tpot_ms", terms.tpot_ms), ("ttft_ms", terms.ttft_ms)):
         predicted = getattr(prediction, name)
         if not math.isclose(total, predicted, rel_tol=_TOLERANCE):
@@ -140,20 +146,19 @@ def _waits(
     }
 
 
-def _of_pools(
-    point: OperatingPoint, prefill: Pool, decode: Pool, rows: Mapping[str, Accelerator]
-) -> Waterfall:
-    first = replica_of(point, rows, prefill)
+def _of_pools(point: OperatingPoint, first: Replica, machine: Replica) -> Waterfall:
+    assert point.prefill is not None and point.decode is not None
     prompt = msgspec.structs.replace(point, batch=1, osl=1)
-    machine = replica_of(point, rows, decode)
-    batch = math.ceil(point.batch / decode.workers)
+    batch = math.ceil(point.batch / point.decode.workers)
     alone = msgspec.structs.replace(point, batch=batch, cached=point.isl - 1, tiers=None)
     decoding, eff = decode_terms(machine, alone), machine.efficiency
     step_s = sum(term.seconds for term in decoding.values())
     prompt_s = time_point(first, prompt).ttft_s
-    clients = math.ceil(point.batch / prefill.workers)
+    clients = math.ceil(point.batch / point.prefill.workers)
     return Waterfall(
-        tpot=_terms(decoding, {"factor of decode pools": step_s * eff.disaggregated}),
+        tpot=_terms(
+            decoding, {"factor of decode pools": step_s * decode_pool_factor(machine, point)}
+        ),
         ttft=_terms(
             prompt_terms(first, prompt),
             {
@@ -165,7 +170,7 @@ def _of_pools(
 
 
 def _terms(parts: Mapping[str, StepTerm], then: Mapping[str, float]) -> tuple[TimeTerm, ...]:
-    """The parts that take time, and what is added up to each of the cumulative seconds `then`."""
+    """The parts that take time, and the additions up to each of the cumulative seconds `then`."""
     terms = [
         TimeTerm(name=name, ms=term.seconds * 1000, bound=_bound(term))
         for name, term in parts.items()

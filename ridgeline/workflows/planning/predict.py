@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.config.planning import PredictOptions
+from ridgeline.config.planning import OperatorTimes, PredictOptions
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.hardware.links import with_links
@@ -40,11 +40,19 @@ class PredictSources(msgspec.Struct, frozen=True, kw_only=True):
     calibration: Path | None = None
     interconnect: str | None = None
     network: str | None = None
+    operators: OperatorTimes = "analytic"
+
+    @property
+    def measured(self) -> bool:
+        """Whether operators take times that were measured."""
+        return self.operators == "measured"
 
     @property
     def given(self) -> list[str]:
         """The flags of those that are set."""
-        return [f"--{name}" for name in self.__struct_fields__ if getattr(self, name) is not None]
+        files = ("catalogue", "calibration", "interconnect", "network")
+        names = [name for name in files if getattr(self, name) is not None]
+        return [f"--{name}" for name in (*names, *["operators"] * self.measured)]
 
     def devices(self) -> dict[str, Accelerator]:
         """The accelerators by name. Raises BadInput."""
@@ -93,8 +101,9 @@ def predict_point(
             "predict needs MODEL and --accelerator, or --input FILE", value=point.model or None
         )
     point = msgspec.structs.replace(point, device=device)
-    prediction = predict(point, rows)
-    terms = waterfall(point, prediction, rows) if explain else None
+    measured = sources.measured
+    prediction = predict(point, rows, measured=measured)
+    terms = waterfall(point, prediction, rows, measured=measured) if explain else None
     return OperatingPointResult(point=point, prediction=prediction, waterfall=terms)
 
 
@@ -105,6 +114,7 @@ def sources_of(options: PredictOptions) -> PredictSources:
         calibration=options.calibration,
         interconnect=options.interconnect,
         network=options.network,
+        operators=options.operators,
     )
 
 
@@ -152,7 +162,8 @@ def predict_file(
 
     A line that cannot be predicted yields its error. Raises BadInput if the file cannot be read.
     """
-    rows = (sources or PredictSources()).devices()
+    sources = sources or PredictSources()
+    rows, measured = sources.devices(), sources.measured
     points: Iterable[str] = sys.stdin
     if source != "-":
         try:
@@ -161,11 +172,11 @@ def predict_file(
             raise BadInput("cannot read the points", value=source, fix=str(error)) from None
 
     def answer(point: OperatingPoint) -> Prediction | dict[str, Any]:
-        prediction = predict(point, rows)
+        prediction = predict(point, rows, measured=measured)
         if not explain:
             return prediction
         figures: dict[str, Any] = msgspec.to_builtins(prediction)
-        return {**figures, "waterfall": waterfall(point, prediction, rows)}
+        return {**figures, "waterfall": waterfall(point, prediction, rows, measured=measured)}
 
     return predict_lines(points, answer)
 
