@@ -42,12 +42,12 @@ class JointProposals:
         num_affordable: float,
         may_go_on: Callable[[], bool],
     ) -> list[Forecast]:
-        """At most two: the best point, and what is exact of it.
+        """At most two: the best point, and the same point without its lossy parts.
 
         A rung that is tried alone shows what it is worth. So switches are joined only if more rungs
         gain than the budget affords trials (`num_affordable`); numbers, which interact, always.
         Rungs that quantise weights first, and those whose effect the simulator does not see, are
-        not joined: each needs a trial of its own. A kind that failed once is not proposed again.
+        not joined: each needs a separate trial. A kind that failed once is not proposed again.
         """
         failed = {trial.rung for trial in trials if trial.verdict != "kept"}
         visible = {

@@ -244,7 +244,7 @@ def joint_candidate(point: JointPoint, incumbent: Settings) -> RungCandidate:
         honesty="lossy" if is_lossy else "exact",
         term="; ".join(dict.fromkeys(rung.term for rung in rungs)),
         why="They interact: the simulator finds more in all of them together than in any alone.",
-        hurts_when="The simulator is wrong about one of them, which a trial of its own would show.",
+        hurts_when="The simulator is wrong about one of them, which a separate trial would show.",
         risk=max(rung.risk for rung in rungs),
         complexity=max(rung.complexity for rung in rungs),
     )
