@@ -563,8 +563,7 @@ that the engine may use."""
 
 def with_default_performance(settings: Settings) -> Settings:
     """The same model, precision and limits, with every performance setting at its default."""
-    default = Settings()
-    values = {name: getattr(default, name) for name in PERFORMANCE_SETTINGS}
+    values = {name: getattr(Settings(), name) for name in PERFORMANCE_SETTINGS}
     return msgspec.structs.replace(settings, **values)
 
 
@@ -590,17 +589,12 @@ def settings_from(values: dict[str, Any], *, where: str = "settings") -> Setting
 
 
 def changed(settings: Settings) -> dict[str, Any]:
-    """Only what differs from the defaults, for a short configuration file."""
-    default = Settings()
-    return {
-        name: _as_table(getattr(settings, name))
-        for name in Settings.__struct_fields__
-        if getattr(settings, name) != getattr(default, name)
-    }
-
-
-def _as_table(value: Any) -> Any:
-    """A nested record as a table of the keys that were set."""
-    if not isinstance(value, msgspec.Struct):
-        return value
-    return {k: v for k, v in msgspec.structs.asdict(value).items() if v is not None}
+    """Only what differs from the defaults; nested records as tables of the keys that were set."""
+    default, values = Settings(), {}
+    for name in Settings.__struct_fields__:
+        value = getattr(settings, name)
+        if value != getattr(default, name):
+            if isinstance(value, msgspec.Struct):
+                value = {k: v for k, v in msgspec.structs.asdict(value).items() if v is not None}
+            values[name] = value
+    return values
