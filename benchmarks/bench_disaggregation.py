@@ -74,7 +74,7 @@ def load(rate: float, window_s: float, long_share: float, seed: int) -> list[tup
 
 
 def prompt(num: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(100, 40_000, num).tolist()
+    return np.random.default_rng(seed).integers(100, 4000, num).tolist()
 
 
 # -- servers
