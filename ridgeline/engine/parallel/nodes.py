@@ -4,8 +4,8 @@
     node 1   ridgeline serve MODEL … --nnodes 2 --master-addr HOST:PORT --node-rank 1
 
 Node 0 has rank 0 and the server. It listens on HOST:PORT, where the ranks of other nodes connect
-and say which they are; from then on they are told what to compute as ranks of node 0 are. Tensors
-go by gloo, whose ranks meet at PORT + 1. Nothing is authenticated or encrypted: only the nodes may
+and say which they are; from then on they get the same commands as the ranks of node 0. Tensors go
+by gloo, whose ranks meet at PORT + 1. Nothing is authenticated or encrypted: only the nodes may
 reach these ports.
 """
 
