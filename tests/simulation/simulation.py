@@ -65,7 +65,7 @@ class Simulation:
         ]
         await asyncio.gather(*clients)
         if not self.is_draining:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(4 if self.sim.setup.faults.slow else 0.5)  # for a slow step
             self.check_idle()
             self.drain()
         await serving
