@@ -95,7 +95,7 @@ class RunningFleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     running = RunningFleet(tmp_path_factory.mktemp("ray"))
     try:
-        wait_until(running.is_ready, 180)
+        wait_until(running.is_ready, 600)
         yield running
     finally:
         running.process.send_signal(signal.SIGTERM)
@@ -144,7 +144,7 @@ class Load:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_killed_server_is_replaced_and_loses_no_answer(fleet: RunningFleet) -> None:
-    wait_until(lambda: sum(s["is_ready"] for s in fleet.status()["servers"]) == 2, 120)
+    wait_until(lambda: sum(s["is_ready"] for s in fleet.status()["servers"]) == 2, 400)
     before = {server["pid"] for server in fleet.status()["servers"]}
     load = Load(fleet.url)
     time.sleep(2)
@@ -154,7 +154,7 @@ def test_killed_server_is_replaced_and_loses_no_answer(fleet: RunningFleet) -> N
         servers = [s for s in fleet.status()["servers"] if s["is_ready"]]
         return len(servers) == 2 and min(before) not in {s["pid"] for s in servers}
 
-    wait_until(is_replaced, 120)
+    wait_until(is_replaced, 400)
     load.stop()
     assert load.failed == []
     assert [len(texts) for texts in load.texts.values()] == [1, 1, 1]

@@ -32,8 +32,8 @@ async function read() {
 }
 
 function tile(label, value, note) {
-  const made = element("div", "", "card tile");
-  made.append(element("span", label, "caption"), element("strong", value), element("span", note || "", "note"));
+  const made = element("div", "", "card tile short");
+  made.append(element("h2", label), element("div", value, "big"), element("div", note || "", "sub"));
   return made;
 }
 

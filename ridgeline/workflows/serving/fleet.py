@@ -32,26 +32,39 @@ def change_fleet(
     """Do what `options.action` says. `up` returns once the fleet runs, or runs until SIGINT,
     SIGTERM or `down` where it had to start a cluster. Raises BadInput or CannotRun."""
     from ridgeline.fleet.ray import deploy
-    from ridgeline.fleet.ray.fleet_file import read_fleet_file
-    from ridgeline.workflows.serving.pack_fleet import pack_fleet
 
     if options.action == "up":
-        if options.file is None:
-            raise BadInput("fleet up needs a file", fix="ridgeline fleet up fleet.toml")
-        fleet = pack_fleet(read_fleet_file(options.file))
-        started = deploy.connect(options.address, start=True)
-        deploy.deploy(fleet)
-        deploy.wait_ready(fleet, options.ready_timeout_s, on_progress)
-        on_status(_status())
-        if started:
-            _wait_for_end()
-            deploy.take_down()
+        try:
+            _start_fleet(options, on_status, on_progress)
+        except SystemExit:  # how Ray ends a process that gets SIGTERM before the fleet runs
+            raise KeyboardInterrupt from None
         return
     deploy.connect(options.address, start=False)
     if options.action == "status":
         on_status(_status())
     elif not deploy.take_down():
         raise CannotRun("no fleet runs on this cluster")
+
+
+def _start_fleet(
+    options: FleetOptions,
+    on_status: Callable[[FleetStatus], None],
+    on_progress: Callable[[str], None],
+) -> None:
+    from ridgeline.fleet.ray import deploy
+    from ridgeline.fleet.ray.fleet_file import read_fleet_file
+    from ridgeline.workflows.serving.pack_fleet import pack_fleet
+
+    if options.file is None:
+        raise BadInput("fleet up needs a file", fix="ridgeline fleet up fleet.toml")
+    fleet = pack_fleet(read_fleet_file(options.file))
+    started = deploy.connect(options.address, start=True)
+    deploy.deploy(fleet)
+    deploy.wait_ready(fleet, options.ready_timeout_s, on_progress)
+    on_status(_status())
+    if started:
+        _wait_for_end()
+        deploy.take_down()
 
 
 def gateway_url(options: FleetOptions) -> str:
