@@ -143,7 +143,7 @@ struct AttentionOps {
   void (*run_unit)(const AttentionWork&, int unit, void* scratch);
   void (*merge_item)(const AttentionWork&, int item, void* scratch);
   int64_t scratch_bytes;
-  // `attend` over the chunks that several ranks have: each computes the partials of its own, and
+  // `attend` over the chunks that several ranks have: each computes the partials of its chunks, and
   // merging those of all ranks yields the bits of `attend`, for rows first_row .. end_row - 1.
   void (*attend_partials)(const AttentionArgs&, const ContextPart&);
   void (*merge_partials)(const AttentionArgs&, const ContextPart* ranks, int first_row, int end_row);

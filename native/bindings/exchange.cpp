@@ -12,7 +12,7 @@ namespace ridgeline {
 namespace {
 
 void publish_counter(uintptr_t counter, uint32_t value) {
-  require(counter && counter % 4 == 0, "a counter needs memory of its own");
+  require(counter && counter % 4 == 0, "a counter needs an aligned address");
   publish(reinterpret_cast<uint32_t*>(counter), value);
 }
 

@@ -62,7 +62,7 @@ NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]
         {*OUTPUTS, "nsight", "profile", "stream"},
     ),
     improve.optimize: ((OptimizeOptions, TargetServerOptions), {*OUTPUTS, "output"}),
-    improve.quantize: ((QuantizeFiles, QuantizeOptions), set()),
+    improve.quantize: ((QuantizeFiles, QuantizeOptions), OUTPUTS),
     improve.evaluate: ((EvaluateOptions,), OUTPUTS),
     explain: ((ExplainOptions,), OUTPUTS),
     serve: ((ServeModel, ServerOptions, TwinOptions), set()),
@@ -73,7 +73,7 @@ NOT_KEYWORDS: dict[Callable[..., Any], tuple[tuple[type[Section], ...], set[str]
     measure.compare: ((CompareOptions,), OUTPUTS),
     inspect_model: ((InspectOptions,), OUTPUTS),
     doctor: ((DoctorOptions,), OUTPUTS),
-    batch: ((BatchFileOptions,), set()),
+    batch: ((BatchFileOptions,), OUTPUTS),
 }
 
 

@@ -34,6 +34,7 @@ VALUES = {
     "lm_head_quantization": "int8",
     "batch_window": "22:00-06:00",
     "canary_shadow_share": "0.5",
+    "semantic_cache_max_false_hits": "0.05",
     "canary_alpha": "0.1",
     "canary_max_disagreement": "0.1",
     "canary_stages": "0.5",

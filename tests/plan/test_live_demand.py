@@ -138,7 +138,7 @@ def test_server_that_counts_no_requests_or_has_none_is_refused(serve: Callable[.
         ridgeline.plan("llama-3.1-8b", from_traffic="http://127.0.0.1:9", input_len=5, **options)
 
 
-def test_options_of_the_load_are_refused_beside_a_server(
+def test_options_of_the_load_are_refused_with_a_server(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     base = ["plan", "llama-3.1-8b", "--from-traffic", "http://127.0.0.1:9"]

@@ -67,7 +67,7 @@ PUBLIC = {
     ("GET", "/v1/models/{name}"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"),
     ("GET", "/ready"), ("GET", "/version"), ("GET", "/metrics"), ("GET", "/openapi.json"),
     ("GET", "/"), ("GET", "/ridgeline/config"), ("POST", "/v1/cache/warm"),
-    ("POST", "/v1/cache/forget"),
+    ("POST", "/v1/cache/forget"), ("POST", "/v1/responses/input_tokens"),
 }  # fmt: skip
 BATCH = {
     ("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/files/{file_id}"),

@@ -181,7 +181,7 @@ class EngineBlockTiers:
 
 
 def _own_memory(num_slots: int, block_bytes: int) -> None:
-    """Nobody else has to read the slots."""
+    """Allocate nothing: no other process reads the slots."""
 
 
 def build_block_tiers(

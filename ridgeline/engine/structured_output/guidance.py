@@ -259,7 +259,7 @@ class GuidanceMasks:
             raise
 
     def _own_state(self, key: _Key, *, can_wait: bool) -> _MatcherState:
-        """A state with a lexer of its own, which another thread compiles."""
+        """A state with a separate lexer, which another thread compiles."""
         job = self._compiling_for.get(key)
         if job is None:
             if self._compiler is None:
@@ -273,7 +273,7 @@ class GuidanceMasks:
         return _MatcherState(key[0], job.result(), self._eos, has_own_lexer=True)
 
     def _limit_own_lexers(self) -> None:
-        """Drop the states with lexers of their own that were not used for the longest time."""
+        """Drop the states with separate lexers that were not used for the longest time."""
         own = [key for key, state in self._states.items() if state.has_own_lexer]
         for key in own[:-MAX_OWN_LEXERS]:
             del self._states[key]

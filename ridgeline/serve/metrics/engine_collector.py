@@ -104,7 +104,7 @@ OWN_COUNTERS = {
     ),
     "kv_transfer_expired_leases": (
         "kv_transfer_expired_leases",
-        "Those whose KV blocks nobody fetched in time.",
+        "Those whose KV blocks were not fetched in time.",
     ),
     "kv_transfer_sent_bytes": (
         "kv_transfer_sent_bytes",

@@ -258,8 +258,8 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning")
 class ChatMessage(OpenBody):
     """A message of a conversation. Other fields (`name`) are passed to the chat template.
 
-    An assistant's message may have no content beside calls, a refusal, which is then its content,
-    or reasoning.
+    An assistant's message may have no content if it has calls, reasoning, or a refusal, which is
+    then its content.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

@@ -91,7 +91,7 @@ def _resources(device: str, gpus: float) -> Mapping[str, float]:
 
 
 def _kv_bytes(model: FleetModel, device: Accelerator, part: PackedReplica) -> int:
-    """The KV cache of a replica: what its memory leaves beside the weights."""
+    """The KV cache of a replica: the memory that the weights leave free."""
     weights = None if model.quantization is None else parse_weight_dtype(model.quantization)
     spec = load_planning_spec(model.model)
     replica = build_replica(spec, device, Layout(tp=part.tp), weight_dtype=weights)

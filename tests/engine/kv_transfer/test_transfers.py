@@ -250,7 +250,7 @@ def test_handle_of_another_prompt_is_not_used(reference: Engine, tcp: Pair) -> N
     assert client_of(decode).fallbacks["content"] == before + 1
 
 
-def test_lease_that_nobody_fetches_expires_and_frees_its_slots() -> None:
+def test_unfetched_lease_expires_and_frees_its_slots() -> None:
     with two_engines(prefill_disaggregation_timeout_s=0.1) as (prefill, _):
         transfers: Any = prefill.transfers
 
