@@ -12,6 +12,9 @@ from ridgeline.config.option import Option
 from tests.cli.command_line import NEEDED, SHAPE, options, refused
 
 FILES = [(command, option) for command, option in options() if option.about.path == "file"]
+PARTNERS = {"canary_state": ["--canary", "http://127.0.0.1:9"]}
+"""What an option needs in order to have an effect."""
+
 FOLDERS = [(command, option) for command, option in options() if option.about.path == "folder"]
 
 
@@ -22,7 +25,7 @@ def given(command: str, option: Option, place: str) -> list[str]:
         needed = needed[: needed.index("-o")]
     if command == "predict":
         needed = ["--input", "-"]
-    return [command, *needed, option.flag, place]
+    return [command, *needed, *PARTNERS.get(option.name, []), option.flag, place]
 
 
 def test_every_path_is_an_input_or_an_output() -> None:
