@@ -39,7 +39,7 @@ INPUTS = KvBudgetInputs(
 BLOCK_BYTES = 16 << 16
 
 
-MAY_BE_NONE = ("ttl", "quantization", "tier", "speculative", "evict", "batch_wait")
+MAY_BE_NONE = ("ttl", "quantization", "tier", "speculative", "evict", "batch_wait", "master")
 """Parts of names of what may be off, or is derived from the load while the engine runs."""
 
 
