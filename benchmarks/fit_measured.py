@@ -30,8 +30,8 @@ from ridgeline.plan.step_time.predict import predict
 
 if __package__:
     from benchmarks.fit_published import (
-        STEP_TOKENS,
         Row,
+        loop_steps,
         machine_of,
         quantile_of,
         read,
@@ -39,7 +39,7 @@ if __package__:
         summary,
     )
 else:
-    from fit_published import STEP_TOKENS, Row, machine_of, quantile_of, read, roomy, summary
+    from fit_published import Row, loop_steps, machine_of, quantile_of, read, roomy, summary
 
 BY_ENGINE = {
     "step_s": 5e-4,
@@ -57,20 +57,11 @@ def features(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
         point = row.point
         eff = efficiency_of(find_accelerator(point.device), point.backend)
         machine = machine_of(point, eff, measured=True)
-        workers = point.decode.workers if point.decode else 1
-        batch = max(1, math.ceil(point.batch / workers / machine.layout.num_attention))
-        middle, room = point.isl + point.osl // 2, max(1, STEP_TOKENS - batch + 1)
-        num_chunks = math.ceil(point.isl / room)
-        new = math.ceil(point.isl / num_chunks)
-        steps = max(point.osl - 1 + num_chunks, batch * num_chunks * new / room)
-        decode = machine.uniform(batch, 1, middle, sampled=batch)
-        prompt = ((batch - 1, 1, middle), (1, new, (point.isl - new) // 2))
-        mixed = machine.grouped(prompt, batch)
-        for name, cost in (("decode", decode), ("mixed", mixed)):
+        steps = loop_steps(point, machine)
+        for name, groups in (("decode", steps.decode), ("mixed", steps.mixed)):
+            cost = machine.grouped(groups, steps.batch)
             columns[name].append(cost.busy_s + cost.communication_s)
-        columns["chunks"].append(
-            0.0 if point.decode else batch * num_chunks / steps * (batch - 1) / batch
-        )
+        columns["chunks"].append(steps.mixed_share)
         layers = count_layers(machine.spec)
         columns["counts"].append(
             (
@@ -78,7 +69,7 @@ def features(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
                 len(machine.spec.layers),
                 sum(n for layer, n in layers.items() if layer.mlp.num_experts),
                 sum(n for layer, n in layers.items() if layer.attention.latent is not None),
-                eff.run_s * batch,
+                eff.run_s * steps.batch,
             )
         )
     return {

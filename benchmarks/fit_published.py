@@ -292,20 +292,43 @@ def step_parts(machine: Replica, groups: Sequence[tuple[int, int, int]], sampled
     ]
 
 
+@dataclass(frozen=True)
+class LoopSteps:
+    """The steps of a closed loop of `batch` requests on one worker.
+
+    `decode` and `mixed`: (sequences, new tokens, context) of the groups of a step without and with
+    a chunk of a prompt. `mixed_share`: the share of a token's steps that are mixed.
+    """
+
+    batch: int
+    decode: tuple[tuple[int, int, int], ...]
+    mixed: tuple[tuple[int, int, int], ...]
+    mixed_share: float
+
+
+def loop_steps(point: OperatingPoint, machine: Replica) -> LoopSteps:
+    workers = point.decode.workers if point.decode else 1
+    batch = max(1, math.ceil(point.batch / workers / machine.layout.num_attention))
+    middle, room = point.isl + point.osl // 2, max(1, STEP_TOKENS - batch + 1)
+    num_chunks = math.ceil(point.isl / room)
+    new = math.ceil(point.isl / num_chunks)
+    steps = max(point.osl - 1 + num_chunks, batch * num_chunks * new / room)
+    return LoopSteps(
+        batch=batch,
+        decode=((batch, 1, middle),),
+        mixed=((batch - 1, 1, middle), (1, new, (point.isl - new) // 2)),
+        mixed_share=0.0 if point.decode else batch * num_chunks / steps * (batch - 1) / batch,
+    )
+
+
 def features(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
     decode, mixed, chunks, formats = [], [], [], []
     for row in rows:
         point, machine = row.point, machine_of(row.point)
-        workers = point.decode.workers if point.decode else 1
-        batch = max(1, math.ceil(point.batch / workers / machine.layout.num_attention))
-        middle, room = point.isl + point.osl // 2, max(1, STEP_TOKENS - batch + 1)
-        num_chunks = math.ceil(point.isl / room)
-        new = math.ceil(point.isl / num_chunks)
-        steps = max(point.osl - 1 + num_chunks, batch * num_chunks * new / room)
-        decode.append(step_parts(machine, ((batch, 1, middle),), batch))
-        prompt = ((batch - 1, 1, middle), (1, new, (point.isl - new) // 2))
-        mixed.append(step_parts(machine, prompt, batch))
-        chunks.append(0.0 if point.decode else batch * num_chunks / steps * (batch - 1) / batch)
+        steps = loop_steps(point, machine)
+        decode.append(step_parts(machine, steps.decode, steps.batch))
+        mixed.append(step_parts(machine, steps.mixed, steps.batch))
+        chunks.append(steps.mixed_share)
         eff, rates = machine.efficiency, machine.rates
         assert rates is not None
         dense_in = "float4" if point.weight_dtype == "nvfp4" else machine.compute_dtype

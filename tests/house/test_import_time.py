@@ -49,9 +49,9 @@ REFERENCE = "import asyncio, argparse, logging.handlers, unittest, xmlrpc.client
 
 @pytest.mark.parametrize("what", ["import ridgeline", HELP])
 def test_it_is_quick(what: str) -> None:
-    # 0.3 s on the machine where the reference takes 0.23 s: a slow or busy machine slows both.
-    # Processes on the same core slow a run, so the first fast one counts.
-    assert any(cpu_s(what) < max(0.3, 1.3 * cpu_s(REFERENCE)) for _ in range(6))
+    # At most 0.25 s where the reference takes 0.23 s: a slow or busy machine slows both. Processes
+    # on the same core slow a run, so the first fast one counts.
+    assert any(cpu_s(what) < 1.1 * cpu_s(REFERENCE) for _ in range(6))
 
 
 COLLECTIONS = """

@@ -6,6 +6,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.shard import ParallelSizes
 
 
 def check_tiers(settings: Settings, spec: ModelSpec) -> None:
@@ -26,7 +27,15 @@ def check_tiers(settings: Settings, spec: ModelSpec) -> None:
             f"{flag} has no effect with --no-enable-prefix-caching",
             fix="leave one of them out: tiers extend the prefix cache",
         )
-    for name in ("tensor", "pipeline", "expert"):
+    require_whole_cache(settings, spec, flag)
+
+
+def require_whole_cache(settings: Settings, spec: ModelSpec, flag: str) -> None:
+    """Refuse `flag`, which moves blocks of the KV cache, unless one process has all of each block.
+
+    Raises CannotRun.
+    """
+    for name in ParallelSizes.__struct_fields__:
         if (size := getattr(settings, f"{name}_parallel_size")) > 1:
             raise CannotRun(
                 f"{flag} works with one process, which holds the whole KV cache",

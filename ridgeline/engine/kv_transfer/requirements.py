@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ridgeline.config.settings import Settings
+from ridgeline.engine.kv_tiers.requirements import require_whole_cache
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.model import ModelSpec
 
 _OPTIONS = {
@@ -35,23 +35,9 @@ def check_disaggregation(settings: Settings, spec: ModelSpec) -> None:
             f"{flag} cannot be combined with --no-enable-prefix-caching",
             fix="leave one of them out: blocks are named and found by the prefix cache",
         )
-    for name in ("tensor", "pipeline", "expert", "context"):
-        if (size := getattr(settings, f"{name}_parallel_size")) > 1:
-            raise CannotRun(
-                f"{flag} works with one process, which holds the whole KV cache",
-                value=f"--{name}-parallel-size {size}",
-                limit="1",
-                fix="leave one of them out",
-            )
+    require_whole_cache(settings, spec, flag)
     if settings.kv_eviction_config is not None:
         raise CannotRun(
             f"{flag} cannot be combined with --kv-eviction-config",
             fix="leave one of them out: a cache that evicts keys has no whole blocks to hand over",
-        )
-    if has_states(spec):
-        raise CannotRun(
-            f"{flag} needs a model with a KV cache that can be shared",
-            value=settings.model,
-            limit="models without recurrent layers",
-            fix="leave it out: recurrent layers keep one state per sequence",
         )

@@ -21,6 +21,14 @@ from ridgeline.errors import CannotRun
         ({"context_parallel_size": 2, "kv_cache_dtype": "int4"}, "native attention"),
         ({"tensor_parallel_size": 2, "enable_lora": True}, "--enable-lora works with one process"),
         (
+            {"context_parallel_size": 2, "kv_tier_memory": 1 << 20},
+            "--kv-tier-memory works",
+        ),
+        (
+            {"context_parallel_size": 2, "disaggregation_mode": "decode"},
+            "--disaggregation-mode decode works with one process",
+        ),
+        (
             {
                 "pipeline_parallel_size": 2,
                 "kv_eviction_config": {"method": "streaming", "budget": 128},
