@@ -1,16 +1,24 @@
-"""Text that a model writes itself, to train others on: continuations of pieces of a given text."""
+"""Text that a model writes itself, to train others on: continuations of pieces of a given text, or
+answers to user messages that it writes, too.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ridgeline.records import Sampling
 from ridgeline.records.progress import Message, Observer
 
+if TYPE_CHECKING:
+    from ridgeline.engine.tokenization.tokenizer import Tokenizer
+
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 224
+MESSAGE_TOKENS, MIN_MESSAGE_TOKENS = 56, 4  # of a user message that the model writes
+MESSAGE_TEMPERATURE = 0.8  # at 1, a small model's messages make little sense
 
 
 def num_generated(num_tokens: int) -> int:
@@ -70,6 +78,70 @@ class OwnText(msgspec.Struct, frozen=True):
             for prompt, answer in zip(prompts, answers, strict=True)
             for token in (*prompt, *answer.tokens)
         ]
+
+
+class OwnChats(msgspec.Struct, frozen=True):
+    """Chats of one turn by `model`: `num_prompts` user messages, which it writes where its chat
+    template puts the user's, and its greedy answers (Magpie; Xu et al. 2024, arXiv 2406.08464).
+    """
+
+    model: str
+    num_prompts: int
+    seed: int
+
+    def generate(self, tokenizer: Tokenizer, output: Path, observer: Observer) -> list[int]:
+        """The tokens of all chats, template included. Stored next to `output`, for a run that
+        resumes. Raises BadInput for a model without a chat template.
+        """
+        path = _stored_at(output)
+        arguments = {"model": self.model, "chat_prompts": self.num_prompts, "seed": self.seed}
+        if path.is_file():
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored.get("arguments") == arguments:
+                return list(stored["tokens"])
+        observer(Message(text=f"{self.model} writes and answers {self.num_prompts} user messages"))
+        tokens = self._generate(tokenizer)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"arguments": arguments, "tokens": tokens}), encoding="utf-8")
+        return tokens
+
+    def forget(self, output: Path) -> None:
+        """Remove the stored chats, once the training is complete."""
+        _stored_at(output).unlink(missing_ok=True)
+
+    def _generate(self, tokenizer: Tokenizer) -> list[int]:
+        from ridgeline.engine.engine import Engine
+
+        before, after = user_turn(tokenizer)
+        samplings = [
+            Sampling(temperature=MESSAGE_TEMPERATURE, seed=self.seed + i, max_tokens=MESSAGE_TOKENS)
+            for i in range(self.num_prompts)
+        ]
+        greedy = Sampling(temperature=0.0, max_tokens=ANSWER_TOKENS)
+        with Engine.open(self.model, max_num_seqs=32) as engine:
+            asked = engine.generate([before] * self.num_prompts, samplings)
+            texts = {
+                tuple(tokenizer.encode(each.text.strip(), add_special_tokens=False)): None
+                for each in asked
+            }
+            prompts = [
+                [*before, *text, *after] for text in texts if len(text) >= MIN_MESSAGE_TOKENS
+            ]
+            answers = engine.generate(prompts, greedy)
+        return [
+            token
+            for prompt, answer in zip(prompts, answers, strict=True)
+            for token in (*prompt, *answer.tokens)
+        ]
+
+
+def user_turn(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The chat template's tokens before a first user message, and from there to the answer."""
+    first, second = (
+        tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in ("A", "B")
+    )
+    differing = [i for i, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]]
+    return first[: differing[0]], first[differing[-1] + 1 :]
 
 
 def _stored_at(output: Path) -> Path:

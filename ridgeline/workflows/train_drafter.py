@@ -11,7 +11,7 @@ from ridgeline.config.improve import TrainDrafterOptions
 from ridgeline.errors import BadInput
 from ridgeline.records.progress import Message, Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
-from ridgeline.workflows.own_text import OwnText, num_generated
+from ridgeline.workflows.own_text import OwnChats, OwnText, num_generated
 
 if TYPE_CHECKING:
     from ridgeline.compress.drafter_training.train_drafter import (
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
 
 DEFAULT_HEADS = 4
+DEFAULT_OWN_TOKENS = 65_536
 STAGE = "training"
 
 
@@ -59,13 +60,18 @@ def train_drafter(
     teacher, start_s = load_teacher(model), perf_counter()
     tokenizer = load_tokenizer(model)
     given, bos = tokenizer.encode(text, add_special_tokens=False), bos_tokens(tokenizer)
-    # before any text is generated, which takes long
-    check_enough(len(given) + num_generated(options.own_tokens), recipe.length)
-    own = OwnText(model, options.own_tokens, options.seed)
+    own = OwnText(model, _own_tokens(options), options.seed)
+    chats = OwnChats(model, options.chat_prompts, options.seed)
+    if not chats.num_prompts:  # before any text is generated, which takes long
+        check_enough(len(given) + num_generated(own.num_tokens), recipe.length)
     tokens = given + own.generate((bos, given), output, observer)
+    if chats.num_prompts:
+        tokens += chats.generate(tokenizer, output, observer)
+        bos = []  # the chats hold it
     with stage(observer, STAGE, total=recipe.steps, unit="steps"):
         trained = train(teacher, tokens, recipe, output, _reporter(observer, recipe.steps), bos=bos)
     own.forget(output)
+    chats.forget(output)
     return DrafterTraining(
         model=model,
         output=str(output),
@@ -83,7 +89,21 @@ def check_options(output: Path, options: TrainDrafterOptions) -> str:
 
     if output.exists() and any(output.iterdir()):
         raise BadInput("the output folder is not empty", value=str(output), fix="name another")
+    if options.chat_prompts and options.text is None:
+        if options.own_tokens:
+            raise BadInput(
+                "--own-tokens continues a text, and --chat-prompts replaces the built-in one",
+                value=f"--own-tokens {options.own_tokens}",
+                fix="give --text, or leave --own-tokens out",
+            )
+        return ""
     return read_text(options.text)
+
+
+def _own_tokens(options: TrainDrafterOptions) -> int:
+    if options.own_tokens is not None:
+        return options.own_tokens
+    return 0 if options.chat_prompts else DEFAULT_OWN_TOKENS
 
 
 def _recipe(options: TrainDrafterOptions) -> DrafterRecipe:

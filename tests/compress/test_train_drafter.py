@@ -13,6 +13,8 @@ from ridgeline.compress.drafter_training.train_drafter import (
     DrafterRecipe,
     DrafterTrainingProgress,
     load_teacher,
+    most_frequent,
+    sample_candidates,
     train,
     windows,
 )
@@ -91,6 +93,26 @@ def test_what_cannot_be_trained_is_refused() -> None:
         windows(list(range(100)), 32)
     with pytest.raises(CannotRun, match="dummy"):
         load_teacher("dummy:llama-1b")
+
+
+def test_candidates_are_the_frequent_tokens_and_random_others() -> None:
+    frequent_V = most_frequent(torch.tensor([[7, 7, 9], [9, 9, 20_000]]), 30_000)
+    assert frequent_V.tolist() == [9, 7, 20_000]
+    first, second = (
+        sample_candidates(frequent_V, 30_000, torch.Generator().manual_seed(seed))
+        for seed in (1, 2)
+    )
+    assert first is not None and second is not None
+    assert first[:3].tolist() == [9, 7, 20_000] and len(first.unique()) == len(first) == 8192
+    assert not torch.equal(first, second)
+    assert sample_candidates(frequent_V, 8192, torch.Generator()) is None
+
+
+def test_teacher_scores_candidates_as_it_scores_the_whole_vocabulary(teacher: Teacher) -> None:
+    tokens_BL, candidates_V = torch.arange(32).view(2, 16) + 40, torch.tensor([3, 50, 7])
+    whole, part = teacher(tokens_BL), teacher(tokens_BL, candidates_V)
+    assert torch.equal(whole.h_BLC, part.h_BLC)
+    assert torch.allclose(whole.logits_BLV[..., candidates_V], part.logits_BLV, atol=1e-5)
 
 
 def test_every_window_begins_with_bos() -> None:

@@ -24,18 +24,21 @@ from ridgeline.engine.speculate.drafters.target_model import states
 from ridgeline.errors import CannotRun
 
 FADE = 0.8  # weight of each place against the one before
+MAX_STATE_BYTES = 1 << 30  # of the teacher's states that are kept for windows that return
 UNROLLED = 3  # places that eagle is trained on: its own output leads to all but the first
 
 
 class DrafterBatch(NamedTuple):
     """Windows of text as the target sees them.
 
-    `h_BLC[:, t]` is its state after token t, and `logits_BLV[:, t]` its logits for the next token.
+    `h_BLC[:, t]` is its state after token t, and `logits_BLV[:, t]` its logits for the next token
+    over the vocabulary of `head_VC`: all tokens, or the candidates of a step.
     """
 
     tokens_BL: Tensor
     h_BLC: Tensor
     logits_BLV: Tensor
+    head_VC: Tensor
 
 
 class Teacher:
@@ -51,15 +54,30 @@ class Teacher:
             )
         self.decoder, self.head_VC = decoder, head.weight_OI.clone()
         self.embed_VC = decoder.table.rows(torch.arange(decoder.spec.vocab_size))
+        self._states: dict[tuple[int, ...], Tensor] = {}
+        self._nbytes = 0
 
     @torch.no_grad()
-    def __call__(self, tokens_BL: Tensor) -> DrafterBatch:
-        pieces = [states(self.decoder, row.tolist()).clone() for row in tokens_BL]
-        h_BLC = torch.stack(pieces)
-        return DrafterBatch(tokens_BL, h_BLC, self.logits(h_BLC))
+    def __call__(self, tokens_BL: Tensor, candidates_V: Tensor | None = None) -> DrafterBatch:
+        """The windows as the model sees them. `candidates_V`: the tokens that logits are computed
+        for; None: all.
+        """
+        h_BLC = torch.stack([self._states_of(tuple(row.tolist())) for row in tokens_BL])
+        head_VC = self.head_VC if candidates_V is None else self.head_VC[candidates_V]
+        return DrafterBatch(tokens_BL, h_BLC, self.logits(h_BLC, head_VC), head_VC)
 
-    def logits(self, x_BLC: Tensor) -> Tensor:
-        return final_logits(self.decoder.spec, F.linear(x_BLC, self.head_VC))
+    def logits(self, x_BLC: Tensor, head_VC: Tensor) -> Tensor:
+        return final_logits(self.decoder.spec, F.linear(x_BLC, head_VC))
+
+    def _states_of(self, tokens: tuple[int, ...]) -> Tensor:
+        """The states after each token. A window that returns is not computed twice."""
+        h_LC = self._states.get(tokens)
+        if h_LC is None:
+            h_LC = states(self.decoder, list(tokens)).clone()
+            if self._nbytes + h_LC.nbytes <= MAX_STATE_BYTES:
+                self._states[tokens] = h_LC
+                self._nbytes += h_LC.nbytes
+        return h_LC
 
 
 class Student(Protocol):
@@ -98,7 +116,7 @@ class MedusaStudent(nn.Module):
         for k in range(len(self.bias_KC)):
             x_BLC = batch.h_BLC[:, : -(k + 1)]
             z_BLC = x_BLC + F.silu(F.linear(x_BLC, self.weight_KCC[k], self.bias_KC[k]))
-            said = self.teacher.logits(z_BLC).flatten(0, 1)
+            said = self.teacher.logits(z_BLC, batch.head_VC).flatten(0, 1)
             loss, chance = accepted(said, batch.logits_BLV[:, k + 1 :].flatten(0, 1), sharp)
             total = total + FADE**k * loss
             chances.append(chance)
@@ -138,7 +156,7 @@ class EagleStudent(nn.Module):
         for i in range(UNROLLED):
             f_BLC, kv = self._layer(torch.cat((e_BLC, h_BLC), -1), past)
             past.append(kv)
-            said = self.teacher.logits(f_BLC[:, i:]).flatten(0, 1)
+            said = self.teacher.logits(f_BLC[:, i:], batch.head_VC).flatten(0, 1)
             loss, chance = accepted(said, batch.logits_BLV[:, i + 1 :].flatten(0, 1), sharp)
             near = F.smooth_l1_loss(f_BLC[:, i:], batch.h_BLC[:, i + 1 :])
             total = total + FADE**i * (loss + near)
