@@ -8,6 +8,7 @@ import pytest
 
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.fleet.page.view import BackendView, FleetView
+from ridgeline.fleet.ray.deploy import startup_cause
 from ridgeline.fleet.ray.fleet_file import FleetModel, read_fleet_file
 from ridgeline.fleet.ray.scaling import FleetScaler
 from ridgeline.workflows.serving.pack_fleet import pack_fleet
@@ -152,3 +153,22 @@ def test_stock_that_does_not_suffice_is_refused(tmp_path: Path) -> None:
     text = 'stock = "l4=1"\n[[models]]\nmodel = "llama-3.1-70b"\nrate = 1.0'
     with pytest.raises(DoesNotFit):
         pack_fleet(read_fleet_file(write(tmp_path, text)))
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("Check failed: Timed out waiting for file /tmp/ray/metrics_agent_port_1", "too busy"),
+        ("(raylet) Check failed: no space left on /dev/shm", "no space left"),
+        ("(raylet) started", None),
+    ],
+)
+def test_failed_start_of_ray_is_explained_by_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, cause: str | None
+) -> None:
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text(log)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    explanation = startup_cause()
+    assert explanation is None if cause is None else cause in str(explanation)

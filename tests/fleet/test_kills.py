@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.fleet.answers import REQUESTS, canonical
+from tests.fleet.answers import REQUESTS
+from tests.fleet.kill_load import KillReport, fetch, kill_replicas
 from tests.fleet.processes import GatewayProcess, Replica, wait_until
 
 pytestmark = pytest.mark.slow
@@ -36,57 +37,31 @@ def gateway(replicas: list[Replica]) -> Iterator[GatewayProcess]:
     process.stop()
 
 
-async def fetch(http: httpx.AsyncClient, name: str) -> bytes:
-    path, body = REQUESTS[name]
-    reply = await http.post(f"/v1/{path}", json={**body, "stream": True})
-    assert reply.status_code == 200, reply.text
-    return canonical(reply.content)
-
-
 async def run_with_kills(
     gateway: GatewayProcess, replicas: list[Replica], num_kills: int, num_clients: int
-) -> tuple[int, list[str]]:
-    """Kill random replicas while both are ready; number of answers, and those that are wrong."""
+) -> KillReport:
+    """Kill random replicas while clients send requests of every kind in turn."""
     async with httpx.AsyncClient(base_url=replicas[0].url, timeout=60) as http:
         right = {name: await fetch(http, name) for name in REQUESTS}
-    wrong: list[str] = []
-    num_answers, is_over = 0, False
-    rng = random.Random(1)
-
-    async def ask_in_turn(number: int) -> None:
-        nonlocal num_answers
-        names = list(REQUESTS)
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as http:
-            while not is_over:
-                name = names[number % len(names)]
-                number += 1
-                try:
-                    answer = await fetch(http, name)
-                    if answer != right[name]:
-                        wrong.append(f"{name}: {answer[-300:]!r}")
-                except Exception as error:
-                    wrong.append(f"{name}: {type(error).__name__} {error}")
-                num_answers += 1
-
-    clients = [asyncio.create_task(ask_in_turn(i)) for i in range(num_clients)]
-    for _ in range(num_kills):
-        await asyncio.sleep(rng.uniform(0.05, 0.5))
-        victim = rng.choice(replicas)
-        await asyncio.to_thread(victim.kill)
-        victim.start()
-        await asyncio.to_thread(victim.wait_ready)
-    is_over = True
-    await asyncio.gather(*clients)
-    return num_answers, wrong
+    report, is_over = KillReport(), asyncio.Event()
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as http:
+        clients = [
+            asyncio.create_task(report.ask_until(http, right, i, is_over))
+            for i in range(num_clients)
+        ]
+        await kill_replicas(replicas, num_kills, random.Random(1))
+        is_over.set()
+        await asyncio.gather(*clients)
+    return report
 
 
 async def test_no_answer_is_lost_or_changed_by_kills(
     gateway: GatewayProcess, replicas: list[Replica]
 ) -> None:
     began_s = time.monotonic()
-    num_answers, wrong = await run_with_kills(gateway, replicas, num_kills=30, num_clients=6)
-    print(f"{num_answers} answers, 30 kills, {time.monotonic() - began_s:.0f} s")
-    assert not wrong, wrong[:3]
-    assert num_answers >= 30
+    report = await run_with_kills(gateway, replicas, num_kills=30, num_clients=6)
+    print(f"{report.num_answers.total()} answers, 30 kills, {time.monotonic() - began_s:.0f} s")
+    assert not report.wrong, report.wrong[:3]
+    assert report.num_answers.total() >= 30
     assert gateway.metric("ridgeline_fleet_resumed_total") >= 5
     assert gateway.metric("ridgeline_fleet_lost_total") == 0

@@ -10,7 +10,7 @@ from ridgeline.fleet.ray.server_actor import ServerReplica
 
 PREFIX = "ridgeline-"  # of the fleet's applications in Ray Serve
 KEY = "RIDGELINE_API_KEY"
-_HEALTH_PERIOD_S = 5
+_HEALTH_PERIOD_S = 1  # three failures in a row replace a server
 
 
 def run_model(model: FleetModel, fleet: FleetFile, host: str) -> None:

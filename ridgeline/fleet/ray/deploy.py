@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import BadInput, CannotRun
@@ -46,7 +48,23 @@ def connect(address: str | None, *, start: bool) -> bool:
         except Exception as error:  # on a busy machine its processes may not answer within 30 s
             ray.shutdown()
             why = str(error)
-    raise CannotRun(f"Ray does not start: {why}")
+    raise CannotRun(f"Ray does not start: {startup_cause() or why}")
+
+
+def startup_cause() -> str | None:
+    """Why the raylet of the last start ended, where its log says so: Ray's error does not."""
+    logs = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest", "logs")
+    try:
+        text = (logs / "raylet.out").read_text(errors="replace")
+    except OSError:
+        return None
+    if "Timed out waiting for file" in text:  # ray-project/ray#65983
+        return (
+            "its agents did not start within the 15 s that Ray allows them, so the machine is too "
+            f"busy (log: {logs / 'raylet.out'})"
+        )
+    fatal = re.search(r"Check failed: .{0,300}", text)
+    return None if fatal is None else f"{fatal[0]} (log: {logs / 'raylet.out'})"
 
 
 def deploy(fleet: FleetFile) -> str:
