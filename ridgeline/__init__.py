@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ridgeline.api.explain import explain
     from ridgeline.api.improve import evaluate, optimize, quantize
     from ridgeline.api.inspect import doctor, inspect
-    from ridgeline.api.measure import bench, calibrate, compare, diagnose
+    from ridgeline.api.measure import bench, calibrate, casestudy, compare, diagnose
     from ridgeline.api.planning import (
         capacity,
         catalogue,
@@ -42,6 +42,7 @@ __all__ = [
     "bench",
     "calibrate",
     "capacity",
+    "casestudy",
     "catalogue",
     "chat",
     "compare",
@@ -69,6 +70,7 @@ _HOMES = {
     "bench": "ridgeline.api.measure",
     "calibrate": "ridgeline.api.measure",
     "capacity": "ridgeline.api.planning",
+    "casestudy": "ridgeline.api.measure",
     "catalogue": "ridgeline.api.planning",
     "chat": "ridgeline.api.text",
     "compare": "ridgeline.api.measure",

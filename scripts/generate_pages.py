@@ -95,7 +95,7 @@ return records too; their signatures may change between minor versions.
 """
 PYTHON_SECTIONS = {
     "Generate text": ("generate", "stream", "chat", "batch", "Engine", "Sampling"),
-    "Measure": ("bench", "diagnose", "compare"),
+    "Measure": ("bench", "diagnose", "compare", "casestudy"),
     "Improve": ("optimize", "quantize", "evaluate"),
     "Plan": ("plan", "predict", "simulate", "cost", "capacity", "catalogue", "pack", "calibrate"),
     "Serve": ("serve",),

@@ -8,7 +8,7 @@
 cd "$(dirname "$0")/../.." || exit 1
 OUT=${1:-${OUT:-build/gpu}}
 PYTHON=${PYTHON:-python3}
-PARTS=${PARTS:-"steps8b peer steps1b engine compiled tests doctor speculation products kernels optimize"}
+PARTS=${PARTS:-"steps8b peer steps1b engine casestudy compiled tests doctor speculation products kernels optimize"}
 mkdir -p "$OUT" || exit 1
 OUT=$(cd "$OUT" && pwd)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -54,6 +54,9 @@ run_part() {
     products) part products 40 "$PYTHON" benchmarks/gpu/products.py --rows 1,32,128,2048 \
         --json "$OUT/products.json" ;;
     engine) part engine 90 "$PYTHON" benchmarks/gpu/engine.py --json "$OUT/engine.json" ;;
+    casestudy) part casestudy 75 "$PYTHON" -m ridgeline lab casestudy dummy:llama-1b-32k \
+        --device cuda --max-concurrency 8 --input-len 512 --output-len 64 --rounds 3 \
+        --output-json "$OUT/casestudy.json" --html "$OUT/casestudy.html" ;;
     speculation) part speculation 60 "$PYTHON" benchmarks/gpu/engine.py --speculation \
         --json "$OUT/speculation.json" ;;
     doctor)

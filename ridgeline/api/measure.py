@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import msgspec
 
@@ -20,9 +20,10 @@ from ridgeline.config.load import (
     BenchTarget,
     DiagnoseOptions,
     Endpoint,
+    LabOptions,
 )
 from ridgeline.config.planning import CalibrateOptions
-from ridgeline.config.settings import EngineSettings
+from ridgeline.config.settings import EngineSettings, Speculative
 from ridgeline.config.tools import CompareOptions
 from ridgeline.records import Slo
 from ridgeline.records.progress import Observer, silent
@@ -33,6 +34,7 @@ from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 from ridgeline.workflows.compare_runs import ResultComparison, compare_runs
 from ridgeline.workflows.diagnose import diagnose as diagnose_workflow
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis
+from ridgeline.workflows.lab.case_study import CaseStudy
 from ridgeline.workflows.targets import bench_target
 
 
@@ -313,3 +315,50 @@ def calibrate(
     """
     options = command_options("calibrate", CalibrateOptions, locals())
     return calibrate_workflow.calibrate(options, observer)
+
+
+def casestudy(
+    model: str | None = None,
+    *,
+    device: str = "auto",
+    num_threads: int | None = None,
+    max_concurrency: int = 1,
+    input_len: int = 128,
+    output_len: int = 64,
+    rounds: int = 3,
+    stages: str | None = None,
+    speculative_config: Speculative | dict[str, Any] | None = None,
+    observer: Observer = silent,
+) -> CaseStudy:
+    """Measure one technique after another: eager PyTorch, torch.compile, kernels, INT8, INT4,
+    speculation.
+
+    >>> import ridgeline
+    >>> study = ridgeline.casestudy("smollm2", device="cpu")  # doctest: +SKIP
+    >>> [(stage.name, study.gain(stage)) for stage in study.stages]  # doctest: +SKIP
+
+    Args:
+        model: Name of a model: a directory, a .gguf file or its address,
+            OWNER/REPO[@REVISION][:QUANTISATION] on the Hugging Face Hub, 'smollm2', 'demo', or
+            'dummy:SHAPE' (random weights) (default: smollm2).
+        device: Device to run on: cpu, cuda, cuda:N or auto.
+        num_threads: CPU threads (default: the usable cores).
+        max_concurrency: Sequences decoded at once.
+        input_len: Prompt tokens of a request.
+        output_len: Output tokens of a request.
+        rounds: Rounds, each of which measures every stage once.
+        stages: Stages to run, separated by commas: eager, compile, kernels, int8, int4,
+            speculation (default: all).
+        speculative_config: Drafts of the last stage, as vLLM's JSON (default: n-gram lookup).
+        observer: Called with every progress event; `print` shows them as lines.
+
+    Returns:
+        Every stage with its speed, achieved bandwidth and quality, or why it cannot run here.
+
+    Raises:
+        UserError: An option is wrong, or the device or the model is not here.
+    """
+    from ridgeline.workflows.lab.run_case_study import run_case_study
+
+    options = command_options("lab", LabOptions, locals() | {"study": "casestudy"})
+    return run_case_study(options, observer)

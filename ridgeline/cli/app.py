@@ -31,6 +31,7 @@ FUNCTIONS = {
     "new-key": "run.serve:new_key",
     "bench": "measure.bench:bench_command",
     "diagnose": "measure.diagnose:diagnose",
+    "lab": "measure.lab:lab",
     "compare": "measure.compare:compare",
     "top": "measure.top:top",
     "optimize": "optimize:optimize_command",

@@ -21,7 +21,13 @@ from ridgeline.config.improve import (
     TrainDrafterOptions,
     WatchOptions,
 )
-from ridgeline.config.load import BenchOptions, BenchReport, BenchTarget, DiagnoseOptions
+from ridgeline.config.load import (
+    BenchOptions,
+    BenchReport,
+    BenchTarget,
+    DiagnoseOptions,
+    LabOptions,
+)
 from ridgeline.config.option import About, Option, Section, options_of
 from ridgeline.config.planning import (
     CalibrateOptions,
@@ -271,6 +277,20 @@ _COMMANDS = (
             "ridgeline diagnose --run run.jsonl",
         ),
         sections=(DiagnoseOptions, BenchOptions, Settings),
+    ),
+    Command(
+        name="lab",
+        group="Measure",
+        summary="Measure one technique after another on a model.",
+        details="casestudy decodes the same prompts with eager PyTorch, torch.compile, "
+        "Ridgeline's kernels, INT8 weights, INT4 weights, and INT4 with speculation, in "
+        "interleaved rounds: tok/s, achieved bandwidth, MBU, and what each stage changes in the "
+        "results. A stage that cannot run here says why.",
+        examples=(
+            "ridgeline lab casestudy smollm2 --device cpu",
+            "ridgeline lab casestudy dummy:llama-3.1-8b --device cuda --html study.html",
+        ),
+        sections=(LabOptions,),
     ),
     Command(
         name="compare",

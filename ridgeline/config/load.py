@@ -8,10 +8,12 @@ from typing import Annotated, ClassVar, Literal
 
 from ridgeline.config import shared
 from ridgeline.config.option import About, Section
+from ridgeline.config.settings import Speculative
 from ridgeline.config.units import (
     COUNT,
     DURATION,
     MAX_COUNT,
+    MAX_LENGTH,
     NON_NEGATIVE_COUNT,
     NON_NEGATIVE_SECONDS,
     NUMBER,
@@ -311,3 +313,61 @@ class DiagnoseOptions(Section, frozen=True, kw_only=True):
         Path | None, shared.HTML.but(help="Write an HTML page with the roofline.", panel="Output")
     ] = None
     json: Annotated[bool, shared.JSON] = False
+
+
+class LabOptions(Section, frozen=True, kw_only=True):
+    """An experiment of the lab: a model, the work of every stage, and how often it is measured."""
+
+    title: ClassVar[str] = "Experiment"
+    table: ClassVar[str] = "lab"
+    prefix: ClassVar[str] = "lab_"
+
+    study: Annotated[
+        Literal["casestudy"],
+        About(
+            "casestudy: eager PyTorch, torch.compile, kernels, INT8, INT4, speculation.",
+            positional=True,
+            required=True,
+            since="0.3",
+        ),
+    ]
+    model: Annotated[str | None, shared.OPTIONAL_MODEL.but(since="0.3")] = None
+    device: Annotated[
+        str,
+        About("Device to run on: cpu, cuda, cuda:N or auto.", metavar="DEVICE", since="0.3"),
+    ] = "auto"
+    num_threads: Annotated[
+        int | None,
+        About("CPU threads.", unit=COUNT, unset="the usable cores", since="0.3"),
+    ] = None
+    max_concurrency: Annotated[
+        int, About("Sequences decoded at once.", unit=COUNT, since="0.3")
+    ] = 1
+    input_len: Annotated[int, shared.INPUT_LEN.but(since="0.3")] = 128
+    output_len: Annotated[int, shared.OUTPUT_LEN.but(range=Range(8, MAX_LENGTH), since="0.3")] = 64
+    rounds: Annotated[
+        int, About("Rounds, each of which measures every stage once.", unit=COUNT, since="0.3")
+    ] = 3
+    stages: Annotated[
+        str | None,
+        About(
+            "Stages to run, separated by commas: eager, compile, kernels, int8, int4, speculation.",
+            metavar="NAMES",
+            unset="all",
+            since="0.3",
+        ),
+    ] = None
+    speculative_config: Annotated[
+        Speculative | None,
+        About(
+            "Drafts of the last stage, as vLLM's JSON.",
+            unset='\'{"method": "ngram"}\'',
+            since="0.3",
+        ),
+    ] = None
+    output_json: Annotated[
+        Path | None,
+        About("Write the record as JSON.", path="file", panel="Output", ambient=False, since="0.3"),
+    ] = None
+    html: Annotated[Path | None, shared.HTML.but(since="0.3")] = None
+    json: Annotated[bool, shared.JSON.but(since="0.3")] = False

@@ -19,6 +19,8 @@ Shape legend: T tokens of the step, C hidden_size, H query heads, K key heads, D
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -240,7 +242,15 @@ class CompiledForward(FusedForward):
         reasons = list(why_not_fused(spec, dtype))
         if device.type == "cuda" and not find_spec("triton"):
             reasons.append("torch.compile needs the package triton on CUDA")
+        if device.type == "cpu" and not any(map(shutil.which, cpp_compilers())):
+            reasons.append("torch.compile needs a C++ compiler on the CPU")
         return reasons
+
+
+def cpp_compilers() -> tuple[str, ...]:
+    """The programs that torch.compile may call on a CPU: $CXX, or what it looks for."""
+    chosen = os.environ.get("CXX")
+    return (chosen,) if chosen else ("g++", "clang++")
 
 
 def why_not_fused(spec: ModelSpec, dtype: torch.dtype) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Experiments that teach: a technique after another on one model, each measured."""

@@ -1,0 +1,127 @@
+"""Run the case study: eager PyTorch, torch.compile, kernels, INT8, INT4, speculation, in turn.
+
+Every stage decodes the same prompts greedily. Rounds are interleaved: each measures every stage
+once, so that a change of the machine meets all of them. A stage that cannot run here is kept with
+the reason.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+import torch
+
+from ridgeline.config.load import LabOptions
+from ridgeline.config.settings import Settings, Speculative
+from ridgeline.config.shared import DEFAULT_MODEL
+from ridgeline.engine.config import ResolvedSettings, resolve
+from ridgeline.errors import BadInput
+from ridgeline.hardware import system
+from ridgeline.hardware.ceilings import ceilings_of
+from ridgeline.hub.download import ensure_downloaded
+from ridgeline.measure.monitors.machine_load import LoadMeter
+from ridgeline.records.progress import Observer, StageAdvanced, silent, stage
+from ridgeline.workflows.lab.case_study import CaseStudy
+from ridgeline.workflows.lab.stage_bench import StageBench
+from ridgeline.workflows.lab.study_stages import STAGE_NAMES, StudyStage, study_stages
+from ridgeline.workflows.lab.study_text import study_work
+
+DRAFTS = Speculative(method="ngram")
+
+
+def run_case_study(options: LabOptions, observer: Observer = silent) -> CaseStudy:
+    """Measure every stage of the study on one device.
+
+    Raises BadInput for an unknown stage, for a device that is not here, and for prompts that the
+    model cannot hold; DownloadFailed for a model that cannot be fetched.
+    """
+    stages, settings = chosen_stages(options), study_settings(options)
+    ensure_downloaded(settings.model)
+    resolved = resolve(settings)
+    work, text = study_work(options, settings.model, resolved.spec.vocab_size)
+    bench, meter = StageBench(settings, resolved.device, work), LoadMeter()
+    with stage(observer, "bandwidth of the device"):
+        before = ceilings_of(resolved.device, resolved.num_threads)
+    try:
+        bench.plan_memory(stages)
+        for one in stages:
+            with stage(observer, f"stage {one.name}", detail=one.title):
+                bench.open(one)
+        name = "rounds"
+        with stage(observer, name):
+            for number in range(options.rounds):
+                bench.run_round()
+                observer(
+                    StageAdvanced(stage=name, completed=number + 1, total=float(options.rounds))
+                )
+    finally:
+        bench.close()
+    with stage(observer, "bandwidth of the device, again"):
+        ceilings = before.best_of(ceilings_of(resolved.device, resolved.num_threads))
+    return CaseStudy(
+        model=settings.model,
+        device=resolved.device,
+        machine=machine_name(resolved),
+        torch=str(torch.__version__),
+        num_seqs=len(work.prompts),
+        input_len=work.input_len,
+        output_len=work.output_len,
+        num_rounds=options.rounds,
+        kept_open=bench.keeps_open,
+        load=meter.read(),
+        date=datetime.now(UTC).date().isoformat(),
+        command=command_of(options),
+        stages=bench.results(ceilings.bandwidth),
+        text=text,
+    )
+
+
+def chosen_stages(options: LabOptions) -> tuple[StudyStage, ...]:
+    """The stages to run, in their order. Raises BadInput for an unknown name."""
+    stages = study_stages(options.speculative_config or DRAFTS)
+    if options.stages is None:
+        return stages
+    names = [name.strip() for name in options.stages.split(",")]
+    for name in names:
+        if name not in STAGE_NAMES:
+            raise BadInput(
+                "no such stage of the case study", value=name, limit=", ".join(STAGE_NAMES)
+            )
+    return tuple(one for one in stages if one.name in names)
+
+
+def study_settings(options: LabOptions) -> Settings:
+    """What all stages share: a KV cache for the prompts and their outputs, nothing reused."""
+    return Settings(
+        model=options.model or DEFAULT_MODEL,
+        device=options.device,
+        num_threads=options.num_threads,
+        max_num_seqs=options.max_concurrency,
+        max_model_len=options.input_len + options.output_len,
+        enable_prefix_caching=False,
+    )
+
+
+def machine_name(resolved: ResolvedSettings) -> str:
+    """The GPU, or the CPU and the number of threads."""
+    if resolved.device.startswith("cuda"):
+        return str(torch.cuda.get_device_name(resolved.device))
+    return f"{system.cpu_model()}, {resolved.num_threads} threads"
+
+
+def command_of(options: LabOptions) -> str:
+    """The command line that repeats the study."""
+    words = ["ridgeline lab casestudy", options.model or DEFAULT_MODEL]
+    defaults = LabOptions(study=options.study)
+    for name in ("device", "num_threads", "max_concurrency", "input_len", "output_len", "rounds"):
+        value = getattr(options, name)
+        if value != getattr(defaults, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if options.stages is not None:
+        words += ["--stages", options.stages.replace(" ", "")]
+    if options.speculative_config is not None:
+        given = msgspec.to_builtins(options.speculative_config)
+        drafts = {name: value for name, value in given.items() if value is not None}
+        words += ["--speculative-config", f"'{msgspec.json.encode(drafts).decode()}'"]
+    return " ".join(words)
