@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray test-loop
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray test-loop slow-tests
 
 install: $(STAMP)
 
@@ -107,6 +107,11 @@ house: install
 # Before each commit: lint, types, house rules and the tests that are quick.
 check: install lint
 	$(PYTEST) -m "not slow"
+
+# The list of tests that `make check` leaves out, from a timed run of the whole suite.
+slow-tests: install
+	$(PYTEST) --junitxml build/tests.xml
+	$(BIN)/python -m scripts.slow_tests build/tests.xml
 
 # The native code without Python: every header on its own, the kernels under sanitizers; and the AVX-512 and
 # AMX variants emulated (needs SIMDe).

@@ -1,7 +1,8 @@
 """Settings of the whole suite: a separate cache, threads of parallel workers, and the fast tier.
 
-The fast tier (`-m "not slow"`, part of `make check`) leaves out the tests marked `slow`. A file
-whose every test is slow says so with `pytestmark = pytest.mark.slow`: the fast tier does not import
+The fast tier (`-m "not slow"`, part of `make check`) leaves out the tests marked `slow` and those
+in `slow_tests.txt`, which `make slow-tests` writes from measured times. A file whose every test is
+slow is listed by its path, or says `pytestmark = pytest.mark.slow`: the fast tier does not import
 it.
 """
 
@@ -19,12 +20,14 @@ from hypothesis import settings
 
 from ridgeline.paths import default_cache_dir
 
+ROOT = Path(__file__).parents[1]
+SLOW_TESTS = frozenset((ROOT / "tests" / "slow_tests.txt").read_text("utf-8").split())
 SLOW_FILE = "pytestmark = pytest.mark.slow\n"
 FAST_CPU_S = 10.0
 """CPU seconds that a test of the fast tier may take.
 
-Tests above 0.5 s on a quiet machine are marked slow; the margin is for slower machines, and for
-house rules that parse the whole source.
+Tests above 0.04 s on a quiet machine are listed as slow; the margin is for new tests, slower
+machines, and house rules that parse the whole source.
 """
 
 USER_CACHE = "RIDGELINE_TEST_USER_CACHE"
@@ -65,9 +68,18 @@ def _is_fast_tier(config: pytest.Config) -> bool:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skip the import of slow files in the fast tier."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    if is_test and _is_fast_tier(config) and SLOW_FILE in collection_path.read_text("utf-8"):
-        return True
-    return None
+    if not is_test or not _is_fast_tier(config):
+        return None
+    listed = collection_path.relative_to(ROOT).as_posix() in SLOW_TESTS
+    return listed or SLOW_FILE in collection_path.read_text("utf-8") or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the listed tests as slow."""
+    for item in items:
+        if item.nodeid.partition("[")[0] in SLOW_TESTS:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -134,3 +135,16 @@ def test_violations_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     finally:
         code._modules.cache_clear()
     assert tmp_path != ROOT
+
+
+def test_listed_slow_tests_exist() -> None:
+    """An entry that names nothing would let its renamed test into the fast tier unseen."""
+    missing = []
+    for entry in (ROOT / "tests" / "slow_tests.txt").read_text("utf-8").splitlines():
+        path, *names = entry.split("::")
+        text = (ROOT / path).read_text("utf-8") if (ROOT / path).is_file() else None
+        if text is None or any(not re.search(rf"(def|class) {name}\b", text) for name in names):
+            missing.append(entry)
+    assert not missing, "run `make slow-tests`, or take out of tests/slow_tests.txt: " + ", ".join(
+        missing
+    )
