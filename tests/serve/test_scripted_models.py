@@ -217,3 +217,53 @@ def test_tools_with_a_response_format_allow_a_call_or_the_answer(engine: Engine)
     assert json.loads(answered["message"]["content"]) == {"zz": 41}
     assert "tool_calls" not in answered["message"]
     assert bound["message"]["content"] != SCRIPTS[ANSWER]  # prose is not possible
+
+
+SEVEN = {"type": "object", "properties": {"zz": {"const": 7}}, "required": ["zz"],
+    "additionalProperties": False,
+}  # fmt: skip
+SEVEN_SCHEMA = {"type": "json_schema", "json_schema": {"name": "seven", "schema": SEVEN}}
+THINKS_THEN = '<think>Which number? {"a": 1}</think>\n\n{"zz": 7}'
+
+
+@pytest.mark.parametrize("special", [["<think>", "</think>"], []])
+def test_model_may_think_before_an_answer_bound_by_a_grammar(
+    tmp_path: Path, special: list[str]
+) -> None:
+    folder = write_script_model(tmp_path, [THINKS_THEN], special_tokens=special)
+    with (
+        Engine.open(str(folder), max_num_seqs=2, kv_cache_memory_bytes=8 << 20) as engine,
+        server_of(engine, reasoning_parser="think_open") as http,
+    ):
+        forms = [
+            {"response_format": SEVEN_SCHEMA},
+            {"guided_choice": ['{"zz": 7}', "no"]},
+            {"guided_regex": r'\{"zz": 7\}'},
+        ]
+        messages = [ask(http, 0, **form)["message"] for form in forms]
+        chunks = streamed(http, 0, response_format=SEVEN_SCHEMA)
+        off = ask(http, 0, response_format=SEVEN_SCHEMA, reasoning_effort="none")["message"]
+    for message in messages:
+        assert message["reasoning_content"] == 'Which number? {"a": 1}'
+        assert json.loads(message["content"]) == {"zz": 7}
+    assert json.loads("".join(c["delta"].get("content") or "" for c in chunks)) == {"zz": 7}
+    assert "reasoning_content" not in off and off["content"].lstrip().startswith("{")
+
+
+def test_thinking_that_the_prompt_opens_ends_before_the_bound_answer(tmp_path: Path) -> None:
+    folder = write_script_model(
+        tmp_path,
+        [],
+        special_tokens=["<think>", "</think>"],
+        template=OPENS_OR_CLOSES,
+        after={"<think>": 'seven</think>{"zz": 7}'},
+    )
+    with (
+        Engine.open(str(folder), max_num_seqs=2, kv_cache_memory_bytes=8 << 20) as engine,
+        server_of(engine, reasoning_parser="think", **HERMES) as http,
+    ):
+        on = ask(http, 0, response_format=SEVEN_SCHEMA)["message"]
+        with_tools = ask(http, 0, response_format=SEVEN_SCHEMA, tools=TOOLS)["message"]
+    for message in (on, with_tools):
+        assert message["reasoning_content"] == "seven"
+        assert json.loads(message["content"]) == {"zz": 7}

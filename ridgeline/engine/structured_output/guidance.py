@@ -406,5 +406,5 @@ def _unusable(structured: OutputGrammar, why: str) -> BadInput:
     if "coerce_one_of" in first:  # names an option of the library that requests do not have
         first = "oneOf is only supported if no value matches two of its branches"
         fix = "use anyOf"
-    kind = structured.kind.replace("answer_or_calls", "response format with tools")
+    kind = structured.kind.replace("answer_or_calls", "response format")
     return BadInput(f"the {kind} for structured output cannot be used", limit=first[:300], fix=fix)

@@ -37,6 +37,10 @@ class PromptReader:
         self._tokenizer, self._max_model_len, self._charge = tokenizer, max_model_len, charge
         self._num_chars = 0
 
+    def without_charge(self) -> PromptReader:
+        """A reader of texts that were charged before."""
+        return PromptReader(self._tokenizer, self._max_model_len, lambda _: None)
+
     @property
     def template_uses_documents(self) -> bool:
         """Whether the chat template mentions the documents of a request."""

@@ -15,7 +15,7 @@ from ridgeline.serve.context.reduce import ContextReduction, reduce_documents
 from ridgeline.serve.engine_protocol import ServedEngine, ServedTokenizer
 from ridgeline.serve.errors import ApiError, check_limit
 from ridgeline.serve.generation.prompt_reader import PromptReader
-from ridgeline.serve.generation.request import ComparedMessage
+from ridgeline.serve.generation.request import ComparedMessage, TokenPrompt
 from ridgeline.serve.generation.stream import ResponseStream
 from ridgeline.serve.openai.sampling_params import (
     chat_prompt,
@@ -24,6 +24,7 @@ from ridgeline.serve.openai.sampling_params import (
     offered_tools,
     request_options,
     starts_in_reasoning,
+    with_thinking,
 )
 from ridgeline.serve.openai.schemas import (
     CacheControlParam,
@@ -73,10 +74,15 @@ async def submit_chat(
     output_format = chat_output_format(body, service.options)
     sampling = chat_sampling(body, output_format, tokenizer, service.engine.info.default_sampling)
     body, headers = await reduce_context(service, request, body)
-    prompt = await chat_prompt(body, service.prompt_reader(request))
-    if output_format.reads_reasoning and sampling.structured is None:
-        default = service.options.reasoning_parser == "think_open"
-        begins = starts_in_reasoning(body, prompt, tokenizer, default=default)
+    reader, max_model_len = service.prompt_reader(request), service.engine.info.max_model_len
+    body, prompt = await fitting_chat(body, reader, max_model_len)
+    if output_format.reads_reasoning:
+        if sampling.structured is None:
+            default = service.options.reasoning_parser == "think_open"
+            begins = starts_in_reasoning(body, prompt, tokenizer, default=default)
+        else:
+            grammar, begins = with_thinking(sampling.structured, body, prompt, tokenizer)
+            sampling = msgspec.structs.replace(sampling, structured=grammar)
         output_format = msgspec.structs.replace(output_format, begins_in_reasoning=begins)
     without_effect = [*ignored_fields]
     if thinking_budget is not None:
@@ -102,6 +108,47 @@ async def submit_chat(
         options = msgspec.structs.replace(options, question=question)
     stream = service.submit(request, id_prefix, [prompt], sampling, options, streamed=streamed)
     return stream, output_format
+
+
+async def fitting_chat(
+    body: ChatCompletionRequest, reader: PromptReader, max_model_len: int
+) -> tuple[ChatCompletionRequest, TokenPrompt]:
+    """The conversation and its prompt.
+
+    With `truncation: "auto"` the oldest turns are dropped that leave the answer no room. A turn
+    begins with a user's message, so that a tool's result never comes without its call; the last
+    turn and system messages at the start stay.
+    """
+    if body.truncation != "auto":
+        return body, await chat_prompt(body, reader)
+    if body.truncate_prompt_tokens is not None:
+        message = 'truncation = "auto" excludes truncate_prompt_tokens; fix: send one of them'
+        raise ApiError(400, message, param="truncation")
+    max_tokens = max_model_len - (body.max_completion_tokens or body.max_tokens or 1)
+    prompt = await chat_prompt(body, reader, is_cut=True)
+    num_charged, free = prompt.num_charged, reader.without_charge()
+    shorter = _shorter_chats(body)
+    first, end = 0, len(shorter) if len(prompt.tokens) > max_tokens else 0
+    while first < end:
+        middle = (first + end) // 2
+        shorter_prompt = await chat_prompt(shorter[middle], free, is_cut=True)
+        is_fitting = len(shorter_prompt.tokens) <= max_tokens
+        if is_fitting or middle == len(shorter) - 1:
+            body, prompt = shorter[middle], shorter_prompt
+        first, end = (first, middle) if is_fitting else (middle + 1, end)
+    return body, msgspec.structs.replace(prompt, num_charged=num_charged)
+
+
+def _shorter_chats(body: ChatCompletionRequest) -> list[ChatCompletionRequest]:
+    """The conversation without its oldest turn, without its two oldest, and so on."""
+    messages = body.messages
+    is_system = [message.role in ("system", "developer") for message in messages]
+    num_system = is_system.index(False) if False in is_system else len(messages)
+    starts = [i for i, m in enumerate(messages) if m.role == "user" and i > num_system]
+    return [
+        body.model_copy(update={"messages": [*messages[:num_system], *messages[start:]]})
+        for start in starts
+    ]
 
 
 async def reduce_context(
@@ -212,6 +259,7 @@ async def chat_cache_policy(
         "add_generation_prompt": False,
         "continue_final_message": None,
         "truncate_prompt_tokens": None,
+        "truncation": None,
     }
     # The tokens were charged with the whole prompt, of which these are the beginning.
     reader = PromptReader(engine.tokenizer, engine.info.max_model_len, lambda _: None)

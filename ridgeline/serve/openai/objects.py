@@ -333,7 +333,7 @@ class ResponseObject(TypedDict):
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     metadata: dict[str, str]
 

@@ -7,11 +7,10 @@ from fastapi import APIRouter, Request, Response
 from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.generation.respond import json_response, respond
-from ridgeline.serve.openai.chat import chat_output_format, submit_chat
+from ridgeline.serve.openai.chat import chat_output_format, fitting_chat, submit_chat
 from ridgeline.serve.openai.objects import InputTokenCount, ResponseObject
 from ridgeline.serve.openai.responses_schemas import ResponsesRequest, to_chat
 from ridgeline.serve.openai.responses_stream import ResponsesStream
-from ridgeline.serve.openai.sampling_params import chat_prompt
 from ridgeline.serve.openai.schemas import dropped_fields
 from ridgeline.serve.openapi import error_responses, json_or_events
 from ridgeline.serve.service import ServiceDep
@@ -56,7 +55,8 @@ async def count_input_tokens(
     service.check_model(body.model)
     chat = to_chat(body)
     chat_output_format(chat, service.options)  # refuses what `create_response` would refuse
-    prompt = await chat_prompt(chat, service.prompt_reader(request))
+    reader = service.prompt_reader(request)
+    _, prompt = await fitting_chat(chat, reader, service.engine.info.max_model_len)
     count: InputTokenCount = {
         "object": "response.input_tokens",
         "input_tokens": len(prompt.tokens),

@@ -130,7 +130,7 @@ class ResponsesRequest(OpenBody):
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
     background: bool | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
 
@@ -156,6 +156,7 @@ def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
         "parallel_tool_calls": body.parallel_tool_calls,
         "priority": body.priority,
         "cache_salt": body.cache_salt,
+        "truncation": body.truncation,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
         "tool_choice": body.tool_choice,
     }

@@ -108,7 +108,7 @@ class ResponsesStream:
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [{"strict": None, **tool.model_dump()} for tool in body.tools or ()],
             "top_p": sampling.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": (
                 response_usage(self._stream.usage(), blocks.num_reasoning_tokens)
                 if is_finished

@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.records import BeamSearch, KvEviction, Sampling, SamplingDefaults, ThinkingMarks
+from ridgeline.records import (
+    BeamSearch,
+    KvEviction,
+    OutputGrammar,
+    Sampling,
+    SamplingDefaults,
+    ThinkingMarks,
+)
 from ridgeline.records.request import MAX_LOGPROBS
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
@@ -25,8 +32,12 @@ from ridgeline.serve.openai.schemas import (
     ignored_fields,
 )
 from ridgeline.serve.openai.structured_output import requested_grammar
-from ridgeline.serve.output_parsers.composed import answer_or_calls
-from ridgeline.serve.output_parsers.reasoning import begins_in_reasoning, is_reasoning_open
+from ridgeline.serve.output_parsers.composed import after_thinking, answer_or_calls
+from ridgeline.serve.output_parsers.reasoning import (
+    begins_in_reasoning,
+    is_reasoning_closed,
+    is_reasoning_open,
+)
 from ridgeline.serve.output_parsers.select import OutputFormat, check_grammar_size
 from ridgeline.serve.output_parsers.tool_schemas import OfferedTool
 
@@ -140,8 +151,11 @@ async def completion_prompts(body: CompletionRequest, reader: PromptReader) -> l
     return [_truncate(prompt, body.truncate_prompt_tokens) for prompt in prompts]
 
 
-async def chat_prompt(body: ChatCompletionRequest, reader: PromptReader) -> TokenPrompt:
-    """The conversation, rendered by the model's chat template."""
+async def chat_prompt(
+    body: ChatCompletionRequest, reader: PromptReader, *, is_cut: bool = False
+) -> TokenPrompt:
+    """The conversation, rendered by the model's chat template. `is_cut`: it may be longer than the
+    context."""
     check_limit("messages", len(body.messages), LIMITS.max_messages, "messages")
     if body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message excludes add_generation_prompt"
@@ -155,7 +169,7 @@ async def chat_prompt(body: ChatCompletionRequest, reader: PromptReader) -> Toke
     variables = _template_variables(body)
     prompt = await reader.render(
         sum(map(_num_chars, body.messages)) + sum(map(len, document_texts(body))),
-        is_cut=body.truncate_prompt_tokens is not None,
+        is_cut=is_cut or body.truncate_prompt_tokens is not None,
         messages=messages,
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
         tools=tools,
@@ -182,10 +196,37 @@ def starts_in_reasoning(
         if is_open is not None:
             return is_open
         default = False  # an answer without marks is being continued
+    return begins_in_reasoning(_tail(prompt, tokenizer), default and not _is_thinking_off(body))
+
+
+def with_thinking(
+    grammar: OutputGrammar,
+    body: ChatCompletionRequest,
+    prompt: TokenPrompt,
+    tokenizer: ServedTokenizer,
+) -> tuple[OutputGrammar, bool]:
+    """A grammar that lets the model think first, and whether the prompt has opened its thinking.
+
+    `grammar` itself where the request turns thinking off or the prompt has closed it, and for Lark
+    grammars.
+    """
+    is_open = starts_in_reasoning(body, prompt, tokenizer, default=False)
+    if not is_open:
+        is_continued = bool(body.continue_final_message)
+        if is_continued or _is_thinking_off(body) or is_reasoning_closed(_tail(prompt, tokenizer)):
+            return grammar, False
+    wider = after_thinking(grammar, tokenizer, is_open=is_open)
+    return (grammar, False) if wider is None else (wider, is_open)
+
+
+def _is_thinking_off(body: ChatCompletionRequest) -> bool:
     variables = _template_variables(body)
-    is_off = False in (variables.get("enable_thinking"), variables.get("thinking"))
-    tail = tokenizer.decode(prompt.tokens[-_TAIL_TOKENS:], skip_special_tokens=False)
-    return begins_in_reasoning(tail, default and not is_off)
+    return False in (variables.get("enable_thinking"), variables.get("thinking"))
+
+
+def _tail(prompt: TokenPrompt, tokenizer: ServedTokenizer) -> str:
+    """The end of a prompt, special tokens included."""
+    return tokenizer.decode(prompt.tokens[-_TAIL_TOKENS:], skip_special_tokens=False)
 
 
 def offered_tools(body: ChatCompletionRequest) -> list[OfferedTool]:

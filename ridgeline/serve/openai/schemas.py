@@ -347,6 +347,7 @@ class ChatCompletionRequest(CompletionRequestBase):
     prediction: PredictedContent | None = None
     documents: list[str | DocumentParam] | None = None
     context_reduction: ContextReductionParam | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
 
 Body = TypeVar("Body", bound=BaseModel)

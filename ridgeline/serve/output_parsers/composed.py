@@ -1,4 +1,4 @@
-"""The grammar of a request with tools and a response format: calls of the tools, or the answer."""
+"""Grammars made of several: calls of the tools or the answer, thinking and then the answer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ridgeline.records import OutputGrammar
 from ridgeline.serve.engine_protocol import ServedTokenizer
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.output_parsers.base import ToolCallFormat
+from ridgeline.serve.output_parsers.reasoning import CLOSE, OPEN
 from ridgeline.serve.output_parsers.tool_schemas import OfferedTool
 
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
@@ -36,6 +37,36 @@ def answer_or_calls(
     return OutputGrammar(
         "answer_or_calls",
         f"start: answer | {calls}\n{rules}answer: {written}\nSPACE: /[ \\n]{{1,2}}/\n",
+    )
+
+
+def after_thinking(
+    grammar: OutputGrammar, tokenizer: ServedTokenizer, *, is_open: bool
+) -> OutputGrammar | None:
+    """The grammar for a model that may think before the output that `grammar` describes.
+
+    `is_open`: the prompt has opened the thinking, so that it must be closed first; otherwise the
+    output may begin with it. None if the grammar is written in Lark, which takes no rules beside
+    its own.
+    """
+    if grammar.kind == "answer_or_calls":
+        rules = "rest_start: " + grammar.text.removeprefix("start: ")
+    elif grammar.kind == "grammar":
+        return None
+    else:
+        try:
+            rules = f"rest_start: {_answer(grammar)}\n"
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the response format cannot be used: {error}") from None
+    write = _mark_writer(tokenizer)
+    if tokenizer.special_token_id(CLOSE) is None:  # text: the shortest that ends with the mark
+        thought, definition = "thought", r"thought[lazy]: /(.|\n)*<\/think>/"
+    else:
+        thought, definition = f"THOUGHT {write(CLOSE)}", r"THOUGHT: /(.|\n)*/"
+    begin = thought if is_open else f"({write(OPEN)} {thought})?"
+    return OutputGrammar(
+        "answer_or_calls",
+        f"start: {begin} BLANKS? rest_start\n{rules}{definition}\nBLANKS: /\\n{{1,2}}/\n",
     )
 
 

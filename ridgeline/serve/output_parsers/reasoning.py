@@ -103,6 +103,11 @@ def begins_in_reasoning(prompt_tail: str, default: bool) -> bool:
     return tail.endswith(OPEN) or (default and not tail.endswith(CLOSE))
 
 
+def is_reasoning_closed(prompt_tail: str) -> bool:
+    """Whether a rendered prompt ends behind the reasoning, so that only the answer is left."""
+    return prompt_tail.rstrip().endswith(CLOSE)
+
+
 def is_reasoning_open(text: str) -> bool | None:
     """Whether an answer that is to be continued ends inside its reasoning; None without marks."""
     if OPEN not in text and CLOSE not in text:
