@@ -97,7 +97,8 @@ test-clients: install $(CLIENTS)/.installed
 
 $(CLIENTS)/.installed: tests/clients/requirements.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt || { \
+	  echo "test-clients: the clients of tests/clients/requirements.txt cannot be installed: nothing was tested"; exit 1; }
 	touch $@
 
 # The project's own rules: layers, sizes, language, documentation.

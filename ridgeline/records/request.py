@@ -25,7 +25,7 @@ class OutputGrammar(msgspec.Struct, frozen=True):
     `text` is a JSON schema ("json", "call"), a regular expression, a JSON list of strings
     ("choice") or a Lark grammar. The output of a "call" is read by a program and is written on one
     line. "answer_or_calls" is a Lark grammar in which `%json SCHEMA` and `%call SCHEMA` stand for
-    such outputs, for tools beside an answer and for thinking before it.
+    such outputs, for tools next to an answer and for thinking before it.
     """
 
     kind: Literal["json", "call", "regex", "choice", "grammar", "answer_or_calls"]

@@ -62,8 +62,12 @@ class ServedTokenizer(Protocol):
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        parse_special: bool = True,
     ) -> list[int]:
-        """Token ids of the conversation; UserError if the model directory has no template."""
+        """Token ids of the conversation; UserError if the model directory has no template.
+
+        Without `parse_special`, special tokens in the texts of users, tools and documents are text.
+        """
         ...
 
 

@@ -67,6 +67,7 @@ class CharTokenizer:
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        parse_special: bool = True,
     ) -> list[int]:
         if not self._has_template:
             raise BadInput("the model has no chat template", fix="use /v1/completions")

@@ -7,7 +7,9 @@ template_traits`), so that no part of a conversation is lost without an error.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -164,6 +166,41 @@ class _Compiled:
             raise _rejected(type(error).__name__) from None
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise _rejected(str(error) or type(error).__name__) from None
+
+
+class ProtectedTexts:
+    """Texts of a conversation whose special tokens must not be parsed: `texts` by their stand-ins.
+
+    A template renders the stand-in, which it copies as it would copy the text; `is_special` tells
+    whether a text has special tokens at all.
+    """
+
+    def __init__(self, is_special: Callable[[str], bool]) -> None:
+        self._is_special, self.texts = is_special, dict[str, str]()
+        self._nonce = secrets.token_hex(8)  # so that no text can name a stand-in
+
+    def protect_message(self, message: Mapping[str, Any]) -> Message:
+        """The message with stand-ins, unless an assistant or the system wrote it."""
+        if message.get("role") not in ("user", "tool", "function"):
+            return dict(message)
+        return {key: self.protect(value) for key, value in message.items()}
+
+    def protect(self, value: Any) -> Any:
+        """The value with stand-ins for all texts in it that have special tokens."""
+        if isinstance(value, str) and self._is_special(value):
+            name = f"Text{self._nonce}Number{len(self.texts)}End"
+            self.texts[name] = value
+            return name
+        if isinstance(value, Mapping):
+            return {key: self.protect(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.protect(part) for part in value]
+        return value
+
+    def split(self, rendered: str) -> list[tuple[str, bool]]:
+        """A rendered conversation in pieces, with whether each is a protected text."""
+        pieces = re.split(f"(Text{self._nonce}Number[0-9]+End)", rendered)
+        return [(self.texts.get(piece, piece), piece in self.texts) for piece in pieces if piece]
 
 
 def _text_of(part: object) -> str:

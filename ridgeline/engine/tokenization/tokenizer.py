@@ -17,6 +17,7 @@ from ridgeline.engine.tokenization.chat import (
     Chat,
     ChatTemplate,
     NoChatTemplate,
+    ProtectedTexts,
 )
 from ridgeline.engine.tokenization.detokenize import (
     ByteDetokenizer,
@@ -80,11 +81,13 @@ class Tokenizer(Protocol):
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        parse_special: bool = True,
     ) -> list[int]:
         """Token ids of a conversation.
 
         `variables` are additional variables for the template, which writes special tokens itself;
-        `add_special_tokens` adds the tokenizer's. Raises BadInput if the model has no chat template
+        `add_special_tokens` adds the tokenizer's. Without `parse_special`, special tokens that
+        users, tools and documents write are text. Raises BadInput if the model has no chat template
         or the template rejects the conversation.
         """
         ...
@@ -229,6 +232,11 @@ class HfTokenizer:
         self.max_token_chars = max([_MIN_TOKEN_CHARS, *map(len, vocabulary)])
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._encode(self.inner, text, add_special_tokens)
+
+    def _encode(
+        self, inner: tokenizers.Tokenizer, text: str, add_special_tokens: bool
+    ) -> list[int]:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
@@ -237,9 +245,7 @@ class HfTokenizer:
             ) from None
         try:
             # Unlike `encode`, this releases the GIL.
-            encoding = self.inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[
-                0
-            ]
+            encoding = inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # the library raises bare Exception, and panics of Rust
@@ -280,12 +286,37 @@ class HfTokenizer:
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        parse_special: bool = True,
     ) -> list[int]:
-        chat = Chat(
-            messages, add_generation_prompt, tools, dict(variables or {}), continue_final_message
-        )
+        protected = ProtectedTexts(self._has_special_tokens)
+        given = dict(variables or {})
+        if not parse_special:
+            messages = [protected.protect_message(message) for message in messages]
+            given = {k: protected.protect(v) if k == "documents" else v for k, v in given.items()}
+        chat = Chat(messages, add_generation_prompt, tools, given, continue_final_message)
         text = self._template.render(chat)
-        return self.encode(text, add_special_tokens=add_special_tokens)
+        if not protected.texts:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        tokens = bos_tokens(self) if add_special_tokens else []
+        for piece, is_protected in protected.split(text):
+            tokens += self._encode(self._plain if is_protected else self.inner, piece, False)
+        return tokens
+
+    def _has_special_tokens(self, text: str) -> bool:
+        return not self._special_ids.isdisjoint(self.encode(text, add_special_tokens=False))
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self._special_tokens.values())
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The tokenizer, but special tokens in a text are tokenised as any other text."""
+        import tokenizers
+
+        plain = tokenizers.Tokenizer.from_str(self.inner.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     def special_token_id(self, text: str) -> int | None:
         return self._special_tokens.get(text)
@@ -362,6 +393,7 @@ class NoTokenizer:
         variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        parse_special: bool = True,
     ) -> list[int]:
         return self.encode("")
 

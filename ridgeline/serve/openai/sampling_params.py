@@ -176,6 +176,7 @@ async def chat_prompt(
         variables=variables,
         continue_final_message=continues,
         add_special_tokens=bool(body.add_special_tokens),
+        parse_special=body.parse_special is not False,
     )
     return _truncate(prompt, body.truncate_prompt_tokens)
 

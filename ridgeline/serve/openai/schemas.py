@@ -348,6 +348,7 @@ class ChatCompletionRequest(CompletionRequestBase):
     documents: list[str | DocumentParam] | None = None
     context_reduction: ContextReductionParam | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    parse_special: bool | None = None
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -397,7 +398,7 @@ EXTENSIONS = frozenset((
     "truncate_prompt_tokens", "response_format", "structured_outputs", "guided_json",
     "guided_regex", "guided_choice", "guided_grammar", "chat_template_kwargs",
     "include_reasoning", "request_id", "slo_class", "timeout_ms", "best_of", "bad_words",
-    "thinking_token_budget",
+    "thinking_token_budget", "parse_special",
 ))  # fmt: skip
 """Fields of a chat that are honoured by the APIs that translate to one, too."""
 _WITHOUT_PLACE: dict[str, tuple[Any, ...]] = {

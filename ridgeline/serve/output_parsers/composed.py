@@ -46,7 +46,7 @@ def after_thinking(
     """The grammar for a model that may think before the output that `grammar` describes.
 
     `is_open`: the prompt has opened the thinking, so that it must be closed first; otherwise the
-    output may begin with it. None if the grammar is written in Lark, which takes no rules beside
+    output may begin with it. None if the grammar is written in Lark, which takes no rules next to
     its own.
     """
     if grammar.kind == "answer_or_calls":
