@@ -31,8 +31,9 @@ TECHNIQUES_HEAD = """\
 
 Everything that is implemented, with its switch, its effect on results and its measured gain.
 *Exact* techniques do not change the tokens; *distribution-preserving* ones keep the distribution;
-*lossy* ones carry their measured difference. `ridgeline explain NAME MODEL` prints an entry with
-your model's numbers.
+*lossy* ones carry their measured difference. "Ran on a GPU" names the card on which it was tested
+or measured; whatever never ran on one was tested on CPUs only. `ridgeline explain NAME MODEL`
+prints an entry with your model's numbers.
 """
 HTTP_HEAD = """\
 # HTTP API
@@ -141,11 +142,13 @@ def techniques() -> str:
     rows = tomllib.loads(text)["technique"]
     lines = [
         TECHNIQUES_HEAD,
-        "| technique | effect on results | cost term it changes |",
-        "|---|---|---|",
+        "| technique | effect on results | ran on a GPU | cost term it changes |",
+        "|---|---|---|---|",
     ]
     for row in rows:
-        lines.append(f"| [{row['title']}](#{row['id']}) | {row['honesty']} | {row['term']} |")
+        gpu = row["gpu"].partition(",")[0].removeprefix("one ") if "gpu" in row else "never"
+        name = f"[{row['title']}](#{row['id']})"
+        lines.append(f"| {name} | {row['honesty']} | {gpu} | {row['term']} |")
     for row in rows:
         lines += ["", f"## {row['title']} {{ #{row['id']} }}", ""]
         lines += [f"- **Switch**: `{row['switch']}`"]
@@ -156,6 +159,7 @@ def techniques() -> str:
                 f"- **Guide**: [{Path(row['page']).stem}](../{row['page'].removeprefix('docs/')})"
             )
         lines.append(f"- **Measured**: {row['measured'] or 'not yet on a quiet machine'}")
+        lines.append(f"- **On a GPU**: {row.get('gpu', 'never run on one')}")
         lines.append(f"- **Hurts when**: {row['hurts_when']}")
         lines.append(f"- **`ridgeline optimize`**: {row.get('no_rung', 'tries it.')}")
         lines.append(

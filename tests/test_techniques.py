@@ -26,7 +26,7 @@ MAY_BE_EMPTY = {"paper", "measured"}
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
 def test_a_row_leads_somewhere(row: dict[str, str]) -> None:
-    assert set(row) - {"page", "no_rung"} == FIELDS
+    assert set(row) - {"page", "no_rung", "gpu"} == FIELDS
     assert all(row[name] for name in FIELDS - MAY_BE_EMPTY)
     assert (ROOT / row["module"]).is_file()
     assert (ROOT / row["conformance"]).is_file()
@@ -57,6 +57,19 @@ def test_every_method_has_a_page() -> None:
 
 def test_a_lossy_technique_carries_its_measured_delta() -> None:
     assert all(row["measured"] for row in ROWS if row["honesty"] == "lossy")
+
+
+def test_what_ran_on_a_gpu_names_the_card_and_the_day() -> None:
+    for row in ROWS:
+        if "gpu" in row:
+            assert re.match(r"one NVIDIA \w+, \d{4}-\d\d-\d\d: .", row["gpu"]), row["id"]
+
+
+def test_generated_page_says_which_techniques_never_ran_on_a_gpu() -> None:
+    page = (ROOT / "docs" / "reference" / "techniques.md").read_text(encoding="utf-8")
+    never = sum("gpu" not in row for row in ROWS)
+    assert page.count("- **On a GPU**: never run on one") == never
+    assert 0 < never < len(ROWS)
 
 
 def test_ids_are_unique() -> None:

@@ -49,6 +49,7 @@ def page(id: str, context: TopicContext) -> TopicPage:
         ("moves", row["term"]),
         ("switch", row["switch"]),
         ("measured", row["measured"]),
+        ("on a GPU", row.get("gpu", "never run on one")),
         ("hurts when", row["hurts_when"]),
         ("more", row.get("page", "")),
         ("code", row["module"]),
