@@ -164,7 +164,8 @@ def _rung(row: dict[str, Any]) -> Rung:
         raise BadInput(f"rung {row.get('id')!r}: {error}") from None
     known = set(Settings.__struct_fields__)
     for changes in (rung.changes, *rung.variants):
-        if unknown := sorted(set(changes) - known - {MAKE, FLAGS}):
+        names = {setting_of(name) for name in changes}
+        if unknown := sorted(names - known - {MAKE, FLAGS}):
             raise BadInput(f"rung {rung.id!r} changes an unknown setting", value=unknown[0])
         _check_values(rung, changes)
     return msgspec.structs.replace(rung, needs=needs)
@@ -178,7 +179,11 @@ def _check_values(rung: Rung, changes: Mapping[str, Any]) -> None:
         fix = '{ "--flag" = "value" }, and "" for a switch'
         raise BadInput(f"rung {rung.id!r}: {FLAGS} must be a table of texts", fix=fix) from None
     own = (MAKE, FLAGS)
-    plain = {k: v for k, v in changes.items() if k not in own and not _is_relative(v)}
+    plain = {
+        name: value
+        for name, value in changes.items()
+        if name not in own and not _is_relative(value) and "." not in name
+    }
     settings_from(plain, where=f"rung {rung.id!r}")
 
 
@@ -201,7 +206,7 @@ def candidates_of(
         if flags and not isinstance(incumbent, ServerSettings):
             continue
         changes = {
-            name: _value(change, resolved.get(name, getattr(incumbent, name)))
+            setting_of(name): _changed(name, change, incumbent, resolved)
             for name, change in combined.items()
         }
         changes = {k: v for k, v in changes.items() if v != resolved.get(k, getattr(incumbent, k))}
@@ -209,11 +214,34 @@ def candidates_of(
         if flags and merged != flags_of(incumbent):
             changes[FLAGS] = merged
         if changes:
-            settings = settings_like(incumbent, {**msgspec.to_builtins(incumbent), **changes})
+            values = {**msgspec.to_builtins(incumbent), **msgspec.to_builtins(changes)}
+            settings = settings_like(incumbent, values)
             label = _label(rung, variant, {**changes, MAKE: make})
             yield RungCandidate(
                 rung=rung, label=label, changes=changes, settings=settings, make=make
             )
+
+
+def setting_of(name: str) -> str:
+    """The setting that a key of a rung's changes belongs to: `speculative_config.model` changes
+    one value of `speculative_config`."""
+    return name.partition(".")[0]
+
+
+def _changed(
+    name: str, change: object, incumbent: Settings, resolved: Mapping[str, object]
+) -> object:
+    """The value of a setting after a change of it, or of one of its values."""
+    setting, _, key = name.partition(".")
+    whole = getattr(incumbent, setting)
+    if not key:
+        return _value(change, resolved.get(setting, whole))
+    if not isinstance(whole, msgspec.Struct):
+        return resolved.get(setting, whole)  # not set; `needs` should exclude this
+    changed = _value(change, getattr(whole, key))
+    if changed == getattr(whole, key):
+        return resolved.get(setting, whole)
+    return msgspec.structs.replace(whole, **{key: changed})
 
 
 def _value(change: object, current: object) -> object:
@@ -241,6 +269,10 @@ def _label(rung: Rung, variant: dict[str, Any], changes: dict[str, Any]) -> str:
         for name in variant
         if name in changes and name != FLAGS
     ]
+    for name in variant:
+        setting, _, key = name.partition(".")
+        if key and setting in changes:
+            shown.append(f"{key}={getattr(changes[setting], key)}")
     if FLAGS in changes:
         shown.append(flag_text(variant.get(FLAGS, {}).items()))
     shown = [text for text in shown if text]

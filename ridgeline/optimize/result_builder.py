@@ -278,6 +278,8 @@ def collect_facts(
         facts.update(facts_of(run, slo, time_shares_of(run, settings, environment)))
         facts.update(step_facts(run))
     facts.update(msgspec.structs.asdict(settings))
+    drafts = settings.speculative_config
+    facts["num_draft_tokens"] = None if drafts is None else drafts.num_speculative_tokens
     plain = (bool, int, float, str)
     facts.update({k: v for k, v in info.settings.items() if v is None or isinstance(v, plain)})
     return facts

@@ -33,6 +33,7 @@ from ridgeline.optimize.comparison.load_runner import (
     staircase_start,
 )
 from ridgeline.optimize.comparison.objective import JudgedRun
+from ridgeline.optimize.comparison.outcome import MIN_GAIN
 from ridgeline.optimize.comparison.paired_comparison import (
     ComparisonSide,
     PairedComparison,
@@ -198,6 +199,12 @@ class LadderSearch:
         self._checks.restore_user_scores(saved.user_scores)
         self._trials = list(saved.trials)
         self._tried = {(saved_settings(values, self._job), make) for values, make in saved.tried}
+        self._ranking.restore_failures(
+            [
+                (saved_settings(settings, self._job), saved_settings(incumbent, self._job))
+                for settings, incumbent in saved.failures
+            ]
+        )
         if any(trial.honesty == "lossy" and trial.verdict == "kept" for trial in saved.trials):
             self._ranking.forget_references()
         self._runner.stage("Resuming", f"{len(saved.trials)} trial(s) are known")
@@ -246,6 +253,10 @@ class LadderSearch:
                 seed=self._runner.last_seed,
                 spread=self._runner.spread.recent,
                 user_scores=self._checks.user_scores,
+                failures=tuple(
+                    (msgspec.to_builtins(settings), msgspec.to_builtins(incumbent))
+                    for settings, incumbent in self._ranking.failures
+                ),
             )
         )
 
@@ -420,7 +431,9 @@ class LadderSearch:
                 settled=incumbent.settled,
             ),
             ComparisonSide("candidate", deployment, start, fixed=fixed),
-            max_rounds=self._budget.max_rounds(len(self._trials)),
+            max_rounds=self._budget.max_rounds(
+                len(self._trials), gain_predicted=evidence.forecast.predicted_gain > 1 + MIN_GAIN
+            ),
         )
         await self._checks.finish_quality(incumbent.deployment, deployment, evidence)
         return RunningConfiguration(

@@ -48,7 +48,10 @@ class SavedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a search has learnt. `request` describes the job that it belongs to."""
+    """Everything that a search has learnt. `request` describes the job that it belongs to.
+
+    `failures`: settings that did not start or crashed, each with the incumbent of that time.
+    """
 
     request: dict[str, Any]
     baseline: SavedConfiguration
@@ -60,6 +63,7 @@ class SavedSearch(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     spread: tuple[tuple[float, int], ...] = ()
     user_scores: tuple[float, ...] = ()
+    failures: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
 
 
 class StateFile:

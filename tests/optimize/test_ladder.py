@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from ridgeline.config.settings import Settings, settings_from
+from ridgeline.config.settings import Settings, Speculative, settings_from
 from ridgeline.errors import BadInput
 from ridgeline.optimize.ladder import (
     Rung,
@@ -151,7 +152,11 @@ def test_two_rows_with_one_id_are_refused() -> None:
 def test_every_variant_of_the_shipped_ladder_makes_valid_settings() -> None:
     resolved = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
     for row in load_default_ladder().rungs:
-        candidates = list(candidates_of(row, naive(), resolved))
+        start = naive()
+        if row.id == "draft-length":  # of a speculation that is on
+            drafts = Speculative(method="ngram", num_speculative_tokens=4)
+            start = msgspec.structs.replace(start, speculative_config=drafts)
+        candidates = list(candidates_of(row, start, resolved))
         assert candidates, row.id
         made = [variant["make"] for variant in row.variants if "make" in variant]
         assert [candidate.make for candidate in candidates if candidate.make] == made, row.id

@@ -13,7 +13,7 @@ from ridgeline.optimize import ladder
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.search import optimize
 from ridgeline.optimize.search_state import STATE_FILE, SavedSearch, StateFile
-from tests.optimize.simulated_servers import Fake, Physics
+from tests.optimize.simulated_servers import Fake, Physics, Quirks
 from tests.optimize.test_search import job, only
 
 RUNGS = only("continuous-batching", "prefix-caching", "token-budget", "int8")
@@ -71,3 +71,32 @@ async def test_nothing_to_resume_and_another_request_are_refused(tmp_path: Path)
     await search(Fake(), StateFile(tmp_path), only("static-batching"))
     with pytest.raises(BadInput, match="another workload"):
         await search(Fake(), StateFile(tmp_path, resume=True), workload="code")
+
+
+def slots(count: int) -> ladder.Ladder:
+    """One rung: continuous batching with this number of slots."""
+    return ladder.parse_ladder(f"""
+        [[rung]]
+        id = "slots-{count}"
+        title = "Slots"
+        technique = "continuous-batching"
+        changes = {{ batching = "continuous", max_num_seqs = {count} }}
+        honesty = "exact"
+        term = ""
+        why = ""
+        hurts_when = ""
+        risk = 0
+        complexity = 0
+    """)
+
+
+async def test_what_ran_out_of_memory_is_not_tried_larger_after_a_resume(tmp_path: Path) -> None:
+    no_memory = {("batching", "continuous"): Quirks(open_error=MemoryError())}
+    cut = await search(Fake(quirks=no_memory), StateFile(tmp_path), slots(8))
+    assert [trial.verdict for trial in cut.trials] == ["crashed"]
+    rest = await search(Fake(), StateFile(tmp_path, resume=True), slots(16))
+    assert [trial.rung for trial in rest.trials] == ["slots-8"]
+    reasons = {left.rung: left.reason for left in rest.not_tried}
+    assert "as large as a trial that failed" in reasons["slots-16"]
+    smaller = await search(Fake(), StateFile(tmp_path, resume=True), slots(4))
+    assert smaller.trials[-1].rung == "slots-4" and smaller.trials[-1].verdict == "kept"

@@ -329,3 +329,31 @@ def test_equal_rows_have_no_divergence() -> None:
     rows = [{"1": {"logprob": -0.5}, "2": {"logprob": -1.5}}]
     first, second = spread_logprobs(rows, 50), spread_logprobs(rows, 50)
     assert float((np.exp(first) * (first - second)).sum()) == 0.0
+
+
+@pytest.mark.parametrize("server", ["vllm", "llama-server"])
+def test_draft_length_is_halved_and_doubled_from_the_servers_first_one(server: str) -> None:
+    recipe = recipe_of(COMMANDS[server] + " --port {port} {flags}")
+    start = recipe.start_settings(Settings(model="dummy:tiny"))
+    ladder = with_server_rungs(load_default_ladder(), recipe.flags, None)
+    rungs = {rung.id: rung for rung in ladder.rungs}
+    assert not list(candidates_of(rungs["draft-length"], start, {})), "nothing drafts"
+    [drafting] = candidates_of(rungs["ngram-speculation"], start, {})
+    lengths = {}
+    for candidate in candidates_of(rungs["draft-length"], drafting.settings, {}):
+        words = recipe.flags.words(candidate.settings, start)
+        lengths[candidate.label] = recipe.flags.given(shlex.join(words))["speculative_config"]
+    assert lengths == {
+        f"Draft length (num_speculative_tokens={depth})": {
+            "method": "ngram",
+            "num_speculative_tokens": depth,
+        }
+        for depth in (2, 8)
+    }
+
+
+def test_speculation_on_a_command_line_is_read_however_its_json_is_spaced() -> None:
+    config = '{"prompt_lookup_max":4,"method":"ngram","prompt_lookup_min":2'
+    config += ',"num_speculative_tokens":7}'
+    given = load_server_flags()["vllm"].given(f"vllm serve m --speculative-config '{config}'")
+    assert given["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 7}

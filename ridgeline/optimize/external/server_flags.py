@@ -6,6 +6,7 @@ setting has no flag on the server is left out, with that reason.
 
 from __future__ import annotations
 
+import json
 import shlex
 import tomllib
 from collections.abc import Iterable
@@ -15,9 +16,12 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.config.settings import Settings, Speculative
+from ridgeline.config.settings import MAX_DRAFT_TOKENS, Settings, Speculative
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.server_settings import REMOVE, REPLACE, flags_of
+
+DEPTH = "{num_speculative_tokens}"
+"""Where a flag of server_flags.toml takes the number of draft tokens."""
 
 
 class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +32,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     defaults: dict[str, Any]
     flags: dict[str, str | dict[str, str]]
     reads: dict[str, str] = {}
+    draft_tokens: int | None = None
 
     def given(self, command: str) -> dict[str, object]:
         """Settings already on a command line, read back from the server's flags."""
@@ -40,8 +45,10 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                     settings[name] = number
                 continue
             for value, text in flag.items():
-                if text and _contains(words, shlex.split(text)):
-                    settings[name] = _setting(name, value)
+                for depth in range(1, MAX_DRAFT_TOKENS + 1) if DEPTH in text else (None,):
+                    filled = text if depth is None else text.replace(DEPTH, str(depth))
+                    if filled and _contains(words, shlex.split(filled)):
+                        settings[name] = _setting(name, value, depth)
         return settings
 
     def words(self, settings: Settings, start: Settings) -> list[str]:
@@ -79,6 +86,9 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         flag = self.flags.get(name)
         if isinstance(flag, dict):
             flag = flag.get(_key(value))
+            if isinstance(value, Speculative) and flag is not None:
+                depth = value.num_speculative_tokens or self.draft_tokens
+                flag = flag.replace(DEPTH, str(depth))
         if flag is None or value is None:
             raise CannotRun(
                 f"{self.name} has no flag for this setting",
@@ -86,6 +96,16 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 limit=", ".join(sorted(self.flags)),
             )
         return flag.replace("{value}", str(value))
+
+
+def _compact(word: str) -> str:
+    """A JSON object without spaces and in the order of its keys; any other word as it is."""
+    if not word.startswith("{"):
+        return word
+    try:
+        return json.dumps(json.loads(word), sort_keys=True, separators=(",", ":"))
+    except ValueError:
+        return word
 
 
 def _last_of_each(words: list[str]) -> list[str]:
@@ -107,10 +127,10 @@ def _key(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _setting(name: str, key: str) -> object:
+def _setting(name: str, key: str, num_drafts: int | None) -> object:
     """The setting value that a key of server_flags.toml stands for."""
     if name == "speculative_config":
-        return {"method": key}
+        return {"method": key, "num_speculative_tokens": num_drafts}
     return {"true": True, "false": False}.get(key, key)
 
 
@@ -163,4 +183,6 @@ def _number(text: str | None) -> int | float | None:
 
 
 def _contains(words: list[str], part: list[str]) -> bool:
+    """Whether the words are on the command line in this order; JSON may be spaced otherwise."""
+    words, part = [_compact(word) for word in words], [_compact(word) for word in part]
     return any(words[i : i + len(part)] == part for i in range(len(words)))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.optimize.external.server_flags import ServerFlags
-from ridgeline.optimize.ladder import Ladder, Rung, parse_rungs
+from ridgeline.optimize.ladder import Ladder, Rung, parse_rungs, setting_of
 from ridgeline.optimize.server_settings import FLAGS, REPLACE
 
 PARALLEL_FLAGS = {
@@ -70,16 +70,29 @@ def with_server_rungs(ladder: Ladder, flags: ServerFlags, num_devices: int | Non
     """
     own = (*server_rungs(flags.name), *parallel_rungs(flags.name, num_devices))
     known = {rung.id for rung in ladder.rungs}
-    possible = (rung for rung in ladder.rungs if _settings_of(rung) <= {*flags.flags, FLAGS})
+    possible = (
+        _with_draft_length(rung, flags)
+        for rung in ladder.rungs
+        if _settings_of(rung) <= {*flags.flags, FLAGS}
+    )
     return msgspec.structs.replace(
         ladder, rungs=(*possible, *(rung for rung in own if rung.id not in known))
     )
 
 
+def _with_draft_length(rung: Rung, flags: ServerFlags) -> Rung:
+    """The rung with the server's number of drafts, where it switches speculation on without one."""
+    drafts = rung.changes.get("speculative_config")
+    if drafts is None or flags.draft_tokens is None:
+        return rung
+    drafts = {"num_speculative_tokens": flags.draft_tokens, **drafts}
+    return msgspec.structs.replace(rung, changes={**rung.changes, "speculative_config": drafts})
+
+
 def _settings_of(rung: Rung) -> set[str]:
     """The settings that every variant of a rung changes."""
     shared = [set(variant) for variant in rung.variants] or [set()]
-    return set(rung.changes) | set.intersection(*shared)
+    return {setting_of(name) for name in set(rung.changes) | set.intersection(*shared)}
 
 
 def parallel_rungs(server: str, num_devices: int | None) -> tuple[Rung, ...]:

@@ -7,7 +7,7 @@ and a candidate whose numbers are all at least as large is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ridgeline.config.settings import Settings
 from ridgeline.optimize.server_settings import flags_of
@@ -36,6 +36,17 @@ class FailureBounds:
 
     def __init__(self) -> None:
         self._failed: list[tuple[Numbers, frozenset[object]]] = []
+        self._learnt: list[tuple[Settings, Settings]] = []
+
+    @property
+    def learnt(self) -> tuple[tuple[Settings, Settings], ...]:
+        """The failures so far, as (settings that failed, incumbent of that time)."""
+        return tuple(self._learnt)
+
+    def restore(self, learnt: Sequence[tuple[Settings, Settings]]) -> None:
+        """Continue with the failures of an interrupted search."""
+        for settings, incumbent in learnt:
+            self.learn(settings, incumbent)
 
     def learn(self, settings: Settings, incumbent: Settings) -> None:
         """Record that `settings` did not start or crashed, while `incumbent` runs.
@@ -43,6 +54,7 @@ class FailureBounds:
         Numbers that the incumbent does not have, such as a flag's own default, count as raised. A
         trial that raised no number teaches nothing about numbers.
         """
+        self._learnt.append((settings, incumbent))
         before, after = numbers_of(incumbent), numbers_of(settings)
         raised = {name: value for name, value in after.items() if value > before.get(name, 0.0)}
         if raised:

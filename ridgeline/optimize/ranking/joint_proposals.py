@@ -61,7 +61,8 @@ class JointProposals:
             if JOINT_LOSSY not in failed or dimension.rung.honesty == "exact"
         ]
         num_gains = sum(forecast.predicted_gain > 1 + MIN_GAIN for forecast in visible.values())
-        if num_affordable >= num_gains:
+        # A change that is kept leaves the others to be tried again, so one more trial is needed.
+        if num_affordable >= num_gains + 1:
             dimensions = [d for d in dimensions if d.number is not None]
         if len(dimensions) < 2 or not visible or JOINT in failed:
             return []

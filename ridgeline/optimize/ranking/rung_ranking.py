@@ -27,6 +27,7 @@ from ridgeline.optimize.time_budget import TimeBudget
 RANKING_SHARE = 0.03  # share of the budget for one ranking; a trial must still fit after it
 CLEAR_LOSS = 0.9  # a rung that was predicted to lose as much is not simulated again
 JOINT_SHARE = 0.5  # additional time for joint candidates, as a share of the ranking's
+SCARCE_TRIALS = 3.0  # with fewer left, several changes are tried together first
 Tried = Set[tuple[Settings, str | None]]
 
 
@@ -57,6 +58,15 @@ class Ranking:
         """A trial did not start or crashed: nothing as large is tried again."""
         self._bounds.learn(settings, incumbent)
 
+    @property
+    def failures(self) -> tuple[tuple[Settings, Settings], ...]:
+        """What failed trials taught: settings that failed, and the incumbent of that time."""
+        return self._bounds.learnt
+
+    def restore_failures(self, failures: Sequence[tuple[Settings, Settings]]) -> None:
+        """Continue with the failures of an interrupted search."""
+        self._bounds.restore(failures)
+
     def forget_references(self) -> None:
         """The baseline's distributions were lost after a lossy rung was kept: no further one can be
         compared with them.
@@ -84,20 +94,27 @@ class Ranking:
                 self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
         promising = [forecast for forecast in best if self._predictor.is_promising(forecast)]
         stop_s += JOINT_SHARE * limit_s
-        promising += self._joint.propose(
+        num_affordable = spare_s / budget.trial_cost_s + 1
+        joint = self._joint.propose(
             possible,
             promising,
             incumbent,
             trials,
-            spare_s / budget.trial_cost_s + 1,
+            num_affordable,
             lambda: budget.spent_s < stop_s,
         )
-        return sorted(promising, key=self._key, reverse=True)
+        is_scarce = num_affordable < SCARCE_TRIALS
 
-    def _key(self, forecast: Forecast) -> tuple[int, int, float]:
-        """How certain the gain is, then the playbook's order, then its size."""
-        certainty, gain = self._predictor.rank_key(forecast)
-        return certainty, -place_of(forecast.candidate.rung.id, self._ladder.first), gain
+        def key(forecast: Forecast) -> tuple[int, bool, int, bool, float]:
+            """How certain the gain is; joint changes, if few trials are left; the playbook's
+            order; exact changes, which risk no quality; the size of the gain."""
+            certainty, gain = self._predictor.rank_key(forecast)
+            rung = forecast.candidate.rung
+            is_exact = rung.honesty == "exact"
+            place = -place_of(rung.id, self._ladder.first)
+            return certainty, is_scarce and forecast in joint, place, is_exact, gain
+
+        return sorted([*promising, *joint], key=key, reverse=True)
 
     def _possible(
         self, incumbent: RunningConfiguration, tried: Tried
