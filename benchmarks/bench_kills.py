@@ -1,9 +1,11 @@
 """A thousand failures of servers behind the gateway: answers that are lost or wrong.
 
 Two kinds, counted apart. Cuts: the gateway, a server and its engine in one process; every
-connection of a backend breaks after a random number of bytes, and new ones are refused for a while.
-Kills: SIGKILL of one of two server processes, which is started again. Requests are greedy, sampled,
-penalised, structured, with n > 1, and of other APIs; each answer is compared byte by byte with that
+connection of a backend breaks after a random number of bytes; for --down-s, new ones break before
+their first byte, which the gateway counts as a crash by that request, and not as a server that is
+gone: a request that meets three in a row is called deadly, and refused from then on. Kills: SIGKILL
+of one of two server processes, which is started again. Requests are greedy, sampled, penalised,
+structured, with n > 1, and of other APIs; each answer is compared byte by byte with that
 of a server that nothing has happened to.
 
     python benchmarks/bench_kills.py [--cuts 1000] [--kills 100] [--output FILE]
@@ -31,7 +33,7 @@ from tests.fleet.processes import GatewayProcess, Replica, wait_until
 from tests.fleet.scripted import gateway_over
 
 NUM_CLIENTS = 6
-STEP = 100  # failures between two lines of output
+STEP = 50  # failures between two lines of output
 
 
 def counted(page: str, report: KillReport, num_failures: int, began_s: float) -> dict[str, Any]:
@@ -45,19 +47,21 @@ def counted(page: str, report: KillReport, num_failures: int, began_s: float) ->
         "resumed_streams": metric("ridgeline_fleet_resumed_total"),
         "retried_requests": metric("ridgeline_fleet_retried_total"),
         "lost": metric("ridgeline_fleet_lost_total"),
+        "called_deadly": sum("backends in a row crashed" in text for text in report.wrong),
+        "refused_after_that": sum("this request is refused" in text for text in report.wrong),
         "wrong_or_failed": len(report.wrong),
         "first_wrong": report.wrong[:3],
         "seconds": round(time.perf_counter() - began_s, 1),
     }
 
 
-async def cut(num_cuts: int, seed: int) -> dict[str, Any]:
+async def cut(num_cuts: int, seed: int, down_s: float) -> dict[str, Any]:
     """Failures by cut connections."""
     began_s, total = time.perf_counter(), KillReport()
     async with real_server() as port:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600) as http:
             right = {name: await fetch(http, name) for name in REQUESTS}
-        backends = [CuttingBackend(port, down_s=0.1) for _ in range(3)]
+        backends = [CuttingBackend(port, down_s=down_s) for _ in range(3)]
         async with gateway_over(*backends, policy="least-loaded", retry_share=1.0) as http:
             result: dict[str, Any] = {}
             for first in range(0, num_cuts, STEP):
@@ -114,12 +118,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuts", type=int, default=1000)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--down-s", type=float, default=0.0, help="of a backend after a cut")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     record: dict[str, Any] = {"benchmark": "kills", "model": "demo", "clients": NUM_CLIENTS}
     if args.cuts:
-        record["cuts"] = asyncio.run(cut(args.cuts, args.seed))
+        record["cuts"] = asyncio.run(cut(args.cuts, args.seed, args.down_s))
     if args.kills:
         record["kills"] = asyncio.run(kill(args.kills, args.seed))
     print(json.dumps(record))

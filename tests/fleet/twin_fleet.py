@@ -23,11 +23,13 @@ from uvicorn.server import ServerState
 from ridgeline.config.server import ServerOptions
 from ridgeline.engine import engine_loop
 from ridgeline.engine.build import make_scheduler
+from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.fleet.backends import Backends
 from ridgeline.fleet.gateway import Gateway, GatewayConfig
 from ridgeline.fleet.parking import Parking
 from ridgeline.fleet.retry_budget import RetryBudget
 from ridgeline.fleet.upstream import BackendAddress
+from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.simulate.fleet import simulate_fleet
 from ridgeline.plan.simulate.records import (
     Autoscaling,
@@ -44,17 +46,18 @@ from ridgeline.routing import make_router
 from ridgeline.routing.autoscaler import ScalingPolicy
 from ridgeline.serve.app import build_routes, create_app
 from ridgeline.serve.server import uvicorn_config
-from ridgeline.twin.build import open_engine, plan_twin, resolved_settings, step_times_of
+from ridgeline.twin import build
+from ridgeline.twin.build import TwinModel, plan_twin, resolved_settings, step_times_of
 from ridgeline.twin.config import TwinConfig
 from tests.simulation.virtual_time import VirtualLoop, VirtualThreads
 
 FIRST_PORT = 9000
-PROBE_S = 1.0
 _DONE = b"data: [DONE]"
 
 
 class TwinFleetPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to rehearse: `count` twins at the start, and what happens to them."""
+    """What to rehearse: `count` twins at the start, and what happens to them. `probe_s`: time
+    between two probes of a twin by the gateway."""
 
     twin: TwinConfig
     count: int
@@ -62,6 +65,7 @@ class TwinFleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Autoscaling | None = None
     faults: FaultModel | None = None
     seed: int = 0
+    probe_s: float = 1.0
 
 
 class _Pipe(asyncio.Transport):
@@ -149,6 +153,33 @@ class FleetLoop(VirtualLoop):
         return ends[0], ends[0].protocol
 
 
+_load_tokenizer, _list_words = build._tokenizer_of, build.ordinary_tokens
+_tokenizers: dict[str, tuple[Tokenizer, ModelSpec]] = {}
+_words: dict[tuple[int, int], list[int]] = {}
+_plans: dict[bytes, TwinModel] = {}
+
+
+def _shared_tokenizer(model: str, spec: ModelSpec) -> tuple[Tokenizer, ModelSpec]:
+    """All twins of a model share its tokenizer: reading one takes longer than many requests."""
+    if model not in _tokenizers:
+        _tokenizers[model] = _load_tokenizer(model, spec)
+    return _tokenizers[model]
+
+
+def _shared_words(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    key = (id(tokenizer), vocab_size)
+    if key not in _words:
+        _words[key] = _list_words(tokenizer, vocab_size)
+    return _words[key]
+
+
+def _shared_plan(config: TwinConfig) -> TwinModel:
+    key = msgspec.json.encode(config)
+    if key not in _plans:
+        _plans[key] = plan_twin(config)
+    return _plans[key]
+
+
 class Twin:
     """The server of one twin, listening on `port` until `kill` or `stop`."""
 
@@ -158,9 +189,13 @@ class Twin:
         self, loop: FleetLoop, threads: VirtualThreads, port: int, config: TwinConfig
     ) -> None:
         self._loop, self.port, self.pipes = loop, port, list[_Pipe]()
-        with mock.patch.object(engine_loop, "threading", threads):
-            self.engine, _ = open_engine(
-                config, plan_twin(config), clock=loop.time, sleep=threads.sleep
+        with (
+            mock.patch.object(engine_loop, "threading", threads),
+            mock.patch.object(build, "_tokenizer_of", _shared_tokenizer),
+            mock.patch.object(build, "ordinary_tokens", _shared_words),
+        ):
+            self.engine, _ = build.open_engine(
+                config, _shared_plan(config), clock=loop.time, sleep=threads.sleep
             )
         self.app = create_app(self.engine, ServerOptions())
         if Twin._routes is None:
@@ -211,7 +246,9 @@ class TwinFleet:
         self._rng = np.random.default_rng(plan.seed)
         self.places: list[_Place] = []
         self._next_port = FIRST_PORT
-        self.backends = Backends([], make_router(plan.router, plan.seed), probe_interval_s=PROBE_S)
+        self.backends = Backends(
+            [], make_router(plan.router, plan.seed), probe_interval_s=plan.probe_s
+        )
         self.backends.clock = loop.time
         scaling = ScalingPolicy(target_in_flight=1e9)
         if plan.scaling is not None:

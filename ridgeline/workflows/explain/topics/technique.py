@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ridgeline.diagnose.rules.rulebook import shipped_rules
 from ridgeline.optimize import ladder
+from ridgeline.workflows.explain.fleet_figures import FLEET_TECHNIQUES, fleet_figures
 from ridgeline.workflows.explain.topics.base import TopicContext, TopicPage
 
 
@@ -42,6 +43,7 @@ def page(id: str, context: TopicContext) -> TopicPage:
         for answer in context.answers
         if id in answer.techniques
     )
+    figures = fleet_figures(id, context.facts) if id in FLEET_TECHNIQUES else ()
     fixes = tuple(("fixes", rule.fix) for rule in shipped_rules() if rule.rung in rungs)
     lines = (
         ("honesty", row["honesty"]),
@@ -57,7 +59,10 @@ def page(id: str, context: TopicContext) -> TopicPage:
         ("optimize", f"tries it: {', '.join(sorted(rungs))}" if rungs else row.get("no_rung", "")),
     )
     return TopicPage(
-        kind="technique", id=id, title=row["title"], lines=(*lines, *fixes, *here, *answers)
+        kind="technique",
+        id=id,
+        title=row["title"],
+        lines=(*lines, *fixes, *here, *answers, *figures),
     )
 
 

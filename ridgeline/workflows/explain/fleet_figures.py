@@ -1,0 +1,123 @@
+"""What tiers, replicas and disaggregation would do for this model and machine, by arithmetic.
+
+Times are roofline bounds with the probed peaks, of the workload's mean request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ridgeline.diagnose.conditions import Value, seconds
+
+Lines = tuple[tuple[str, str], ...]
+
+LINK_BYTES_S = 10e9 / 8
+"""A network of 10 Gbit/s, for the example of servers on different machines."""
+
+
+def fleet_figures(technique: str, facts: Mapping[str, Value]) -> Lines:
+    """Labelled lines for one of FLEET_TECHNIQUES."""
+    return _FIGURES[technique](facts)
+
+
+def _number(facts: Mapping[str, Value], name: str) -> float:
+    return float(str(facts[name]))
+
+
+def _mib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
+
+
+def _tiers(facts: Mapping[str, Value]) -> Lines:
+    """Loading a prompt's blocks against computing them."""
+    prompt, compute_s = (_number(facts, name) for name in ("mean_prompt_tokens", "prompt_s"))
+    per_token = _number(facts, "model_kv_bytes_per_token")
+    held = _number(facts, "kv_cache_bytes") / per_token
+    moved = prompt * per_token
+    copy_s = 2 * moved / _number(facts, "memory_bandwidth_bytes_s")  # read and written
+    ratio = compute_s / copy_s
+    verdict = "yes" if ratio > 1 and _number(facts, "shared_prompt_share") > 0 else "no"
+    return (
+        (
+            "here",
+            f"a prompt of {prompt:,.0f} tokens takes at least {seconds(compute_s)} to compute and "
+            f"{seconds(copy_s)} to copy from memory ({_mib(moved)}): {ratio:.3g} times",
+        ),
+        (
+            "a tier pays",
+            f"above {moved / compute_s / 1e6:,.0f} MB/s, for prefixes that return after the KV "
+            f"cache, which holds {held:,.0f} tokens, has evicted them",
+        ),
+        (
+            verdict,
+            "is loading from memory faster than computing, and does this load share prompts?",
+        ),
+    )
+
+
+def _disaggregation(facts: Mapping[str, Value]) -> Lines:
+    """What a prompt's step adds to the time between tokens, against moving its blocks."""
+    step_s, chunk_s = (_number(facts, name) for name in ("full_step_s", "prompt_step_s"))
+    prompt = _number(facts, "mean_prompt_tokens")
+    moved = prompt * _number(facts, "model_kv_bytes_per_token")
+    shared_s = 2 * moved / _number(facts, "memory_bandwidth_bytes_s")
+    compute_s = _number(facts, "prompt_s")
+    slo = facts.get("slo_tpot_s")
+    misses = slo is not None and step_s <= float(str(slo)) < step_s + chunk_s
+    return (
+        (
+            "here",
+            f"a step of {_number(facts, 'running_seqs'):.0f} sequences takes at least "
+            f"{seconds(step_s)}, and {seconds(step_s + chunk_s)} with "
+            f"{_number(facts, 'prompt_step_tokens'):,.0f} prompt tokens in it",
+        ),
+        (
+            "moving",
+            f"the {_mib(moved)} of a prompt take {seconds(shared_s)} in shared memory and "
+            f"{seconds(moved / LINK_BYTES_S)} over 10 Gbit/s; computing them {seconds(compute_s)}",
+        ),
+        (
+            "yes" if misses else "no",
+            "do prompts in the step break the TPOT SLO that a step without them keeps? "
+            + (
+                "Fewer tokens per step (--max-num-batched-tokens) cost no second server: try them "
+                "first."
+                if misses
+                else "Dividing servers gains nothing then."
+            ),
+        ),
+    )
+
+
+def _replicas(facts: Mapping[str, Value]) -> Lines:
+    """Servers that fit in memory, what each carries, and how many the rate needs."""
+    own = _number(facts, "model_weights_bytes") + _number(facts, "kv_cache_bytes")
+    memory = _number(facts, "machine_memory_gb") * 1e9
+    carried = _number(facts, "carried_req_s")
+    lines = (
+        (
+            "here",
+            f"one server carries at most {carried:.3g} requests/s and holds {_mib(own)}; "
+            f"{memory // own:.0f} fit in this machine's memory, but share its cores and bandwidth",
+        ),
+    )
+    needed = facts.get("replicas_needed")
+    if needed is None:
+        return (*lines, ("how many", "give the load: --request-rate R"))
+    rate = _number(facts, "request_rate_req_s")
+    verdict = "yes" if int(str(needed)) > 1 else "no"
+    return (
+        *lines,
+        (verdict, f"does {rate:g} requests/s need several? At least {needed}, by these bounds."),
+    )
+
+
+_FIGURES: Mapping[str, Callable[[Mapping[str, Value]], Lines]] = {
+    "kv-tiers": _tiers,
+    "disaggregation": _disaggregation,
+    "replicas": _replicas,
+    "autoscaling": _replicas,
+}
+
+FLEET_TECHNIQUES = frozenset(_FIGURES)
+"""Ids of techniques.toml that have figures here."""
