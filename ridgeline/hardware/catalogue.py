@@ -62,6 +62,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sparse: bool = False
     device_names: tuple[str, ...] = ()
     link_gb_s: float | None = None
+    link_devices: int = 8
     tdp_w: float | None = None
     achievable: float | None = None
     note: str = ""
@@ -71,7 +72,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """One device. `peak_flops` are DENSE operations per second by dtype; a multiply-add counts 2.
 
-    `link_bytes_s` is one direction to its peers, `network_bytes_s` one direction to other nodes;
+    `link_bytes_s` is one direction to its peers, `network_bytes_s` one direction to other nodes,
+    and `link_devices` the number of devices that the link connects;
     `achievable` the measured share of the bfloat16 peak that plain matrix products reach;
     `device_names` are the names that drivers report.
     """
@@ -87,6 +89,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     device_names: tuple[str, ...] = ()
     link_bytes_s: float | None = None
     network_bytes_s: float = NETWORK_BYTES_S
+    link_devices: int = 8
     tdp_w: float | None = None
     achievable: float | None = None
     note: str = ""
@@ -200,6 +203,7 @@ def _accelerator(row: _Row) -> Accelerator:
         as_of=row.as_of,
         device_names=row.device_names,
         link_bytes_s=None if row.link_gb_s is None else row.link_gb_s * 1e9,
+        link_devices=row.link_devices,
         tdp_w=row.tdp_w,
         achievable=row.achievable,
         note=row.note,
@@ -251,6 +255,20 @@ def prices_toml(catalogue: Mapping[str, Accelerator]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+_OTHER_NAMES = {
+    "a100-sxm": "a100-80-sxm",
+    "a100-pcie": "a100-80-pcie",
+    "b200-sxm": "b200",
+    "b300-sxm": "b300",
+    "gb200-sxm": "gb200",
+    "gb200-nvl72": "gb200",
+    "gb300-nvl72": "gb300",
+    "rtx-pro-6000": "rtx-6000-pro",
+    "rtx-pro-6000-server": "rtx-6000-pro",
+}
+"""Names that other tools give to rows of the catalogue, whose underscores are hyphens."""
+
+
 def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None) -> Accelerator:
     """Find an accelerator by its catalogue name or its driver's device name.
 
@@ -258,9 +276,10 @@ def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None)
     card of 2.0, 3.35 or 3.9 TB/s.
     """
     rows = load_catalogue() if catalogue is None else catalogue
-    wanted = name.strip().lower()
+    wanted = name.strip().lower().replace("_", "-")
+    wanted = _OTHER_NAMES.get(wanted, wanted)
     for row in rows.values():
-        if wanted in (row.name, *(device.lower() for device in row.device_names)):
+        if wanted in (row.name, *(n.lower().replace("_", "-") for n in row.device_names)):
             return row
     several = [row for row in rows if row.startswith(f"{wanted}-")]
     near = several or difflib.get_close_matches(wanted, rows, n=5, cutoff=0.4) or list(rows)

@@ -31,10 +31,20 @@ from ridgeline.modelspec.checkpoints.quantization_config import (
     quantization_config_of,
     read_quantization_config,
 )
-from ridgeline.modelspec.cost.serving_formats import serving_format
+from ridgeline.modelspec.cost.serving_formats import quantised_as, serving_format
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
-from ridgeline.modelspec.families.shapes import known_shapes, planning_config, planning_row
-from ridgeline.modelspec.families.unsupported import UNSUPPORTED, unsupported_spec
+from ridgeline.modelspec.families.shapes import (
+    known_shapes,
+    planning_config,
+    planning_row,
+    shape_of_tuned,
+)
+from ridgeline.modelspec.families.unsupported import (
+    UNSUPPORTED,
+    planned_as,
+    unsupported_spec,
+    with_indexer,
+)
 from ridgeline.modelspec.format import INT4, dense
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import map_linears, rewrite_linears
@@ -59,10 +69,14 @@ def load_planning_spec(model: str) -> ModelSpec:
     if name in BUILT_IN:
         return load_spec(name)
     remote = parse_remote(name)
-    if remote is not None:
-        shape = repository_shape(remote.repo) if isinstance(remote, HubModel) else None
+    if isinstance(remote, HubModel):
+        shape = repository_shape(remote.repo)
         if shape is not None:
             return load_planning_spec(shape)
+    is_local = remote is None and local_path(name).exists()
+    named = None if is_local else named_spec(name)
+    if named is not None:
+        return named
     folder = config_folder(name)
     if folder is not None:
         return config_planning_spec(folder, str(remote))
@@ -87,6 +101,35 @@ def load_planning_spec(model: str) -> ModelSpec:
     return planning_spec({**config, KEY: quantization}, path.name)
 
 
+_FORMATS = re.compile(r"[-_.](nvfp4|fp4|mxfp4|fp8)(?=$|[-_.])")
+_PER_TENSOR_OWNERS = ("nvidia", "redhatai", "neuralmagic")
+
+
+def named_spec(model: str) -> ModelSpec | None:
+    """The spec of a published shape under the name of one of its repositories, which may say a
+    format: `nvidia/DeepSeek-R1-0528-FP4`. None if no shape is known by it.
+
+    FP8 has a scale per matrix in the repositories of some owners, and per block of 128 x 128 else.
+    """
+    shape = shape_of_tuned(model)
+    if shape is None:
+        return None
+    spec = replace(load_planning_spec(shape), name=model.rsplit("/", 1)[-1])
+    said = _FORMATS.search(model.rsplit("/", 1)[-1].lower())
+    if said is None:
+        return spec
+    owner = model.rsplit("/", 1)[0].lower()
+    fp8 = "float8_e4m3" if owner in _PER_TENSOR_OWNERS else "float8_block"
+    chosen = {"fp8": fp8, "mxfp4": "mxfp4"}.get(said[1], "nvfp4")
+    if quantised_as(spec) == chosen:
+        return spec
+    form = serving_format(chosen)
+    experts_only = form.experts_only and any(layer.mlp.num_experts for layer in spec.layers)
+    plain = map_linears(spec, lambda _, linear: replace(linear, format=dense(spec.stored_dtype)))
+    pattern = "layers.*.mlp.*" if experts_only else "layers.*"
+    return rewrite_linears(plain, pattern, form.format, "format that the name says")
+
+
 def config_planning_spec(folder: Path, name: str) -> ModelSpec:
     """The spec of a model of which only config.json is here."""
     config = read_json(folder / "config.json")
@@ -98,12 +141,16 @@ def planning_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
 
     `auto_map` is ignored: only sizes are read, and no code of the model runs.
     """
-    plain = {k: v for k, v in config.items() if k not in ("auto_map", "quantization_config")}
+    quantization = config.get("quantization_config")
+    known, reason = planned_as(config)
+    quantization = quantization or known.get("quantization_config")
+    plain = {k: v for k, v in known.items() if k not in ("auto_map", "quantization_config")}
     if plain.get("model_type") in UNSUPPORTED:
         spec = unsupported_spec(plain, name=name)
     else:
-        spec = spec_from_config(plain, name=name)
-    quantization = config.get("quantization_config")
+        spec = with_indexer(spec_from_config(plain, name=name), config)
+    if reason:
+        spec = replace(spec, family=str(config["model_type"]), unsupported=reason)
     if not isinstance(quantization, dict):
         return spec
     chosen = serving_format(_quantised_format(quantization, name))
@@ -130,7 +177,9 @@ def _quantised_format(quantization: Mapping[str, Any], name: str) -> str:
         return "float8_block" if foreign.block == (128, 128) else f"float8_e4m3-b{foreign.block[1]}"
     if foreign.codec in ("scaled", "bnb8"):
         return "int8"
-    return _integers(foreign.bits, foreign.group_size)
+    skipped = " ".join(map(str, quantization.get("ignore") or ()))
+    experts_only = "self_attn" in skipped and "shared_experts" in skipped
+    return _integers(foreign.bits, foreign.group_size) + "-experts" * experts_only
 
 
 def _integers(bits: int, group_size: int | None) -> str:

@@ -9,8 +9,8 @@ weights for int4, 1 byte per 32 for mxfp4.
 A device without an arithmetic peak for a format unpacks the weights and computes in bfloat16.
 
 Checkpoints come in further formats: `intN-gM` and `intN-row` (weight-only, a scale per group or
-row), `float8_e4m3-bN` (blocks), `nvfp4`, `nf4` and `gguf-B` (B bits per weight on average, scales
-included).
+row; with `-experts`, only the experts are quantised), `float8_e4m3-bN` (blocks), `nvfp4`, `nf4` and
+`gguf-B` (B bits per weight on average, scales included).
 """
 
 from __future__ import annotations
@@ -88,12 +88,14 @@ SERVING_FORMATS: Mapping[str, ServingFormat] = MappingProxyType(
         ),
     }
 )
-_INTEGERS = re.compile(r"int([2-8])-(?:row|g([1-9]\d*))")
+_INTEGERS = re.compile(r"int([2-8])-(?:row|g([1-9]\d*))(-experts)?")
 _FP8_BLOCKS = re.compile(r"float8_e4m3-b([1-9]\d*)")
 _GGUF = re.compile(r"gguf-(\d+\.\d\d)")
 _SHORT_NAMES = MappingProxyType(
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3", "fp4": "mxfp4"}
     | {"fp8-block": "float8_block", "fp8_block": "float8_block"}
+    | {"int8_wo": "int8-row", "int4_wo": "int4", "w4a16_mxfp4": "mxfp4", "int8-wo": "int8-row"}
+    | {"int4-wo": "int4"}
 )
 
 
@@ -104,10 +106,13 @@ def serving_format(name: str) -> ServingFormat:
     if match := _INTEGERS.fullmatch(name):
         group = None if match[2] is None else int(match[2])
         made = Format(kind=name, bits=int(match[1]), group_size=group, scale_bytes=2)
-    elif match := _FP8_BLOCKS.fullmatch(name):
+        return ServingFormat(
+            format=made, computed_in=WIDE_DTYPES, experts_only=match[3] is not None
+        )
+    if match := _FP8_BLOCKS.fullmatch(name):
         made = Format(kind=name, bits=8, group_size=int(match[1]), scale_bytes=0)
         return ServingFormat(format=made, computed_in=("float8_e4m3", *WIDE_DTYPES), blocks=True)
-    elif match := _GGUF.fullmatch(name):
+    if match := _GGUF.fullmatch(name):
         made = Format(kind=name, bits=float(match[1]))
     else:
         raise BadInput("unknown weight dtype", value=name, limit=", ".join(SERVING_FORMATS))

@@ -17,6 +17,35 @@ _TUNED = re.compile(
 )
 
 
+_PUBLISHED = re.compile(
+    r"[-_.](instruct|it|chat|hf|base|thinking|reasoning|pytorch|\d{4}|v0\.\d|v\d"
+    r"|terminus|exp|17b-(?:16|128)e|fp8|nvfp4|fp4|mxfp4|bf16|f16|static|dynamic|pertensor)$"
+)
+_SAME_SHAPE = {
+    "deepseek-v3.2-speciale": "deepseek-v3.2",
+    "glm-5.1": "glm-5",
+    "glm-5.2": "glm-5",
+    "glm-5.3": "glm-5",
+    "kimi-k2.6": "kimi-k2.5",
+    "kimi-k2.7-code": "kimi-k2.5",
+    "llama-3.3-70b": "llama-3.1-70b",
+    "llama-3-70b": "llama-3.1-70b",
+    "mixtral-8x7b-v0.1": "mixtral-8x7b",
+    "mixtral-8x22b-v0.1": "mixtral-8x22b",
+    "minimax-m2.1": "minimax-m2",
+    "minimax-m2.5": "minimax-m2",
+    "minimax-m2.7": "minimax-m2",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    "qwen3-coder-next": "qwen3-next-80b-a3b",
+    "qwen3-vl-235b-a22b": "qwen3-235b-a22b",
+    "qwen3-vl-30b-a3b": "qwen3-30b-a3b",
+    "qwen3-vl-32b": "qwen3-32b",
+    "qwen3.6-27b": "qwen3.5-27b",
+    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+}
+"""Published models with the layers of another one: only their context or their training differ."""
+
+
 @cache
 def shape_table() -> dict[str, dict[str, Any]]:
     """Shapes that the engine runs, by name: config.json fields, and their `source`."""
@@ -48,6 +77,17 @@ def shape_of_repository(model: str) -> str | None:
     while name not in known_shapes() and (tail := _TUNED.search(name)):
         name = name[: tail.start()]
     return name if name in known_shapes() else None
+
+
+def shape_of_tuned(model: str) -> str | None:
+    """The published shape of a repository whose layers it has: a tuned or dated version, or one in
+    FP8 or FP4. None if none is known, and for names that say another format."""
+    name = model.rsplit("/", 1)[-1].lower()
+    name = name.removeprefix("meta-").removeprefix("nvidia-")
+    known = known_shapes()
+    while (base := _SAME_SHAPE.get(name, name)) not in known and (tail := _PUBLISHED.search(name)):
+        name = name[: tail.start()]
+    return base if base in known else None
 
 
 def shape_config(name: str) -> dict[str, Any]:

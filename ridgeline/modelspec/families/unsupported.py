@@ -1,7 +1,12 @@
 """Families that can be planned although the engine cannot run them yet.
 
-    hunyuan    groups of `cla_share_factor` layers share one KV cache; shared and routed experts
-    opt        MLPs without a gate, biases, learned positions
+    hunyuan      groups of `cla_share_factor` layers share one KV cache; shared and routed experts
+    opt          MLPs without a gate, biases, learned positions
+    nemotron_h   blocks of Mamba-2, attention, an MLP or experts, each alone in its layer
+
+`planned_as` reduces further families to one that is known. Those with a sparse attention over
+latent vectors (DeepSeek-V3.2, GLM-5) are planned with dense attention and an indexer, an upper
+bound on what a long context reads.
 
 Only fields that determine sizes, FLOPs and KV cache are read. Unknown fields are ignored and rotary
 scaling is not described: unlike the families of `registry`, these specs are never run.
@@ -9,6 +14,7 @@ scaling is not described: unlike the families of `registry`, these specs are nev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -21,6 +27,7 @@ from ridgeline.modelspec.families.layer_kinds import num_layers
 from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
     AttentionSpec,
+    DeltaSpec,
     LayerSpec,
     LinearSpec,
     MlpSpec,
@@ -32,6 +39,7 @@ from ridgeline.modelspec.model import (
 UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         "hunyuan": "the engine does not share a KV cache between layers",
+        "nemotron_h": "some layers are state-space models (Mamba)",
         "opt": "the engine has no learned positions and no MLP without a gate",
     }
 )
@@ -45,7 +53,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified"), _GEMMA_4),
         **dict.fromkeys(("gemma3n", "gemma3n_text"), f"{_GEMMA_4}; AltUp and Laurel are missing"),
         **dict.fromkeys(
-            ("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h"),
+            ("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2"),
             _STATE_SPACE,
         ),
         **dict.fromkeys(("bert", "modernbert", "roberta", "xlm-roberta"), _ENCODER),
@@ -53,6 +61,70 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     }
 )
 """model_type → why neither the engine nor planning knows it."""
+
+_SPARSE = "the engine has no sparse attention over latent vectors"
+_FLAT: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"deepseek_v32": ("deepseek_v3", _SPARSE), "glm_moe_dsa": ("deepseek_v3", _SPARSE)}
+)
+_NESTED: Mapping[str, str] = MappingProxyType({"kimi_k25": "kimi_k2", "qwen3_vl_moe": "qwen3_moe"})
+_IGNORED = frozenset(
+    (
+        "index_head_dim",
+        "index_n_heads",
+        "index_topk",
+        "index_topk_freq",
+        "index_skip_topk_offset",
+        "index_share_for_mtp_iteration",
+        "indexer_rope_interleave",
+        "moe_router_dtype",
+        "ep_size",
+        "rope_interleave",
+    )
+)
+"""Fields that change nothing in sizes but for the indexer's, which `planned_as` adds."""
+
+
+def planned_as(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The config.json of the nearest known family, and why the engine cannot run the model ("":
+    it can).
+
+    Of a multimodal model this is its language model.
+    """
+    family = str(config.get("model_type"))
+    text = config.get("text_config")
+    if family in _NESTED and isinstance(text, Mapping):
+        return {**text, "model_type": _NESTED[family], "architectures": None}, ""
+    if family not in _FLAT:
+        return dict(config), ""
+    name, reason = _FLAT[family]
+    kept = {key: value for key, value in config.items() if key not in _IGNORED}
+    if isinstance(kept.get("rope_parameters"), Mapping):
+        kept["rope_theta"] = kept.pop("rope_parameters").get("rope_theta", 10_000.0)
+    return {**kept, "model_type": name, "architectures": None}, reason
+
+
+def with_indexer(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+    """The spec with the weights of the indexer of a sparse attention, if the config has one.
+
+    They are counted in the projection that makes the latent vector: the indexer's keys, its
+    queries from the compressed query, and a weight per head.
+    """
+    heads, size = config.get("index_n_heads"), config.get("index_head_dim")
+    if not heads or not size:
+        return spec
+    q_rank = int(config.get("q_lora_rank") or spec.hidden_size)
+    extra = size + heads + math.ceil(heads * size * q_rank / spec.hidden_size)
+    layers = []
+    for layer in spec.layers:
+        latent = layer.attention.latent
+        if latent is None:
+            layers.append(layer)
+            continue
+        down = replace(latent.kv_down, num_out=latent.kv_down.num_out + extra)
+        attention = replace(layer.attention, latent=replace(latent, kv_down=down))
+        layers.append(replace(layer, attention=attention))
+    return replace(spec, layers=tuple(layers))
+
 
 _DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
@@ -125,6 +197,112 @@ def _opt_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
     return (layer,) * num_layers(values)
 
 
+_ABSENT = LinearSpec(num_out=0, num_in=0, format=dense("bfloat16"))
+_NO_MLP = MlpSpec(activation="relu2", gated=False, gate=_ABSENT, up=_ABSENT, down=_ABSENT)
+_NO_STATE = DeltaSpec(
+    num_key_heads=0,
+    num_value_heads=0,
+    key_dim=0,
+    value_dim=0,
+    conv_size=1,
+    z=_ABSENT,
+    b=_ABSENT,
+    a=_ABSENT,
+)
+
+
+def _nemotron_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
+    """One layer per mixer (M, *) with the MLP or experts (-, E) behind it, if any."""
+    pattern = str(values.raw("hybrid_override_pattern"))
+    mixers = {"M": _mamba(values, fmt), "*": _attention(values, fmt)}
+    mlps: dict[str, MlpSpec] = {}
+    if "-" in pattern:
+        dense_mlp = _mlp(values, values.count("intermediate_size"), fmt)
+        mlps["-"] = replace(dense_mlp, activation="relu2", gated=False)
+    if "E" in pattern:
+        mlps["E"] = _nemotron_experts(values, fmt)
+    layers: list[LayerSpec] = []
+    waiting: AttentionSpec | None = None
+    for kind in pattern:
+        if kind in mixers:
+            if waiting is not None:
+                layers.append(LayerSpec(attention=waiting, mlp=_NO_MLP))
+            waiting = mixers[kind]
+        else:
+            layers.append(LayerSpec(attention=waiting or _no_mixer(values), mlp=mlps[kind]))
+            waiting = None
+    if waiting is not None:
+        layers.append(LayerSpec(attention=waiting, mlp=_NO_MLP))
+    return tuple(layers)
+
+
+def _no_mixer(values: ConfigFields) -> AttentionSpec:
+    """An attention of no heads: a layer that is an MLP only."""
+    attention = _attention(values, dense("bfloat16"))
+    absent = {"q": _ABSENT, "k": _ABSENT, "v": _ABSENT, "o": _ABSENT}
+    return replace(attention, num_heads=0, num_kv_heads=0, delta=_NO_STATE, **absent)
+
+
+def _mamba(values: ConfigFields, fmt: Format) -> AttentionSpec:
+    """A Mamba-2 mixer (arXiv:2405.21060), by the sizes of a recurrent layer: B and C are keys and
+    queries of `n_groups` heads, x are values, dt is the decay of each head."""
+    hidden_size = values.count("hidden_size")
+    heads, size = values.count("mamba_num_heads"), values.count("mamba_head_dim")
+    groups, state = values.count("n_groups"), values.count("ssm_state_size")
+
+    def linear(num_out: int, num_in: int = hidden_size) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
+
+    delta = DeltaSpec(
+        num_key_heads=groups,
+        num_value_heads=heads,
+        key_dim=state,
+        value_dim=size,
+        conv_size=values.count("conv_kernel"),
+        z=linear(heads * size),
+        b=linear(0),
+        a=linear(heads),
+    )
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=0,
+        head_dim=size,
+        scale=1.0,
+        rope=RopeSpec(dim=0, theta=1.0),
+        q=linear(groups * state),
+        k=linear(groups * state),
+        v=linear(heads * size),
+        o=linear(hidden_size, heads * size),
+        delta=delta,
+    )
+
+
+def _nemotron_experts(values: ConfigFields, fmt: Format) -> MlpSpec:
+    """Routed experts, in a smaller space with `moe_latent_size`, and a shared one, all without a
+    gate. The projections into that space and back count as further columns of the shared expert.
+    """
+    hidden_size, inner = values.count("hidden_size"), values.count("moe_intermediate_size")
+    latent = values.opt_count("moe_latent_size")
+    experts = _experts(
+        values,
+        fmt,
+        inner=inner,
+        num_experts_key="n_routed_experts",
+        top_k_key="num_experts_per_tok",
+    )
+    up = replace(experts.up, num_in=latent or hidden_size)
+    down = replace(experts.down, num_out=latent or hidden_size)
+    width = values.count("moe_shared_expert_intermediate_size") + (latent or 0)
+    shared = SharedExpertSpec(
+        gate=_ABSENT,
+        up=replace(experts.up, num_out=width, num_in=hidden_size),
+        down=replace(experts.down, num_out=hidden_size, num_in=width),
+    )
+    return replace(
+        experts, activation="relu2", gated=False, gate=_ABSENT, up=up, down=down, shared=shared
+    )
+
+
 def _attention(values: ConfigFields, fmt: Format, *, bias: bool = False) -> AttentionSpec:
     hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
     kv_heads = values.opt_count("num_key_value_heads") or heads
@@ -185,6 +363,7 @@ def _experts(
 _LAYERS: Mapping[str, Callable[[ConfigFields, Format], tuple[LayerSpec, ...]]] = MappingProxyType(
     {
         "hunyuan": _hunyuan_layers,
+        "nemotron_h": _nemotron_layers,
         "opt": _opt_layers,
     }
 )

@@ -225,12 +225,12 @@ def communication(
     for num_devices, tokens in ((layout.tp, 1), (layout.num_expert_devices, groups)):
         if num_devices > 1:
             times = len(spec.layers)
-            far = slower if num_devices > NODE_DEVICES else 1.0
+            far = slower if num_devices > device.link_devices else 1.0
             fixed_s += times * eff.collective_s
             per_token_s += far * times * tokens * 2 * (num_devices - 1) / num_devices * row_s
     if layout.cp > 1:
         # Queries, keys and values of all rows, and the partial softmaxes of a chunk.
-        far = slower if layout.cp > NODE_DEVICES else 1.0
+        far = slower if layout.cp > device.link_devices else 1.0
         attentions = [layer.attention for layer in spec.layers]
         rows = sum(a.q.num_out + a.k.num_out + a.v.num_out for a in attentions)
         partials = sum(a.num_heads * (a.head_dim + 2) for a in attentions)
@@ -238,7 +238,7 @@ def communication(
         share = (layout.cp - 1) / layout.cp
         per_token_s += far * share * (rows + partials) / spec.hidden_size * row_s
     if layout.pp > 1:
-        far = slower if layout.num_devices > NODE_DEVICES else 1.0
+        far = slower if layout.num_devices > device.link_devices else 1.0
         fixed_s += (layout.pp - 1) * eff.collective_s
         per_token_s += far * (layout.pp - 1) * row_s / layout.tp
     return Communication(fixed_s=fixed_s, per_token_s=per_token_s)
