@@ -53,6 +53,7 @@ def measure(engine: Engine, count: int, asked: argparse.Namespace) -> dict[str, 
         "ms_per_step": round(1e3 * took_s / steps, 3),
         "graph_replays": after.get("num_graph_replays", 0) - before.get("num_graph_replays", 0),
         "plan_s": round(after["step_plan_s"] - before["step_plan_s"], 3),
+        "used_ahead": after.get("num_steps_used_ahead", 0) - before.get("num_steps_used_ahead", 0),
         "busy_s": round(after["step_busy_s"] - before["step_busy_s"], 3),
     }
     for name in ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"):
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--speculation", action="store_true")
+    parser.add_argument("--async-scheduling", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     asked = parser.parse_args()
     lines: list[dict[str, Any]] = []
@@ -83,6 +85,7 @@ def main() -> None:
                 max_model_len=asked.input + asked.output + 16,
                 max_num_seqs=max(map(int, asked.requests.split(","))),
                 speculative_config=speculation,
+                async_scheduling=asked.async_scheduling,
             )
             with engine:
                 for count in map(int, asked.requests.split(",")):

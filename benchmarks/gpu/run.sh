@@ -26,7 +26,7 @@ mkdir -p "$OUT" || exit 1
 OUT=$(cd "$OUT" && pwd)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$OUT/inductor} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/triton}
-PARTS=${PARTS:-"steps8b peer steps1b engine casestudy compiled tests doctor speculation products kernels optimize"}
+PARTS=${PARTS:-"steps8b peer steps1b engine casestudy ahead compiled tests doctor speculation products kernels optimize"}
 BEGAN=$(date +%s)
 SUMMARY=$OUT/summary.txt
 : > "$SUMMARY"
@@ -76,6 +76,8 @@ run_part() {
         $REQUESTS --json "$OUT/engine.json" ;;
     casestudy) part casestudy 75 "$PYTHON" -m ridgeline lab casestudy $SMALL --device "$DEVICE" \
         $STUDY --output-json "$OUT/casestudy.json" --html "$OUT/casestudy.html" ;;
+    ahead) part ahead 60 "$PYTHON" benchmarks/gpu/engine.py --device "$DEVICE" --model $BIG \
+        $REQUESTS --formats bf16 --async-scheduling --json "$OUT/ahead.json" ;;
     speculation) part speculation 60 "$PYTHON" benchmarks/gpu/engine.py --device "$DEVICE" \
         --model $BIG $REQUESTS --speculation --json "$OUT/speculation.json" ;;
     doctor)

@@ -78,6 +78,7 @@ MAX_SHOWN_FLAGS = 30
 RARE = frozenset(
     (  # of the engine
         *("lm_head_quantization", "activations", "prefix_cache_ttl_s", "enable_chunked_prefill"),
+        "async_scheduling",
         *("prefix_pin_share", "kv_tier_memory", "kv_tier_dir", "kv_tier_size", "kv_tier_url"),
         *("disaggregation_mode", "disaggregation_host", "disaggregation_port"),
         *("disaggregation_transfer_backend", "disaggregation_peers", "disaggregation_timeout_s"),

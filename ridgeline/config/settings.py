@@ -220,6 +220,14 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "Split long prompts over several steps, so that decoding continues.", panel=SCHEDULING
         ),
     ] = True
+    async_scheduling: Annotated[
+        bool,
+        About(
+            "On a GPU, launch each greedy decode step while the one before it still runs.",
+            panel=SCHEDULING,
+            since="0.3",
+        ),
+    ] = False
     batching: Annotated[
         Batching, About("How requests are combined into batches.", panel=SCHEDULING)
     ] = "continuous"
@@ -506,6 +514,7 @@ class EngineSettings(TypedDict, total=False):
     disaggregation_peers: tuple[str, ...]
     disaggregation_timeout_s: float
     enable_chunked_prefill: bool
+    async_scheduling: bool
     batching: Batching
     batch_wait_ms: float | None
     background_tokens: int | None
@@ -546,6 +555,7 @@ PERFORMANCE_SETTINGS = (
     "enable_prefix_caching",
     "prefix_cache_ttl_s",
     "enable_chunked_prefill",
+    "async_scheduling",
     "batching",
     "batch_wait_ms",
     "slo_throttle",

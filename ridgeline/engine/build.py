@@ -13,10 +13,12 @@ from ridgeline.config.settings import parse_lora_modules
 from ridgeline.engine.adapters.registry import AdapterRegistry
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.dtype import DTYPES
-from ridgeline.engine.execution.graphs.decode import make_decode_graphs
+from ridgeline.engine.execution.graphs.ahead import CudaQueue, StepsAhead, why_no_steps_ahead
+from ridgeline.engine.execution.graphs.decode import CudaCapture, DecodeGraphs, make_decode_graphs
 from ridgeline.engine.execution.graphs.warm_up import warm_up
 from ridgeline.engine.execution.page_prefetch import PagePrefetcher
 from ridgeline.engine.execution.runner import TorchRunner
@@ -84,6 +86,8 @@ def assemble(
     tokenizer = load_tokenizer(resolved.model)
     check_tokenizer(tokenizer, resolved.spec.vocab_size)
     if resolved.parallel_sizes.num_ranks > 1:
+        if resolved.async_scheduling:
+            raise no_async_scheduling("several ranks compute a step")
         return assemble_ranks(resolved, tokenizer, clock)
     target = cache(lambda: _target(resolved))
     speculation = build_speculation(resolved.speculative_config, tokenizer, resolved, clock, target)
@@ -106,6 +110,8 @@ def assemble(
         graphs.warm_up_s = warm_up(
             decoder, attention, graphs, resolved.max_num_seqs, kv.num_blocks - 1
         )
+    if resolved.async_scheduling:
+        use_steps_ahead(resolved, runner, scheduler)
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     shared = SharedSlots(resolved)
@@ -120,6 +126,38 @@ def assemble(
         tiers=tiers,
         transfers=build_transfers(resolved, kv, tiers, shared.memory),
         adapters=adapters,
+    )
+
+
+def use_steps_ahead(resolved: ResolvedSettings, runner: TorchRunner, scheduler: Scheduler) -> None:
+    """Launch decode steps ahead. Raises CannotRun with the reason where they cannot be."""
+    tiers = (resolved.kv_tier_memory, resolved.kv_tier_dir, resolved.kv_tier_url)
+    moves = {
+        "a tier of the KV cache": any(tiers),
+        "a prefill or decode server": resolved.disaggregation_mode != "none",
+        "an eviction policy": resolved.kv_eviction_config,
+    }
+    reason = why_no_steps_ahead(
+        runner.graphs,
+        runner.describe_graphs(),
+        drafts=resolved.speculative_config is not None,
+        moves_blocks=next((name for name, value in moves.items() if value), ""),
+    )
+    if reason is not None:
+        raise no_async_scheduling(reason)
+    assert runner.graphs is not None
+    attention = runner.attention
+    assert isinstance(attention, TableAttention)
+    second = DecodeGraphs(runner.decoder, attention, resolved.max_model_len, CudaCapture())
+    graphs = (runner.graphs, second)
+    runner.use_steps_ahead(StepsAhead(graphs, CudaQueue(), resolved.block_size))
+    scheduler.draft_scheduler.reserves_ahead = True
+
+
+def no_async_scheduling(reason: str) -> CannotRun:
+    """The error of --async-scheduling where it cannot run."""
+    return CannotRun(
+        f"--async-scheduling cannot run here: {reason}", fix="leave out --async-scheduling"
     )
 
 

@@ -32,6 +32,7 @@ def check_but_for_near_ties(ours: Engine, reference: Engine) -> None:
         {"attention_backend": "torch", "layer_backend": "torch"},
         {"attention_backend": "tables", "layer_backend": "torch"},
         {"speculative_config": {"method": "ngram"}},
+        {"async_scheduling": True},
         {"enable_chunked_prefill": True, "max_num_batched_tokens": 16},
     ],
 )

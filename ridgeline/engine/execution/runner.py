@@ -26,6 +26,7 @@ from ridgeline.engine.attention.full import piecewise_attention, self_attention
 from ridgeline.engine.eviction.evictor import KvEvictor
 from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.execution.batch import StepBatch, make_batch
+from ridgeline.engine.execution.graphs.ahead import StepsAhead
 from ridgeline.engine.execution.graphs.decode import DecodeGraphs, why_no_graphs
 from ridgeline.engine.execution.greedy_fast_path import (
     ReusedBuffer,
@@ -97,6 +98,7 @@ class TorchRunner:
         )
         self.greedy = make_greedy_path(decoder.forward, self.attention, self.argmax_head, buffer)
         self.graphs: DecodeGraphs | None = None
+        self.ahead: StepsAhead | None = None
 
     def use_adapters(self, adapters: RunAdapters) -> None:
         """Add the adapters that requests choose."""
@@ -107,9 +109,14 @@ class TorchRunner:
         graphs.keep_states = not isinstance(self.observer, NoObserver)
         self.greedy = self.graphs = graphs
 
+    def use_steps_ahead(self, ahead: StepsAhead) -> None:
+        """Launch each greedy decode step before the one before it is read."""
+        self.ahead = ahead
+
     def graph_counters(self) -> dict[str, float]:
-        """Captured and replayed CUDA graphs; empty without them."""
-        return {} if self.graphs is None else self.graphs.counts.as_dict()
+        """Captured and replayed CUDA graphs, steps launched ahead; empty without them."""
+        counts = {} if self.graphs is None else self.graphs.counts.as_dict()
+        return counts if self.ahead is None else counts | self.ahead.counts.as_dict()
 
     def describe_graphs(self) -> str:
         """Whether decode steps run from CUDA graphs, and why not."""
@@ -122,9 +129,14 @@ class TorchRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a plan: feed every run's tokens and sample where requested."""
         runs = plan.runs
+        moves = plan.copies or plan.compactions
+        if self.ahead is not None:
+            if runs and not moves and self.ahead.can_run(runs):
+                tokens, x_TC = self.ahead.run(runs)
+                return self._argmax_result(tokens, runs, x_TC)
+            self.ahead.forget()
         if any(run.branches for run in runs):
             return self._run_trees(plan)
-        moves = plan.copies or plan.compactions
         if moves or not runs or not self._is_greedy_step(runs):
             return self._run_general(plan)
         self._set_threads(sum([len(run.tokens) for run in runs]))

@@ -108,6 +108,7 @@ def device_operators_timed(runner: TorchRunner) -> Iterator[Callable[[], dict[st
     with ExitStack() as stack:
         stack.callback(times.close)
         _swap(stack, runner, "graphs", None)
+        _swap(stack, runner, "ahead", None)
         _swap(stack, runner, "greedy", NoGreedyPath())
         _swap(stack, runner, "attention", _RangedAttention(times, runner.attention))
         decoder = runner.decoder

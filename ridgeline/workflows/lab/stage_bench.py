@@ -92,7 +92,7 @@ class StageBench:
             self._close_spare()
 
     def results(self, bandwidth: Callable[[float], float]) -> tuple[StageResult, ...]:
-        """The stages; `bandwidth` gives the bytes per second of reads of so many bytes."""
+        """The stages; `bandwidth` gives the bytes per second of a read of a number of bytes."""
         return tuple(
             result
             if result.weight_bytes is None

@@ -145,6 +145,11 @@ class DecodeGraphs:
         # A graph keeps the address of these tables, so they must not grow afterwards.
         decoder.body.ropes.tables_up_to(max_len)
 
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest bucket."""
+        return self._rows[-1]
+
     def describe(self) -> str:
         """What is captured, and when."""
         return (

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ridgeline.engine.attention.tables import DecodeTables
 from ridgeline.engine.execution.graphs.buckets import Bucket
@@ -49,6 +50,12 @@ class StepInputs:
 
     def fill(self, runs: Sequence[Run]) -> int:
         """Pack the rows of all runs and copy them; returns the number of rows."""
+        num_rows = self.pack(runs)
+        self.copy()
+        return num_rows
+
+    def pack(self, runs: Sequence[Run]) -> int:
+        """Pack the rows of all runs on the host; returns their number."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -70,8 +77,15 @@ class StepInputs:
         fields[0, :num_rows], fields[1, :num_rows] = tokens, positions
         fields[2, :num_rows] = slots
         fields[3, :num_rows] = lengths
-        self.copy()
         return num_rows
+
+    def take_tokens(self, chosen_R: Tensor, num_rows: int) -> None:
+        """Replace the first tokens, which name rows of `chosen_R`, by what these rows chose.
+
+        A row that chose nothing (a negative token) feeds token 0.
+        """
+        tokens = self.tokens_R[:num_rows]
+        tokens.copy_(chosen_R.index_select(0, tokens).clamp_(min=0))
 
     def copy(self) -> None:
         """Copy the packed integers to the device, asynchronously where memory is pinned."""

@@ -97,6 +97,7 @@ class DraftScheduler:
         self._has_predictions = False
         self._predictions: dict[int, PredictedOutput] = {}  # by sequence id
         self._warned = False
+        self.reserves_ahead = False
 
     @property
     def has_proposer(self) -> bool:
@@ -104,7 +105,12 @@ class DraftScheduler:
         return not isinstance(self._proposer, NoDrafts)
 
     def plan(self, step: StepBuilder) -> None:
-        """Attach drafts to decoding runs, within what the step has left over."""
+        """Attach drafts to decoding runs, within what the step has left over.
+
+        With `reserves_ahead`, decoding runs get the block of the position after them, too.
+        """
+        if self.reserves_ahead:
+            self._reserve_ahead(step)
         if self._has_predictions:
             self._draft_from_predictions(step)
         if step.budget.left <= 0 or not self._proposer.should_propose(step.runs):
@@ -238,6 +244,23 @@ class DraftScheduler:
             chains = () if seq.request.prediction else self._proposer.alternatives(seq.id)
             if chains and drafts == proposed:
                 self._branches.add(step, i, seq, chains, self._num_spare())
+
+    def _reserve_ahead(self, step: StepBuilder) -> None:
+        """Give runs that decode the block of their next position: a step is launched ahead there.
+
+        Nothing is preempted for it, and nothing is taken that running sequences may need.
+        """
+        if any(len(run.tokens) != 1 or run.sample is None for run in step.runs):
+            return
+        for i, run in enumerate(step.runs):
+            seq = self._registry.find_running(run.seq_id)
+            is_last = (run.start + 1) % self._pool.block_size == 0
+            if seq is None or seq.windows or seq.eviction is not None or not is_last:
+                continue
+            if self._num_spare() > 0 and self._tables.reserve(seq, 2):
+                step.runs[i] = msgspec.structs.replace(
+                    run, blocks=tuple(seq.blocks[: len(run.blocks) + 1])
+                )
 
     def _num_spare(self) -> int:
         """Idle blocks beyond those that running sequences may need in the next step."""
