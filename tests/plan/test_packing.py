@@ -68,7 +68,7 @@ def test_one_token_answers_are_charged_for_their_prompts() -> None:
 
 def test_model_without_room_is_named() -> None:
     with pytest.raises(DoesNotFit, match=r"llama-3.1-70b fits none"):
-        pack([Tenant(model="llama-3.1-70b", rate=1.0)], {"l4": 8}, ROWS)
+        pack([Tenant(model="llama-3.1-70b", rate=1.0)], {"a10g": 8}, ROWS)
     crowd = [Tenant(model="llama-3.1-8b", rate=1.0 + i) for i in range(3)]
     with pytest.raises(DoesNotFit, match="no room left"):
         pack(crowd, {"l40s": 1}, ROWS)
@@ -132,4 +132,4 @@ def test_chosen_tp_is_kept_and_needs_a_link() -> None:
     found = pack([Tenant(model="llama-3.1-8b", rate=0.5, tp=2)], {"h100-sxm": 4}, ROWS)
     assert len(found.devices) == 2
     with pytest.raises(DoesNotFit, match="link rate"):
-        pack([Tenant(model="llama-3.1-8b", rate=0.5, tp=2)], {"l4": 4}, ROWS)
+        pack([Tenant(model="llama-3.1-8b", rate=0.5, tp=2)], {"a10g": 4}, ROWS)
