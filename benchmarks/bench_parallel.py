@@ -69,12 +69,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     asked = parser.parse_args()
     with ExitStack() as stack:
         engines = {
             name: stack.enter_context(
                 Engine.open(
                     asked.model,
+                    device=asked.device,
                     max_model_len=2048,
                     max_num_seqs=4,
                     kv_cache_memory_bytes=320 << 20,
@@ -83,6 +85,7 @@ def main() -> None:
                 )
             )
             for name, arm in ARMS.items()
+            if asked.device == "cpu" or "context_parallel_size" not in arm
         }
         print(f"{asked.model}, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}

@@ -362,9 +362,9 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     collectives: Annotated[
-        Literal["auto", "gloo", "shm"],
+        Literal["auto", "nccl", "shm", "gloo"],
         About(
-            "How the processes of a model exchange tensors: auto is shared memory on one host.",
+            "How processes exchange tensors: auto is nccl on CUDA, else shared memory on one host.",
             panel=PARALLELISM,
             since="0.3",
         ),

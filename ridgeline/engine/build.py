@@ -31,11 +31,11 @@ from ridgeline.engine.kv_transfer.transfers import (
     build_transfers,
 )
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.parallel.devices import choose_exchange
 from ridgeline.engine.parallel.exchange.connect import make_collectives
 from ridgeline.engine.parallel.group import NO_PROCESSES, Processes, RankGroup
 from ridgeline.engine.parallel.messages import rank_config
 from ridgeline.engine.parallel.rank import load_model
-from ridgeline.engine.parallel.resolve import shares_memory
 from ridgeline.engine.parallel.runner import make_runner
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy, seconds_of
@@ -178,11 +178,14 @@ def assemble_ranks(
 
     The others load their parts of the weights while this one loads that of rank 0.
     """
-    group = RankGroup(rank_config(resolved), shares_memory(resolved))
+    exchange, _ = choose_exchange(resolved, resolved.parallel_sizes, torch.device(resolved.device))
+    group = RankGroup(rank_config(resolved), shares_memory=exchange == "shm")
     try:
         config = group.config
         host = None if config.address is None else config.address.host
-        collectives = make_collectives(config.shard, config.timeout_s, config.segment, host)
+        collectives = make_collectives(
+            config.shard, config.timeout_s, config.segment, host, config.device
+        )
         model = cache(lambda: load_model(group.config, collectives))
         drafts = resolved.speculative_config
         speculation = build_speculation(

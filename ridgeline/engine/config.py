@@ -496,7 +496,7 @@ def _layer_backend(
         return name
     sizes = parallel_sizes(settings)
     if sizes.num_ranks > 1:
-        backend, reasons = choose_rank_layers(settings.layer_backend, spec, sizes, dtype)
+        backend, reasons = choose_rank_layers(settings.layer_backend, spec, sizes, device, dtype)
     else:
         backend, reasons = choose_forward(settings.layer_backend, spec, device, dtype)
     why["layer_backend"] = "; ".join(reasons)

@@ -51,8 +51,13 @@ def load_rank(config: RankConfig, collectives: Collectives) -> Decoder:
     backend = layer_backend_of(config.layer_backend)
     with torch.inference_mode(), open_weights(config.model, config.spec, config.seed) as source:
         weights = ShardedWeights(source, config.spec, shard)
-        builder = RankBuilder(config.spec, shard, weights, collectives, dtype, backend)
+        builder = RankBuilder(
+            config.spec, shard, weights, collectives, dtype, backend, torch.device(config.device)
+        )
         return builder.decoder(config.max_model_len)
+
+
+CPU = torch.device("cpu")
 
 
 class RankBuilder(DecoderBuilder):
@@ -69,15 +74,16 @@ class RankBuilder(DecoderBuilder):
         collectives: Collectives,
         dtype: torch.dtype,
         storage: LayerBackend,
+        device: torch.device = CPU,
     ) -> None:
         own = shard_spec(spec, shard)
-        super().__init__(own, weights, torch.device("cpu"), dtype, storage)
+        super().__init__(own, weights, device, dtype, storage)
         self.whole, self.shard, self.sharded = spec, shard, weights
         self.collectives = collectives
 
     def decoder(self, context: int) -> Decoder:
         spec, shard = self.spec, self.shard
-        table: EmbeddingTable = NoTable()
+        table: EmbeddingTable = NoTable(self.device)
         if shard.is_first_stage:
             inner = self._table()
             self.nbytes += inner.nbytes
@@ -87,7 +93,7 @@ class RankBuilder(DecoderBuilder):
         ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
         blocks = tuple(self.block(layer, i, ropes) for i, layer in enumerate(spec.layers))
         norm = self._norm("norm", (spec.hidden_size,), None)
-        head: Linear = self._lm_head(inner) if shard.is_first_stage else NoTable()
+        head: Linear = self._lm_head(inner) if shard.is_first_stage else NoTable(self.device)
         body = DecoderBody(
             spec=replace(spec, vocab_size=self.whole.vocab_size),
             table=table,

@@ -24,7 +24,8 @@ from typing import Protocol
 import msgspec
 
 import ridgeline.errors
-from ridgeline.engine.parallel.exchange.gloo import TCP
+from ridgeline.engine.parallel.devices import device_of_rank
+from ridgeline.engine.parallel.exchange.process_groups import TCP
 from ridgeline.engine.parallel.exchange.shared_memory import SharedSegment, create_segment
 from ridgeline.engine.parallel.messages import (
     Channel,
@@ -75,8 +76,8 @@ NO_PROCESSES = NoProcesses()
 class RankGroup:
     """Ranks 1, 2, … as child processes. Close it; `config` is that of rank 0.
 
-    With `shares_memory`, ranks exchange tensors in memory instead of by gloo. Raises OSError where
-    there is none.
+    With `shares_memory`, ranks exchange tensors in memory instead of by gloo or NCCL. Raises
+    OSError where there is none.
     """
 
     def __init__(self, config: RankConfig, shares_memory: bool = False) -> None:
@@ -89,7 +90,10 @@ class RankGroup:
         store = str(Path(self._folder) / "store")
         if address is not None:
             store = f"{TCP}{address.host}:{address.port + 1}"
-        self.config = msgspec.structs.replace(config, store=store, segment=descriptor)
+        device = device_of_rank(config.device, config.sizes, config.nnodes, config.rank)
+        self.config = msgspec.structs.replace(
+            config, store=store, segment=descriptor, device=device
+        )
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
         self._failure: RankFailed | None = None
@@ -103,15 +107,19 @@ class RankGroup:
         try:
             here = ranks_of_node(config.sizes, config.nnodes, 0)
             for rank in here[1:]:
-                self._workers.append(_Worker(msgspec.structs.replace(self.config, rank=rank)))
+                self._workers.append(_Worker(self._config_of(rank)))
             elsewhere = range(here.stop, num_ranks)
             remote = {} if address is None else accept_ranks(address, elsewhere)
             for rank in elsewhere:
-                own = msgspec.structs.replace(self.config, rank=rank)
-                self._workers.append(_Worker(own, remote[rank]))
+                self._workers.append(_Worker(self._config_of(rank), remote[rank]))
         except BaseException:
             self.close()
             raise
+
+    def _config_of(self, rank: int) -> RankConfig:
+        config = self.config
+        device = device_of_rank(config.device, config.sizes, config.nnodes, rank)
+        return msgspec.structs.replace(config, rank=rank, device=device)
 
     @property
     def pids(self) -> list[int]:

@@ -28,8 +28,9 @@ TIMEOUT_S = 120.0
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a rank needs to load its part. `spec` is the whole model.
 
-    `store` is where ranks meet (`GlooCollectives.connect`), `segment` the descriptor of the memory
-    that they share (None: they exchange by gloo); other names are those of `ResolvedSettings`.
+    `store` is where ranks meet (`ProcessCollectives.connect`), `segment` the descriptor of the
+    memory that they share (None: they exchange by gloo, or by NCCL if `device` is a CUDA device);
+    other names are those of `ResolvedSettings`.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     nnodes: int
     master_addr: str | None
     timeout_s: float
+    device: str
     model: str
     spec: ModelSpec
     dtype: str
@@ -77,6 +79,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SHARED = (
+    "device",
     "model",
     "spec",
     "dtype",

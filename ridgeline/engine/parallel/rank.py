@@ -51,12 +51,14 @@ def load_model(config: RankConfig, collectives: Collectives) -> RankModel:
     shard, spec, dtype = config.shard, config.spec, DTYPES[config.dtype]
     decoder = load_rank(config, collectives)
     layers = shard.layers(spec)
+    # On a GPU, rows of padding write to one block that no sequence has.
+    num_padding_blocks = 0 if config.device == "cpu" else 1
     cache = KvCache.allocate(
         decoder.spec,
-        config.num_blocks,
+        config.num_blocks + num_padding_blocks,
         config.rank_block_size,
         dtype,
-        "cpu",
+        config.device,
         kv_format(config.kv_cache_dtype),
         config.max_num_seqs,
         kv_layout(spec).only(range(layers.start, layers.stop)),
@@ -77,7 +79,7 @@ class RankWorker:
         self.model, config = model, model.config
         self.threads = StepThreads(config.num_threads, config.num_threads_decode)
         decoder = model.decoder
-        like = torch.empty(0, dtype=decoder.compute_dtype)
+        like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
         self._self_attention: Callable[[Sequence[int]], Attend] = self_attention(
             decoder.spec, like, model.cache, model.attention
         )
@@ -108,10 +110,13 @@ class RankWorker:
         decoder = model.decoder
         if not model.config.shard.is_first_stage:
             return
-        x_SC = torch.empty((num_rows, decoder.spec.hidden_size), dtype=decoder.compute_dtype)
+        x_SC = torch.empty(
+            (num_rows, decoder.spec.hidden_size), dtype=decoder.compute_dtype, device=decoder.device
+        )
         head_logits(decoder.lm_head, x_SC, model.head_widths, model.collectives)
 
     def _score(self, tokens: Sequence[int]) -> None:
-        tokens_T, num = torch.tensor(tokens), len(tokens)
-        attend = self._self_attention(tokens)
-        self.model.decoder.hidden(tokens_T, torch.arange(num), num, attend)
+        decoder, num = self.model.decoder, len(tokens)
+        tokens_T = torch.tensor(tokens, device=decoder.device)
+        positions_T = torch.arange(num, device=decoder.device)
+        decoder.hidden(tokens_T, positions_T, num, self._self_attention(tokens))

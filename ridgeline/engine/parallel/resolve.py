@@ -8,10 +8,10 @@ from ridgeline.config.settings import PlainSettings, Settings
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.native import NativeAttention
 from ridgeline.engine.execution.layers import choose
-from ridgeline.engine.parallel.exchange.shared_memory import why_no_segment
+from ridgeline.engine.parallel.devices import choose_exchange
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.cost.kv_layout import KvLayout
-from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.model import LayerSpec, ModelSpec
 from ridgeline.modelspec.shard import CHUNK_TOKENS, NodeAddress, ParallelSizes, check_sizes
 from ridgeline.records import KvEviction
 
@@ -34,12 +34,7 @@ def check_parallelism(
     _check_nodes(settings, sizes)
     if sizes.num_ranks == 1:
         return
-    if device.type != "cpu":
-        raise CannotRun(
-            "several processes compute one model on the CPU only",
-            value=f"{sizes} on {device}",
-            fix="use --device cpu, or one process",
-        )
+    _check_formats(spec, sizes, device)
     if settings.enable_lora:
         raise CannotRun(
             "--enable-lora works with one process, which holds whole layers",
@@ -48,12 +43,26 @@ def check_parallelism(
         )
     check_eviction(settings.kv_eviction_config, sizes)
     check_sizes(spec, sizes)
-    why["collectives"] = "shm: the processes are on one host"
-    if not shares_memory(settings):
-        why["collectives"] = f"gloo: {_why_not_shared(settings) or 'as requested'}"
+    why["collectives"] = ": ".join(choose_exchange(settings, sizes, device))
     for name in ("tensor", "pipeline", "expert", "context"):
         if getattr(sizes, name) > 1:
             why[f"{name}_parallel_size"] = f"as requested: {sizes.num_ranks} processes"
+
+
+def _check_formats(spec: ModelSpec, sizes: ParallelSizes, device: torch.device) -> None:
+    """Raise CannotRun for weights that ranks on CUDA devices cannot divide."""
+    if device.type == "cpu" or sizes.tensor == 1:
+        return
+    if any(_sums_integers(layer) for layer in spec.layers):
+        raise CannotRun(
+            "tensor parallelism sums the products of int8 weights by CPU kernels",
+            value=f"{sizes} on {device}",
+            fix="use --pipeline-parallel-size, another format, or --device cpu",
+        )
+
+
+def _sums_integers(layer: LayerSpec) -> bool:
+    return "int8" in (layer.attention.o.format.kind, layer.mlp.down.format.kind)
 
 
 def block_tokens(settings: Settings, layout: KvLayout) -> int:
@@ -113,25 +122,6 @@ def _check_nodes(settings: Settings, sizes: ParallelSizes) -> None:
         )
 
 
-def _why_not_shared(settings: PlainSettings) -> str | None:
-    return "the processes are on several nodes" if settings.nnodes > 1 else why_no_segment()
-
-
-def shares_memory(settings: PlainSettings) -> bool:
-    """Whether ranks exchange tensors in shared memory.
-
-    Raises CannotRun if that is requested and impossible.
-    """
-    why_not = _why_not_shared(settings)
-    if settings.collectives == "shm" and why_not is not None:
-        raise CannotRun(
-            f"processes cannot share memory here: {why_not}",
-            value="--collectives shm",
-            fix="use --collectives gloo",
-        )
-    return settings.collectives != "gloo" and why_not is None
-
-
 def check_eviction(policy: KvEviction | None, sizes: ParallelSizes) -> None:
     """Raise CannotRun if `policy` evicts keys and values that several ranks hold."""
     if sizes.num_ranks > 1 and policy is not None and policy.evicts:
@@ -143,7 +133,7 @@ def check_eviction(policy: KvEviction | None, sizes: ParallelSizes) -> None:
 
 
 def choose_rank_layers(
-    requested: str, spec: ModelSpec, sizes: ParallelSizes, dtype: torch.dtype
+    requested: str, spec: ModelSpec, sizes: ParallelSizes, device: torch.device, dtype: torch.dtype
 ) -> tuple[str, tuple[str, ...]]:
     """The layer backend of every rank, and the reasons. Raises CannotRun."""
     if requested not in ("auto", "native", "torch"):
@@ -152,7 +142,7 @@ def choose_rank_layers(
             value=f"--layer-backend {requested}",
             fix="use --layer-backend auto",
         )
-    why_not = why_not_native(spec, sizes)
+    why_not = why_not_native(spec, sizes, device)
     if requested == "native" and why_not:
         raise CannotRun(
             f"ranks cannot run native layers here: {'; '.join(why_not)}",
@@ -161,15 +151,16 @@ def choose_rank_layers(
         )
     if requested == "auto" and why_not:
         return "torch", (f"not native: {'; '.join(why_not)}", "torch: runs on every rank")
-    return choose(requested, spec, torch.device("cpu"), dtype)
+    return choose(requested, spec, device, dtype)
 
 
-def why_not_native(spec: ModelSpec, sizes: ParallelSizes) -> tuple[str, ...]:
+def why_not_native(spec: ModelSpec, sizes: ParallelSizes, device: torch.device) -> tuple[str, ...]:
     """Reasons why ranks cannot run native segments, beyond those of one process."""
     reasons = []
+    if device.type != "cpu":
+        reasons.append(f"native segments run on the CPU, not on {device}")
     if any(layer.mlp.num_experts for layer in spec.layers):
         reasons.append("experts are exchanged within a layer")
-    summed = [linear for layer in spec.layers for linear in (layer.attention.o, layer.mlp.down)]
-    if sizes.tensor > 1 and any(linear.format.kind == "int8" for linear in summed):
+    if sizes.tensor > 1 and any(_sums_integers(layer) for layer in spec.layers):
         reasons.append("int8 rows are rounded with a scale that the ranks agree on")
     return tuple(reasons)

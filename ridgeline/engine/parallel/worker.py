@@ -55,7 +55,11 @@ def serve(config: RankConfig, channel: Channel) -> None:
     if (address := config.address) is not None:
         is_remote = channel.socket.family != socket.AF_UNIX
         host = channel.socket.getsockname()[0] if is_remote else address.host
-    collectives = make_collectives(config.shard, config.timeout_s, config.segment, host)
+    if config.device != "cpu":
+        torch.cuda.set_device(config.device)
+    collectives = make_collectives(
+        config.shard, config.timeout_s, config.segment, host, config.device
+    )
     model = load_model(config, collectives)
     channel.send(Loaded(model.decoder.nbytes))
     collectives.connect(config.store)

@@ -189,7 +189,10 @@ def config_of(
         "block_size": 16,
         "kv_cache_dtype": spec.kv_dtype,
         "attention_backend": choose("auto", site)[0],
-        "layer_backend": choose_rank_layers("auto", spec, sizes, torch.float32)[0],
+        "layer_backend": choose_rank_layers(
+            "auto", spec, sizes, torch.device("cpu"), torch.float32
+        )[0],
+        "device": "cpu",
         "num_threads": 1,
         "num_threads_decode": 1,
     }

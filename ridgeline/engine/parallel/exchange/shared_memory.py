@@ -9,7 +9,7 @@ the slot again two rounds later: by then every other rank has entered the round 
 it has read the slot. A rank that waits longer than a few microseconds sleeps in the kernel
 (native/exchange/counters.h).
 
-Sums are added in the order of places, so that results have the bits of `GlooCollectives`.
+Sums are added in the order of places, so that results have the bits of gloo.
 
 Shape legend: N numbers of a part.
 """

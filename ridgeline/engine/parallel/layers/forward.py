@@ -15,7 +15,9 @@ class NoTable:
     """Stands for the embedding table and the LM head in stages that have neither."""
 
     nbytes = 0
-    device = torch.device("cpu")
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def rows(self, tokens_T: Tensor) -> Tensor:
         raise AssertionError("only the first stage embeds tokens")
@@ -52,7 +54,7 @@ class RankForward:
             if body.embed_scale != 1.0:
                 x_TC = x_TC * body.embed_scale
         else:
-            x_TC = self.collectives.receive(torch.empty(shape, dtype=body.dtype), shard.stage - 1)
+            x_TC = self.collectives.receive(self._empty(shape), shard.stage - 1)
         x_TC = self._layers(x_TC, tokens_T[own], positions_T[own], end, attend)
         if shard.is_last_stage:
             x_TC = self._norm(x_TC)
@@ -62,8 +64,11 @@ class RankForward:
             self.collectives.send(x_TC, shard.stage + 1)
             if shard.is_first_stage:
                 last = shard.sizes.pipeline - 1
-                x_TC = self.collectives.receive(torch.empty(shape, dtype=body.dtype), last)
+                x_TC = self.collectives.receive(self._empty(shape), last)
         return self._all_rows(x_TC, len(tokens_T)) if shard.is_first_stage else x_TC
+
+    def _empty(self, shape: tuple[int, int]) -> Tensor:
+        return torch.empty(shape, dtype=self.body.dtype, device=self.body.table.device)
 
     def _rows(self, num_rows: int, place: int) -> Span:
         """The rows of a step that a place computes."""
