@@ -59,6 +59,8 @@ def plan(
     accelerator: str | None = None,
     quantization: str | None = None,
     kv_cache_dtype: str | None = None,
+    max_loras: int | None = None,
+    max_lora_rank: int = 16,
     monthly_budget: float | None = None,
     price_per_hour: float | None = None,
     commitment: Commitment = "on-demand",
@@ -112,6 +114,8 @@ def plan(
             and fp8).
         kv_cache_dtype: KV cache formats to consider, separated by commas (default: as
             stored, and fp8).
+        max_loras: LoRA adapters that are loaded, and used in every step (default: none).
+        max_lora_rank: Rank of those adapters.
         monthly_budget: Maximum cost per month.
         price_per_hour: Price per device and hour (default: from the catalogue).
         commitment: Which of the catalogue's prices to count with: on-demand, spot,
@@ -270,6 +274,7 @@ def simulate(
     router: Router = "least-loaded",
     tensor_parallel_size: int = 1,
     expert_parallel_size: int = 1,
+    context_parallel_size: int = 1,
     interconnect: str | None = None,
     network: str | None = None,
     quantization: str | None = None,
@@ -331,6 +336,8 @@ def simulate(
         router: How requests are routed to replicas.
         tensor_parallel_size: Devices that every layer is split over.
         expert_parallel_size: Devices that whole experts are spread over.
+        context_parallel_size: Devices that divide the KV cache of every sequence and hold whole
+            layers.
         interconnect: Link between the devices of a node: nvlink3 to nvlink5, pcie3 to pcie5
             (default: the device's own).
         network: Link between nodes, one per device: ethernet-10, -25, -100, infiniband-hdr,

@@ -207,6 +207,8 @@ class PlanOptions(Section, frozen=True, kw_only=True):
             unset="as stored, and fp8",
         ),
     ] = None
+    max_loras: Annotated[int | None, shared.MAX_LORAS] = None
+    max_lora_rank: Annotated[int, shared.MAX_LORA_RANK] = 16
     monthly_budget: Annotated[
         float | None,
         About("Maximum cost per month.", unit=DOLLARS, range=POSITIVE_DOLLARS, since="0.2"),
@@ -310,6 +312,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     router: Annotated[Router, About("How requests are routed to replicas.")] = "least-loaded"
     tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
+    context_parallel_size: Annotated[int, shared.CONTEXT_PARALLEL] = 1
     interconnect: Annotated[str | None, shared.INTERCONNECT] = None
     network: Annotated[str | None, shared.NETWORK] = None
     quantization: Annotated[str | None, shared.QUANTIZATION] = None

@@ -152,6 +152,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "inspect": (Displaces("what_if", ("against",)),),
     "plan": (
+        Needs("max_lora_rank", ("max_loras",)),
         Displaces("workload", ("input_len", "output_len")),
         Displaces(
             "from_traffic",

@@ -27,7 +27,8 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
 class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One server to imitate.
 
-    `device` is a name of the catalogue. `tp` devices hold each of the `dp` replicas. Formats None:
+    `device` is a name of the catalogue. `tp` · `cp` devices hold each of the `dp` replicas; `cp` of
+    them divide the KV cache of every sequence. Formats None:
     as stored. Limits None: the defaults of the server. `utilization`: the share of the device's
     memory that is used. `kv_tokens` None: what the memory budget leaves. `acceptance`: the
     probability that each of `num_speculative_tokens` drafts is accepted. `speed`: modelled seconds
@@ -40,6 +41,7 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     tp: int = 1
     dp: int = 1
     ep: int = 1
+    cp: int = 1
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     max_num_seqs: int | None = None
@@ -73,7 +75,7 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_devices(self) -> int:
-        return self.dp * max(self.tp, self.ep)
+        return self.dp * max(self.tp, self.ep) * self.cp
 
     @property
     def description(self) -> str:

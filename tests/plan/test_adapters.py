@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ridgeline.errors import BadInput, DoesNotFit
+import ridgeline
+from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.modelspec.cost.adapters import adapted_linears, adapter_params
 from ridgeline.modelspec.cost.inspect import LORA_RANK, inspect_table
@@ -49,3 +50,18 @@ def test_adapters_that_do_not_fit_are_refused() -> None:
         predict(replace(POINT, max_loras=2000, max_lora_rank=64))
     with pytest.raises(BadInput, match="max_loras"):
         predict(replace(POINT, max_loras=0))
+
+
+def test_plan_counts_adapters_in_memory_and_steps() -> None:
+    options = {"accelerator": "h100-sxm", "max_devices": 1, "quantization": "bfloat16"}
+    plain = ridgeline.plan("llama-3.1-8b", **options)
+    adapted = ridgeline.plan("llama-3.1-8b", **options, max_loras=32, max_lora_rank=64)
+    assert adapted.memory.kv_tokens < plain.memory.kv_tokens
+    assert adapted.fleets[0].rate < plain.fleets[0].rate
+    [note] = [note for note in adapted.notes if "32 LoRA adapters of rank 64" in note]
+    assert "GB of each device" in note
+
+
+def test_plan_leaves_out_layouts_whose_memory_adapters_fill() -> None:
+    with pytest.raises(CannotRun):
+        ridgeline.plan("llama-3.1-8b", accelerator="h100-sxm", max_devices=1, max_loras=2000)

@@ -25,6 +25,7 @@ from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.published_efficiency import interval
 from ridgeline.plan.fleet.demand import Demand, meets_slo
 from ridgeline.plan.fleet.queueing import PoissonLoad, load_in_flight
+from ridgeline.plan.step_time.adapters import NO_ADAPTERS, AdapterLoad
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
 from ridgeline.plan.step_time.predict import (
@@ -60,6 +61,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     dollars_per_month: float | None = None
     dollars_per_device_hour: float | None = None
     commitment: Commitment = "on-demand"
+    adapters: AdapterLoad = NO_ADAPTERS
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +142,7 @@ def search(
     fleets = sorted(_best_of_kind(affordable), key=ranking_key)
     return SearchResult(
         num_candidates=len(everything),
-        fleets=tuple(_at_demand(spec, fleet, demand, slo, catalogue) for fleet in fleets),
+        fleets=tuple(_at_demand(spec, fleet, demand, slo, (space, catalogue)) for fleet in fleets),
         front=pareto_front(everything),
         left_out=left_out,
         over_budget=None if affordable or not meeting else min(meeting, key=ranking_key),
@@ -191,7 +193,10 @@ def enumerate_replicas(
             for weights in space.weight_dtypes or _weights(spec, device):
                 for kv in space.kv_dtypes or _kvs(spec, device, weights):
                     try:
-                        yield build_replica(spec, device, layout, weight_dtype=weights, kv_dtype=kv)
+                        machine = build_replica(
+                            spec, device, layout, weight_dtype=weights, kv_dtype=kv
+                        )
+                        yield space.adapters.on(machine)
                     except UserError as error:
                         left_out[f"{name} {layout} {weights}"] = str(error)
 
@@ -215,18 +220,21 @@ def enumerate_layouts(spec: ModelSpec, max_devices: int) -> Iterator[Layout]:
                         yield Layout(tp=tp, ep=ep, dp=dp)
 
 
-def other_layouts(machine: Replica, max_devices: int) -> Iterator[Replica]:
-    """The same model, device and formats in every other layout that can run."""
+def other_layouts(
+    machine: Replica, max_devices: int, adapters: AdapterLoad = NO_ADAPTERS
+) -> Iterator[Replica]:
+    """The same model, device, formats and adapters in every other layout that can run."""
     for layout in enumerate_layouts(machine.spec, max_devices):
         if layout != machine.layout:
             try:
-                yield build_replica(
+                other = build_replica(
                     machine.spec,
                     machine.device,
                     layout,
                     weight_dtype=machine.weight_dtype,
                     kv_dtype=machine.kv_dtype,
                 )
+                yield adapters.on(other)
             except UserError:
                 continue
 
@@ -333,9 +341,10 @@ def _at_demand(
     fleet: Candidate,
     demand: Demand,
     slo: Slo,
-    catalogue: Mapping[str, Accelerator],
+    devices: tuple[SearchSpace, Mapping[str, Accelerator]],
 ) -> Candidate:
     """The fleet with the latencies of the demanded load, which may be far below its full rate."""
+    space, catalogue = devices
     machine = build_replica(
         spec,
         catalogue[fleet.device],
@@ -343,6 +352,7 @@ def _at_demand(
         weight_dtype=fleet.weight_dtype,
         kv_dtype=fleet.kv_dtype,
     )
+    machine = space.adapters.on(machine)
     rate, low, high = demand.rate / fleet.num_replicas, 1, fleet.batch
     while low < high:
         middle = (low + high) // 2

@@ -8,6 +8,7 @@ bytes.
 
 from __future__ import annotations
 
+import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadInput, CannotRun
@@ -17,6 +18,20 @@ from ridgeline.plan.step_time.replica import Replica
 BYTES = 2
 """Of a weight of an adapter: bfloat16 or float16."""
 DEFAULT_RANK = 16
+
+
+class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How many adapters of a rank are loaded on a replica, and used in every step."""
+
+    count: int = 0
+    rank: int = DEFAULT_RANK
+
+    def on(self, machine: Replica) -> Replica:
+        """The replica with these adapters. Raises BadInput, CannotRun."""
+        return with_adapters(machine, self.count, self.rank) if self.count else machine
+
+
+NO_ADAPTERS = AdapterLoad()
 
 
 def with_adapters(machine: Replica, num_adapters: int, rank: int) -> Replica:

@@ -49,6 +49,7 @@ from ridgeline.plan.fleet.search import (
     other_layouts,
     search,
 )
+from ridgeline.plan.step_time.adapters import AdapterLoad
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.tier_loads import require_no_rates, tier_hits, tier_loads
@@ -259,7 +260,12 @@ def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Search
         dollars_per_month=options.monthly_budget,
         dollars_per_device_hour=options.price_per_hour,
         commitment=options.commitment,
+        adapters=_adapters(options),
     )
+
+
+def _adapters(options: PlanOptions) -> AdapterLoad:
+    return AdapterLoad(count=options.max_loras or 0, rank=options.max_lora_rank)
 
 
 def _unpriced(device: Accelerator, commitment: Commitment) -> str:
@@ -328,6 +334,8 @@ def _result(
         weight_dtype=best.weight_dtype,
         kv_dtype=best.kv_dtype,
     )
+    adapters = _adapters(options)
+    plain, model = model, adapters.on(model)
     limits = MemoryLimits(
         max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.max_num_seqs
     )
@@ -348,10 +356,15 @@ def _result(
         front=search_result.front,
         memory=memory_budget(model, limits),
         disaggregation=judge_disaggregation(
-            (model, *other_layouts(model, options.max_devices)), demand, slo, best
+            (model, *other_layouts(model, options.max_devices, adapters)), demand, slo, best
         ),
         commands=launch_commands(start),
-        notes=(*_notes(options, best, model, catalogue), *_tier_notes(model, demand, best), *stale),
+        notes=(
+            *_notes(options, best, model, catalogue),
+            *_tier_notes(model, demand, best),
+            *_adapter_notes(adapters, model.resident_bytes - plain.resident_bytes),
+            *stale,
+        ),
         manifests=written,
     )
 
@@ -427,6 +440,15 @@ def _tier_notes(model: Replica, demand: Demand, best: Candidate) -> list[str]:
             "computing them is quicker than loading them"
         )
     return notes
+
+
+def _adapter_notes(adapters: AdapterLoad, nbytes: float) -> list[str]:
+    if not adapters.count:
+        return []
+    return [
+        f"{adapters.count} LoRA adapters of rank {adapters.rank} take {nbytes / 1e9:.3g} GB "
+        "of each device, and a step reads all of them; the commands load none"
+    ]
 
 
 def _notes(

@@ -131,7 +131,11 @@ def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
     machine = build_replica(
         load_planning_spec(options.model),
         device,
-        Layout(tp=options.tensor_parallel_size, ep=options.expert_parallel_size),
+        Layout(
+            tp=options.tensor_parallel_size,
+            ep=options.expert_parallel_size,
+            cp=options.context_parallel_size,
+        ),
         weight_dtype=None
         if options.quantization is None
         else parse_weight_dtype(options.quantization),
@@ -149,6 +153,7 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
             value=str(model.layout),
             fix="use tp, and ep up to tp",
         )
+    _check_context(options)
     slots, tokens = resolve_limits(model, options.max_num_seqs, options.max_num_batched_tokens)
     fits = memory_budget(model, MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=slots))
     policy = options.kv_eviction_config
@@ -192,6 +197,24 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         if interference is None
         else partial(InterferenceSampler, interference, options.seed, level=level),
     )
+
+
+def _check_context(options: SimulateOptions) -> None:
+    """Raise BadInput for what the engine does not combine with a divided KV cache."""
+    policy = options.kv_eviction_config
+    whole = {
+        "--kv-tier-memory": options.kv_tier_memory is not None,
+        "--kv-tier-size": options.kv_tier_size is not None,
+        "--kv-eviction-config": policy is not None and policy.evicts,
+        "--decode-replicas": bool(options.decode_replicas),
+    }
+    wanted = [name for name, is_set in whole.items() if is_set]
+    if options.context_parallel_size > 1 and wanted:
+        raise BadInput(
+            f"{', '.join(wanted)} needs a KV cache that one device holds as a whole",
+            value=f"--context-parallel-size {options.context_parallel_size}",
+            fix="leave one of them out",
+        )
 
 
 def _tiers(options: SimulateOptions, num_devices: int) -> TierSizes:

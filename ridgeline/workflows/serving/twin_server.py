@@ -24,7 +24,8 @@ DRAFTS = 4  # of speculation without num_speculative_tokens
 
 
 def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
-    """The twin that engine settings describe; several devices share the weights (tp).
+    """The twin that engine settings describe; several devices share the weights (tp), or with
+    --context-parallel-size the KV cache.
 
     Raises BadInput.
     """
@@ -40,11 +41,20 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
             fix="leave one of them out; simulate --decode-replicas models such a fleet",
         )
     device, count = parse_devices(settings.device)
+    context = settings.context_parallel_size
+    if context not in (1, count):
+        raise BadInput(
+            "a twin with a divided KV cache has as many devices as parts",
+            value=f"--context-parallel-size {context}",
+            limit=f"{count} (--device {settings.device})",
+            fix=f"use --device {device}:{context}",
+        )
     drafts = settings.speculative_config
     return TwinConfig(
         model=settings.model,
         device=device,
-        tp=count,
+        tp=count if context == 1 else 1,
+        cp=context,
         weight_dtype=settings.quantization,
         kv_dtype=None if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
         max_num_seqs=settings.max_num_seqs,
