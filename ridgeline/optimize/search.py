@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from math import ceil
 
 import msgspec
 
@@ -335,7 +336,9 @@ class LadderSearch:
             "the budget is too small to measure a baseline and one rung",
             value=f"{self._budget.total_s:.0f} s",
             limit=f"about {needed_s:.0f} s for this model on this machine",
-            fix=f"--budget {needed_s / 60:.0f}m" if needed_s > 90 else f"--budget {needed_s:.0f}s",
+            fix=f"--budget {ceil(needed_s / 60)}m"
+            if needed_s > 90
+            else f"--budget {ceil(needed_s)}s",
         )
 
     async def _try_defaults(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,3 +144,36 @@ def test_lexers_of_their_own_are_bounded(engine: Engine, monkeypatch: pytest.Mon
         masks._limit_own_lexers()
     assert [key for key in keys if key in masks._states] == keys[3:]
     assert not masks._compiling_for
+
+
+def test_ambiguous_grammars_end_soon_however_many_run(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many hostile rows as slots: each fails within a few dozen tokens, none compiles again."""
+    hostile = [
+        OutputGrammar("grammar", f"start: s{i}\ns{i}: s{i} s{i} | /[a-z ]/") for i in range(8)
+    ]
+    compiled: list[OutputGrammar] = []
+    real = GuidanceMasks._compile
+
+    def counted(self: GuidanceMasks, structured: OutputGrammar) -> Any:
+        compiled.append(structured)
+        return real(self, structured)
+
+    monkeypatch.setattr(GuidanceMasks, "_compile", counted)
+    sampling = [
+        Sampling(max_tokens=64, temperature=1.0, seed=seed, structured=grammar)
+        for seed, grammar in enumerate(hostile)
+    ]
+
+    async def last_events() -> list[Any]:
+        async def last(own: Sampling) -> Any:
+            return [event async for event in engine.stream(PROMPT, own)][-1]
+
+        return list(await asyncio.gather(*map(last, sampling)))
+
+    began_s = time.process_time()
+    errors = [str(getattr(event, "error", event)) for event in asyncio.run(last_events())]
+    assert sum("items" in error for error in errors) >= 6, errors  # an answer may end before
+    assert len(compiled) == len(hostile)
+    assert time.process_time() - began_s < 20  # it takes 2; two such rows took 25 without a bound

@@ -73,12 +73,14 @@ _LIMITS = {
     "max_items_in_row": 1000,
     "initial_lexer_fuel": 2_000_000,
     "step_lexer_fuel": 100_000,
-    "step_max_items": 25_000,
+    "step_max_items": 5_000,  # JSON schemas take hundreds; ambiguous rules take 0.3 s for 25,000
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
 
+_PARSER_LIMIT = re.compile("(?i)too many items|current row has")
+"""Limits of a copy's own parser, which another lexer would reach at the same place."""
 _POSITION = re.compile(r"^at \d+\(\d+\): ")
 
 _Key = tuple[OutputGrammar, int, int]
@@ -246,9 +248,9 @@ class GuidanceMasks:
         state = self._state_for(key, output, can_wait=end_s < inf)
         try:
             return state.forbidden_after(output, width, end_s)
-        except (ArithmeticError, BadInput):
+        except (ArithmeticError, BadInput) as error:
             self._forget(key, state)
-            if state.has_own_lexer:
+            if state.has_own_lexer or _PARSER_LIMIT.search(str(error)):
                 raise
         state = self._states[key] = self._own_state(key, can_wait=end_s < inf)
         self._limit_own_lexers()

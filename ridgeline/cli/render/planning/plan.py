@@ -29,6 +29,14 @@ def print_plan(plan: PlanResult, out: Console) -> None:
         soft_wrap=True,
     )
     out.print(fleet_table(plan.fleets, slo.attainment))
+    if plan.fleets:
+        best = plan.fleets[0]
+        out.print(
+            f"The first holds for --max-num-seqs {best.max_num_seqs} --max-num-batched-tokens "
+            f"{best.max_num_batched_tokens}: give `ridgeline simulate` the same for the same load.",
+            markup=False,
+            soft_wrap=True,
+        )
     out.print(_memory_table(plan))
     split = plan.disaggregation
     out.print(
