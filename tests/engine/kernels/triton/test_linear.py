@@ -43,6 +43,31 @@ def test_int4(dtype: torch.dtype, zeros: bool, group_size: int) -> None:
     assert_product(got, x, weights.dense(group_size))
 
 
+@pytest.mark.parametrize("num_rows", [65, 130, 160])
+def test_int4_of_more_rows_than_a_tile(num_rows: int) -> None:
+    from ridgeline.engine.quant.int4 import unpacked
+
+    weights = quantise_int4(random(40, 256) * 0.1, 64, zeros=True, shrinks=(1.0,))
+    linear = unpacked.UnpackedInt4(weights, 64, None, torch.float32)
+    x = random(num_rows, 256, seed=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unpacked.UnpackedInt4, "streams", staticmethod(lambda *_: True))
+        patch.setattr(unpacked.UnpackedInt4, "widen", lambda _: pytest.fail("widened"))
+        for name in ("packed_OJ", "scale_OG", "zero_OG"):
+            setattr(linear, name, getattr(linear, name).to(DEVICE))
+        got = linear(x.to(DEVICE))
+    assert_product(got, x.to(DEVICE), weights.dense(64))
+
+
+def test_int4_streams_up_to_a_number_of_rows_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ridgeline.engine.quant.int4 import unpacked
+
+    monkeypatch.setattr(unpacked, "why_not", lambda _: None)
+    streams, gpu = unpacked.UnpackedInt4.streams, torch.device("cuda")
+    assert [streams(rows, gpu) for rows in (0, 1, 65, 160, 161)] == [False, True, True, True, False]
+    assert not streams(1, torch.device("cpu"))
+
+
 def test_int4_inputs_that_do_not_fill_the_last_block() -> None:
     from ridgeline.engine.kernels.triton.linear import pack_int4, w4a16
 
