@@ -13,13 +13,14 @@ OUT=${1:-${OUT:-build/gpu}}
 PYTHON=${PYTHON:-python3}
 DEVICE=${DEVICE:-cuda}
 BIG=dummy:llama-3.1-8b SMALL=dummy:llama-1b-32k STEPS="" DECODE="--formats bf16 --sequences 1,32 --modes graphs"
-REQUESTS="" STUDY="--max-concurrency 8 --input-len 512 --output-len 64 --rounds 3"
+REQUESTS="" TABLES="--attention-backend tables" STUDY="--max-concurrency 8 --input-len 512 --output-len 64 --rounds 3"
 CPU_PARTS="steps8b steps1b engine casestudy compiled doctor speculation optimize"
 if [ "$DEVICE" = cpu ]; then
     BIG=demo SMALL=demo STEPS="--formats bf16,int8 --sequences 1,2 --context 16 --prompt 32 --steps 2"
     DECODE="--formats bf16 --sequences 1 --context 16 --prompt 32 --steps 2 --modes graphs"
     REQUESTS="--formats bf16 --requests 1,2 --input 16 --output 8"
     STUDY="--max-concurrency 2 --input-len 16 --output-len 8 --rounds 1 --stages eager,int8"
+    TABLES=""  # refused on a CPU: only CUDA graphs make up for it
     PARTS=${PARTS:-$CPU_PARTS}
 fi
 mkdir -p "$OUT" || exit 1
@@ -64,7 +65,7 @@ run_part() {
     compiled) part compiled 60 "$PYTHON" benchmarks/gpu/steps.py --device "$DEVICE" --model $BIG \
         $DECODE --layer-backend compiled --json "$OUT/compiled.json"
         part torch_layers 30 "$PYTHON" benchmarks/gpu/steps.py --device "$DEVICE" --model $BIG \
-        $DECODE --layer-backend torch --attention-backend tables --json "$OUT/torch_layers.json" ;;
+        $DECODE --layer-backend torch $TABLES --json "$OUT/torch_layers.json" ;;
     peer) part peer8b 60 "$PYTHON" benchmarks/gpu/peer_transformers.py --json "$OUT/peer8b.json"
         part peer1b 40 "$PYTHON" benchmarks/gpu/peer_transformers.py --model $SMALL \
         --json "$OUT/peer1b.json" ;;
