@@ -1,0 +1,51 @@
+"""Coverage-guided fuzzing of the readers of files, with atheris (`pip install atheris`).
+
+python -m tests.fuzz.guided gguf -runs=100000       options behind the target are libFuzzer's
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import atheris  # type: ignore[import-not-found]
+
+READERS = (
+    "ridgeline.modelspec",
+    "ridgeline.engine.tokenization",
+    "ridgeline.engine.checkpoints",
+    "ridgeline.config",
+)
+"""Only these are instrumented: the rest of what they import would take minutes."""
+
+with atheris.instrument_imports(include=[*READERS]):
+    from tests.fuzz.run import fault_of
+    from tests.fuzz.targets import TARGETS
+
+
+def main() -> None:
+    name, *options = sys.argv[1:]
+    target = TARGETS[name]
+    folder = Path("build/fuzz") / name  # inputs that reach new code are added here
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, seed in enumerate(target.seeds()):
+        (folder / f"seed-{index}").write_bytes(seed)
+
+    def read(data: bytes) -> None:
+        fault = fault_of(name, data)
+        if fault is not None:
+            raise fault
+
+    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+        rng = random.Random(seed)
+        if rng.random() < 0.5:  # changes that keep the format's structure
+            return target.mutate(rng, data)[:max_size]
+        return bytes(atheris.Mutate(data, max_size))
+
+    atheris.Setup([sys.argv[0], str(folder), *options], read, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
