@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import atheris  # type: ignore[import-not-found]
@@ -39,8 +40,9 @@ def main() -> None:
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)
-        if rng.random() < 0.5:  # changes that keep the format's structure
-            return target.mutate(rng, data)[:max_size]
+        if rng.random() < 0.5:
+            with suppress(ValueError, IndexError):  # data that has lost the format's structure
+                return target.mutate(rng, data)[:max_size]
         return bytes(atheris.Mutate(data, max_size))
 
     atheris.Setup([sys.argv[0], str(folder), *options], read, custom_mutator=mutate)
