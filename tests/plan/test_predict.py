@@ -15,7 +15,12 @@ from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.parameters import num_kv_heads
 from ridgeline.modelspec.cost.serving_formats import parse_weight_dtype
-from ridgeline.plan.calibration.published_efficiency import Efficiency, backends, interval
+from ridgeline.plan.calibration.published_efficiency import (
+    Efficiency,
+    backends,
+    efficiency_of,
+    interval,
+)
 from ridgeline.plan.step_time.memory import MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import (
@@ -395,3 +400,10 @@ def test_no_decode_step_beats_the_roofline(
     step = machine.uniform(batch, 1, 2000, sampled=batch)
     assert step.bytes / step.seconds <= machine.device.bandwidth_bytes_s
     assert step.flops / step.seconds <= max(machine.device.peak_flops.values())
+
+
+@pytest.mark.parametrize("device", ["gb200", "b300", "gb300"])
+def test_devices_of_one_generation_have_one_host(device: str) -> None:
+    for backend in backends():
+        efficiency = efficiency_of(find_accelerator(device), backend)
+        assert efficiency.step_s == efficiency_of(find_accelerator("b200"), backend).step_s
