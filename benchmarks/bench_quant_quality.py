@@ -2,7 +2,8 @@
 
     python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2] [--fresh]
         [--methods rtn gptq] [--groups 32 128] [--asym] [--rotate] [--numbers nf4 fp8-channel]
-        [--format bitsandbytes] [--bits-budget 5] [--calibration FILE] [--steps 200] [--paired]
+        [--format bitsandbytes] [--bits-budget 5] [--calibration FILE] [--calibration-windows 16]
+        [--steps 200] [--paired]
         [--activations int8 int16 float32] [--kv-dtypes int8 bfloat16] [--humaneval 40]
         [--needles 8] [--result OUT.json]
 
@@ -242,6 +243,7 @@ def recipes(args: argparse.Namespace) -> Iterator[QuantizeRecipe]:
                             rotate=args.rotate,
                             seed=seed,
                             steps=args.steps,
+                            num_windows=args.calibration_windows,
                         )
 
 
@@ -295,6 +297,7 @@ def main() -> None:
     parser.add_argument("--format", choices=[*FORMATS], default="ridgeline")
     parser.add_argument("--bits-budget", type=float, default=None)
     parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--calibration-windows", type=int, default=None)
     parser.add_argument("--steps", type=int, default=200, help="of qat")
     parser.add_argument("--activations", nargs="+", choices=[*DIGITS], default=["int8"])
     parser.add_argument("--paired", action="store_true")

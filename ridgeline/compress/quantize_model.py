@@ -32,6 +32,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.format import BF16, INT8, Format, int4
+from ridgeline.modelspec.layer_inputs import refuse_special_layers
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_formats, linears, with_dtype
 
@@ -117,6 +118,7 @@ def quantize_model(
     stored = load_spec(model)
     _refuse_compressed(stored)
     dense = with_dtype(stored, "float32")
+    refuse_special_layers(dense, "quantize", "quantise while loading: --quantization int8 or int4")
     if has_states(dense):
         raise CannotRun(
             "the walk through layers does not know gated delta nets",

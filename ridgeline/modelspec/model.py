@@ -12,7 +12,7 @@ import msgspec
 
 from ridgeline.modelspec.format import Format
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "xielu"]
 NormPlaces = Literal["before", "both", "after"]
 Scoring = Literal["softmax", "sigmoid"]
@@ -26,7 +26,8 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     `factor`, `low_freq_factor`, … are the fields of Hugging Face's `rope_scaling` of that kind.
     `attention_factor` multiplies cos and sin (yarn, longrope); None means the kind's default.
     Where nothing rotates (`dim` 0), `query_floor` F and `query_scale` s multiply the query at
-    position p by 1 + s·log(1 + floor((p + 1) / F)) (Llama 4; arXiv:2501.19399).
+    position p by 1 + s·log(1 + floor((p + 1) / F)) (Llama 4; arXiv:2501.19399). `proportional`:
+    the share `turned` of the pairs turns, with the frequencies of the whole head (Gemma 4).
     """
 
     dim: int
@@ -46,6 +47,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
     query_floor: int | None = None
+    turned: float = 1.0
     query_scale: float = 0.0
 
 
@@ -132,10 +134,13 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     own gain (Command R+), and with `qk_norm_plain` there is no gain (Llama 4). `sinks` adds one
     learned logit per head to the softmax. With
     `shares_kv` the layer has no k and v projections and reads the KV cache of an earlier layer,
-    whose projections `k` and `v` then describe. With `latent`, q, k and v are the up-projections,
-    `head_dim` is the size of a query head, and `num_kv_heads` is 1: the latent vector serves every
-    head. With `gated`, `q` also computes a gate for the output, head by head. With `delta` the
-    layer is no attention: it has no KV cache, `num_kv_heads` is 0, its heads are the value heads.
+    whose projections `k` and `v` then describe: the last one before it that has the same window and
+    keeps a cache. `v_norm`: values are RMS-normalised without a gain; `v_is_k`: they are the keys
+    before their norm, and the layer has no v projection (Gemma 4). With `latent`, q, k and v are
+    the up-projections, `head_dim` is the size of a query head, and `num_kv_heads` is 1: the latent
+    vector serves every head. With `gated`, `q` also computes a gate for the output, head by head.
+    With `delta` the layer is no attention: it has no KV cache, `num_kv_heads` is 0, its heads are
+    the value heads.
     """
 
     num_heads: int
@@ -159,6 +164,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     latent: LatentSpec | None = None
     gated: bool = False
     delta: DeltaSpec | None = None
+    v_norm: bool = False
+    v_is_k: bool = False
 
 
 class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +205,9 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     With `num_experts` > 0 a router picks `experts_per_token` of them for each token, by `routing`;
     every token also passes through the `shared` one. The three linears then describe ONE expert.
     `norm_topk` renormalises the chosen experts' scores.
+
+    With a `sparsity` s > 0 the gate keeps the part of each row's values that exceeds the quantile s
+    of a normal distribution with the row's mean and deviation (Gemma 3n).
     """
 
     activation: Activation
@@ -211,6 +221,37 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingSpec = RoutingSpec()
     norm_topk: bool = True
     router: LinearSpec | None = None
+    sparsity: float = 0.0
+
+
+class LayerInputSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An input of each layer that depends on the token alone (per-layer embeddings, Gemma 3n).
+
+    A table has a row of `size` numbers per layer for each of `vocab_size` tokens. The sum of this
+    row and a projection of the token's embedding multiplies the `gate`, and `up` leads the product
+    back to the hidden size.
+    """
+
+    vocab_size: int
+    size: int
+    gate: LinearSpec
+    up: LinearSpec
+
+
+class AltUpSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Several hidden states, of which a layer computes one (AltUp, arXiv:2301.13310).
+
+    The layer predicts `num_streams` states as mixtures of the previous ones, runs on the one
+    numbered `active`, and corrects all by what it changed there. `scales_active`: a learned gain
+    precedes the per-layer input. `laurel_down` and `laurel_up` are a low-rank branch beside
+    attention (LAuReL, arXiv:2411.07501).
+    """
+
+    num_streams: int
+    active: int
+    scales_active: bool
+    laurel_down: LinearSpec
+    laurel_up: LinearSpec
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +260,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     `norms`: each branch's input is normalised ("before"), its output ("after", OLMo 2), or both
     (Gemma 2). `residual_scale` multiplies a branch's output before it is added (Granite). In a
     `parallel` block attention and MLP read the same normalised input: it has one norm (Cohere).
+    `layer_input` and `altup` as in Gemma 3n; `output_scale`: a learned number multiplies the
+    layer's output (Gemma 4).
     """
 
     attention: AttentionSpec
@@ -226,6 +269,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     norms: NormPlaces = "before"
     residual_scale: float = 1.0
     parallel: bool = False
+    layer_input: LayerInputSpec | None = None
+    altup: AltUpSpec | None = None
+    output_scale: bool = False
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

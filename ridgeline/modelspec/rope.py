@@ -114,6 +114,12 @@ def _longrope(rope: RopeSpec, seq_len: int) -> list[float]:
     return [f / factor for f, factor in zip(_powers(rope, rope.theta), factors, strict=True)]
 
 
+def _proportional(rope: RopeSpec, seq_len: int) -> list[float]:
+    num_turned = int(rope.turned * rope.dim // 2)
+    powers = [freq / rope.factor for freq in _powers(rope, rope.theta)[:num_turned]]
+    return powers + [0.0] * (rope.dim // 2 - num_turned)
+
+
 _FREQUENCIES = {
     "default": _default,
     "linear": _linear,
@@ -121,4 +127,5 @@ _FREQUENCIES = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

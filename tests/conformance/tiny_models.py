@@ -45,6 +45,20 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
 _LONG = {"short_factor": [1.0, 1.3, 1.1], "long_factor": [1.5, 2.0, 4.0]}
 _GEMMA = {"head_dim": 8, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 _GEMMA_WINDOWS = {**_GEMMA, "sliding_window": 9, "query_pre_attn_scalar": 10}
+_GEMMA_INPUTS: dict[str, Any] = {
+    **_GEMMA,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": VOCAB,
+    "num_kv_shared_layers": 2,
+    "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.0, 0.0],
+}
+_GEMMA4 = {
+    **{key: v for key, v in _GEMMA_INPUTS.items() if key != "activation_sparsity_pattern"},
+    "global_head_dim": 16,
+}
 _LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 12,
@@ -105,6 +119,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {**_GEMMA_WINDOWS, "num_hidden_layers": 4, "sliding_window_pattern": 3},
     ),
+    "gemma3n": ("gemma3n_text", {**_GEMMA_INPUTS, "laurel_rank": 4, "altup_num_inputs": 3}),
+    "gemma3n-dense": (
+        "gemma3n_text",
+        {
+            **_GEMMA_INPUTS,
+            "activation_sparsity_pattern": [0.0] * 6,
+            "num_kv_shared_layers": 0,
+            "intermediate_size": [40, 24, 40, 24, 40, 24],
+            "altup_correct_scale": False,
+            "altup_active_idx": 1,
+        },
+    ),
+    "gemma4": ("gemma4_text", {**_GEMMA4, "final_logit_softcapping": 4.0}),
+    "gemma4-keys-for-values": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+        },
+    ),
+    "gemma4-wide": ("gemma4_text", {**_GEMMA4, "use_double_wide_mlp": True}),
     "phi3": ("phi3", {"sliding_window": 11}),
     "phi3-longrope": (
         "phi3",
@@ -362,6 +400,9 @@ TORCH_ONLY: dict[str, str] = {
     **dict.fromkeys(
         ("deepseek-v2", "deepseek-v2-greedy", "deepseek-v3", "glm4-moe-lite"),
         "attention is latent",
+    ),
+    **dict.fromkeys(
+        ("gemma3n", "gemma3n-dense", "gemma4", "gemma4-keys-for-values", "gemma4-wide"), "layers"
     ),
     "glm4-moe-groups": "experts are chosen within groups",
     "cohere": "parallel",

@@ -29,6 +29,8 @@ CONFIG_CLASSES = {
     "qwen3_moe": "Qwen3MoeConfig",
     "gemma": "GemmaConfig",
     "gemma2": "Gemma2Config",
+    "gemma3n_text": "Gemma3nTextConfig",
+    "gemma4_text": "Gemma4TextConfig",
     "gemma3_text": "Gemma3TextConfig",
     "phi3": "Phi3Config",
     "smollm3": "SmolLM3Config",

@@ -66,6 +66,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.cost.parameters import num_params
+from ridgeline.modelspec.layer_inputs import refuse_special_layers
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears, with_dtype
 
@@ -146,6 +147,7 @@ def prunable_spec(model: str) -> ModelSpec:
         )
     stored = load_spec(model)
     spec = with_dtype(stored, "float32")
+    refuse_special_layers(spec, "prune")
     if has_states(spec):
         raise CannotRun("the walk through layers does not know gated delta nets", value=spec.family)
     packed = [path for path, linear in linears(spec).items() if linear.format.kind != "dense"]

@@ -33,6 +33,7 @@ from torch import Tensor
 from ridgeline.engine.attention.kv_format import KvFormat, PlainKv
 from ridgeline.engine.kernels.large_pages import own_pages
 from ridgeline.modelspec.cost.kv_layout import ONE_GROUP, KvLayout
+from ridgeline.modelspec.layer_inputs import kv_source
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
@@ -40,7 +41,8 @@ class KvCache:
     """Keys and values of every layer.
 
     `layers[i]` is kv_N2KBW of layer i, stored in `format`; attention computes in `dtype`. Layers
-    without keys have K = 0. `num_states` sequences can keep states in recurrent layers. `layout`
+    without keys have K = 0, and layers that share a cache have that of another.
+    `num_states` sequences can keep states in recurrent layers. `layout`
     says in which of a run's block tables a layer finds its blocks; `tensors` are the memory.
     `recent` (INT4 only): the memory of each layer as bytes [block, …], and which of a run's
     `windows` names the blocks that hold its recent rows.
@@ -82,8 +84,11 @@ class KvCache:
         if layout.recent:
             return _with_recent(spec, (num_blocks, block_size), dtype, device, format, layout)
         shared: dict[int, Tensor] = {}  # by place within the group
-        layers = []
+        layers: list[Tensor] = []
         for i, layer in enumerate(spec.layers):
+            if layer.attention.shares_kv:
+                layers.append(layers[kv_source(spec, i)])
+                continue
             shape = (num_blocks, *tile_shape(layer.attention, block_size, format))
             place = layout.place_of(i)
             if place is None:

@@ -29,7 +29,17 @@ from ridgeline.engine.kernels.native_linear import Packed, pack_lines
 from ridgeline.engine.model.base import DecoderBody, LayerBackend
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.delta_net import DeltaWeights, GatedAttentionLayer, GatedDeltaNet
+from ridgeline.engine.model.layer_inputs import (
+    AltUpBlock,
+    AltUpWeights,
+    HiddenStreams,
+    InputBlock,
+    InputGate,
+    LayerInputs,
+    SparseGatedMlp,
+)
 from ridgeline.engine.model.layers import (
+    ACTIVATIONS,
     AttentionLayer,
     Block,
     ConcatLinear,
@@ -52,6 +62,7 @@ from ridgeline.engine.model.layers import (
 )
 from ridgeline.engine.model.moe import MoeMlp, SharedExpertMlp
 from ridgeline.engine.model.rope import RopeTables
+from ridgeline.engine.model.shared_kv import NormedValueAttention, SharedKvAttention
 from ridgeline.engine.model.table import EmbeddingTable, PackedTable, PlainTable
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
@@ -64,7 +75,9 @@ from ridgeline.modelspec.checkpoints.packed_config import PACKED_FILE
 from ridgeline.modelspec.cost import shares_table, table_dtype
 from ridgeline.modelspec.cost.parameters import qk_norm_shapes
 from ridgeline.modelspec.format import FP32, Format
+from ridgeline.modelspec.layer_inputs import kv_source, model_linears
 from ridgeline.modelspec.model import (
+    AltUpSpec,
     AttentionSpec,
     LatentSpec,
     LayerSpec,
@@ -155,6 +168,8 @@ class DecoderBuilder:
             norm=norm,
             ropes=tables,
             dtype=self.dtype,
+            inputs=self._layer_inputs(),
+            streams=self._hidden_streams(),
         )
         return Decoder(body, self.forward(body), lm_head, self.nbytes)
 
@@ -223,13 +238,81 @@ class DecoderBuilder:
         if layer.residual_scale != 1.0:
             factor = layer.residual_scale
             after = ScaledBranch(after[0], factor), ScaledBranch(after[1], factor)
-        return (ParallelBlock if layer.parallel else Block)(
+        block = (ParallelBlock if layer.parallel else Block)(
             self._mixer(layer.attention, index),
             self._mlp(layer.mlp, index),
             before,
             after,
             ropes.index(layer.attention.rope),
         )
+        return self._with_input(block, layer, index)
+
+    def _with_input(self, block: Block, layer: LayerSpec, index: int) -> Block:
+        """The block with its layer input, its output's scale and its hidden states, if any."""
+        inputs, gate = layer.layer_input, None
+        if inputs is not None:
+            gate = InputGate(
+                ACTIVATIONS[layer.mlp.activation],
+                self._linear(["input_gate"], [inputs.gate], index),
+                self._linear(["input_up"], [inputs.up], index),
+                self._norm("input_norm", (self.spec.hidden_size,), index),
+            )
+        if layer.altup is not None:
+            assert gate is not None
+            return AltUpBlock(block, gate, self._altup(layer.altup, index))
+        if gate is None and not layer.output_scale:
+            return block
+        scale = self._floats("output_scale", (1,), index).item() if layer.output_scale else 1.0
+        return InputBlock(block, gate, scale)
+
+    def _altup(self, altup: AltUpSpec, index: int) -> AltUpWeights:
+        size, num = self.spec.hidden_size, altup.num_streams
+
+        def weight(key: str, *shape: int) -> Tensor:
+            found = self._tensor(key, shape, index).to(self.dtype)
+            self.nbytes += found.nbytes
+            return found
+
+        return AltUpWeights(
+            active=altup.active,
+            router_norm=self._norm("altup_router_norm", (size,), index),
+            router_NC=weight("altup_router", num, size),
+            prediction_XN=weight("altup_prediction", num * num, num),
+            correction_NN=weight("altup_correction", num, num),
+            active_gain_C=weight("altup_gain", size) if altup.scales_active else None,
+            laurel_down=self._linear(["laurel_down"], [altup.laurel_down], index),
+            laurel_up=self._linear(["laurel_up"], [altup.laurel_up], index),
+            laurel_norm=self._norm("laurel_norm", (size,), index),
+        )
+
+    def _layer_inputs(self) -> LayerInputs | None:
+        inputs = self.spec.layers[0].layer_input
+        if inputs is None:
+            return None
+        shape = (inputs.vocab_size, len(self.spec.layers) * inputs.size)
+        rows = self._tensor("input_table", shape).to(DTYPES[self.spec.stored_dtype])
+        self.nbytes += rows.nbytes
+        return LayerInputs(
+            PlainTable(rows),
+            torch.tensor(inputs.size**0.5, dtype=self.dtype).item(),
+            self._around("input_projection"),
+            self._norm("input_projection_norm", (inputs.size,), None),
+            inputs.size,
+        )
+
+    def _hidden_streams(self) -> HiddenStreams | None:
+        altup = self.spec.layers[0].altup
+        if altup is None:
+            return None
+        places = range(altup.num_streams - 1)
+        return HiddenStreams(
+            [self._around(f"stream{i}") for i in places],
+            [self._around(f"unstream{i}") for i in places],
+        )
+
+    def _around(self, key: str) -> Linear:
+        """A linear outside the layers."""
+        return self._linear([key], [model_linears(self.spec)[key]], None)
 
     def _latent_attention(self, spec: AttentionSpec, index: int) -> LatentAttention:
         latent = spec.latent
@@ -257,7 +340,22 @@ class DecoderBuilder:
     def _mixer(self, spec: AttentionSpec, index: int) -> Mixer:
         if spec.latent is not None:
             return self._latent_attention(spec, index)
+        if spec.shares_kv:
+            return self._shared_kv(spec, index)
         return self._attention(spec, index) if spec.delta is None else self._delta(spec, index)
+
+    def _shared_kv(self, spec: AttentionSpec, index: int) -> SharedKvAttention:
+        gain_D = self._norm("q_norm", (spec.head_dim,), index).gain_C
+        norm_q = QkNorm(replace(spec, num_kv_heads=0), gain_D, gain_D, self.spec.norm_eps)
+        q, o = self._linear(["q"], [spec.q], index), self._linear(["o"], [spec.o], index)
+        return SharedKvAttention(spec, q, o, norm_q, kv_source(self.spec, index))
+
+    def _normed_values(self, spec: AttentionSpec, index: int) -> NormedValueAttention:
+        keys, specs = ["q", "k", "v"], [spec.q, spec.k, spec.v]
+        num = 2 if spec.v_is_k else 3
+        qkv = self._linear(keys[:num], specs[:num], index)
+        o, norm_qk = self._linear(["o"], [spec.o], index), self._qk_norm(spec, index)
+        return NormedValueAttention(spec, qkv, o, norm_qk, self.spec.norm_eps)
 
     def _delta(self, spec: AttentionSpec, index: int) -> GatedDeltaNet:
         delta = spec.delta
@@ -283,7 +381,9 @@ class DecoderBuilder:
     def _floats(self, key: str, shape: tuple[int, ...], index: int) -> Tensor:
         return self._tensor(key, shape, index).float()
 
-    def _attention(self, spec: AttentionSpec, index: int) -> AttentionLayer:
+    def _attention(self, spec: AttentionSpec, index: int) -> AttentionLayer | NormedValueAttention:
+        if spec.v_norm:
+            return self._normed_values(spec, index)
         kind = GatedAttentionLayer if spec.gated else AttentionLayer
         qkv = self._linear(["q", "k", "v"], [spec.q, spec.k, spec.v], index)
         o = self._linear(["o"], [spec.o], index)
@@ -332,6 +432,8 @@ class DecoderBuilder:
             [f"{prefix}gate", f"{prefix}up"], [spec.gate, spec.up], index, expert
         )
         down = self._linear([f"{prefix}down"], [spec.down], index, expert)
+        if isinstance(spec, MlpSpec) and spec.sparsity:
+            return SparseGatedMlp(activation, gate_up, down, spec.sparsity)
         return GatedMlp(activation, gate_up, down)
 
     def _moe(self, spec: MlpSpec, index: int) -> MoeMlp | SharedExpertMlp:

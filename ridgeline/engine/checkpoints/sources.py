@@ -26,6 +26,7 @@ from ridgeline.engine.checkpoints.tensor_names import (
     parts,
     prediction_layers,
     row_sizes,
+    unused_tensors,
 )
 from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.kernels.native_linear import Packed
@@ -154,13 +155,14 @@ def _check(
             )
     known = {place.name for place in found.values()}
     tied = {"lm_head.weight", "language_model.lm_head.weight"} if spec.tied_embeddings else set()
-    unread = prediction_layers(entries, len(spec.layers))
+    unread, unused = prediction_layers(entries, len(spec.layers)), unused_tensors(spec)
     unexpected = sorted(
         name
         for name in entries
         if name not in known | tied
         and not any(mark in name for mark in HARMLESS_TENSORS)
         and not name.startswith(unread)
+        and not any(mark in name for mark in unused)
         and not (name.endswith(".bias") and is_zero(name))
     )
     if unexpected:

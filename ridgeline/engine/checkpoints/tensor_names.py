@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from ridgeline.modelspec.cost.parameters import qk_norm_shapes
+from ridgeline.modelspec.layer_inputs import MAX_STREAMS, model_linears
 from ridgeline.modelspec.model import (
     AttentionSpec,
     DeltaSpec,
@@ -68,11 +69,45 @@ XIELU_PARTS: Mapping[str, Shape] = {
 def parts(spec: ModelSpec) -> Iterator[Part]:
     """Every tensor that the decoder needs, with its shape."""
     yield Part("embed", (spec.vocab_size, spec.hidden_size))
+    yield from _parts_around(spec)
     for index, layer in enumerate(spec.layers):
         yield from _layer_parts(spec, layer, index)
     yield Part("norm", (spec.hidden_size,))
     if not spec.tied_embeddings:
         yield from _linear_parts("lm_head", spec.lm_head, None)
+
+
+def _parts_around(spec: ModelSpec) -> Iterator[Part]:
+    """What makes layer inputs and hidden states."""
+    for key, linear in model_linears(spec).items():
+        yield from _linear_parts(key, linear, None)
+    inputs = spec.layers[0].layer_input
+    if inputs is not None:
+        yield Part("input_table", (inputs.vocab_size, len(spec.layers) * inputs.size))
+        yield Part("input_projection_norm", (inputs.size,))
+
+
+def _side_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part]:
+    """A layer's input, its hidden states, and the scale of its output."""
+    inputs, altup, size = layer.layer_input, layer.altup, spec.hidden_size
+    if inputs is not None:
+        yield from _linear_parts("input_gate", inputs.gate, index)
+        yield from _linear_parts("input_up", inputs.up, index)
+        yield Part("input_norm", (size,), index)
+    if layer.output_scale:
+        yield Part("output_scale", (1,), index)
+    if altup is None:
+        return
+    num = altup.num_streams
+    yield Part("altup_router_norm", (size,), index)
+    yield Part("altup_router", (num, size), index)
+    yield Part("altup_prediction", (num * num, num), index)
+    yield Part("altup_correction", (num, num), index)
+    if altup.scales_active:
+        yield Part("altup_gain", (size,), index)
+    yield from _linear_parts("laurel_down", altup.laurel_down, index)
+    yield from _linear_parts("laurel_up", altup.laurel_up, index)
+    yield Part("laurel_norm", (size,), index)
 
 
 def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part]:
@@ -86,8 +121,11 @@ def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part
     elif attention.delta is not None:
         yield from _delta_parts(attention, attention.delta, index)
     else:
-        for name in ("q", "k", "v", "o"):
-            yield from _linear_parts(name, getattr(attention, name), index)
+        names = ["q", "o"] if attention.shares_kv else ["q", "k", "v", "o"]
+        for name in names:
+            if name != "v" or not attention.v_is_k:
+                yield from _linear_parts(name, getattr(attention, name), index)
+    yield from _side_parts(spec, layer, index)
     for name, shape in zip(("q_norm", "k_norm"), qk_norm_shapes(attention), strict=False):
         yield Part(name, shape, index)
     keys = ("gate", "up", "down") if mlp.gated else ("up", "down")
@@ -173,6 +211,34 @@ def _sandwiched() -> dict[str, TensorLocation]:
         "after_attention_norm": TensorLocation(f"{layer}post_attention_layernorm.weight"),
         "mlp_norm": TensorLocation(f"{layer}pre_feedforward_layernorm.weight"),
         "after_mlp_norm": TensorLocation(f"{layer}post_feedforward_layernorm.weight"),
+    }
+
+
+def _layer_inputs() -> dict[str, TensorLocation]:
+    """Gemma 3n and 4: layer inputs, several hidden states, and a scale of each layer's output."""
+    layer = "model.layers.{layer}."
+    altup = f"{layer}altup."
+    around = {
+        "input_table": TensorLocation("model.embed_tokens_per_layer.weight"),
+        "input_projection": TensorLocation("model.per_layer_model_projection.weight"),
+        "input_projection_norm": TensorLocation("model.per_layer_projection_norm.weight"),
+    }
+    for i in range(MAX_STREAMS - 1):
+        around[f"stream{i}"] = TensorLocation(f"model.altup_projections.{i}.weight")
+        around[f"unstream{i}"] = TensorLocation(f"model.altup_unembed_projections.{i}.weight")
+    return {
+        **_sandwiched(),
+        **around,
+        **_singles(layer, input_gate="per_layer_input_gate", input_up="per_layer_projection"),
+        "input_norm": TensorLocation(f"{layer}post_per_layer_input_norm.weight"),
+        "output_scale": TensorLocation(f"{layer}layer_scalar"),
+        **_singles(f"{layer}laurel.", laurel_down="linear_left", laurel_up="linear_right"),
+        "laurel_norm": TensorLocation(f"{layer}laurel.post_laurel_norm.weight"),
+        "altup_router_norm": TensorLocation(f"{altup}router_norm.weight"),
+        "altup_router": TensorLocation(f"{altup}modality_router.weight"),
+        "altup_prediction": TensorLocation(f"{altup}prediction_coefs.weight"),
+        "altup_correction": TensorLocation(f"{altup}correction_coefs.weight"),
+        "altup_gain": TensorLocation(f"{altup}correct_output_scale"),
     }
 
 
@@ -361,6 +427,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "gemma": (_llama(),),
     "gemma2": (_sandwiched(),),
     "gemma3_text": (_sandwiched(),),
+    **dict.fromkeys(("gemma3n_text", "gemma4_text"), (_layer_inputs(),)),
     "gpt_oss": (_gpt_oss(),),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"), _latent()),
     "glm4": (_glm4(),),
@@ -391,6 +458,9 @@ _PREFIXES = (
 HARMLESS_TENSORS: Mapping[str, str] = {
     "rotary_emb.inv_freq": "old checkpoints store the rotary frequencies, which follow from config",
     "vision_model.": "encodes images; only text is read",
+    "audio_tower.": "encodes sound; only text is read",
+    "embed_audio.": "projects sound into the text; only text is read",
+    "embed_vision.": "projects images into the text; only text is read",
     "vision_tower.": "encodes images; only text is read",
     "multi_modal_projector.": "projects images into the text; only text is read",
     ".k_scale": "scales keys of an FP8 KV cache; Ridgeline computes its own scales",
@@ -403,6 +473,19 @@ HARMLESS_TENSORS: Mapping[str, str] = {
     "mtp.": "predicts several tokens at once; only the model itself is read",
 }
 """Parts of the names of tensors that may be left unread, each with the reason."""
+
+
+def unused_tensors(spec: ModelSpec) -> tuple[str, ...]:
+    """Parts of names of tensors that are stored although the config leaves them without use."""
+    keys = tuple(
+        f"layers.{i}.self_attn.{key}_"
+        for i, layer in enumerate(spec.layers)
+        if layer.attention.shares_kv
+        for key in ("k", "v")
+    )
+    altup = spec.layers[0].altup
+    unscaled = altup is not None and not altup.scales_active
+    return (*keys, "altup.correct_output_scale") if unscaled else keys
 
 
 def prediction_layers(names: Iterable[str], num_layers: int) -> tuple[str, ...]:

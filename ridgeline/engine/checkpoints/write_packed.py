@@ -35,6 +35,7 @@ from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY, PACKED_FILE, packed_config
 from ridgeline.modelspec.cost import shares_table
 from ridgeline.modelspec.format import INT8, Format
+from ridgeline.modelspec.layer_inputs import refuse_special_layers
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
 
 _ROWS = 4096  # of a table, rounded at once: a multiple of a panel
@@ -101,6 +102,7 @@ def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:
     """
     if is_dummy(model):
         raise CannotRun("a dummy model has no weights to pack", value=model)
+    refuse_special_layers(spec, "the packed format")
     source = model_path(model)
     if (source / PACKED_FILE).is_file():
         raise CannotRun("the model is packed already", value=model, fix="name the original")

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
+from ridgeline.engine.model.layer_inputs import HiddenStreams, LayerInputs
 from ridgeline.engine.model.layers import Block, Norm
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.table import EmbeddingTable
@@ -36,7 +37,8 @@ from ridgeline.modelspec.model import ModelSpec
 class DecoderBody:
     """A decoder without its LM head.
 
-    `dtype` is the compute dtype; rows of `table` may be narrower.
+    `dtype` is the compute dtype; rows of `table` may be narrower. `inputs` and `streams` are None
+    in models whose layers have no inputs, and one hidden state.
     """
 
     spec: ModelSpec
@@ -46,6 +48,8 @@ class DecoderBody:
     norm: Norm
     ropes: RopeTables
     dtype: torch.dtype
+    inputs: LayerInputs | None = None
+    streams: HiddenStreams | None = None
 
 
 class LayerForward(Protocol):

@@ -11,6 +11,7 @@ from ridgeline.engine.execution.layers import choose
 from ridgeline.engine.parallel.devices import choose_exchange
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.cost.kv_layout import KvLayout
+from ridgeline.modelspec.layer_inputs import refuse_special_layers
 from ridgeline.modelspec.model import LayerSpec, ModelSpec
 from ridgeline.modelspec.shard import CHUNK_TOKENS, NodeAddress, ParallelSizes, check_sizes
 from ridgeline.records import KvEviction
@@ -42,6 +43,7 @@ def check_parallelism(
             fix="leave one of them out",
         )
     check_eviction(settings.kv_eviction_config, sizes)
+    refuse_special_layers(spec, "a layout over several processes", "use one process")
     check_sizes(spec, sizes)
     why["collectives"] = ": ".join(choose_exchange(settings, sizes, device))
     for name in ("tensor", "pipeline", "expert", "context"):

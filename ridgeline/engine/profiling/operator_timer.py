@@ -33,6 +33,7 @@ from ridgeline.engine.sampling.argmax_head import NativeArgmax
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.cost import has_states
+from ridgeline.modelspec.layer_inputs import refuse_special_layers
 from ridgeline.records import OperatorTime
 
 Clock = Callable[[], float]
@@ -99,6 +100,7 @@ def operators_timed(runner: TorchRunner, watch: Stopwatch) -> Iterator[Callable[
 
 def _check_can_time(runner: TorchRunner) -> None:
     decoder = runner.decoder
+    refuse_special_layers(decoder.spec, "the timer of operators")
     if has_states(decoder.spec):
         raise CannotRun(
             "the operators of gated delta nets cannot be timed", value=decoder.spec.family

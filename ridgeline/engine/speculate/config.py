@@ -20,6 +20,7 @@ from ridgeline.modelspec.cost import (
     num_params,
     resident_weight_bytes,
 )
+from ridgeline.modelspec.layer_inputs import refuse_special_layers
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 
@@ -88,6 +89,8 @@ def resolve_speculation(
     if asked is None:
         why["speculative_config"] = "default: one token per sequence and step"
         return None
+    if asked.method == "self":
+        refuse_special_layers(target, "speculation by self", "use another method")
     if has_states(target):
         raise CannotRun(
             "speculation needs to take back rejected drafts, and the states of recurrent layers "

@@ -24,9 +24,11 @@ from ridgeline.modelspec.cost.parameters import (
     mlp_linears,
     num_norms,
     shared_linears,
+    side_linears,
 )
 from ridgeline.modelspec.cost.step import delta_flops, flops_per_pair
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
+from ridgeline.modelspec.layer_inputs import model_linears
 from ridgeline.modelspec.model import AttentionSpec, DeltaSpec, LinearSpec, MlpSpec, ModelSpec
 
 PARTS = MappingProxyType(
@@ -48,6 +50,7 @@ PARTS = MappingProxyType(
         "experts": "experts",
         "shared_expert": "shared expert",
         "lm_head": "LM head",
+        "layer_inputs": "layer inputs",
         "sampling": "sampling",
     }
 )
@@ -113,6 +116,7 @@ def operator_work(
     for layer, count in Counter(spec.layers).items():
         rows = _Rows(spec, num_tokens)
         parts = {**_attention(rows, layer.attention, shapes), **_mlp(rows, layer.mlp)}
+        parts["layer_inputs"] = rows.linears(*side_linears(layer))
         parts["norm"] = rows.through(spec.hidden_size, num_norms(layer))
         parts["residual"] = rows.moved(3 * 2 * spec.hidden_size)
         for name, work in parts.items():
@@ -127,6 +131,7 @@ def _ends(spec: ModelSpec, num_tokens: int, num_sampled: int) -> dict[str, Opera
     head, rows = spec.lm_head, _Rows(spec, num_tokens)
     return {
         "embed": rows.moved(2 * spec.hidden_size),
+        "layer_inputs": rows.linears(*model_linears(spec).values()),
         "norm": rows.through(spec.hidden_size, 1),
         "lm_head": rows.linear(head, num_sampled) if num_sampled else NO_WORK,
         "sampling": OperatorWork(row_bytes=4.0 * num_sampled * spec.vocab_size),

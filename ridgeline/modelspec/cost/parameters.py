@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from ridgeline.modelspec.layer_inputs import input_table_params, model_linears
 from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
 
 LARGE_PARAMS = 1 << 26
@@ -33,6 +34,8 @@ def attention_linears(attention: AttentionSpec) -> tuple[LinearSpec, ...]:
         down = (latent.q_down, *down)
     if attention.shares_kv:
         return (*down, attention.q, attention.o)
+    if attention.v_is_k:
+        return (attention.q, attention.k, attention.o)
     if attention.delta is not None:
         down = (attention.delta.z, attention.delta.b, attention.delta.a)
     return (*down, attention.q, attention.k, attention.v, attention.o)
@@ -55,15 +58,26 @@ def shared_linears(mlp: MlpSpec) -> tuple[LinearSpec, ...]:
 def dense_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
     """The linears of a layer that every token uses: all of them except routed experts."""
     attention, mlp = attention_linears(layer.attention), layer.mlp
+    attention = (*side_linears(layer), *attention)
     if not mlp.num_experts:
         return (*attention, *mlp_linears(mlp))
     router = () if mlp.router is None else (mlp.router,)
     return (*attention, *router, *shared_linears(mlp))
 
 
+def side_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
+    """The linears of a layer beside attention and MLP: of its input and of a low-rank branch."""
+    inputs, altup = layer.layer_input, layer.altup
+    return (() if inputs is None else (inputs.gate, inputs.up)) + (
+        () if altup is None else (altup.laurel_down, altup.laurel_up)
+    )
+
+
 def norm_params(spec: ModelSpec) -> int:
     """Gains (and biases) of every norm: around branches, within attention, and the last."""
     total = spec.hidden_size
+    if spec.layers[0].layer_input is not None:
+        total += spec.layers[0].layer_input.size
     for layer, count in count_layers(spec).items():
         attention = layer.attention
         per_layer = spec.hidden_size * num_norms(layer)
@@ -79,7 +93,8 @@ def num_norms(layer: LayerSpec) -> int:
     """Norms around the layer's branches."""
     if layer.parallel:
         return 1
-    return 4 if layer.norms == "both" else 2
+    extra = (layer.layer_input is not None) + 2 * (layer.altup is not None)
+    return (4 if layer.norms == "both" else 2) + extra
 
 
 def qk_norm_shapes(attention: AttentionSpec) -> tuple[tuple[int, ...], ...]:
@@ -87,6 +102,8 @@ def qk_norm_shapes(attention: AttentionSpec) -> tuple[tuple[int, ...], ...]:
     if not attention.qk_norm or attention.qk_norm_plain:
         return ()
     size, heads = attention.head_dim, (attention.num_heads, attention.num_kv_heads)
+    if attention.shares_kv:
+        return ((size,),)
     if attention.qk_norm_heads:
         return (heads[0], size), (heads[1], size)
     return (
@@ -101,6 +118,10 @@ def layer_params(layer: LayerSpec, *, active: bool = False) -> int:
     total = sum(linear.num_params for linear in dense_linears(layer))
     total += experts * sum(linear.num_params for linear in mlp_linears(mlp))
     total += 2 if mlp.activation == "xielu" else 0
+    total += int(layer.output_scale)
+    if (altup := layer.altup) is not None:
+        size, streams = altup.laurel_up.num_out, altup.num_streams
+        total += streams**2 + streams**3 + streams * size + altup.scales_active * size
     total += mlp.num_experts if mlp.routing.correction else 0
     if (delta := layer.attention.delta) is not None:
         total += delta.conv_width * delta.conv_size + 2 * delta.num_value_heads + delta.value_dim
@@ -124,9 +145,12 @@ def _params(spec: ModelSpec, *, active: bool) -> int:
 
 
 def table_params(spec: ModelSpec) -> int:
-    """Entries of the embedding table, of an untied LM head, and of learned positions."""
+    """Entries of the tables of embeddings, positions and layer inputs, of an untied LM head, and of
+    the linears around the layers."""
     tables = 1 if spec.tied_embeddings else 2
-    return tables * spec.vocab_size * spec.hidden_size + spec.learned_positions * spec.hidden_size
+    around = sum(linear.num_params for linear in model_linears(spec).values())
+    rows = tables * spec.vocab_size + spec.learned_positions
+    return rows * spec.hidden_size + around + input_table_params(spec)
 
 
 def num_kv_heads(spec: ModelSpec) -> int:

@@ -33,6 +33,7 @@ from ridgeline.modelspec.cost.parameters import (
     shared_linears,
 )
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
+from ridgeline.modelspec.layer_inputs import model_linears
 from ridgeline.modelspec.model import AttentionSpec, DeltaSpec, LayerSpec, LinearSpec, ModelSpec
 
 Shape = tuple[int, int]
@@ -287,6 +288,8 @@ def cost_model(spec: ModelSpec) -> CostModel:
     layers = count_layers(spec)
     norms = norm_params(spec) * BYTES_OF_DTYPE[spec.dtype]
     dense = [(linear, n) for layer, n in layers.items() for linear in dense_linears(layer)]
+    around = model_linears(spec).values()
+    dense += [(linear, 1) for linear in around]
     return CostModel(
         windows=_window_groups(spec, layers),
         experts=_expert_groups(layers),
@@ -294,7 +297,8 @@ def cost_model(spec: ModelSpec) -> CostModel:
         head_weight_bytes=spec.lm_head.nbytes,
         linear_params=sum(n * linear.num_weights for linear, n in dense),
         linear_outputs=sum(n * linear.num_out for linear, n in dense),
-        linear_flops_per_token=sum(n * _layer_flops(layer) for layer, n in layers.items()),
+        linear_flops_per_token=sum(n * _layer_flops(layer) for layer, n in layers.items())
+        + sum(2 * _products(linear) for linear in around),
         head_flops=2 * _products(spec.lm_head),
         layout=kv_layout(spec),
         state_bytes=state_bytes(spec),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ridgeline.modelspec.cost.step import cost_model
 from ridgeline.modelspec.format import BYTES_OF_DTYPE
+from ridgeline.modelspec.layer_inputs import input_table_params
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -22,7 +23,8 @@ def weight_bytes(spec: ModelSpec, num_tokens: int | None = None) -> float:
 
 def resident_weight_bytes(spec: ModelSpec) -> float:
     """Bytes of weights in memory, including the embedding table unless the LM head shares it."""
-    return weight_bytes(spec) + (0 if shares_table(spec) else table_bytes(spec))
+    inputs = input_table_params(spec) * BYTES_OF_DTYPE[spec.stored_dtype]
+    return weight_bytes(spec) + inputs + (0 if shares_table(spec) else table_bytes(spec))
 
 
 def shares_table(spec: ModelSpec) -> bool:

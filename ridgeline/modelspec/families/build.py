@@ -64,7 +64,7 @@ def build(values: ConfigFields, row: Family, *, name: str, family: str) -> Model
         norm_plus_one=row.gemma_norms or row.zero_centred_norms,
         norm_centred=row.layer_norm,
         embed_scale=_multiplier(values, "embedding_multiplier")
-        * (hidden_size**0.5 if row.gemma_norms else 1.0),
+        * (hidden_size**0.5 if row.gemma_norms or row.scaled_embedding else 1.0),
         logit_scale=_multiplier(values, "logit_scale") / _multiplier(values, "logits_scaling"),
         final_softcap=values.opt_number("final_logit_softcapping"),
         bos_token_id=bos[0] if bos else None,
@@ -100,7 +100,8 @@ def _layers(values: ConfigFields, row: Family, fmt: Format) -> tuple[LayerSpec, 
             residual_scale=_multiplier(values, "residual_multiplier"),
             parallel=row.parallel,
         )
-    return tuple(made[key] for key in zip(kinds, routed, rotated, strict=True))
+    layers = tuple(made[key] for key in zip(kinds, routed, rotated, strict=True))
+    return layers if row.adjust_layers is None else row.adjust_layers(values, layers)
 
 
 def _mixer(
@@ -226,7 +227,8 @@ def _activation(values: ConfigFields, row: Family) -> Activation:
 
 def _mlp(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
     bias = values.flag(row.mlp_bias) if row.mlp_bias in values else False
-    hidden_size, inner = values.count("hidden_size"), values.count(row.mlp_size_key)
+    hidden_size = values.count("hidden_size")
+    inner = row.mlp_size(values) if row.mlp_size else values.count(row.mlp_size_key)
     up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=bias)
     down = LinearSpec(num_out=hidden_size, num_in=inner, format=fmt, bias=bias)
     return MlpSpec(activation=_activation(values, row), gate=up, up=up, down=down, gated=row.gated)

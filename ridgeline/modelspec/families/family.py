@@ -9,7 +9,7 @@ from typing import Any
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.config_fields import ConfigFields
 from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
-from ridgeline.modelspec.model import Activation, AttentionSpec, NormPlaces, Scoring
+from ridgeline.modelspec.model import Activation, AttentionSpec, LayerSpec, NormPlaces, Scoring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,9 @@ class Family:
     normalised with its own gain. `parallel`: blocks are parallel; `layer_norm`: norms are centred.
     `zero_centred_norms`: gains are stored as their difference from 1. `gated_attention`: q computes
     a gate of the output, too. `mlp_size_key`: the size of dense feed-forward layers.
-    `adjust_attention` adds what follows from a layer's kind.
+    `adjust_attention` adds what follows from a layer's kind, `adjust_layers` what follows from its
+    place. `mlp_size` reads a size that is no number. `scaled_embedding`: embeddings are multiplied
+    by the root of their size, as with `gemma_norms`.
     `fixed`: fields that must have one of the
     listed values. `aliases`: other names of a field.
     """
@@ -83,6 +85,11 @@ class Family:
     gated_attention: bool = False
     mlp_size_key: str = "intermediate_size"
     adjust_attention: Callable[[ConfigFields, AttentionSpec, str], AttentionSpec] | None = None
+    adjust_layers: Callable[[ConfigFields, tuple[LayerSpec, ...]], tuple[LayerSpec, ...]] | None = (
+        None
+    )
+    mlp_size: Callable[[ConfigFields], int] | None = None
+    scaled_embedding: bool = False
     norms: NormPlaces = "before"
     gelu_is_tanh: bool = False
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from ridgeline.modelspec.families.config_fields import (
 from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
 from ridgeline.modelspec.families.hybrids import HYBRIDS
 from ridgeline.modelspec.families.latent import LATENT_FAMILIES
+from ridgeline.modelspec.families.layer_inputs import LAYER_INPUT_FAMILIES
 from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
 from ridgeline.modelspec.families.mixtures import MIXTURES
 from ridgeline.modelspec.families.nearest import describe_nearest
@@ -246,6 +247,7 @@ FAMILIES: Mapping[str, Family] = {
     **MIXTURES,
     **LATENT_FAMILIES,
     **HYBRIDS,
+    **LAYER_INPUT_FAMILIES,
 }
 
 

@@ -53,6 +53,7 @@ KINDS: dict[str, _RopeKeys] = {
         frozenset({"short_factor", "long_factor"}),
         frozenset({_ORIGINAL, "factor", "attention_factor"}),
     ),
+    "proportional": _RopeKeys(optional=frozenset({"factor"})),
 }
 
 
@@ -147,12 +148,15 @@ def _rope(
     partial = inner.opt_number("partial_rotary_factor") or 1.0
     if partial != 1.0 and (not fields.partial or partial > 1.0):
         raise inner.bad("partial_rotary_factor", "(0, 1]" if fields.partial else "1.0")
-    dim = int(head_dim * partial)
+    dim = head_dim if kind == "proportional" else int(head_dim * partial)
     if dim < 2 or dim % 2:
         raise BadModel(f"{values.where}: the rotated part of a head must be even", value=dim)
     rope = RopeSpec(
         dim=dim, theta=inner.number("rope_theta"), kind=kind, interleaved=fields.interleaved
     )
+    if kind == "proportional":
+        factor = inner.opt_number("factor") or 1.0
+        return msgspec.structs.replace(rope, factor=factor, turned=partial)
     return _FILL[kind](rope, inner, values)
 
 

@@ -45,13 +45,11 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
 )
 """model_type → why the engine cannot run it."""
 
-_GEMMA_4 = "layers share KV caches, have per-layer inputs, or heads of two sizes"
 _STATE_SPACE = "some layers are state-space models (Mamba)"
 _ENCODER = "it is an encoder: it embeds texts and does not generate"
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified"), _GEMMA_4),
-        **dict.fromkeys(("gemma3n", "gemma3n_text"), f"{_GEMMA_4}; AltUp and Laurel are missing"),
+        "gemma4_unified": "it generates images and sound beside text",
         **dict.fromkeys(
             ("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2"),
             _STATE_SPACE,

@@ -20,6 +20,11 @@ _COMMON_FIELDS = "text_config vision_config image_token_id image_token_index " +
 )
 _QWEN_FIELDS = _COMMON_FIELDS + " video_token_id vision_start_token_id vision_end_token_id "
 
+_GEMMA_SOUND_FIELDS = _COMMON_FIELDS + (
+    " audio_config audio_token_id audio_soft_tokens_per_image vision_soft_tokens_per_image"
+    " boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id video_token_id"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper:
@@ -62,6 +67,16 @@ WRAPPERS: Mapping[str, Wrapper] = {
                 + " mm_tokens_per_image boi_token_index boi_token_id eoi_token_index eoi_token_id"
             ).split()
         ),
+    ),
+    "gemma3n": Wrapper(
+        architecture="Gemma3nForConditionalGeneration",
+        text_types={"gemma3n_text": "gemma3n_text"},
+        fields=frozenset(_GEMMA_SOUND_FIELDS.split()),
+    ),
+    "gemma4": Wrapper(
+        architecture="Gemma4ForConditionalGeneration",
+        text_types={"gemma4_text": "gemma4_text"},
+        fields=frozenset(_GEMMA_SOUND_FIELDS.split()),
     ),
     "llama4": Wrapper(
         architecture="Llama4ForConditionalGeneration",

@@ -15,6 +15,7 @@ import torch
 
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.modelspec.format import FP32, Format
+from ridgeline.modelspec.layer_inputs import why_torch_only
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -23,6 +24,8 @@ class AdaptedForward(TorchForward):
 
     @staticmethod
     def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+        if why := why_torch_only(spec):
+            return (f"adapters are not added where {why}",)
         if device.type != "cpu" or dtype != torch.float32:
             return (f"computes in float32 on the CPU only, not in {dtype} on {device.type}",)
         return ()

@@ -38,6 +38,7 @@ from ridgeline.engine.model.layers import Block, GatedMlp, RmsNorm, attention_of
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.scaled import ScaledLinear
 from ridgeline.modelspec.format import Format
+from ridgeline.modelspec.layer_inputs import why_torch_only
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -270,4 +271,5 @@ def why_not_fused(spec: ModelSpec, dtype: torch.dtype) -> tuple[str, ...]:
             "a gate other than SiLU": not mlp.gated or mlp.activation != "silu",
         }.items():
             reasons[reason] = reasons.get(reason, False) or holds
+    reasons["a model whose " + why_torch_only(spec)] = why_torch_only(spec) != ""
     return tuple(f"does not fuse {reason}" for reason, holds in reasons.items() if holds)

@@ -38,6 +38,7 @@ from ridgeline.engine.model.base import DecoderBody
 from ridgeline.engine.model.layers import attention_of
 from ridgeline.modelspec.cost.kv_cache import has_states
 from ridgeline.modelspec.format import FP32, Format
+from ridgeline.modelspec.layer_inputs import why_torch_only
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
 
@@ -213,7 +214,8 @@ def _unsupported_layers(spec: ModelSpec) -> list[str]:
         "attention has a gated output": any(layer.attention.gated for layer in spec.layers),
         "the activation is xIELU": any(layer.mlp.activation == "xielu" for layer in spec.layers),
     }
-    return [reason for reason, holds in checks.items() if holds]
+    found = [reason for reason, holds in checks.items() if holds]
+    return [*found, *filter(None, [why_torch_only(spec)])]
 
 
 def _mixed_formats(spec: ModelSpec) -> list[str]:

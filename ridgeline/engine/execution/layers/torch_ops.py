@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.model.base import DecoderBody
+from ridgeline.engine.model.shared_kv import StepMemory
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import ModelSpec
 
@@ -20,6 +21,8 @@ class TorchForward:
 
     def __init__(self, body: DecoderBody) -> None:
         self.body = body
+        shares_kv = any(layer.attention.shares_kv for layer in body.spec.layers)
+        self.remembers = shares_kv or body.inputs is not None
 
     @staticmethod
     def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
@@ -36,6 +39,18 @@ class TorchForward:
         if body.embed_scale != 1.0:
             x_TC = x_TC * body.embed_scale
         rotations = body.ropes.at(positions_T, end)
+        if self.remembers:
+            attend = self._memory(tokens_T, x_TC, attend)
+        if body.streams is not None:
+            x_TC = body.streams.spread(x_TC)
         for layer, block in enumerate(body.blocks):
             x_TC = block(x_TC, rotations, attend, layer)
+        if body.streams is not None:
+            x_TC = body.streams.join(x_TC)
         return body.norm(x_TC)
+
+    def _memory(self, tokens_T: Tensor, x_TC: Tensor, attend: Attend) -> StepMemory:
+        inputs, layer = self.body.inputs, self.body.spec.layers[0].layer_input
+        if inputs is None or layer is None:
+            return StepMemory(attend)
+        return StepMemory(attend, inputs(tokens_T, x_TC, layer.vocab_size))
