@@ -91,10 +91,12 @@ def _full_heads(values: ConfigFields, attention: AttentionSpec) -> tuple[int, in
             own = attention.num_kv_heads
         return values.count("global_head_dim"), own
     layers = kinds.explicit(values)
-    full = {str(i) for i, kind in enumerate(layers) if kind == kinds.FULL}
+    full = {i for i, kind in enumerate(layers) if kind == kinds.FULL}
     rows = list(by_layer.values()) if isinstance(by_layer, dict) else []
     alike = all(isinstance(row, dict) and row == rows[0] for row in rows)
-    if not rows or not alike or set(by_layer) != full:
+    # numbers are padded with zeros where there are ten layers or more
+    named = {int(key) for key in by_layer if str(key).isdigit()} if rows else set()
+    if not rows or not alike or named != full:
         raise values.bad("per_layer_config", "equal fields of every full_attention layer")
     inner = ConfigFields(
         rows[0],
