@@ -13,6 +13,8 @@ from ridgeline.errors import BadModel
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.build import build
 from ridgeline.modelspec.families.config_fields import (
+    FIXED,
+    HARMLESS,
     ConfigFields,
     check_names,
     without_official_code,
@@ -23,7 +25,6 @@ from ridgeline.modelspec.families.latent import LATENT_FAMILIES
 from ridgeline.modelspec.families.layer_inputs import LAYER_INPUT_FAMILIES
 from ridgeline.modelspec.families.llama_variants import LLAMA_VARIANTS
 from ridgeline.modelspec.families.mixtures import MIXTURES
-from ridgeline.modelspec.families.nearest import describe_nearest
 from ridgeline.modelspec.families.rope_config import RopeFields
 from ridgeline.modelspec.families.unsupported import REFUSED, UNSUPPORTED
 from ridgeline.modelspec.families.wrappers import WRAPPERS, text_part
@@ -334,3 +335,34 @@ def _with_aliases(config: Mapping[str, Any], row: Family, where: str) -> dict[st
                 f"{where}: {alias} and {key} contradict each other", value=value, limit=merged[key]
             )
     return merged
+
+
+_SHOWN = 12
+
+
+def nearest_family(
+    config: Mapping[str, Any], families: Mapping[str, Family]
+) -> tuple[str, tuple[str, ...]]:
+    """The family that understands most fields of `config`, and the fields that it does not.
+
+    Of two that understand as many, the one that reads the fewest other fields.
+    """
+    fields = {key for key in config if key not in HARMLESS and key not in FIXED}
+
+    def distance(name: str) -> tuple[int, int]:
+        known = families[name].understood | families[name].fixed.keys()
+        return len(fields - known), len(known - fields)
+
+    name = min(families, key=distance)
+    row = families[name]
+    return name, tuple(sorted(fields - row.understood - row.fixed.keys()))
+
+
+def describe_nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> str:
+    """The nearest family and the fields that differ, in words."""
+    text = config.get("text_config")
+    name, unknown = nearest_family(text if isinstance(text, dict) else config, families)
+    if not unknown:
+        return f"nearest known: {name}, whose fields it has"
+    more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+    return f"nearest known: {name}, which has no {', '.join(unknown[:_SHOWN])}{more}"
