@@ -95,7 +95,7 @@ def result(rows: Sequence[Row]) -> dict[str, Any]:
         "machine": "H100, H200 and B200 (measured by others, 2025-10 to 2026-04)",
         "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/left_out.py POINTS.csv --output FILE",
-        "note": "TPOT, all points: the table of efficiencies is fitted anew without each group.",
+        "note": "TPOT, all points: the table of efficiencies is fitted again without each group.",
         "columns": ["left out", "group", "points", "median error", "90 %", "bias"],
         "rows": table,
     }
