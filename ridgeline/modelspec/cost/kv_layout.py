@@ -180,7 +180,8 @@ def kv_layout(spec: ModelSpec) -> KvLayout:
     one_group = KvLayout(full=tuple(i for i, _ in own), position_bytes=kv_bytes_per_token(spec))
     spans = {(a.window, a.chunk) for _, a in own if a.window is not None or a.chunk is not None}
     sizes = {layer_kv_bytes(a, spec.kv_dtype) for _, a in own}
-    if len(spans) != 1 or len(sizes) != 1:
+    shapes = {(a.num_kv_heads, a.head_dim) for _, a in own}
+    if len(spans) != 1 or len(sizes) != 1 or len(shapes) != 1:
         return one_group
     (window, chunk), layer_bytes = spans.pop(), sizes.pop()
     if (window or chunk or 0) >= spec.max_positions:
