@@ -19,6 +19,7 @@ def explain(
     workload: str | None = None,
     slo: str | None = None,
     request_rate: float | None = None,
+    accelerator: str | None = None,
     observer: Observer = silent,
     **settings: Unpack[EngineSettings],
 ) -> Explanation:
@@ -40,6 +41,8 @@ def explain(
         slo: Latency limits in milliseconds: 'ttft:200 tpot:50 e2e:5000 error:1%' (default:
             ttft:500 tpot:50).
         request_rate: Requests per second, Poisson arrivals.
+        accelerator: Accelerator of the catalogue whose memory and peaks count, one device of it
+            (default: this machine).
         observer: Called with every progress event; `print` shows them as lines.
         settings: Engine settings of the model.
 

@@ -226,6 +226,14 @@ class ExplainOptions(Section, frozen=True, kw_only=True):
     workload: Annotated[str | None, shared.WORKLOAD.but(unset="chat-and-code")] = None
     slo: Annotated[str | None, shared.SLO_TEXT.but(unset="ttft:500 tpot:50")] = None
     request_rate: Annotated[float | None, shared.REQUEST_RATE] = None
+    accelerator: Annotated[
+        str | None,
+        About(
+            "Accelerator of the catalogue whose memory and peaks count, one device of it.",
+            metavar="NAME",
+            unset="this machine",
+        ),
+    ] = None
     json: Annotated[bool, shared.JSON.but(panel="Output")] = False
 
 

@@ -194,8 +194,11 @@ def _check_kv_blocks(settings: Settings, spec: ModelSpec) -> None:
     check_disaggregation(settings, spec)
 
 
-def resolve(settings: Settings) -> ResolvedSettings:
-    """Derive every value. Raises BadModel, BadInput, CannotRun or DoesNotFit."""
+def resolve(settings: Settings, memory_bytes: int | None = None) -> ResolvedSettings:
+    """Derive every value. Raises BadModel, BadInput, CannotRun or DoesNotFit.
+
+    `memory_bytes`: of a machine that is not at hand, in place of this one's memory.
+    """
     why: dict[str, str] = {}
     device = _device(settings.device, why)
     spec, dtype = _spec(settings, device, why)
@@ -217,6 +220,7 @@ def resolve(settings: Settings) -> ResolvedSettings:
         block_size=block_size,
         max_run_tokens=max_num_batched_tokens if settings.enable_chunked_prefill else max_model_len,
         requested_bytes=settings.kv_cache_memory_bytes,
+        memory_bytes=memory_bytes,
     )
     if settings.max_model_len is None and settings.kv_cache_memory_bytes is None:
         max_model_len = fitting_model_len(inputs)
@@ -539,8 +543,10 @@ def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
     return {"num_threads": plan.num_threads, "num_threads_decode": plan.num_threads_decode}
 
 
-def _kv_inputs(models: Models, device: torch.device, **limits: Any) -> KvBudgetInputs:
-    total, available = _memory(device)
+def _kv_inputs(
+    models: Models, device: torch.device, *, memory_bytes: int | None, **limits: Any
+) -> KvBudgetInputs:
+    total, available = (memory_bytes, memory_bytes) if memory_bytes else _memory(device)
     return KvBudgetInputs(
         weight_bytes=models.weight_bytes,
         kv_bytes_per_token=models.kv_bytes_per_token,

@@ -6,7 +6,7 @@ Every answer is computed once per configuration.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -42,11 +42,16 @@ class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigurationCosts:
-    """Resolved settings, step costs and peaks of configurations on one machine."""
+    """Resolved settings, step costs and peaks of configurations on one machine.
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.resolved = cache(resolve)
+    `elsewhere`: the machine is a record of another one, whose memory counts in place of this one's.
+    """
+
+    def __init__(self, machine: Machine, *, elsewhere: bool = False) -> None:
+        self._machine, self._elsewhere = machine, elsewhere
+        self.resolved = cache(
+            partial(resolve, memory_bytes=machine.memory_bytes if elsewhere else None)
+        )
         self._model = cache(self._cost_model)
         self.peaks = cache(self._peaks)
 
@@ -83,7 +88,9 @@ class ConfigurationCosts:
             flops_s=rates[dtype],
             bytes_s=_bandwidth_bytes_s(machine, resolved, nbytes),
             dtype=dtype,
-            source=f"measured on this machine, reading {nbytes / 1e6:.0f} MB repeatedly",
+            source="peaks of the data sheet"
+            if self._elsewhere
+            else f"measured on this machine, reading {nbytes / 1e6:.0f} MB repeatedly",
             flops_s_by_dtype=rates,
         )
 

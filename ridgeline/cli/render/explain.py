@@ -46,7 +46,7 @@ def print_model_explanation(explanation: ModelExplanation, out: Console) -> None
     out.print(f"[bold]{explanation.workload} under {explanation.slo}[/bold]")
     out.print(_summary_table(explanation))
     out.print("\n[bold]Before anything is run[/bold]")
-    out.print("Bounds by this machine's roofline: a no is final, a yes has to be measured.")
+    out.print("Bounds by the roofline: a no is final, a yes has to be measured.")
     out.print(_decision_table(explanation.decisions))
     out.print("\n[bold]Techniques[/bold]")
     out.print(_technique_table(explanation.techniques))

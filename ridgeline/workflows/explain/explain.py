@@ -11,15 +11,17 @@ import msgspec
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.diagnose.rules.decisions import DecisionAnswer, walk
-from ridgeline.engine.config import resolve
 from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.errors import BadInput
+from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.hardware.machine import Machine
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.configuration_costs import ConfigurationCosts
+from ridgeline.workflows.explain.accelerator_machine import machine_of
 from ridgeline.workflows.explain.recommendations import (
     PricedConfiguration,
     Recommendation,
@@ -36,11 +38,15 @@ DEFAULT_SLO = "ttft:500 tpot:50"
 
 
 class ExplainLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load that the arithmetic is about; `request_rate` in requests/s if one is offered."""
+    """The load that the arithmetic is about; `request_rate` in requests/s if one is offered.
+
+    `accelerator`: a device of the catalogue to reckon with; None for this machine.
+    """
 
     workload: str | None = None
     slo: str | None = None
     request_rate: float | None = None
+    accelerator: str | None = None
 
     def __post_init__(self) -> None:
         if self.request_rate is not None and not self.request_rate > 0:
@@ -79,7 +85,8 @@ def is_model(subject: str) -> bool:
 def explain_model(settings: Settings, load: ExplainLoad | None = None) -> ModelExplanation:
     """Explain the settings of a model on this machine. UserError if it cannot run with them."""
     load = load or ExplainLoad()
-    resolved = resolve(settings)
+    settings = settings_for(settings, load)
+    resolved = costs_of(load).resolved(settings)
     workload, facts = facts_of(settings, load)
     return ModelExplanation(
         settings=resolved.values(),
@@ -89,7 +96,7 @@ def explain_model(settings: Settings, load: ExplainLoad | None = None) -> ModelE
         slo=load.slo or DEFAULT_SLO,
         decisions=tuple(walk(facts)),
         facts=dict(facts),
-        techniques=tuple(technique_verdicts(settings)),
+        techniques=tuple(technique_verdicts(settings, load)),
     )
 
 
@@ -103,7 +110,8 @@ def explain_topic(
     topics = find_topics(subject)
     if not topics:
         raise unknown_topic(subject)
-    context = topic_context(settings, load or ExplainLoad())
+    load = load or ExplainLoad()
+    context = topic_context(settings_for(settings, load), load)
     pages = tuple(topic_page(kind, id, context) for kind, id in topics)
     return TopicExplanation(model=settings.model, pages=pages)
 
@@ -112,8 +120,8 @@ def topic_context(settings: Settings, load: ExplainLoad) -> TopicContext:
     """The context of a topic, computed when a page needs it."""
     return TopicContext(
         facts=lambda: facts_of(settings, load)[1],
-        recommendations=lambda: technique_verdicts(settings),
-        derivations=lambda: resolve(settings).derivations,
+        recommendations=lambda: technique_verdicts(settings, load),
+        derivations=lambda: costs_of(load).resolved(settings).derivations,
     )
 
 
@@ -125,19 +133,59 @@ def facts_of(settings: Settings, load: ExplainLoad) -> tuple[str, Mapping[str, V
         default = DEFAULT_TOKEN_WORKLOAD
     name = load.workload or default
     workload = TokenizedWorkload(parse_workload(name), tokenizer)
-    sample = sample_requests(workload, resolve(settings).max_model_len)
+    sample = sample_requests(workload, costs_of(load).resolved(settings).max_model_len)
     slo = Slo.parse(load.slo or DEFAULT_SLO)
-    return name, static_facts(probe(), settings, sample, slo, load.request_rate)
+    facts = static_facts(
+        machine_for(load),
+        settings,
+        sample,
+        slo,
+        load.request_rate,
+        elsewhere=bool(load.accelerator),
+    )
+    return name, {**facts, **device_fact(load)}
 
 
-def technique_verdicts(settings: Settings) -> list[Recommendation]:
-    """Every rung of the ladder, judged by arithmetic with this machine's probe."""
-    costs = ConfigurationCosts(probe())
+def machine_for(load: ExplainLoad) -> Machine:
+    """This machine, or the accelerator's record. Raises BadInput for an unknown one."""
+    if load.accelerator is None:
+        return probe()
+    return machine_of(find_accelerator(load.accelerator))
+
+
+def costs_of(load: ExplainLoad) -> ConfigurationCosts:
+    """Costs on the machine that is explained."""
+    return ConfigurationCosts(machine_for(load), elsewhere=load.accelerator is not None)
+
+
+def device_fact(load: ExplainLoad) -> dict[str, Value]:
+    """The kind of device that the preconditions of rungs see, if it is not this machine's."""
+    if load.accelerator is None:
+        return {}
+    kind = machine_for(load).architecture
+    return {"device": "cuda" if kind == "gpu" else kind}
+
+
+def settings_for(settings: Settings, load: ExplainLoad) -> Settings:
+    """The settings, in bfloat16 on an accelerator that has it, as its servers run."""
+    if load.accelerator is None or settings.dtype != "auto":
+        return settings
+    if "bfloat16" not in find_accelerator(load.accelerator).peak_flops:
+        return settings
+    return msgspec.structs.replace(settings, dtype="bfloat16")
+
+
+def technique_verdicts(settings: Settings, load: ExplainLoad | None = None) -> list[Recommendation]:
+    """Every rung of the ladder, judged by arithmetic with the machine's rates."""
+    load = load or ExplainLoad()
+    costs = costs_of(load)
 
     def price(chosen: Settings) -> PricedConfiguration:
         resolved = costs.resolved(chosen)
         return PricedConfiguration(
-            values=resolved.values(), spec=resolved.spec, peaks=costs.peaks(chosen)
+            values={**resolved.values(), **device_fact(load)},
+            spec=resolved.spec,
+            peaks=costs.peaks(chosen),
         )
 
     return list(recommendations(settings, price))

@@ -61,7 +61,10 @@ def explain(
     if subject == "topics":
         return Explanation(topics=all_topics())
     load = ExplainLoad(
-        workload=options.workload, slo=options.slo, request_rate=options.request_rate
+        workload=options.workload,
+        slo=options.slo,
+        request_rate=options.request_rate,
+        accelerator=options.accelerator,
     )
     if subject is None or is_model(subject):
         refuse([options.model] if options.model else [], "after a model")
@@ -77,6 +80,7 @@ def _speculation(
         "--workload": options.workload,
         "--slo": options.slo,
         "--request-rate": options.request_rate,
+        "--accelerator": options.accelerator,
     }
     refuse([flag for flag, value in unused.items() if value], "on explain speculation")
     # imports torch, which no other subject needs

@@ -65,9 +65,14 @@ def static_facts(
     sample: Sequence[LoadRequest],
     slo: Slo,
     request_rate: float | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> dict[str, Value]:
-    """All facts of `decisions.toml` for this workload. UserError if it cannot run at all."""
-    costs = ConfigurationCosts(machine)
+    """All facts of `decisions.toml` for this workload. UserError if it cannot run at all.
+
+    `elsewhere`: the machine is not this one.
+    """
+    costs = ConfigurationCosts(machine, elsewhere=elsewhere)
     resolved = costs.resolved(settings)
     facts = {**resolved_facts(resolved), **base_facts(machine, costs, settings, sample)}
     prompt, output = (
