@@ -195,9 +195,8 @@ def _check_kv_blocks(settings: Settings, spec: ModelSpec) -> None:
 
 
 def resolve(settings: Settings, memory_bytes: int | None = None) -> ResolvedSettings:
-    """Derive every value. Raises BadModel, BadInput, CannotRun or DoesNotFit.
-
-    `memory_bytes`: of a machine that is not at hand, in place of this one's memory.
+    """Derive every value, with `memory_bytes` in place of this machine's memory if given. Raises
+    BadModel, BadInput, CannotRun or DoesNotFit.
     """
     why: dict[str, str] = {}
     device = _device(settings.device, why)
@@ -222,15 +221,14 @@ def resolve(settings: Settings, memory_bytes: int | None = None) -> ResolvedSett
         requested_bytes=settings.kv_cache_memory_bytes,
         memory_bytes=memory_bytes,
     )
-    if settings.max_model_len is None and settings.kv_cache_memory_bytes is None:
-        max_model_len = fitting_model_len(inputs)
-        if max_model_len < inputs.max_model_len:
-            why["max_model_len"] = (
-                f"lowered from the model's {inputs.max_model_len:,} to what fits the KV cache; "
-                "set --max-model-len or --kv-cache-memory-bytes to change it"
-            )
-            speculation = resolve_speculation(settings, spec, max_model_len, why)
-            inputs = msgspec.structs.replace(inputs, max_model_len=max_model_len)
+    is_free = settings.max_model_len is None and settings.kv_cache_memory_bytes is None
+    if is_free and (max_model_len := fitting_model_len(inputs)) < inputs.max_model_len:
+        why["max_model_len"] = (
+            f"lowered from the model's {inputs.max_model_len:,} to what fits the KV cache; "
+            "set --max-model-len or --kv-cache-memory-bytes to change it"
+        )
+        speculation = resolve_speculation(settings, spec, max_model_len, why)
+        inputs = msgspec.structs.replace(inputs, max_model_len=max_model_len)
     budget = kv_budget(inputs)
     _background(settings, why)
     why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
