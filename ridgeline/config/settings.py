@@ -532,7 +532,7 @@ class EngineSettings(TypedDict, total=False):
     nnodes: int
     node_rank: int
     master_addr: str | None
-    collectives: Literal["auto", "gloo", "shm"]
+    collectives: Literal["auto", "nccl", "shm", "gloo"]
     thread_plan: Literal["fixed", "auto"]
     seed: int
     dtype: Literal["auto", "float32", "bfloat16", "float16"]

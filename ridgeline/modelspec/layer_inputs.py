@@ -1,4 +1,4 @@
-"""What layers have beyond attention and MLP: inputs of their own, shared caches, several states."""
+"""What layers have beyond attention and MLP: separate inputs, shared caches, several states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def why_torch_only(spec: ModelSpec) -> str:
     """What only the torch layers compute, and no rewrite of weights knows; "" if nothing."""
     layers = spec.layers
     checks = {
-        "layers have inputs of their own": any(layer.layer_input for layer in layers),
+        "layers have separate inputs": any(layer.layer_input for layer in layers),
         "layers carry several hidden states (AltUp)": any(layer.altup for layer in layers),
         "layers scale their output": any(layer.output_scale for layer in layers),
         "layers share KV caches": any(layer.attention.shares_kv for layer in layers),
@@ -49,6 +49,8 @@ def model_linears(spec: ModelSpec) -> dict[str, LinearSpec]:
 
     They are stored as the checkpoint has them.
     """
+    if not spec.layers:
+        return {}
     first, fmt = spec.layers[0], dense(spec.dtype)
     size, found = spec.hidden_size, {}
     if first.layer_input is not None:
@@ -63,5 +65,5 @@ def model_linears(spec: ModelSpec) -> dict[str, LinearSpec]:
 
 def input_table_params(spec: ModelSpec) -> int:
     """Entries of the table of layer inputs."""
-    inputs = spec.layers[0].layer_input
+    inputs = spec.layers[0].layer_input if spec.layers else None
     return 0 if inputs is None else inputs.vocab_size * len(spec.layers) * inputs.size

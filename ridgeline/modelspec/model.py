@@ -243,7 +243,7 @@ class AltUpSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     The layer predicts `num_streams` states as mixtures of the previous ones, runs on the one
     numbered `active`, and corrects all by what it changed there. `scales_active`: a learned gain
-    precedes the per-layer input. `laurel_down` and `laurel_up` are a low-rank branch beside
+    precedes the per-layer input. `laurel_down` and `laurel_up` are a low-rank branch parallel to
     attention (LAuReL, arXiv:2411.07501).
     """
 

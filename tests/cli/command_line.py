@@ -16,6 +16,7 @@ NEEDED = {
     "generate": ["demo", "x"],
     "batch": ["requests.jsonl", "-o", "answers.jsonl"],
     "compare": ["a.json", "b.json"],
+    "lab": ["casestudy", "demo"],
     "calibrate": ["--engine", "demo"],
     "predict": SHAPE,
     "plan": SHAPE[:1],

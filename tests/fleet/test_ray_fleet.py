@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,12 +23,24 @@ from tests.fleet.processes import free_port, wait_until
 FILE = """
 port = {port}
 drain_s = 10
+stock = "l4=1"
 [[models]]
 model = "demo"
-replicas = 2
 cpus = 0.1
 serve = ["--num-threads", "1", "--kv-cache-memory-bytes", "32M", "--max-num-seqs", "{seqs}"]
 """
+SCALED = """
+max_replicas = 2
+target_in_flight = 2
+stable_s = 1
+"""
+PACKED = """
+rate = 0.1
+input_len = 64
+output_len = 16
+"""
+# Of a machine with one L4, so that Ray places what `pack` has placed; nothing runs on a GPU.
+RESOURCES = {"CPU": 2, "GPU": 1, "l4": 1}
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
@@ -60,15 +71,24 @@ class RunningFleet:
 
     def __init__(self, folder: Path) -> None:
         self.port, self.file = free_port(), folder / "fleet.toml"
-        self.write(seqs=4)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ridgeline", "fleet", "up", str(self.file)],
-            env={**os.environ, "RAY_TMPDIR": str(folder)},
-        )
-        self.environment = {**os.environ, "RAY_TMPDIR": str(folder)}
+        self.output = folder / "output"
+        self.write(SCALED, seqs=4)
+        self.environment = {
+            **os.environ,
+            "RAY_TMPDIR": str(folder),
+            "RAY_OVERRIDE_RESOURCES": json.dumps(RESOURCES),
+            "CUDA_VISIBLE_DEVICES": "0",
+        }
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ridgeline", "fleet", "up", str(self.file)],
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+            )
 
-    def write(self, seqs: int) -> None:
-        self.file.write_text(FILE.format(port=self.port, seqs=seqs))
+    def write(self, last_lines: str, seqs: int) -> None:
+        self.file.write_text(FILE.format(port=self.port, seqs=seqs) + last_lines)
 
     def command(self, *words: str) -> str:
         command = [sys.executable, "-m", "ridgeline", "fleet", *words]
@@ -76,30 +96,51 @@ class RunningFleet:
             command, env=self.environment, capture_output=True, text=True, check=True
         ).stdout
 
-    def status(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads(self.command("status", "--json"))
+    def servers(self) -> dict[int, str]:
+        """The models of the servers that are ready, by their processes."""
+        status: dict[str, Any] = json.loads(self.command("status", "--json"))
+        return {s["pid"]: s["model"] for s in status["servers"] if s["is_ready"]}
+
+    def view(self) -> dict[str, Any]:
+        """What `ridgeline fleet top` shows."""
+        words = ["top", "--url", self.url, "--once", "--json"]
+        result: dict[str, Any] = json.loads(self.command(*words))
         return result
+
+    def num_ready(self) -> int:
+        try:
+            view = httpx.get(f"{self.url}/ridgeline/fleet", timeout=2).json()
+        except httpx.HTTPError:
+            return 0
+        return sum(backend["state"] == "ready" for backend in view["backends"])
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
-        except httpx.HTTPError:
-            return False
+    def has_started(self) -> bool:
+        assert self.process.poll() is None, self.output.read_text()[-2000:]
+        return self.num_ready() >= 1
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     running = RunningFleet(tmp_path_factory.mktemp("ray"))
     try:
-        wait_until(running.is_ready, 600)
+        wait_until(running.has_started, 600)
         yield running
     finally:
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(120)
+
+
+@pytest.fixture
+def load(fleet: RunningFleet) -> Iterator[Load]:
+    clients = Load(fleet.url)
+    try:
+        yield clients
+    finally:
+        clients.stop()
 
 
 class Load:
@@ -139,48 +180,66 @@ class Load:
         for thread in self._threads:
             thread.join()
 
+    def check(self) -> None:
+        """End it; no request has failed, and each prompt had one answer."""
+        self.stop()
+        assert self.failed == []
+        assert [len(texts) for texts in self.texts.values()] == [1, 1, 1]
+
 
 @needs_ray
 @pytest.mark.ray
 @pytest.mark.slow
-def test_killed_server_is_replaced_and_loses_no_answer(fleet: RunningFleet) -> None:
-    wait_until(lambda: sum(s["is_ready"] for s in fleet.status()["servers"]) == 2, 400)
-    before = {server["pid"] for server in fleet.status()["servers"]}
-    load = Load(fleet.url)
-    time.sleep(2)
+def test_load_adds_a_server_and_a_killed_one_is_replaced(fleet: RunningFleet, load: Load) -> None:
+    wait_until(lambda: fleet.num_ready() == 2, 300)
+    before = fleet.servers()
     os.kill(min(before), signal.SIGKILL)
-
-    def is_replaced() -> bool:
-        servers = [s for s in fleet.status()["servers"] if s["is_ready"]]
-        return len(servers) == 2 and min(before) not in {s["pid"] for s in servers}
-
-    wait_until(is_replaced, 400)
-    load.stop()
-    assert load.failed == []
-    assert [len(texts) for texts in load.texts.values()] == [1, 1, 1]
+    wait_until(lambda: len(fleet.servers().keys() - {min(before)}) == 2, 300)
+    load.check()
+    view = fleet.view()
+    assert view["counts"]["lost"] == 0
+    assert len(view["backends"]) == 2
 
 
 @needs_ray
 @pytest.mark.ray
 @pytest.mark.slow
-def test_rolling_update_under_load_loses_no_request(fleet: RunningFleet) -> None:
-    before = {server["pid"] for server in fleet.status()["servers"]}
-    load = Load(fleet.url)
-    fleet.write(seqs=8)
+def test_server_that_is_not_needed_leaves(fleet: RunningFleet) -> None:
+    wait_until(lambda: fleet.num_ready() == 1, 300)
+
+
+@needs_ray
+@pytest.mark.ray
+@pytest.mark.slow
+def test_rolling_update_under_load_loses_no_request(fleet: RunningFleet, load: Load) -> None:
+    before = fleet.servers()
+    fleet.write("replicas = 1", seqs=8)
     fleet.command("up", str(fleet.file))
-    load.stop()
-    after = {server["pid"] for server in fleet.status()["servers"] if server["is_ready"]}
-    assert len(after) == 2 and not after & before
-    assert load.failed == []
-    assert [len(texts) for texts in load.texts.values()] == [1, 1, 1]
+    load.check()
+    after = fleet.servers()
+    assert len(after) == 1 and not after.keys() & before.keys()
+
+
+@needs_ray
+@pytest.mark.ray
+@pytest.mark.slow
+def test_model_with_a_rate_is_placed_on_its_device(fleet: RunningFleet, load: Load) -> None:
+    before = fleet.servers()
+    fleet.write(PACKED, seqs=8)
+    fleet.command("up", str(fleet.file))
+    wait_until(lambda: not fleet.servers().keys() & before.keys(), 300)
+    load.check()
+    (pid,) = fleet.servers()
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert b"CUDA_VISIBLE_DEVICES=0" in environment
 
 
 @needs_ray
 @pytest.mark.ray
 @pytest.mark.slow
 def test_down_ends_every_process(fleet: RunningFleet) -> None:
-    pids = [server["pid"] for server in fleet.status()["servers"]]
+    pids = fleet.servers()
     fleet.command("down")
     assert fleet.process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert not fleet.is_ready()
+    assert fleet.num_ready() == 0

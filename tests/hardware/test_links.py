@@ -37,7 +37,7 @@ def test_network_counts_beyond_a_node_only() -> None:
 
 
 def test_device_without_a_link_gets_one_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["predict", "llama-3.1-8b", "--accelerator", "l4", "--tensor-parallel-size", "2"]
+    words = ["predict", "llama-3.1-8b", "--accelerator", "a10g", "--tensor-parallel-size", "2"]
     assert main(words) == 2
     assert "link rate" in capsys.readouterr().err
     assert main([*words, "--interconnect", "pcie4"]) == 0

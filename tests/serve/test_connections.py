@@ -20,6 +20,7 @@ import pytest
 
 from ridgeline.config.server import ServerOptions
 from ridgeline.serve.app import create_app
+from ridgeline.serve.server import uvicorn_config
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 from tests.serve.test_server_process import SERVER
@@ -263,3 +264,9 @@ def test_http_1_0_clients_get_no_chunked_encoding(url: str, version: str, stream
         choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
         assert "".join(choice["text"] for choice in choices) == ANSWER[:12]
         assert len(choices) == 12
+
+
+def test_uvloop_is_used_where_it_is_installed() -> None:
+    async def app(*_: object) -> None: ...
+
+    assert uvicorn_config(app, ServerOptions()).loop == "auto"  # uvicorn's word for it

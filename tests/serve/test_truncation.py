@@ -31,7 +31,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield client
 
 
-def turns(*, last: str = "#00") -> list[dict[str, Any]]:
+def dialogue(*, last: str = "#00") -> list[dict[str, Any]]:
     """Three long turns and a last one; the second calls a tool."""
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     return [
@@ -48,11 +48,11 @@ def turns(*, last: str = "#00") -> list[dict[str, Any]]:
 
 
 def test_oldest_turns_are_dropped_until_the_answer_has_room(http: httpx.Client) -> None:
-    body = {"input": turns(), "max_output_tokens": 50, "instructions": "Be brief."}
+    body = {"input": dialogue(), "max_output_tokens": 50, "instructions": "Be brief."}
     refused = http.post("/v1/responses", json={**body, "truncation": "disabled"})
     answer = http.post("/v1/responses", json={**body, "truncation": "auto"}).json()
     counted = http.post("/v1/responses/input_tokens", json={**body, "truncation": "auto"}).json()
-    kept = {**body, "input": turns()[2:]}  # the second turn fits, with its call and result
+    kept = {**body, "input": dialogue()[2:]}  # the second turn fits, with its call and result
     exact = http.post("/v1/responses/input_tokens", json=kept).json()
     assert refused.status_code == 400
     assert answer["truncation"] == "auto" and answer["output"][0]["content"][0]["text"] == SCRIPT
@@ -61,9 +61,9 @@ def test_oldest_turns_are_dropped_until_the_answer_has_room(http: httpx.Client) 
 
 
 def test_tighter_limit_drops_more_turns(http: httpx.Client) -> None:
-    body = {"input": turns(), "max_output_tokens": 400, "truncation": "auto"}
+    body = {"input": dialogue(), "max_output_tokens": 400, "truncation": "auto"}
     answer = http.post("/v1/responses", json=body).json()
-    exact = http.post("/v1/responses/input_tokens", json={"input": turns()[6:]}).json()
+    exact = http.post("/v1/responses/input_tokens", json={"input": dialogue()[6:]}).json()
     assert answer["usage"]["input_tokens"] == exact["input_tokens"]
 
 
@@ -85,7 +85,7 @@ def test_fitting_conversation_stays_whole(http: httpx.Client) -> None:
 
 
 def test_chat_drops_turns_too_and_refuses_two_ways_of_cutting(http: httpx.Client) -> None:
-    messages = [item for item in turns() if "role" in item]
+    messages = [item for item in dialogue() if "role" in item]
     body = {"messages": messages, "max_tokens": 50, "truncation": "auto"}
     answer = http.post("/v1/chat/completions", json=body).json()
     both = http.post("/v1/chat/completions", json={**body, "truncate_prompt_tokens": 5})

@@ -1,4 +1,4 @@
-"""Layers with an input of their own, and layers that carry several hidden states.
+"""Layers that have separate inputs, and layers that carry several hidden states.
 
     token ──▶ row of a table, one part per layer ─┐
     embedding ──▶ projection, norm ──────────────┴─▶ layer input p
@@ -89,7 +89,7 @@ class InputBlock(Block):
 
 @dataclass(frozen=True)
 class AltUpWeights:
-    """How a layer mixes its hidden states, and the low-rank branch beside attention."""
+    """How a layer mixes its hidden states, and the low-rank branch parallel to attention."""
 
     active: int
     router_norm: Norm

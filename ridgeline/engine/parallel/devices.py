@@ -68,7 +68,7 @@ def _check_cuda(settings: PlainSettings, sizes: ParallelSizes, device: torch.dev
     available = torch.cuda.device_count()
     if needed > available:
         raise CannotRun(
-            "every rank needs a CUDA device of its own",
+            "every rank needs a separate CUDA device",
             value=f"{needed} ranks of {sizes} on this machine",
             limit=f"{available} CUDA devices",
             fix="lower the parallel sizes, raise --nnodes, or use --device cpu",

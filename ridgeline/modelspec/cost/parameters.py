@@ -66,7 +66,7 @@ def dense_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
 
 
 def side_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
-    """The linears of a layer beside attention and MLP: of its input and of a low-rank branch."""
+    """A layer's linears outside attention and MLP: of its input and of a low-rank branch."""
     inputs, altup = layer.layer_input, layer.altup
     return (() if inputs is None else (inputs.gate, inputs.up)) + (
         () if altup is None else (altup.laurel_down, altup.laurel_up)
@@ -76,8 +76,9 @@ def side_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
 def norm_params(spec: ModelSpec) -> int:
     """Gains (and biases) of every norm: around branches, within attention, and the last."""
     total = spec.hidden_size
-    if spec.layers[0].layer_input is not None:
-        total += spec.layers[0].layer_input.size
+    inputs = spec.layers[0].layer_input if spec.layers else None
+    if inputs is not None:
+        total += inputs.size
     for layer, count in count_layers(spec).items():
         attention = layer.attention
         per_layer = spec.hidden_size * num_norms(layer)

@@ -49,7 +49,7 @@ _STATE_SPACE = "some layers are state-space models (Mamba)"
 _ENCODER = "it is an encoder: it embeds texts and does not generate"
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "gemma4_unified": "it generates images and sound beside text",
+        "gemma4_unified": "it generates images and sound as well as text",
         **dict.fromkeys(
             ("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2"),
             _STATE_SPACE,

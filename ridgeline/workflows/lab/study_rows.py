@@ -21,8 +21,8 @@ def stage_row(study: CaseStudy, stage: StageResult) -> tuple[str, ...]:
     speeds, quality, gain = stage.values("tok_s"), stage.quality, study.gain(stage)
     return (
         stage.name,
-        f"{stage.median('tok_s') or 0.0:.1f}",
-        f"{min(speeds):.1f}-{max(speeds):.1f}",
+        short(stage.median("tok_s") or 0.0),
+        f"{short(min(speeds))}-{short(max(speeds))}",
         f"{1e3 * (stage.median('step_s') or 0.0):.2f}",
         f"{1e-9 * (stage.median('bytes_s') or 0.0):.1f}",
         "" if stage.mbu is None else f"{stage.mbu:.2f}",
@@ -31,6 +31,11 @@ def stage_row(study: CaseStudy, stage: StageResult) -> tuple[str, ...]:
         "" if quality is None else f"{quality.agreement:.3f}",
         "" if quality is None else f"{quality.kl:.2g}",
     )
+
+
+def short(value: float) -> str:
+    """Three digits at least, so that ten columns fit a terminal."""
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def compile_text(stage: StageResult) -> str:

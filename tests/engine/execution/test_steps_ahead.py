@@ -38,7 +38,7 @@ BLOCK_SIZE, MAX_LEN = 4, 64
 
 
 class FakeDevice:
-    """A queue that works in order on a thread of its own, and only while `gate` lets it."""
+    """A queue that works in order on a separate thread, and only while `gate` lets it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)

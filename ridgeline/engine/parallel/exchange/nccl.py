@@ -1,8 +1,8 @@
 """Exchanges over NCCL, the backend of torch.distributed for CUDA devices: one device per rank.
 
-An exchange is enqueued: it waits on the device's stream for what was computed before, and what is
-computed next waits for it, while the host goes on. So a rank that is lost is noticed by NCCL's
-watchdog thread, which ends the process after the timeout; rank 0 then ends the others.
+An exchange is enqueued on the device's stream, between the kernels before and after it, while the
+host goes on. A lost rank is therefore noticed by NCCL's watchdog thread, which ends the process
+after the timeout; rank 0 then ends the others.
 
 Floats are gathered and added in the order of places, as over gloo, not by NCCL's own sum, whose
 order depends on the topology. That sends N - 1 parts to every rank where a ring would send
