@@ -21,7 +21,7 @@ def why_torch_only(spec: ModelSpec) -> str:
         "values are normalised": any(layer.attention.v_norm for layer in layers),
         "gates are sparse": any(layer.mlp.sparsity for layer in layers),
     }
-    return " and ".join(reason for reason, holds in checks.items() if holds)
+    return ", ".join(reason for reason, holds in checks.items() if holds)
 
 
 def refuse_special_layers(spec: ModelSpec, what: str, fix: str | None = None) -> None:

@@ -196,8 +196,14 @@ FORMATS: dict[str, tuple[Callable[[tuple[int, int], int], Module], dict[str, Any
         },
     ),
 }
-UNREAD = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-"""Families whose quantised checkpoints are refused: those with gated delta nets."""
+UNREAD = {
+    "qwen3_next": "gated delta nets are not read",
+    "qwen3_5_text": "gated delta nets are not read",
+    "qwen3_5_moe_text": "gated delta nets are not read",
+    "gemma3n_text": "layers have separate inputs",
+    "gemma4_text": "layers have separate inputs",
+}
+"""Families whose quantised checkpoints are refused, and a part of the reason."""
 
 
 def configuration_of(family: str) -> str | None:

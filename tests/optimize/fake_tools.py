@@ -385,11 +385,18 @@ def main() -> None:
     file = FOLDER / "state.json"
     state = json.loads(file.read_text())
     state["calls"] = [*state.get("calls", []), [name, *words]]
-    file.write_text(json.dumps(state))
+    write_state(file, state)
     try:
         print(TOOLS[name](state, words))
     finally:
-        file.write_text(json.dumps(state))
+        write_state(file, state)
+
+
+def write_state(file: Path, state: dict[str, Any]) -> None:
+    """Replace the file at once: another tool may read it at any moment."""
+    written = file.with_suffix(f".{os.getpid()}")
+    written.write_text(json.dumps(state))
+    written.replace(file)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def test_every_flag_is_read_back_from_a_command_line(name: str) -> None:
         for value in values:
             plain = {"true": True, "false": False}.get(str(value), value)
             if setting == "speculative_config":
-                plain = {"method": value}
+                plain = {"method": value, "num_speculative_tokens": 3}
             asked = settings_from({"model": "demo", setting: plain})
             words = [dialect._flag(setting, getattr(asked, setting))]
             found = dialect.given(" ".join(["server", *words, "--other", "1"]))

@@ -183,7 +183,7 @@ def test_impossible_points_are_rejected_with_the_limit() -> None:
     with pytest.raises(CannotRun, match="no experts"):
         predict(point(ep=2))
     with pytest.raises(CannotRun, match="link"):
-        predict(point(device="l4", tp=2))
+        predict(point(device="a10g", tp=2))
     with pytest.raises(BadInput, match="context"):
         predict(point(isl=131_072))
     with pytest.raises(BadInput, match="h100-sxm"):

@@ -68,7 +68,7 @@ def test_tighter_limit_drops_more_turns(http: httpx.Client) -> None:
 
 
 def test_last_turn_that_does_not_fit_is_refused_as_too_long(http: httpx.Client) -> None:
-    body = {"input": turns(last="w" * 1200), "truncation": "auto"}
+    body = {"input": dialogue(last="w" * 1200), "truncation": "auto"}
     refused = http.post("/v1/responses", json=body)
     plain = http.post("/v1/responses", json={"input": "w" * 1200})
     assert refused.status_code == 400 and "1000" in refused.json()["error"]["message"]

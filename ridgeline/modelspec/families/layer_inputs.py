@@ -90,6 +90,8 @@ def _full_heads(values: ConfigFields, attention: AttentionSpec) -> tuple[int, in
         if own is None or not values.flag("attention_k_eq_v"):
             own = attention.num_kv_heads
         return values.count("global_head_dim"), own
+    if by_layer == {}:  # no layer differs
+        return attention.head_dim, attention.num_kv_heads
     layers = kinds.explicit(values)
     full = {i for i, kind in enumerate(layers) if kind == kinds.FULL}
     rows = list(by_layer.values()) if isinstance(by_layer, dict) else []
