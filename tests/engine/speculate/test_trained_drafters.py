@@ -127,7 +127,7 @@ def slow_drafts(student: EagleStudent, tokens: list[int], depth: int) -> tuple[i
         )
         f_BLC, _ = student._layer(torch.cat((e_BLC, states), -1), past)
         states = torch.cat((states, f_BLC[:, -1:]), 1)
-        drafts.append(int(student.teacher.logits(f_BLC[:, -1]).argmax()))
+        drafts.append(int(student.teacher.logits(f_BLC[:, -1], student.teacher.head_VC).argmax()))
         own.append(drafts[-1])
     return tuple(drafts)
 
