@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests" / "slow_tests.txt"
-LIMIT_S = 0.04
+LIMIT_S = 0.02
 
 
 def read_times(report: Path) -> dict[str, list[float]]:

@@ -16,6 +16,7 @@ from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.cost.inspect import inspect_table, layer_groups
 from ridgeline.modelspec.families.shapes import shape_table
 from ridgeline.modelspec.format import INT8
+from ridgeline.modelspec.layer_inputs import input_table_params, model_linears
 from ridgeline.modelspec.rewrite import (
     apply_quantization,
     linears,
@@ -132,6 +133,8 @@ def test_every_shape_has_a_source_and_an_arithmetic(shape: str) -> None:
     groups = layer_groups(spec)
     assert sum(group.num_layers for group in groups) == len(spec.layers)
     tables = (1 if spec.tied_embeddings else 2) * spec.vocab_size * spec.hidden_size
+    tables += input_table_params(spec)
+    tables += sum(linear.num_out * linear.num_in for linear in model_linears(spec).values())
     in_layers = sum(group.num_layers * group.params for group in groups)
     assert 0 < cost.num_params(spec) - in_layers - tables < 0.001 * cost.num_params(spec)
 

@@ -63,6 +63,10 @@ class FakeDevice:
 
         return wait
 
+    def finish(self) -> None:
+        """Wait for everything that was submitted."""
+        self._thread.submit(lambda: None).result(timeout=20)
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: Any) -> tuple[ModelSpec, Decoder]:
@@ -165,11 +169,13 @@ def test_one_copy_of_integers_for_each_step(
         world.add(name, (5, 6, 7), greedy(6, ignore_eos=True))
     world.step()
     world.step()
+    world.device.finish()
     monkeypatch.setattr(StepInputs, "copy", lambda self: (copies.append(0), copy(self))[1])
     launched = world.ahead.counts.num_launched
     world.step()
     world.step()
     world.ahead.forget()
+    world.device.finish()
     assert len(copies) == world.ahead.counts.num_launched - launched == 2
 
 
