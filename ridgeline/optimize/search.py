@@ -34,7 +34,6 @@ from ridgeline.optimize.comparison.load_runner import (
     staircase_start,
 )
 from ridgeline.optimize.comparison.objective import JudgedRun
-from ridgeline.optimize.comparison.outcome import MIN_GAIN
 from ridgeline.optimize.comparison.paired_comparison import (
     ComparisonSide,
     PairedComparison,
@@ -434,9 +433,7 @@ class LadderSearch:
                 settled=incumbent.settled,
             ),
             ComparisonSide("candidate", deployment, start, fixed=fixed),
-            max_rounds=self._budget.max_rounds(
-                len(self._trials), gain_predicted=evidence.forecast.predicted_gain > 1 + MIN_GAIN
-            ),
+            max_rounds=self._budget.max_rounds(len(self._trials)),
         )
         await self._checks.finish_quality(incumbent.deployment, deployment, evidence)
         return RunningConfiguration(

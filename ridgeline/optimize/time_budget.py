@@ -15,7 +15,6 @@ Clock = Callable[[], float]
 
 MIN_ROUNDS = 3
 MAX_ROUNDS = 5
-MAX_ROUNDS_OF_GAIN = 9  # of a change that the simulator predicts to gain
 CLOSING_ROUNDS = 8  # at most; more rounds narrow the headline interval
 MIN_TRIALS = 3  # that a budget should have room for
 RUNS_IN_SHORT_BUDGET = 60  # runs of a search with that number of trials
@@ -126,18 +125,13 @@ class TimeBudget:
         """The smallest budget that gives a result: baseline, a trial, the closing comparison."""
         return 4 * self.run_cost_s + self.trial_cost_s + self.closing_cost_s
 
-    def max_rounds(self, num_trials: int, *, gain_predicted: bool = False) -> int:
-        """Rounds of the next trial, so that `MIN_TRIALS` of them fit; `num_trials` were made.
-
-        A small gain needs more rounds than the usual number, which are worth their time only if
-        the simulator predicts one.
-        """
+    def max_rounds(self, num_trials: int) -> int:
+        """Rounds of the next trial, so that `MIN_TRIALS` of them fit; `num_trials` were made."""
         spare_s = self.left_s - self.closing_cost_s
         share_s = spare_s / max(1, MIN_TRIALS - num_trials)
         approach_s = 1.5 * self._open_cost_s + 3 * self.run_cost_s
         rounds = int((share_s - approach_s) / (2 * self.run_cost_s))
-        most = MAX_ROUNDS_OF_GAIN if gain_predicted else MAX_ROUNDS
-        return min(max(rounds, MIN_ROUNDS), most)
+        return min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)
 
     def affords_trial(self) -> bool:
         return self.left_s >= self.trial_cost_s + self.closing_cost_s
