@@ -39,8 +39,9 @@ def fitted(
     names, prior, upper = parameters()
 
     def residuals(logs: NDArray[Any]) -> NDArray[Any]:
-        found = tpot(dict(zip(names, np.exp(logs), strict=True)), data)
-        return np.concatenate([np.sqrt(weight) * np.log(found / measured), 0.05 * (logs - prior)])
+        predicted = tpot(dict(zip(names, np.exp(logs), strict=True)), data)
+        error = np.log(predicted / measured)
+        return np.concatenate([np.sqrt(weight) * error, 0.05 * (logs - prior)])
 
     return least_squares(
         residuals,
@@ -59,7 +60,7 @@ def left_out_errors(rows: Sequence[Row]) -> dict[str, tuple[list[str], NDArray[A
     measured = np.array([row.tpot_s for row in rows])
     weight = np.array([row.weight for row in rows])
     everything = fitted(data, measured, weight, prior)
-    found = {}
+    by_kind = {}
     for kind, group_of in GROUPS.items():
         groups = [group_of(row) for row in rows]
         errors = np.zeros(len(rows))
@@ -68,8 +69,8 @@ def left_out_errors(rows: Sequence[Row]) -> dict[str, tuple[list[str], NDArray[A
             logs = fitted(data, measured, np.where(own, 0.0, weight), everything)
             predicted = tpot(dict(zip(names, np.exp(logs), strict=True)), data)
             errors[own] = predicted[own] / measured[own] - 1
-        found[kind] = (groups, errors)
-    return found
+        by_kind[kind] = (groups, errors)
+    return by_kind
 
 
 def figures(errors: NDArray[Any], weight: NDArray[Any]) -> list[str]:

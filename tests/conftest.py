@@ -26,8 +26,8 @@ SLOW_FILE = "pytestmark = pytest.mark.slow\n"
 FAST_CPU_S = 10.0
 """CPU seconds that a test of the fast tier may take.
 
-Tests above 0.02 s on a quiet machine are listed as slow; the margin is for new tests and slower
-machines. House rules may take longer: the first of them parses the whole source.
+Tests above 0.02 s on a quiet machine are listed as slow; the margin is for new tests, slower
+machines, and house rules that parse the whole source.
 """
 
 USER_CACHE = "RIDGELINE_TEST_USER_CACHE"
@@ -88,7 +88,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     before = _cpu_s()
     yield
     used = _cpu_s() - before
-    if _is_fast_tier(item.config) and item.path.parent.name != "house" and used > FAST_CPU_S:
+    if _is_fast_tier(item.config) and used > FAST_CPU_S:
         pytest.fail(f"took {used:.1f} s of CPU time, above {FAST_CPU_S} s: mark it slow")
 
 

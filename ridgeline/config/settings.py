@@ -6,7 +6,6 @@ a plain value with its derivation, which `ridgeline explain` prints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import msgspec
@@ -575,18 +574,6 @@ def with_default_performance(settings: Settings) -> Settings:
     """The same model, precision and limits, with every performance setting at its default."""
     values = {name: getattr(Settings(), name) for name in PERFORMANCE_SETTINGS}
     return msgspec.structs.replace(settings, **values)
-
-
-def parse_lora_modules(entries: Sequence[str]) -> dict[str, str]:
-    """Directories by name, of entries `NAME=PATH`. Raises BadInput."""
-    modules: dict[str, str] = {}
-    for entry in entries:
-        name, equals, path = entry.partition("=")
-        if not (name and equals and path) or name in modules:
-            fix = "write --lora-modules NAME=PATH, each name once"
-            raise BadInput("--lora-modules cannot be read", value=entry, fix=fix)
-        modules[name] = path
-    return modules
 
 
 def settings_from(values: dict[str, Any], *, where: str = "settings") -> Settings:

@@ -9,8 +9,8 @@ from functools import cache, partial
 
 import torch
 
-from ridgeline.config.settings import parse_lora_modules
 from ridgeline.engine.adapters.registry import AdapterRegistry
+from ridgeline.engine.adapters.resolve import parse_lora_modules
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.tables import TableAttention

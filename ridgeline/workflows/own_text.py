@@ -5,6 +5,7 @@ answers to user messages that it writes, too.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,21 +46,13 @@ class OwnText(msgspec.Struct, frozen=True):
         """
         if not self.num_tokens:
             return []
-        path = _stored_at(output)
-        arguments = {"model": self.model, "own_tokens": self.num_tokens, "seed": self.seed}
-        if path.is_file():
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            if stored.get("arguments") == arguments:
-                return list(stored["tokens"])
-        observer(Message(text=f"{self.model} generates {_num_texts(self.num_tokens)} texts"))
-        tokens = self._generate(given)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"arguments": arguments, "tokens": tokens}), encoding="utf-8")
-        return tokens
 
-    def forget(self, output: Path) -> None:
-        """Remove the stored text, once the training is complete."""
-        _stored_at(output).unlink(missing_ok=True)
+        def write() -> list[int]:
+            observer(Message(text=f"{self.model} generates {_num_texts(self.num_tokens)} texts"))
+            return self._generate(given)
+
+        arguments = {"model": self.model, "own_tokens": self.num_tokens, "seed": self.seed}
+        return _stored_or_written(output, arguments, write)
 
     def _generate(self, given: tuple[list[int], list[int]]) -> list[int]:
         from ridgeline.engine.engine import Engine
@@ -93,21 +86,14 @@ class OwnChats(msgspec.Struct, frozen=True):
         """The tokens of all chats, template included. Stored next to `output`, for a run that
         resumes. Raises BadInput for a model without a chat template.
         """
-        path = _stored_at(output)
-        arguments = {"model": self.model, "chat_prompts": self.num_prompts, "seed": self.seed}
-        if path.is_file():
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            if stored.get("arguments") == arguments:
-                return list(stored["tokens"])
-        observer(Message(text=f"{self.model} writes and answers {self.num_prompts} user messages"))
-        tokens = self._generate(tokenizer)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"arguments": arguments, "tokens": tokens}), encoding="utf-8")
-        return tokens
 
-    def forget(self, output: Path) -> None:
-        """Remove the stored chats, once the training is complete."""
-        _stored_at(output).unlink(missing_ok=True)
+        def write() -> list[int]:
+            text = f"{self.model} writes and answers {self.num_prompts} user messages"
+            observer(Message(text=text))
+            return self._generate(tokenizer)
+
+        arguments = {"model": self.model, "chat_prompts": self.num_prompts, "seed": self.seed}
+        return _stored_or_written(output, arguments, write)
 
     def _generate(self, tokenizer: Tokenizer) -> list[int]:
         from ridgeline.engine.engine import Engine
@@ -119,10 +105,10 @@ class OwnChats(msgspec.Struct, frozen=True):
         ]
         greedy = Sampling(temperature=0.0, max_tokens=ANSWER_TOKENS)
         with Engine.open(self.model, max_num_seqs=32) as engine:
-            asked = engine.generate([before] * self.num_prompts, samplings)
+            messages = engine.generate([before] * self.num_prompts, samplings)
             texts = {
-                tuple(tokenizer.encode(each.text.strip(), add_special_tokens=False)): None
-                for each in asked
+                tuple(tokenizer.encode(message.text.strip(), add_special_tokens=False)): None
+                for message in messages
             }
             prompts = [
                 [*before, *text, *after] for text in texts if len(text) >= MIN_MESSAGE_TOKENS
@@ -142,6 +128,26 @@ def user_turn(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     )
     differing = [i for i, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]]
     return first[: differing[0]], first[differing[-1] + 1 :]
+
+
+def forget_own_text(output: Path) -> None:
+    """Remove the text that was stored next to `output`, once the training is complete."""
+    _stored_at(output).unlink(missing_ok=True)
+
+
+def _stored_or_written(
+    output: Path, arguments: dict[str, object], write: Callable[[], list[int]]
+) -> list[int]:
+    """The tokens that are stored for these arguments; else those of `write`, which are stored."""
+    path = _stored_at(output)
+    if path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored.get("arguments") == arguments:
+            return list(stored["tokens"])
+    tokens = write()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"arguments": arguments, "tokens": tokens}), encoding="utf-8")
+    return tokens
 
 
 def _stored_at(output: Path) -> Path:

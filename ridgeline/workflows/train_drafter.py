@@ -11,7 +11,7 @@ from ridgeline.config.improve import TrainDrafterOptions
 from ridgeline.errors import BadInput
 from ridgeline.records.progress import Message, Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
-from ridgeline.workflows.own_text import OwnChats, OwnText, num_generated
+from ridgeline.workflows.own_text import OwnChats, OwnText, forget_own_text, num_generated
 
 if TYPE_CHECKING:
     from ridgeline.compress.drafter_training.train_drafter import (
@@ -70,8 +70,7 @@ def train_drafter(
         bos = []  # the chats hold it
     with stage(observer, STAGE, total=recipe.steps, unit="steps"):
         trained = train(teacher, tokens, recipe, output, _reporter(observer, recipe.steps), bos=bos)
-    own.forget(output)
-    chats.forget(output)
+    forget_own_text(output)
     return DrafterTraining(
         model=model,
         output=str(output),

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from ridgeline.config.settings import Settings, parse_lora_modules
+from ridgeline.config.settings import Settings
 from ridgeline.engine.adapters.products import largest_bytes
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.parallel.resolve import parallel_sizes
 from ridgeline.engine.scheduler.kv.kv_budget import size
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.model import ModelSpec
+
+
+def parse_lora_modules(entries: Sequence[str]) -> dict[str, str]:
+    """Directories by name, of entries `NAME=PATH`. Raises BadInput."""
+    modules: dict[str, str] = {}
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        if not (name and equals and path) or name in modules:
+            fix = "write --lora-modules NAME=PATH, each name once"
+            raise BadInput("--lora-modules cannot be read", value=entry, fix=fix)
+        modules[name] = path
+    return modules
 
 
 def adapter_memory(

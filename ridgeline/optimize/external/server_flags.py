@@ -37,6 +37,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def given(self, command: str) -> dict[str, object]:
         """Settings already on a command line, read back from the server's flags."""
         words = shlex.split(command)
+        compact = [_compact(word) for word in words]
         settings: dict[str, object] = {}
         for name, flag in self.flags.items():
             if isinstance(flag, str):
@@ -47,7 +48,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             for value, text in flag.items():
                 for depth in range(1, MAX_DRAFT_TOKENS + 1) if DEPTH in text else (None,):
                     filled = text if depth is None else text.replace(DEPTH, str(depth))
-                    if filled and _contains(words, shlex.split(filled)):
+                    if filled and _contains(compact, shlex.split(filled)):
                         settings[name] = _setting(name, value, depth)
         return settings
 
@@ -183,6 +184,6 @@ def _number(text: str | None) -> int | float | None:
 
 
 def _contains(words: list[str], part: list[str]) -> bool:
-    """Whether the words are on the command line in this order; JSON may be spaced otherwise."""
-    words, part = [_compact(word) for word in words], [_compact(word) for word in part]
+    """Whether compact words have the others in this order; their JSON may be spaced otherwise."""
+    part = [_compact(word) for word in part]
     return any(words[i : i + len(part)] == part for i in range(len(words)))

@@ -10,7 +10,7 @@ from ridgeline.config.compression import DistillFiles, DistillOptions
 from ridgeline.errors import BadInput
 from ridgeline.records.progress import Message, Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
-from ridgeline.workflows.own_text import OwnText, num_generated
+from ridgeline.workflows.own_text import OwnText, forget_own_text, num_generated
 
 if TYPE_CHECKING:
     from ridgeline.compress.distill.distill_model import (
@@ -69,7 +69,7 @@ def distill(
     tokens = [*kept, *own.generate((bos, given), output, observer)]
     job = DistillJob(pair.teacher, pair.student, tokens, bos)
     finished = distill_model(job, recipe, output, _reporter(observer))
-    own.forget(output)
+    forget_own_text(output)
     with stage(observer, "comparing teacher and student on held-out text"):
         models = _compare(pair, output, options.compare_speed)
     result = DistillResult(
