@@ -64,14 +64,23 @@ class InputGate:
         return self.norm(self.up(self.act(self.gate(x_TC)) * inputs_TP))
 
 
-class InputBlock(Block):
+class ExtendedBlock(Block):
+    """The parts of a block, for a layer that does more with them."""
+
+    __slots__ = ()
+
+    def __init__(self, block: Block) -> None:
+        norms = (block.attention_norm, block.mlp_norm)
+        super().__init__(block.attention, block.mlp, norms, block.branch_norms, block.rope)
+
+
+class InputBlock(ExtendedBlock):
     """A block, then its input added through a gate, then a learned scale of the whole."""
 
     __slots__ = ("input_gate", "scale")
 
     def __init__(self, block: Block, input_gate: InputGate | None, scale: float) -> None:
-        norms = (block.attention_norm, block.mlp_norm)
-        super().__init__(block.attention, block.mlp, norms, block.branch_norms, block.rope)
+        super().__init__(block)
         self.input_gate, self.scale = input_gate, scale
 
     def __call__(
@@ -119,14 +128,13 @@ class AltUpWeights:
         return predicted_NTC + (active_TC - predicted_NTC[self.active]) * coefs_TN.T[:, :, None]
 
 
-class AltUpBlock(Block):
+class AltUpBlock(ExtendedBlock):
     """A block on one of several hidden states x_NTC."""
 
     __slots__ = ("altup", "input_gate")
 
     def __init__(self, block: Block, input_gate: InputGate, altup: AltUpWeights) -> None:
-        norms = (block.attention_norm, block.mlp_norm)
-        super().__init__(block.attention, block.mlp, norms, block.branch_norms, block.rope)
+        super().__init__(block)
         self.input_gate, self.altup = input_gate, altup
 
     def __call__(

@@ -43,7 +43,11 @@ _SAME_SHAPE = {
     "qwen3.6-27b": "qwen3.5-27b",
     "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
 }
-"""Published models with the layers of another one: only their context or their training differ."""
+"""Published models with the layers of another one: only their context or their training differ.
+
+GLM-5.x, Kimi K2.x, Qwen3.6 and Qwen3-VL 235B were compared by the config.json files in
+aiconfigurator-core 0.12.0 (2026-11-28); the others were not compared.
+"""
 
 
 @cache

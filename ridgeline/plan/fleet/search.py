@@ -142,7 +142,9 @@ def search(
     fleets = sorted(_best_of_kind(affordable), key=ranking_key)
     return SearchResult(
         num_candidates=len(everything),
-        fleets=tuple(_at_demand(spec, fleet, demand, slo, (space, catalogue)) for fleet in fleets),
+        fleets=tuple(
+            _at_demand(spec, fleet, demand, slo, catalogue, space.adapters) for fleet in fleets
+        ),
         front=pareto_front(everything),
         left_out=left_out,
         over_budget=None if affordable or not meeting else min(meeting, key=ranking_key),
@@ -341,10 +343,10 @@ def _at_demand(
     fleet: Candidate,
     demand: Demand,
     slo: Slo,
-    devices: tuple[SearchSpace, Mapping[str, Accelerator]],
+    catalogue: Mapping[str, Accelerator],
+    adapters: AdapterLoad,
 ) -> Candidate:
     """The fleet with the latencies of the demanded load, which may be far below its full rate."""
-    space, catalogue = devices
     machine = build_replica(
         spec,
         catalogue[fleet.device],
@@ -352,7 +354,7 @@ def _at_demand(
         weight_dtype=fleet.weight_dtype,
         kv_dtype=fleet.kv_dtype,
     )
-    machine = space.adapters.on(machine)
+    machine = adapters.on(machine)
     rate, low, high = demand.rate / fleet.num_replicas, 1, fleet.batch
     while low < high:
         middle = (low + high) // 2
