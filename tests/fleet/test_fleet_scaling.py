@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.config.settings import Settings
+from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.fleet.page.view import BackendView, FleetView
+from ridgeline.fleet.ray.applications import cause_in
 from ridgeline.fleet.ray.deploy import startup_cause
 from ridgeline.fleet.ray.fleet_file import FleetModel, read_fleet_file
 from ridgeline.fleet.ray.scaling import FleetScaler
@@ -130,6 +133,32 @@ def test_rates_become_replicas_parts_of_gpus_and_resources(tmp_path: Path) -> No
     assert len({model.name for model in fleet.models}) == len(fleet.models)
 
 
+@pytest.mark.parametrize(("flags", "longest"), [((), 320), (("--max-model-len", "2000"), 2000)])
+def test_packed_server_holds_its_longest_request(
+    tmp_path: Path, flags: tuple[str, ...], longest: int
+) -> None:
+    text = f"""
+    stock = "l4=1"
+    [[models]]
+    model = "demo"
+    rate = 0.1
+    input_len = 64
+    output_len = 16
+    serve = {list(flags)!r}
+    """
+    (model,) = pack_fleet(read_fleet_file(write(tmp_path, text))).models
+    given = dict(zip(model.serve[::2], model.serve[1::2], strict=True))
+    assert given["--max-model-len"] == str(longest)
+    settings = Settings(
+        model="demo",
+        max_model_len=longest,
+        kv_cache_dtype="bfloat16",
+        kv_cache_memory_bytes=int(given["--kv-cache-memory-bytes"]),
+    )
+    assert given["--kv-cache-dtype"] == "bfloat16"
+    assert resolve(settings).max_model_len == longest
+
+
 def test_file_without_rates_is_unchanged(tmp_path: Path) -> None:
     fleet = read_fleet_file(write(tmp_path, '[[models]]\nmodel = "demo"'))
     assert pack_fleet(fleet) is fleet
@@ -153,6 +182,16 @@ def test_stock_that_does_not_suffice_is_refused(tmp_path: Path) -> None:
     text = 'stock = "l4=1"\n[[models]]\nmodel = "llama-3.1-70b"\nrate = 1.0'
     with pytest.raises(DoesNotFit):
         pack_fleet(read_fleet_file(write(tmp_path, text)))
+
+
+def test_cause_of_a_failed_server_is_its_own_words() -> None:
+    message = (
+        "The deployment failed to start 3 times in a row. Error:\n  File replica.py, line 1\n"
+        "RuntimeError: Traceback (most recent call last):\n  File server_actor.py, line 34\n"
+        "RuntimeError: the server has ended: the KV cache cannot hold one sequence\n"
+    )
+    assert cause_in(message) == "the server has ended: the KV cache cannot hold one sequence"
+    assert cause_in("no node has a GPU") == "no node has a GPU"
 
 
 @pytest.mark.parametrize(

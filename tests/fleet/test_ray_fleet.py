@@ -92,9 +92,11 @@ class RunningFleet:
 
     def command(self, *words: str) -> str:
         command = [sys.executable, "-m", "ridgeline", "fleet", *words]
-        return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=True
-        ).stdout
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
 
     def servers(self) -> dict[int, str]:
         """The models of the servers that are ready, by their processes."""

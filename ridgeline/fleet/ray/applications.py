@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ridgeline.errors import CannotRun
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.fleet.ray.server_actor import ServerReplica
 
@@ -14,11 +15,32 @@ _HEALTH_PERIOD_S = 1  # three failures in a row replace a server
 
 
 def run_model(model: FleetModel, fleet: FleetFile, host: str) -> None:
-    """Make Ray Serve run as many servers of the model as its entry says."""
+    """Make Ray Serve run as many servers of the model as its entry says. Raises CannotRun."""
     from ray import serve
 
-    application = _application(model, fleet, host)
-    serve.run(application, name=PREFIX + model.name, route_prefix=None, blocking=False)
+    application, name = _application(model, fleet, host), PREFIX + model.name
+    try:
+        serve.run(application, name=name, route_prefix=None, blocking=False)
+    except RuntimeError as error:
+        raise CannotRun(f"{model.name} does not start: {failure_of(name) or error}") from None
+
+
+def failure_of(name: str) -> str:
+    """Why an application failed: the words of its last server, else what Ray Serve says of it."""
+    from ray import serve
+
+    application = serve.status().applications.get(name)
+    if application is None:
+        return ""
+    for deployment in application.deployments.values():
+        if deployment.message:
+            return cause_in(deployment.message)
+    return str(application.message)
+
+
+def cause_in(message: str) -> str:
+    """What a server's actor raised, without the tracebacks that Ray puts around it."""
+    return message.rpartition("RuntimeError: ")[2].strip()
 
 
 def actor_environment() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.fleet.ray.applications import KEY, PREFIX, actor_environment, run_model
+from ridgeline.fleet.ray.applications import KEY, PREFIX, actor_environment, failure_of, run_model
 from ridgeline.fleet.ray.fleet_file import FleetFile
 from ridgeline.fleet.ray.gateway_actor import GatewaySupervisor
 from ridgeline.fleet.ray.server_actor import GATEWAY, NAMESPACE
@@ -119,8 +119,8 @@ def wait_ready(fleet: FleetFile, timeout_s: float, on_change: Callable[[str], No
             before = now
         failed = [name for name, state in states.items() if state in ("DEPLOY_FAILED", "UNHEALTHY")]
         if failed and all(s not in ("DEPLOYING",) for s in states.values()):
-            message = serve.status().applications[failed[0]].message
-            raise CannotRun(f"{failed[0].removeprefix(PREFIX)}: {message}")
+            name = failed[0].removeprefix(PREFIX)
+            raise CannotRun(f"{name} does not start: {failure_of(failed[0])}")
         if len(states) == len(fleet.models) and {*states.values()} == {"RUNNING"}:
             return
         time.sleep(0.5)

@@ -16,7 +16,8 @@ class FleetModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     With `max_replicas`, the number of servers follows the load: `target_in_flight` requests for
     each, never below `replicas`, and less only when fewer sufficed for `stable_s`. With `rate`
     (requests per second of `input_len` and `output_len` tokens), replicas, gpus and resources
-    follow from the fleet's `stock` of devices.
+    follow from the fleet's `stock` of devices, and a server takes requests up to four times as long
+    where `serve` has no --max-model-len.
     """
 
     model: str

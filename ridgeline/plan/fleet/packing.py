@@ -24,6 +24,7 @@ import msgspec
 from ridgeline.errors import DoesNotFit, UserError
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES, Layout
@@ -39,7 +40,8 @@ TP_SIZES = (1, 2, 4, 8)
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model and its load: requests per second of `isl` tokens in and `osl` out.
 
-    `tp`: devices that a replica is split over (None: as few as hold it).
+    `tp`: devices that a replica is split over (None: as few as hold it). `longest`: tokens of a
+    request that each replica must hold, whatever its load.
     """
 
     model: str
@@ -49,6 +51,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     tp: Annotated[int, msgspec.Meta(ge=1, le=NODE_DEVICES)] | None = None
+    longest: Annotated[int, msgspec.Meta(ge=0, le=2 * MAX_TOKENS)] = 0
 
 
 class PackedReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +135,11 @@ def _packed_replica(tenant: Tenant, machine: Replica, rate: float) -> PackedRepl
     in_flight = rate * at.request_s
     spread = math.ceil(in_flight + 3 * math.sqrt(in_flight)) or 1
     tp = machine.layout.tp
-    kv_bytes = spread * machine.cost.kv_bytes(tenant.isl + tenant.osl) * machine.kv_copies / tp
+    needed = max(
+        spread * machine.cost.kv_bytes(tenant.isl + tenant.osl),
+        kv_layout(machine.spec).held_bytes(tenant.longest),
+    )
+    kv_bytes = needed * machine.kv_copies / tp
     return PackedReplica(
         model=tenant.model,
         memory_bytes=machine.resident_bytes + kv_bytes,

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ridgeline.config.units import parse_count
+from ridgeline.errors import BadInput
 from ridgeline.fleet.ray.fleet_file import FleetFile, FleetModel
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
-from ridgeline.modelspec.cost.serving_formats import parse_weight_dtype
+from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.fleet.packing import (
     MAX_BUSY,
     PackedReplica,
@@ -20,10 +22,13 @@ from ridgeline.plan.fleet.packing import (
     usable_bytes,
 )
 from ridgeline.plan.step_time.parallel_layout import Layout
-from ridgeline.plan.step_time.replica import build_replica
+from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.workflows.planning.device_catalogue import parse_stock, read_catalogue
 
 _SHARE_STEP = 0.01  # of a device, in which Ray counts
+_BLOCK_TOKENS = 16
+_LONGEST_REQUEST = 4
+"""Times the mean request: the longest that a server takes where `serve` sets no --max-model-len."""
 
 
 def pack_fleet(fleet: FleetFile) -> FleetFile:
@@ -59,7 +64,29 @@ def _tenant(model: FleetModel) -> Tenant:
         isl=model.input_len,
         osl=model.output_len,
         weight_dtype=model.quantization,
+        kv_dtype=_given(model, "--kv-cache-dtype"),
+        longest=math.ceil(_max_model_len(model) / _BLOCK_TOKENS) * _BLOCK_TOKENS,
     )
+
+
+def _given(model: FleetModel, flag: str) -> str | None:
+    """The value of a flag in the model's `serve`; None without it."""
+    words = [part for word in model.serve for part in word.split("=", 1)]
+    return words[words.index(flag) + 1] if flag in words[:-1] else None
+
+
+def _max_model_len(model: FleetModel) -> int:
+    """Tokens of the longest request that a server takes."""
+    given = _given(model, "--max-model-len")
+    if given is not None:
+        try:
+            return parse_count(given)
+        except ValueError:
+            raise BadInput(
+                "--max-model-len in `serve` is not a number of tokens", value=given
+            ) from None
+    longest = _LONGEST_REQUEST * (model.input_len + model.output_len)
+    return min(longest, load_planning_spec(model.model).max_positions)
 
 
 def _entry(
@@ -69,7 +96,15 @@ def _entry(
     share = max(part.memory_bytes / usable_bytes(device), part.busy / MAX_BUSY)
     # Ray gives a process whole GPUs, or a part of one.
     gpus = float(part.tp) if part.tp > 1 else min(1.0, math.ceil(share / _SHARE_STEP) * _SHARE_STEP)
-    flags = ["--kv-cache-memory-bytes", str(_kv_bytes(model, device, part))]
+    replica = _replica(model, device, part)
+    num_bytes = (part.memory_bytes - replica.resident_bytes) * part.tp
+    flags = ["--kv-cache-memory-bytes", str(round(num_bytes))]
+    decided = {
+        "--max-model-len": str(_max_model_len(model)),
+        "--kv-cache-dtype": replica.spec.kv_dtype,
+    }
+    for flag, value in decided.items():
+        flags += [] if _given(model, flag) else [flag, value]
     if part.tp > 1:
         flags += ["--tensor-parallel-size", str(part.tp)]
     if model.quantization is not None:
@@ -90,9 +125,13 @@ def _resources(device: str, gpus: float) -> Mapping[str, float]:
     return {device: gpus}
 
 
-def _kv_bytes(model: FleetModel, device: Accelerator, part: PackedReplica) -> int:
-    """The KV cache of a replica: the memory that the weights leave free."""
-    weights = None if model.quantization is None else parse_weight_dtype(model.quantization)
-    spec = load_planning_spec(model.model)
-    replica = build_replica(spec, device, Layout(tp=part.tp), weight_dtype=weights)
-    return int((part.memory_bytes - replica.resident_bytes) * part.tp)
+def _replica(model: FleetModel, device: Accelerator, part: PackedReplica) -> Replica:
+    """What was placed: its weights, and the dtype of its KV cache."""
+    weights, kv_dtype = model.quantization, _given(model, "--kv-cache-dtype")
+    return build_replica(
+        load_planning_spec(model.model),
+        device,
+        Layout(tp=part.tp),
+        weight_dtype=None if weights is None else parse_weight_dtype(weights),
+        kv_dtype=None if kv_dtype is None else parse_kv_dtype(kv_dtype),
+    )
