@@ -36,7 +36,7 @@ def test_chats_hold_template_message_and_answer(
     assert tokens[: len(before)] == before
     assert len(before) + len(after) < len(tokens) <= 3 * (len(before) + 24 + len(after) + 8)
     assert chats.generate(tokenizer, output, silent) == tokens, "as an interrupted run reads them"
-    chats.forget(output)
+    own_text.forget_own_text(output)
     assert not list(tmp_path.iterdir())
 
 
