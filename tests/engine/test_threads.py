@@ -95,13 +95,13 @@ def test_this_machine_can_be_measured() -> None:
 def test_two_engines_on_half_the_cores_each_start_no_extra_threads() -> None:
     settings = {"kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}
     asked = Sampling(max_tokens=8, temperature=0)
+    tokens = list(range(100, 200))  # a text would start the tokenizer's own threads
     first = Engine.open("demo", num_threads=2, num_threads_decode=1, **settings)
     second = Engine.open("demo", num_threads=1, **settings)
     with first, second:
         before = _num_threads()
         works = [
-            Thread(target=engine.generate, args=(["def f(x):" * 20], asked))
-            for engine in (first, second)
+            Thread(target=engine.generate, args=([tokens], asked)) for engine in (first, second)
         ]
         for work in works:
             work.start()

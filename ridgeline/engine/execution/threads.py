@@ -2,8 +2,8 @@
 
 What. A step of few rows (decode) is bound by memory, which is often saturated before every core
 reads from it. A step of many rows (prefill) is bound by arithmetic and profits from all cores.
-`thread_plan = "auto"` measures both on this machine within a fraction of a second when the engine
-opens: the fewest threads that read, and that multiply, within 3 % of the best.
+`thread_plan = "auto"` measures both on this machine when the engine opens, once per process, which
+takes seconds: the fewest threads that read, and that multiply, within 3 % of the best.
 
 Invariant. No count that was measured or derived exceeds the cores granted by the CPU affinity and
 the cgroup quota. With native layers and attention, tokens do not depend on either count.
@@ -15,6 +15,7 @@ to use elsewhere. With one core there is nothing to choose.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
@@ -78,8 +79,9 @@ def _format(rates: Mapping[int, float]) -> str:
     return ", ".join(f"{count}: {rate / 1e9:.1f}" for count, rate in rates.items())
 
 
+@functools.cache
 def measure_rates(max_threads: int) -> ThreadRates:
-    """Measure both rates of this machine now."""
+    """Both rates of this machine, measured once per process."""
     num_bytes = measure.memory_buffer_bytes(system.caches(), system.memory().available_bytes)
     counts = measure.thread_counts(max_threads)
     return ThreadRates(

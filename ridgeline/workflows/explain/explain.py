@@ -181,11 +181,17 @@ def technique_verdicts(settings: Settings, load: ExplainLoad | None = None) -> l
     costs = costs_of(load)
 
     def price(chosen: Settings) -> PricedConfiguration:
-        resolved = costs.resolved(chosen)
+        # No bound depends on the thread counts, and measuring them takes seconds.
+        unmeasured = msgspec.structs.replace(chosen, thread_plan="fixed")
+        resolved = costs.resolved(unmeasured)
         return PricedConfiguration(
-            values={**resolved.values(), **device_fact(load)},
+            values={
+                **resolved.values(),
+                "thread_plan": chosen.thread_plan,
+                **device_fact(load),
+            },
             spec=resolved.spec,
-            peaks=costs.peaks(chosen),
+            peaks=costs.peaks(unmeasured),
         )
 
     return list(recommendations(settings, price))
