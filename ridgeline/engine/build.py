@@ -13,12 +13,12 @@ from ridgeline.engine.adapters.registry import AdapterRegistry
 from ridgeline.engine.adapters.resolve import parse_lora_modules
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
-from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.execution.graphs.ahead import CudaQueue, StepsAhead, why_no_steps_ahead
-from ridgeline.engine.execution.graphs.decode import CudaCapture, DecodeGraphs, make_decode_graphs
+from ridgeline.engine.execution.graphs.decode import make_decode_graphs
+from ridgeline.engine.execution.graphs.pieces import make_piecewise_graphs
 from ridgeline.engine.execution.graphs.warm_up import warm_up
 from ridgeline.engine.execution.page_prefetch import PagePrefetcher
 from ridgeline.engine.execution.runner import TorchRunner
@@ -105,6 +105,11 @@ def assemble(
         runner.use_adapters(adapters)
     else:
         graphs = make_decode_graphs(decoder, attention, resolved.max_model_len)
+        pieces = make_piecewise_graphs(
+            decoder, attention, resolved.max_model_len, resolved.max_num_batched_tokens
+        )
+        if pieces is not None:
+            runner.use_pieces(pieces)
     if graphs is not None:
         runner.use_graphs(graphs)
         graphs.warm_up_s = warm_up(
@@ -146,11 +151,7 @@ def use_steps_ahead(resolved: ResolvedSettings, runner: TorchRunner, scheduler: 
     if reason is not None:
         raise no_async_scheduling(reason)
     assert runner.graphs is not None
-    attention = runner.attention
-    assert isinstance(attention, TableAttention)
-    second = DecodeGraphs(runner.decoder, attention, resolved.max_model_len, CudaCapture())
-    graphs = (runner.graphs, second)
-    runner.use_steps_ahead(StepsAhead(graphs, CudaQueue(), resolved.block_size))
+    runner.use_steps_ahead(StepsAhead(runner.graphs, CudaQueue(), resolved.block_size))
     scheduler.draft_scheduler.reserves_ahead = True
 
 

@@ -15,11 +15,14 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.graphs.decode import CudaCapture, DecodeGraphs, why_no_graphs
+from ridgeline.engine.execution.graphs.pieces import CudaPieces, PiecewiseGraphs
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.modelspec.checkpoints.load import load_spec
 from tests.conformance.tiny_models import make_model
 from tests.engine.execution.test_decode_graphs import BLOCK_SIZE, DRAWN, NUM_BLOCKS, Sequences
+from tests.engine.execution.test_piecewise_graphs import Traffic
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "qwen3-moe")
 LENGTHS = [3, 17, 8, 1, 12]
@@ -100,3 +103,20 @@ def test_graphs_draw_what_the_eager_path_draws(directory: Path) -> None:
     graphs, eager = (Sequences(runner, [9, 5, 14]) for runner in runners)
     for _ in range(6):
         assert graphs.step(range(3), sampling=DRAWN) == eager.step(range(3), sampling=DRAWN)
+
+
+@pytest.mark.parametrize("layers", ["torch", "triton"])
+@pytest.mark.parametrize("attention", ["tables", "triton"])
+def test_steps_with_prompts_from_graphs_choose_the_tokens_of_the_cpu(
+    directory: Path, layers: str, attention: str
+) -> None:
+    ours = make_runner(directory, "cuda", layers, attention)
+    assert isinstance(ours.attention, TableAttention)
+    ours.use_pieces(PiecewiseGraphs(ours.decoder, ours.attention, 64, CudaPieces(), 48))
+    reference = make_runner(directory, "cpu", "torch", "torch")
+    traffic = Traffic(3)
+    for index in range(14):
+        plan = StepPlan(index, traffic.step())
+        if plan.runs:
+            assert ours.run(plan) == reference.run(plan), index
+    assert ours.graph_counters()["num_piecewise_replays"] >= 10

@@ -8,8 +8,8 @@ decoding more rows.
 
 Runs of several tokens take other paths. A prompt that starts at position 0 attends to its own new
 keys, without reading the cache back (`F.scaled_dot_product_attention`, which chooses
-FlashAttention or cuDNN). Later chunks go through `PagedKernels.prefill`, or through the gather of
-`PagedAttention` where the kernels have none.
+FlashAttention or cuDNN). Later chunks, and prompts that need masks or scores, go through
+`PagedKernels.prefill`, or through the gather of `PagedAttention` where the kernels have none.
 
 Paper. PagedAttention (Kwon et al., SOSP 2023, arXiv 2309.06180).
 
@@ -26,9 +26,10 @@ stored row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Protocol, TypeVar
 
 import torch
@@ -43,6 +44,29 @@ from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 Tables = TypeVar("Tables")
+
+
+class PackedInts:
+    """Lists of integers that go to the device in one copy.
+
+    `add` returns the place of a list, by which it is found in the tensor of `copy_to`.
+    """
+
+    def __init__(self) -> None:
+        self._ints = array("i")
+
+    def add(self, ints: Iterable[int]) -> slice:
+        """Append a list."""
+        first = len(self._ints)
+        self._ints.extend(ints)
+        return slice(first, len(self._ints))
+
+    def copy_to(self, device: torch.device) -> Tensor:
+        """All lists as one int32 tensor on the device; the host does not wait for the copy."""
+        host = torch.frombuffer(self._ints, dtype=torch.int32)
+        if device.type != "cuda":
+            return host.to(device)
+        return host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -156,96 +180,87 @@ class TableAttention:
 
     def prepare(self, runs: Sequence[Run]) -> Attend:
         runs = stored_runs(runs, self.cache.block_size)
-        if any(len(run.tokens) > 1 for run in runs):
-            return MixedStep.of(self, runs)
-        tables = decode_tables(runs, self.cache.block_size, self.device)
-        assert tables is not None, "a step has runs"
-        return DecodeStep(self, tables)
+        ints = PackedInts()
+        slots = ints.add(chain.from_iterable(slots_of(run, self.cache.block_size) for run in runs))
+        build = self.pack(runs, ints)
+        packed = ints.copy_to(self.device)
+        return build(packed, packed[slots])
+
+    def pack(self, runs: Sequence[Run], ints: PackedInts) -> Callable[[Tensor, Tensor], TableStep]:
+        """Pack the tables of a step; the result builds the step from the ints on the device and
+        the slots of its rows. `runs` are stored ones."""
+        if all(len(run.tokens) == 1 for run in runs):
+            tables = _pack_decode(runs, self.cache.block_size, ints)
+            return lambda packed, slots_T: DecodeStep(self, tables(packed, slots_T))
+        return _pack_mixed(self, runs, ints)
 
     def step(self, tables: DecodeTables) -> DecodeStep:
         """A step whose tables are on the device already."""
         return DecodeStep(self, tables)
 
 
-class DecodeStep:
+class TableStep:
+    """The attention of one step over block tables: storing, then attending."""
+
+    def __init__(self, owner: TableAttention, slots_T: Tensor) -> None:
+        self.owner, self.kernels, self.cache = owner, owner.kernels, owner.cache
+        self.slots_T = slots_T
+
+    def __call__(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        self.kernels.store(kv_T2KD, self.slots_T, layer)
+        return self.attend_stored(q_THD, kv_T2KD, layer, sinks_H)
+
+    def attend_stored(
+        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        """The same once keys and values are in the cache."""
+        raise NotImplementedError
+
+
+class DecodeStep(TableStep):
     """Every row decodes."""
 
     def __init__(self, owner: TableAttention, tables: DecodeTables) -> None:
-        self.kernels, self.tables, self.cache = owner.kernels, tables, owner.cache
-        self.slots_T = tables.slots_S
-
-    def __call__(
-        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
-    ) -> Tensor:
-        self.kernels.store(kv_T2KD, self.slots_T, layer)
-        return self.attend_stored(q_THD, kv_T2KD, layer, sinks_H)
+        super().__init__(owner, tables.slots_S)
+        self.tables = tables
 
     def attend_stored(
         self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
     ) -> Tensor:
-        """The same once keys and values are in the cache."""
         return self.kernels.decode(q_THD, self.tables, layer, sinks_H)
 
 
-@dataclass(frozen=True)
-class MixedStep:
-    """Prompts from their start, decoding rows, and chunks of longer runs, each by its own path."""
+class MixedStep(TableStep):
+    """Prompts from their start, decoding rows, and chunks of longer runs, each by its own path.
 
-    owner: TableAttention
-    slots_T: Tensor
-    prompts: tuple[slice, ...]
-    decode: tuple[Tensor, DecodeTables] | None
-    chunks: tuple[Tensor, ChunkTables] | None
-    gathered: Attend
+    `spans` are the prompts and the chunks: prompts that need masks or scores take the chunks' path.
+    """
 
-    @staticmethod
-    def of(owner: TableAttention, runs: Sequence[Run]) -> MixedStep:
-        """Sort the runs into the three paths."""
-        size, device = owner.cache.block_size, owner.device
-        firsts = list(accumulate((len(run.tokens) for run in runs), initial=0))
-        prompts: list[slice] = []
-        singles: list[tuple[Run, range]] = []
-        others: list[tuple[Run, range]] = []
-        for first, run in zip(firsts, runs, strict=False):
-            rows = range(first, first + len(run.tokens))
-            if run.start == 0 and len(run.tokens) > 1:
-                prompts.append(slice(rows.start, rows.stop))
-            else:
-                (singles if len(run.tokens) == 1 else others).append((run, rows))
-        slots = [slot for run in runs for slot in slots_of(run, size)]
-        return MixedStep(
-            owner,
-            torch.tensor(slots, dtype=torch.int32).to(device, non_blocking=True),
-            tuple(prompts),
-            _with_rows(singles, decode_tables([run for run, _ in singles], size, device), device),
-            _with_rows(others, chunk_tables([run for run, _ in others], size, device), device),
-            _Lazy(owner, runs),
-        )
-
-    @property
-    def kernels(self) -> PagedKernels:
-        return self.owner.kernels
-
-    @property
-    def cache(self) -> KvCache:
-        return self.owner.cache
-
-    def __call__(
-        self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
-    ) -> Tensor:
-        self.kernels.store(kv_T2KD, self.slots_T, layer)
-        return self.attend_stored(q_THD, kv_T2KD, layer, sinks_H)
+    def __init__(
+        self,
+        owner: TableAttention,
+        runs: Sequence[Run],
+        slots_T: Tensor,
+        prompts: Sequence[slice],
+        decode: tuple[Tensor, DecodeTables] | None,
+        chunks: tuple[Tensor, ChunkTables] | None,
+        spans: tuple[Tensor, ChunkTables] | None,
+    ) -> None:
+        super().__init__(owner, slots_T)
+        self.prompts, self.decode, self.chunks, self.spans = prompts, decode, chunks, spans
+        self.gathered = _Lazy(owner, runs)
 
     def attend_stored(
         self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
     ) -> Tensor:
-        """The same once keys and values are in the cache."""
         attention = self.owner.attentions[layer]
-        if not self._has_kernels(attention):
-            return self.gathered(q_THD, kv_T2KD, layer, sinks_H)
+        is_plain = self._is_plain(attention)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
-        if self.chunks is not None:
-            rows, chunks = self.chunks
+        paged = self.chunks if is_plain else self.spans
+        if paged is not None:
+            rows, chunks = paged
             o_CHD = self.kernels.prefill(q_THD.index_select(0, rows), chunks, layer, sinks_H)
             if o_CHD is None:
                 return self.gathered(q_THD, kv_T2KD, layer, sinks_H)
@@ -254,11 +269,11 @@ class MixedStep:
             rows, tables = self.decode
             o_SHD = self.kernels.decode(q_THD.index_select(0, rows), tables, layer, sinks_H)
             out_THD.index_copy_(0, rows, o_SHD)
-        for own in self.prompts:
+        for own in self.prompts if is_plain else ():
             out_THD[own] = attend_prompt(q_THD[own], kv_T2KD[own], attention)
         return out_THD
 
-    def _has_kernels(self, attention: AttentionSpec) -> bool:
+    def _is_plain(self, attention: AttentionSpec) -> bool:
         """Whether prompts of this layer need no explicit scores or masks, nor its cache's format.
 
         A prompt that attended to its unrounded keys would differ from the same prompt in chunks.
@@ -305,45 +320,78 @@ def slots_of(run: Run, block_size: int) -> list[int]:
     return [run.blocks[p // block_size] * block_size + p % block_size for p in positions]
 
 
-def decode_tables(
-    runs: Sequence[Run], block_size: int, device: torch.device
-) -> DecodeTables | None:
-    """The tables of runs of one token each, in one transfer; None without runs."""
-    if not runs:
-        return None
-    slots = [slots_of(run, block_size)[0] for run in runs]
-    lens, tables = [run.start + 1 for run in runs], _tables(runs, block_size)
-    packed = torch.tensor([slots, lens, *zip(*tables, strict=True)], dtype=torch.int32).to(device)
-    return DecodeTables(packed[0], packed[1], packed[2:].t().contiguous())
+def _pack_decode(
+    runs: Sequence[Run], block_size: int, ints: PackedInts
+) -> Callable[[Tensor, Tensor], DecodeTables]:
+    """Pack the tables of runs of one token each."""
+    lens = ints.add(run.start + 1 for run in runs)
+    table = _pack_tables(runs, block_size, ints)
+    return lambda packed, slots_S: DecodeTables(slots_S, packed[lens], table(packed))
 
 
-def chunk_tables(runs: Sequence[Run], block_size: int, device: torch.device) -> ChunkTables | None:
-    """The tables of runs of several tokens; None without runs."""
-    if not runs:
-        return None
+def _pack_chunks(
+    runs: Sequence[Run], block_size: int, ints: PackedInts
+) -> Callable[[Tensor, Tensor], ChunkTables]:
+    """Pack the tables of runs of several tokens."""
     counts = [len(run.tokens) for run in runs]
-    starts = list(accumulate(counts, initial=0))
-    lens = [run.start + len(run.tokens) for run in runs]
-    tables = torch.tensor(_tables(runs, block_size), dtype=torch.int32)
-    return ChunkTables(
-        torch.tensor(starts, dtype=torch.int32).to(device, non_blocking=True),
-        torch.tensor(lens, dtype=torch.int32).to(device, non_blocking=True),
-        tables.to(device, non_blocking=True),
-        max(counts),
-    )
+    starts = ints.add(accumulate(counts, initial=0))
+    lens = ints.add(run.start + len(run.tokens) for run in runs)
+    table, most = _pack_tables(runs, block_size, ints), max(counts)
+    return lambda packed, _: ChunkTables(packed[starts], packed[lens], table(packed), most)
 
 
-def _tables(runs: Sequence[Run], block_size: int) -> list[list[int]]:
-    """The blocks of each run up to its last row, padded with its last block."""
-    used = [run.blocks[: (run.start + len(run.tokens) - 1) // block_size + 1] for run in runs]
-    width = max(map(len, used))
-    return [[*(max(0, b) for b in own), *[own[-1]] * (width - len(own))] for own in used]
+def _pack_mixed(
+    owner: TableAttention, runs: Sequence[Run], ints: PackedInts
+) -> Callable[[Tensor, Tensor], MixedStep]:
+    """Sort the runs into the three paths of a mixed step, and pack their tables."""
+    size = owner.cache.block_size
+    firsts = list(accumulate((len(run.tokens) for run in runs), initial=0))
+    prompts: list[tuple[Run, range]] = []
+    singles: list[tuple[Run, range]] = []
+    others: list[tuple[Run, range]] = []
+    for first, run in zip(firsts, runs, strict=False):
+        rows = range(first, first + len(run.tokens))
+        is_prompt = run.start == 0 and len(run.tokens) > 1
+        kind = prompts if is_prompt else singles if len(run.tokens) == 1 else others
+        kind.append((run, rows))
+    decode = _with_rows(singles, _pack_decode, size, ints)
+    chunks = _with_rows(others, _pack_chunks, size, ints)
+    spans = _with_rows(prompts + others if prompts else [], _pack_chunks, size, ints)
+
+    def build(packed: Tensor, slots_T: Tensor) -> MixedStep:
+        own = [slice(rows.start, rows.stop) for _, rows in prompts]
+        later = chunks(packed, slots_T)
+        every = spans(packed, slots_T) if prompts else later
+        return MixedStep(owner, runs, slots_T, own, decode(packed, slots_T), later, every)
+
+    return build
 
 
 def _with_rows(
-    members: Sequence[tuple[Run, range]], tables: Tables | None, device: torch.device
-) -> tuple[Tensor, Tables] | None:
-    if tables is None:
-        return None
-    rows = [row for _, own in members for row in own]
-    return torch.tensor(rows).to(device, non_blocking=True), tables
+    members: Sequence[tuple[Run, range]],
+    pack: Callable[[Sequence[Run], int, PackedInts], Callable[[Tensor, Tensor], Tables]],
+    block_size: int,
+    ints: PackedInts,
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tables] | None]:
+    """Pack the rows and the tables of some runs of a step; these are None without runs."""
+    if not members:
+        return lambda *_: None
+    place = ints.add(chain.from_iterable(rows for _, rows in members))
+    tables = pack([run for run, _ in members], block_size, ints)
+
+    def build(packed: Tensor, slots_T: Tensor) -> tuple[Tensor, Tables]:
+        rows = packed[place].long()
+        return rows, tables(packed, slots_T[rows])
+
+    return build
+
+
+def _pack_tables(
+    runs: Sequence[Run], block_size: int, ints: PackedInts
+) -> Callable[[Tensor], Tensor]:
+    """Pack the blocks of each run up to its last row, padded with its last block."""
+    used = [run.blocks[: (run.start + len(run.tokens) - 1) // block_size + 1] for run in runs]
+    width = max(map(len, used))
+    rows = ([*(max(0, b) for b in own), *[own[-1]] * (width - len(own))] for own in used)
+    place = ints.add(chain.from_iterable(rows))
+    return lambda packed: packed[place].view(len(runs), width)

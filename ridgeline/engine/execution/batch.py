@@ -31,10 +31,15 @@ class StepBatch:
 
         A separate transfer to the device, only needed for steps that do not sample every row.
         """
-        ends = accumulate([len(run.tokens) for run in self.runs])
-        placed = zip(self.runs, ends, strict=True)
-        rows = [row for run, end in placed for row in range(end - run.max_outputs, end)]
+        rows = sampled_rows(self.runs)
         return torch.tensor(rows, dtype=torch.int64, device=self.tokens_T.device)
+
+
+def sampled_rows(runs: Sequence[Run]) -> list[int]:
+    """Indices of the rows of a step after which a token is sampled."""
+    ends = accumulate([len(run.tokens) for run in runs])
+    placed = zip(runs, ends, strict=True)
+    return [row for run, end in placed for row in range(end - run.max_outputs, end)]
 
 
 def pack_rows(runs: Sequence[Run]) -> tuple[array[int], int]:

@@ -11,7 +11,7 @@ C hidden_size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import cast
 
@@ -25,9 +25,10 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import piecewise_attention, self_attention
 from ridgeline.engine.eviction.evictor import KvEvictor
 from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
-from ridgeline.engine.execution.batch import StepBatch, make_batch
+from ridgeline.engine.execution.batch import make_batch
 from ridgeline.engine.execution.graphs.ahead import StepsAhead
 from ridgeline.engine.execution.graphs.decode import DecodeGraphs, why_no_graphs
+from ridgeline.engine.execution.graphs.pieces import PiecewiseGraphs
 from ridgeline.engine.execution.greedy_fast_path import (
     ReusedBuffer,
     StateBuffer,
@@ -98,6 +99,7 @@ class TorchRunner:
         )
         self.greedy = make_greedy_path(decoder.forward, self.attention, self.argmax_head, buffer)
         self.graphs: DecodeGraphs | None = None
+        self.pieces: PiecewiseGraphs | None = None
         self.ahead: StepsAhead | None = None
 
     def use_adapters(self, adapters: RunAdapters) -> None:
@@ -109,22 +111,28 @@ class TorchRunner:
         graphs.keep_states = not isinstance(self.observer, NoObserver)
         self.greedy = self.graphs = graphs
 
+    def use_pieces(self, pieces: PiecewiseGraphs) -> None:
+        """Compute steps with prompts from CUDA graphs between their attention calls."""
+        pieces.keep_states = not isinstance(self.observer, NoObserver)
+        self.pieces = pieces
+
     def use_steps_ahead(self, ahead: StepsAhead) -> None:
         """Launch each greedy decode step before the one before it is read."""
         self.ahead = ahead
 
     def graph_counters(self) -> dict[str, float]:
         """Captured and replayed CUDA graphs, steps launched ahead; empty without them."""
-        counts = {} if self.graphs is None else self.graphs.counts.as_dict()
-        return counts if self.ahead is None else counts | self.ahead.counts.as_dict()
+        counted = (self.graphs, self.pieces, self.ahead)
+        parts = [each.counts.as_dict() for each in counted if each is not None]
+        return dict(chain.from_iterable(part.items() for part in parts))
 
     def describe_graphs(self) -> str:
         """Whether decode steps run from CUDA graphs, and why not."""
-        if self.graphs is not None:
-            return self.graphs.describe()
         if not isinstance(self.adapters, NoAdapters):
             return "no CUDA graphs: the adapters of a step are chosen on the host"
-        return f"no CUDA graphs: {why_no_graphs(self.decoder, self.attention)}"
+        reason = why_no_graphs(self.decoder, self.attention)
+        said = f"no CUDA graphs: {reason}" if self.graphs is None else self.graphs.describe()
+        return said if self.pieces is None else f"{said}; {self.pieces.describe()}"
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a plan: feed every run's tokens and sample where requested."""
@@ -202,17 +210,25 @@ class TorchRunner:
         is_observed = self.evictor.takes_part(plan.runs)
         if self.graphs is not None and not is_observed and self.graphs.can_decode(plan.runs):
             return self._run_decode(plan.runs, self.graphs)
-        batch = make_batch(plan.runs, self.decoder.device)
-        self._set_threads(len(batch.tokens_T))
-        self.adapters.begin(plan.runs)
-        attend = self.evictor.wrap(plan.runs, self.attention.prepare(plan.runs))
-        x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
+        if self.pieces is not None and not is_observed and self.pieces.can_run(plan.runs):
+            x_TC, rows_S = self.pieces(plan.runs)
+        else:
+            x_TC, rows_S = self._hidden(plan.runs)
         if all(run.is_argmax and run.prompt_logprobs is None for run in plan.runs):
             return self._argmax_result(self.argmax_head(x_TC), plan.runs, x_TC)
-        choices, unsampled = self._sample(plan.runs, x_TC, batch)
+        choices, unsampled = self._sample(plan.runs, x_TC, rows_S)
         self.observer.observe(plan.runs, [len(own) for own in choices], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
         return _result(choices, prompts, unsampled)
+
+    def _hidden(self, runs: Sequence[Run]) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The states x_TC of a step without graphs, and what finds the rows_S it samples."""
+        batch = make_batch(runs, self.decoder.device)
+        self._set_threads(len(batch.tokens_T))
+        self.adapters.begin(runs)
+        attend = self.evictor.wrap(runs, self.attention.prepare(runs))
+        x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
+        return x_TC, batch.sampled_rows
 
     def _run_decode(self, runs: Sequence[Run], graphs: DecodeGraphs) -> StepResult:
         """A step whose every row is sampled, from a graph."""
@@ -278,14 +294,14 @@ class TorchRunner:
         return StepResult(tuple([RunOutput(own) for own in accepted]))
 
     def _sample(
-        self, runs: Sequence[Run], x_TC: Tensor, batch: StepBatch
+        self, runs: Sequence[Run], x_TC: Tensor, sampled_rows: Callable[[], Tensor]
     ) -> tuple[list[list[Choice]], Mapping[int, RunOutput]]:
         """The choices of each run; none for a run that does not sample."""
         points = list(chain.from_iterable(map(sample_points, runs)))
         if not points:
             return [[]] * len(runs), {}
         every_row = len(points) == len(x_TC)
-        rows_SC = x_TC if every_row else x_TC.index_select(0, batch.sampled_rows())
+        rows_SC = x_TC if every_row else x_TC.index_select(0, sampled_rows())
         return self._choose(runs, self.decoder.logits(rows_SC), points)
 
     def _choose(

@@ -18,12 +18,12 @@ pairs, G groups of experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from ridgeline.engine.model.layers import GatedMlp
+from ridgeline.engine.model.layers import Block, GatedMlp
 from ridgeline.engine.quant.base import Linear
 from ridgeline.modelspec.model import MlpSpec
 
@@ -31,10 +31,20 @@ from ridgeline.modelspec.model import MlpSpec
 class MoeMlp:
     """A router and its expert feed-forward layers.
 
-    `correction_E` is added to the scores where experts are chosen (None: nothing is).
+    `correction_E` is added to the scores where experts are chosen (None: nothing is). `boundary`
+    stands between the graphs before and after this layer while they are captured (None: this layer
+    computes).
     """
 
-    __slots__ = ("correction_E", "experts", "norm_topk", "num_chosen", "router", "routing")
+    __slots__ = (
+        "boundary",
+        "correction_E",
+        "experts",
+        "norm_topk",
+        "num_chosen",
+        "router",
+        "routing",
+    )
 
     def __init__(
         self,
@@ -46,8 +56,18 @@ class MoeMlp:
         self.router, self.experts = router, tuple(experts)
         self.num_chosen, self.norm_topk = spec.experts_per_token, spec.norm_topk
         self.routing, self.correction_E = spec.routing, correction_E
+        self.boundary: Callable[[MoeMlp, Tensor], Tensor] | None = None
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether all shapes follow from the number of tokens, so that a graph can hold them."""
+        return False
 
     def __call__(self, x_TC: Tensor) -> Tensor:
+        return self.compute(x_TC) if self.boundary is None else self.boundary(self, x_TC)
+
+    def compute(self, x_TC: Tensor) -> Tensor:
+        """The weighted sum of each token's experts."""
         weight_TX, expert_TX = self.route(x_TC)
         expert_P = expert_TX.reshape(-1)
         order_P = torch.argsort(expert_P, stable=True)
@@ -109,3 +129,10 @@ class SharedExpertMlp:
 def unscaled(y_TC: Tensor, x_TC: Tensor) -> Tensor:
     """The shared expert's output as it is."""
     return y_TC
+
+
+def routed_experts(blocks: Iterable[Block]) -> list[MoeMlp]:
+    """The expert layers of a decoder's blocks, those next to a shared expert too."""
+    mlps = (block.mlp for block in blocks)
+    routed = (mlp.routed if isinstance(mlp, SharedExpertMlp) else mlp for mlp in mlps)
+    return [mlp for mlp in routed if isinstance(mlp, MoeMlp)]

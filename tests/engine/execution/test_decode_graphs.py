@@ -1,4 +1,4 @@
-"""Decode steps from buckets: padding, block tables and drafts, computed eagerly without CUDA."""
+"""Decode steps from buckets: padding, block tables and drafts, on recordings in place of CUDA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from ridgeline.engine.execution.graphs.decode import (
     StepOutputs,
     first_largest,
     make_decode_graphs,
-    run_eagerly,
     why_no_graphs,
 )
 from ridgeline.engine.execution.graphs.warm_up import warm_up
@@ -33,6 +32,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.records import Sampling
 from tests.conformance.tiny_models import VOCAB, make_model
+from tests.engine.execution.recorded_graphs import RecordedCapture, StepWatch
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
 GREEDY = Sampling(temperature=0.0, max_tokens=None)
@@ -95,7 +95,7 @@ def make_runner(model: tuple[ModelSpec, Decoder], *, graphs: bool) -> TorchRunne
     runner = TorchRunner(decoder, cache, attention)
     if graphs:
         assert isinstance(attention, TableAttention)
-        runner.use_graphs(DecodeGraphs(decoder, attention, 64, run_eagerly))
+        runner.use_graphs(DecodeGraphs(decoder, attention, 64, RecordedCapture()))
     return runner
 
 
@@ -140,6 +140,22 @@ def test_rows_of_a_sequence_that_left_become_padding(model: tuple[ModelSpec, Dec
     kept = [*sequences.blocks[3]]
     for layer, old in zip(cache.layers, before, strict=True):
         assert torch.equal(layer[kept], old[kept])
+
+
+@pytest.mark.parametrize("drafts", [(), (5, 9)])
+def test_step_is_one_copy_to_the_device_one_graph_and_one_wait(
+    model: tuple[ModelSpec, Decoder], drafts: tuple[int, ...]
+) -> None:
+    runner = make_runner(model, graphs=True)
+    sequences = Sequences(runner, [9, 5, 14])
+    graphs = runner.graphs
+    assert graphs is not None
+    sequences.step(range(3), drafts=lambda _: drafts)
+    before = graphs.counts.num_replays
+    with StepWatch() as watch:
+        sequences.step(range(3), drafts=lambda _: drafts)
+    assert graphs.counts.num_replays == before + 1
+    assert (watch.copies_of_integers, watch.waits, watch.host_data) == (1, 1, 0), watch.seen
 
 
 def test_prompts_and_scored_runs_are_not_decoded(model: tuple[ModelSpec, Decoder]) -> None:

@@ -18,7 +18,7 @@ from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.execution.graphs.ahead import StepsAhead, why_no_steps_ahead
-from ridgeline.engine.execution.graphs.decode import DecodeGraphs, run_eagerly
+from ridgeline.engine.execution.graphs.decode import DecodeGraphs
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.scheduler import (
@@ -33,6 +33,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.records import Event, Finished, Request, Sampling, Token
 from tests.conformance.tiny_models import VOCAB, make_model
+from tests.engine.execution.recorded_graphs import RecordedCapture
 
 BLOCK_SIZE, MAX_LEN = 4, 64
 
@@ -94,11 +95,11 @@ class World:
             limits, make_policy("continuous"), pool, PrefixCache(pool), eos_token_ids=(1,), seed=0
         )
         self.runner = TorchRunner(decoder, cache, attention)
-        graphs = [DecodeGraphs(decoder, attention, MAX_LEN, run_eagerly) for _ in range(2)]
-        self.runner.use_graphs(graphs[0])
+        graphs = DecodeGraphs(decoder, attention, MAX_LEN, RecordedCapture())
+        self.runner.use_graphs(graphs)
         self.device = FakeDevice()
         if ahead:
-            self.ahead = StepsAhead((graphs[0], graphs[1]), self.device, BLOCK_SIZE)
+            self.ahead = StepsAhead(graphs, self.device, BLOCK_SIZE)
             self.runner.use_steps_ahead(self.ahead)
             self.scheduler.draft_scheduler.reserves_ahead = True
         self.outputs: dict[str, list[int]] = {}
@@ -170,7 +171,9 @@ def test_one_copy_of_integers_for_each_step(
     world.step()
     world.step()
     world.device.finish()
-    monkeypatch.setattr(StepInputs, "copy", lambda self: (copies.append(0), copy(self))[1])
+    monkeypatch.setattr(
+        StepInputs, "copy", lambda self, turn: (copies.append(0), copy(self, turn))[1]
+    )
     launched = world.ahead.counts.num_launched
     world.step()
     world.step()
@@ -228,6 +231,16 @@ def test_most_steps_of_steady_decoding_are_launched_ahead(
     counts = world.ahead.counts
     assert counts.num_used >= 20 and counts.num_dropped <= 2
     assert world.runner.graph_counters()["num_steps_used_ahead"] == counts.num_used
+
+
+def test_steps_ahead_share_the_graphs_of_the_others(model: tuple[ModelSpec, Decoder]) -> None:
+    world = World(model, ahead=True)
+    world.add("a", (5, 6, 7), greedy(12, ignore_eos=True))
+    world.finish()
+    graphs = world.runner.graphs
+    assert graphs is not None
+    assert graphs.counts.num_graphs == len(graphs.counts.by_bucket) == 1
+    assert world.ahead.counts.num_used >= 8
 
 
 def test_step_that_does_not_agree_with_the_plan_is_dropped(

@@ -85,18 +85,16 @@ class _Launched:
 class StepsAhead:
     """Runs greedy decode steps, each with the next one behind it.
 
-    Steps take turns with two sets of graphs and of pinned memory: the inputs of one step are packed
-    while the device still reads those of the other.
+    Steps take turns with two buffers of pinned memory: the integers of one step are packed while
+    the device still reads those of the other. They share the graphs, because the device does one
+    step after the other: a step reads what the one before has chosen, then overwrites it.
     """
 
-    def __init__(
-        self, graphs: tuple[DecodeGraphs, DecodeGraphs], queue: DeviceQueue, block_size: int
-    ) -> None:
+    def __init__(self, graphs: DecodeGraphs, queue: DeviceQueue, block_size: int) -> None:
         self._graphs, self._queue, self._block_size = graphs, queue, block_size
         pinned = torch.cuda.is_available()
-        rows = graphs[0].max_rows
         self._host_tokens = tuple(
-            torch.empty(rows, dtype=torch.int32, pin_memory=pinned) for _ in graphs
+            torch.empty(graphs.max_rows, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
         )
         self._turn = 0
         self._next: _Launched | None = None
@@ -105,12 +103,15 @@ class StepsAhead:
 
     def can_run(self, runs: Sequence[Run]) -> bool:
         """Whether a step is one that can have another launched behind it."""
-        return self._graphs[0].can_run(runs) and not any(
+        return self._graphs.can_run(runs) and not any(
             run.num_drafts or run.windows or run.eviction is not None or run.adapter for run in runs
         )
 
     def run(self, runs: Sequence[Run]) -> tuple[list[int], Tensor]:
-        """One token per row and the states x_TC, and behind it the launch of the next step."""
+        """One token per row and the states x_TC, and behind it the launch of the next step.
+
+        The states are overwritten by that step unless the graphs keep states.
+        """
         ahead, self._next = self._next, None
         rows = None if ahead is None else self._rows_of(ahead, runs)
         if ahead is not None and rows is not None:
@@ -132,7 +133,8 @@ class StepsAhead:
             raise no_token_error(chosen.index(NO_TOKEN))
         self._last_tokens = {run.seq_id: token for run, token in zip(runs, chosen, strict=True)}
         x_RC = step.outputs[0].x_RC
-        return chosen, x_RC[: len(runs)] if rows == list(range(len(runs))) else x_RC[rows]
+        in_order = not self._graphs.keep_states or rows == list(range(len(runs)))
+        return chosen, x_RC[: len(runs)] if in_order else x_RC[rows]
 
     def forget(self) -> None:
         """Drop the step launched ahead, if there is one: other work follows on the device."""
@@ -178,26 +180,28 @@ class StepsAhead:
         following = []
         for run, row in zip(runs, rows, strict=True):
             start = run.start + 1
-            if start >= self._graphs[0].max_len or start // self._block_size >= len(run.blocks):
+            if start >= self._graphs.max_len or start // self._block_size >= len(run.blocks):
                 return None
             following.append(replace(run, start=start, tokens=(row,)))
         return tuple(following)
 
     def _launch(self, runs: tuple[Run, ...], before: _Launched | None) -> _Launched:
         """Put a step on the device; with `before`, it feeds the tokens that this step chooses."""
-        graphs, host_tokens = self._graphs[self._turn], self._host_tokens[self._turn]
-        self._turn = 1 - self._turn
+        graphs, turn = self._graphs, self._turn
+        host_tokens, self._turn = self._host_tokens[turn], 1 - turn
         inputs, replay = graphs.capture(runs)
-        num_rows = inputs.pack(runs)
+        num_rows = inputs.pack(runs, turn)
         outputs: list[StepOutputs] = []
 
         @torch.inference_mode()
         def compute() -> None:
-            inputs.copy()
+            inputs.copy(turn)
             if before is not None:
                 inputs.take_tokens(before.outputs[0].tokens_R, num_rows)
-            outputs.append(replay())
-            host_tokens[:num_rows].copy_(outputs[0].tokens_R[:num_rows], non_blocking=True)
+            own = replay()
+            kept = own.x_RC.clone() if graphs.keep_states else own.x_RC
+            outputs.append(StepOutputs(kept, own.logits_RV, own.tokens_R))
+            host_tokens[:num_rows].copy_(own.tokens_R[:num_rows], non_blocking=True)
 
         wait = self._queue.submit(compute)
         graphs.counts.num_replays += 1

@@ -4,7 +4,7 @@
 
 A buffer belongs to one bucket and keeps the tables of its last step: rows whose blocks did not
 change since are not written again. The next step may be packed once the last one's tokens were
-read, since its copy is over by then.
+read, since its copy is over by then, or in another turn's buffer before.
 
 Shape legend: R rows of the bucket, C columns of its block tables.
 """
@@ -22,9 +22,10 @@ from ridgeline.engine.scheduler.plan import Run, stored_runs
 
 
 class StepInputs:
-    """Buffers of one bucket, on the host and on the device.
+    """Buffers of one bucket: one on the device, and on the host one for each turn.
 
-    Padded rows decode token 0 at position 0 in `padding_block`.
+    A step that is packed while the device may still read the one before takes another turn. Padded
+    rows decode token 0 at position 0 in `padding_block`.
     """
 
     def __init__(
@@ -32,17 +33,8 @@ class StepInputs:
     ) -> None:
         rows, columns = bucket.rows, bucket.columns
         self.bucket, self.block_size, self.padding_block = bucket, block_size, padding_block
-        self.host = torch.zeros(
-            rows * (4 + columns), dtype=torch.int32, pin_memory=device.type == "cuda"
-        )
-        self.device_ints = torch.empty_like(self.host, device=device, pin_memory=False)
-        packed = self.host.numpy()
-        self._fields = packed[: 4 * rows].reshape(4, rows)
-        self._tables = packed[4 * rows :].reshape(rows, columns)
-        self._tables[:] = padding_block
-        self._blocks: list[tuple[int, ...]] = [()] * rows
-        self._num_used = 0
-        self._clear(0)
+        self.device_ints = torch.empty(rows * (4 + columns), dtype=torch.int32, device=device)
+        self._turns: dict[int, HostInts] = {}
         fields_4R = self.device_ints[: 4 * rows].view(4, rows)
         self.tokens_R, self.positions_R = fields_4R[0], fields_4R[1]
         tables_RC = self.device_ints[4 * rows :].view(rows, columns)
@@ -54,8 +46,44 @@ class StepInputs:
         self.copy()
         return num_rows
 
-    def pack(self, runs: Sequence[Run]) -> int:
+    def pack(self, runs: Sequence[Run], turn: int = 0) -> int:
         """Pack the rows of all runs on the host; returns their number."""
+        if turn not in self._turns:
+            self._turns[turn] = HostInts(self)
+        return self._turns[turn].pack(runs)
+
+    def take_tokens(self, chosen_R: Tensor, num_rows: int) -> None:
+        """Replace the first tokens, which name rows of `chosen_R`, by what these rows chose.
+
+        A row that chose nothing (a negative token) feeds token 0.
+        """
+        tokens = self.tokens_R[:num_rows]
+        tokens.copy_(chosen_R.index_select(0, tokens).clamp_(min=0))
+
+    def copy(self, turn: int = 0) -> None:
+        """Copy the packed integers to the device, asynchronously where memory is pinned."""
+        self.device_ints.copy_(self._turns[turn].ints, non_blocking=True)
+
+
+class HostInts:
+    """The integers of a step on the host; rows of unchanged blocks are not written again."""
+
+    def __init__(self, inputs: StepInputs) -> None:
+        rows, columns = inputs.bucket.rows, inputs.bucket.columns
+        self.bucket, self.block_size = inputs.bucket, inputs.block_size
+        self.padding_block = inputs.padding_block
+        on_gpu = inputs.device_ints.device.type == "cuda"
+        self.ints = torch.zeros(rows * (4 + columns), dtype=torch.int32, pin_memory=on_gpu)
+        packed = self.ints.numpy()
+        self._fields = packed[: 4 * rows].reshape(4, rows)
+        self._tables = packed[4 * rows :].reshape(rows, columns)
+        self._tables[:] = self.padding_block
+        self._blocks: list[tuple[int, ...]] = [()] * rows
+        self._num_used = 0
+        self._clear(0)
+
+    def pack(self, runs: Sequence[Run]) -> int:
+        """Write the rows of all runs; returns their number."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -78,18 +106,6 @@ class StepInputs:
         fields[2, :num_rows] = slots
         fields[3, :num_rows] = lengths
         return num_rows
-
-    def take_tokens(self, chosen_R: Tensor, num_rows: int) -> None:
-        """Replace the first tokens, which name rows of `chosen_R`, by what these rows chose.
-
-        A row that chose nothing (a negative token) feeds token 0.
-        """
-        tokens = self.tokens_R[:num_rows]
-        tokens.copy_(chosen_R.index_select(0, tokens).clamp_(min=0))
-
-    def copy(self) -> None:
-        """Copy the packed integers to the device, asynchronously where memory is pinned."""
-        self.device_ints.copy_(self.host, non_blocking=True)
 
     def _write_table(self, row: int, blocks: tuple[int, ...]) -> None:
         written = self._blocks[row]

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.attention.tables import DecodeStep, MixedStep
+from ridgeline.engine.attention.tables import TableStep
 from ridgeline.engine.attention.triton import TritonKernels, why_no_triton
 from ridgeline.engine.kernels.pointwise import PointwiseOps, compiled_ops, triton_ops
 from ridgeline.engine.kernels.triton import load
@@ -174,7 +174,7 @@ class FusedForward:
         q_THD = heads_TXD[:, :num_heads]
         kv_T2KD = heads_TXD[:, num_heads:].view(-1, 2, num_keys, layer.head_dim)
         if self._stores(attend):
-            assert isinstance(attend, DecodeStep | MixedStep)
+            assert isinstance(attend, TableStep)
             self._rope_store(heads_TXD, layer, rotation, attend, index)
             o_THD = attend.attend_stored(q_THD, kv_T2KD, index, *layer.sinks)
         else:
@@ -191,7 +191,7 @@ class FusedForward:
         heads_TXD: Tensor,
         layer: FusedLayer,
         rotation: tuple[Tensor, Tensor],
-        attend: DecodeStep | MixedStep,
+        attend: TableStep,
         index: int,
     ) -> None:
         raise AssertionError("_stores is False")
@@ -208,16 +208,14 @@ class TritonForward(FusedForward):
         return (*why_no_triton(device), *why_not_fused(spec, dtype))
 
     def _stores(self, attend: Attend) -> bool:
-        return isinstance(attend, DecodeStep | MixedStep) and isinstance(
-            attend.kernels, TritonKernels
-        )
+        return isinstance(attend, TableStep) and isinstance(attend.kernels, TritonKernels)
 
     def _rope_store(
         self,
         heads_TXD: Tensor,
         layer: FusedLayer,
         rotation: tuple[Tensor, Tensor],
-        attend: DecodeStep | MixedStep,
+        attend: TableStep,
         index: int,
     ) -> None:
         cos_T1R, sin_T1R = rotation
