@@ -13,8 +13,11 @@ import msgspec
 
 from ridgeline.fleet.call import RoutedCall
 from ridgeline.fleet.canary.rollout import Arm
+from ridgeline.fleet.crashes.blame import Blame
+from ridgeline.fleet.crashes.verdicts import Verdicts
 from ridgeline.fleet.upstream import BackendAddress, BackendLost, Headers, UpstreamPool
 from ridgeline.routing.base import FleetLoad, Router
+from ridgeline.serve.generation.resume import INSTANCE_HEADER
 
 log = logging.getLogger("ridgeline.fleet")
 
@@ -82,6 +85,7 @@ class Backends:
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self.load, self._router = FleetLoad(), router
+        self.verdicts = Verdicts(Blame())
         self.all = [Backend(self.load.add_replica(), address) for address in addresses]
         self.all += [Backend(self.load.add_replica(), a, "canary") for a in canaries]
         self.has_arms, self.has_prefill = bool(canaries), False
@@ -110,9 +114,9 @@ class Backends:
         """A ready backend for the call; None if there is none now.
 
         A call that was on a backend when it crashed is a suspect, and goes to a backend that has no
-        other: if that one crashes too, it is known why.
+        other: if that one crashes too, it is known why. With `trial` alone, it waits for one.
         """
-        ready = [b for b in self.all if b.state == "ready" and b.serves(call.model)]
+        ready = self.ready_for(call)
         if self.has_prefill:
             ready = [b for b in ready if b.role != "prefill"] or ready
         if self.has_arms:
@@ -120,11 +124,16 @@ class Backends:
             own = [b for b in ready if b.arm == call.arm and b.id not in call.excluded]
             ready = own or stable  # a canary that fails a request has lost it
         candidates = [b for b in ready if b.id not in call.excluded] or ready
-        if call.num_crashes:
-            candidates = [b for b in candidates if not b.num_suspects] or candidates
+        if call.trial != "none":
+            apart = [b for b in candidates if not b.num_suspects]
+            candidates = apart or ([] if call.trial == "alone" else candidates)
         if not candidates:
             return None
         return self.all[self._router.choose(call, [b.id for b in candidates], self.load)]
+
+    def ready_for(self, call: RoutedCall) -> list[Backend]:
+        """The backends that could serve the call now."""
+        return [b for b in self.all if b.state == "ready" and b.serves(call.model)]
 
     def choose_prefill(self, call: RoutedCall, tried: set[int]) -> Backend | None:
         """A ready server to compute the prompt; None if there is none that was not tried."""
@@ -186,6 +195,7 @@ class Backends:
                 backend.is_removed, backend.state = True, "draining"
                 if backend.id in self._watches:
                     self._watches.pop(backend.id).cancel()
+                self.verdicts.forget(backend.id)
                 backend.pool.close()
 
     def _begin_watch(self, backend: Backend) -> None:
@@ -238,10 +248,13 @@ class Backends:
     async def _probe(self, backend: Backend) -> None:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                status, _ = await self._ask(backend, b"/ready")
+                status, _, instance = await self._ask(backend, b"/ready")
                 if status == 404:  # not Ridgeline
-                    status, _ = await self._ask(backend, b"/health")
+                    status, _, instance = await self._ask(backend, b"/health")
                 is_ready = status == 200
+                if is_ready or instance is not None:
+                    now_s = asyncio.get_running_loop().time()
+                    self.verdicts.note_instance(backend.id, instance, now_s)
                 if is_ready and backend.state != "ready":
                     backend.models = await self._models(backend)
         except TimeoutError:  # a server that computes may answer late once
@@ -250,6 +263,8 @@ class Backends:
                 self.mark_down(backend, "it does not answer")
             return
         except BackendLost as lost:
+            if lost.is_refusal:
+                self.verdicts.note_refused(backend.id, asyncio.get_running_loop().time())
             if backend.state in ("ready", "draining"):
                 self.mark_down(backend, str(lost))
             return
@@ -271,12 +286,14 @@ class Backends:
 
     async def _get(self, backend: Backend, path: bytes) -> bytes | None:
         """The body of a page; None for an error."""
-        status, body = await self._ask(backend, path)
+        status, body, _ = await self._ask(backend, path)
         return body if status == 200 else None
 
-    async def _ask(self, backend: Backend, path: bytes) -> tuple[int, bytes]:
+    async def _ask(self, backend: Backend, path: bytes) -> tuple[int, bytes, bytes | None]:
+        """Status and body of a page, and the id of the process that answered, if it tells."""
         connection = await backend.pool.exchange(b"GET", path, self._headers)
         try:
-            return connection.status, await connection.read_all(_MAX_PROBE_BYTES)
+            instance = dict(connection.headers).get(INSTANCE_HEADER.encode())
+            return connection.status, await connection.read_all(_MAX_PROBE_BYTES), instance
         finally:
             backend.pool.release(connection)

@@ -16,6 +16,8 @@ _PIECE_TOKENS = 64  # of text at the usual four bytes per token
 _MAX_PIECES = 256
 _EMPTY = msgspec.Raw(b"")
 
+Trial = Literal["none", "apart", "alone"]
+
 
 class RoutedBody(msgspec.Struct):
     """Fields of a body that decide where it goes; texts stay JSON."""
@@ -44,7 +46,9 @@ class RoutedCall(msgspec.Struct, kw_only=True):
     """One request of a client, over all the backends that it is sent to.
 
     `prefix`, `prefix_block`, `num_prompt`, `session` and `ttft_slo_s` are what routing policies
-    read. `num_crashes`: backends that broke off without having brought it any further.
+    read. `digest` of the body: equal for a request that is sent again. `num_setbacks`: backends in
+    a row that broke off without having brought it any further. `trial`: whether it may be what
+    crashes servers, and then needs one without another such request, if possible or at any rate.
 
     What came of it: `status` is that of its response, 0 before; `answer` the body of one that is
     not a stream. `sent_s`, `first_s` and `ended_s` are instants of the event loop's clock: sent to
@@ -54,6 +58,7 @@ class RoutedCall(msgspec.Struct, kw_only=True):
 
     path: str
     body: bytes
+    digest: bytes
     headers: list[tuple[bytes, bytes]]
     model: str | None = None
     streamed: bool = False
@@ -65,7 +70,8 @@ class RoutedCall(msgspec.Struct, kw_only=True):
     timeout_s: float | None = None
     max_tokens: int | None = None
     relay: StreamRelay = msgspec.field(default_factory=StreamRelay)
-    num_crashes: int = 0
+    num_setbacks: int = 0
+    trial: Trial = "none"
     num_retries: int = 0
     excluded: set[int] = msgspec.field(default_factory=set)
     slo: Slo | None = None
@@ -83,10 +89,10 @@ class RoutedCall(msgspec.Struct, kw_only=True):
     num_first_units: int = 0
     fallback: Literal["possible", "next", "tried"] = "possible"
 
-    @property
-    def digest(self) -> bytes:
-        """Of the body: equal for a request that is sent again."""
-        return blake2b(self.path.encode() + b"\0" + self.body, digest_size=16).digest()
+
+def digest_of(path: str, body: bytes) -> bytes:
+    """Of a request: equal for one that is sent again."""
+    return blake2b(path.encode() + b"\0" + body, digest_size=16).digest()
 
 
 def read_body(body: bytes) -> RoutedBody:

@@ -6,8 +6,8 @@
 
 Before the first byte of a response, a request is sent again elsewhere. After it, a stream behind
 Ridgeline is resumed: another backend continues with the next byte. Behind other servers it ends in
-an error event: never in silence. A request whose backends crash three times in a row without
-bringing it any further is taken for the cause, and refused for ten minutes.
+an error event: never in silence. A request that is found to be what crashes backends
+(`crashes/blame.py`) is refused, and equal ones are as long as the evidence is strong.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.fleet.backends import Backend, Backends
-from ridgeline.fleet.call import RoutedCall, prompt_pieces, read_body
+from ridgeline.fleet.call import RoutedCall, Trial, digest_of, prompt_pieces, read_body
 from ridgeline.fleet.canary.controller import CanaryControl, NoCanary
 from ridgeline.fleet.client_side import ClientResponse, read_request_body
+from ridgeline.fleet.crashes.blame import STRONG, SUSPECT
 from ridgeline.fleet.fallback import SERVED_BY, FallbackControl, NoFallback
 from ridgeline.fleet.metrics import GatewayMetrics
 from ridgeline.fleet.page.document import fleet_page
@@ -54,10 +54,10 @@ ROUTED_PATHS = GENERATION_PATHS | {
     "/v1/responses/input_tokens",
     *("/tokenize", "/detokenize"),
 }
-MAX_CRASHES = 3
-_DENIED_S = 600.0
-_MAX_DENIED = 1000
 _MAX_ATTEMPTS = 64
+_MAX_SETBACKS = 16
+_ALONE_S = 5.0  # that a suspect waits for a backend without another one
+_MAX_TRIAL_PAUSE_S = 1.0
 _MAX_WHOLE_BYTES = 256 << 20
 _RETRIED = (500, 502, 503, 504)
 _MAX_RETRIES = 3
@@ -99,9 +99,10 @@ class Gateway:
         self._config, self._telemetry = config, telemetry or NoTelemetry()
         self.canary, self.fallback = canary or NoCanary(), fallback or NoFallback()
         self.metrics = GatewayMetrics(backends, parking, Autoscaler(config.scaling))
-        for part in (self.canary, self.fallback):
+        self._verdicts = backends.verdicts
+        self._blame = self._verdicts.blame
+        for part in (self.canary, self.fallback, self._verdicts):
             self.metrics.watch(part.metrics)
-        self._denied: OrderedDict[bytes, float] = OrderedDict()
         self._retained = RetainedStreams()
         backends.on_ready = parking.release
 
@@ -188,9 +189,7 @@ class Gateway:
         self.metrics.count("requests")
         now_s = asyncio.get_running_loop().time()
         self._budget.note_request(now_s)
-        if self._denied.get(call.digest, 0.0) > now_s:
-            self.metrics.count("denied")
-            raise ApiError(500, "this request is refused: backends crashed while they served it")
+        self._refuse_condemned(call, now_s)
         response = ClientResponse(call.path, send, scope["headers"])
         self._reconnect(call, response)
         self.canary.begin(call)
@@ -240,6 +239,7 @@ class Gateway:
         return RoutedCall(
             path=scope["path"],
             body=body,
+            digest=digest_of(scope["path"], body),
             headers=[pair for pair in headers if pair[0] not in _HOP_HEADERS],
             model=fields.model,
             streamed=bool(fields.stream) and scope["path"] in GENERATION_PATHS,
@@ -273,22 +273,49 @@ class Gateway:
         if call.fallback == "next":
             return self.fallback.choose(call, loop.time())
         deadline_s = loop.time() + min(self.parking.timeout_s, call.timeout_s or 1e9)
-        fallback_s = loop.time() + self.fallback.after_s
-        while (backend := self.backends.choose(call)) is None:
+        fallback_s, alone_s = loop.time() + self.fallback.after_s, math.inf
+        while True:
+            call.trial = await self._trial(call, alone_s)
+            backend = self.backends.choose(call)
+            if backend is not None:
+                return backend
             call.excluded.clear()
+            if call.trial == "alone" and self.backends.ready_for(call):
+                alone_s = min(alone_s, loop.time() + _ALONE_S)
             try:
-                await self.parking.wait(min(deadline_s, fallback_s))
+                await self.parking.wait(min(deadline_s, fallback_s, alone_s))
             except ApiError:
+                if loop.time() >= alone_s:
+                    continue
                 if self.fallback.admits(call, loop.time()):
                     return self.fallback.choose(call, loop.time())
                 if loop.time() >= deadline_s or fallback_s > deadline_s:
                     raise
                 fallback_s = math.inf
-        return backend
+
+    async def _trial(self, call: RoutedCall, alone_s: float) -> Trial:
+        """How the call may be tried next; ApiError if it is what crashes backends. Waits where that
+        depends on whether a backend that broke off has crashed. From `alone_s` on, it need not be
+        alone."""
+        loop, blame = asyncio.get_running_loop(), self._blame
+        while self._verdicts.is_awaited(call.digest, loop.time()):
+            await asyncio.sleep(_PAUSE_S)
+        self._refuse_condemned(call, loop.time())
+        evidence = blame.evidence(call.digest, loop.time())
+        if evidence >= STRONG and loop.time() < alone_s:
+            # of two that wait for the same backend, the one that is quicker to test comes first
+            await asyncio.sleep(min(blame.longest_s(call.digest), _MAX_TRIAL_PAUSE_S))
+            return "alone"
+        return "apart" if evidence >= SUSPECT else "none"
+
+    def _refuse_condemned(self, call: RoutedCall, now_s: float) -> None:
+        if self._blame.is_condemned(call.digest, now_s):
+            self.metrics.count("denied")
+            raise ApiError(500, "this request is refused: it, or an equal one, crashes backends")
 
     async def _attempt(self, call: RoutedCall, backend: Backend, response: ClientResponse) -> bool:
         """One backend's turn; False if another one has to continue."""
-        attempt = _Attempt(call, backend, self.backends)
+        attempt = _Attempt(call, backend, self.backends, self.parking)
         is_resumed = call.relay.num_units > 0
         try:
             is_fallback = self.fallback.is_backend(backend)
@@ -302,8 +329,10 @@ class Gateway:
                 connection.headers.append(SERVED_BY)
             try:
                 if connection.status != 200:
-                    return await self._pass_on_error(attempt, connection, response)
-                is_done = await attempt.answer(connection, response)
+                    is_done = await self._pass_on_error(attempt, connection, response)
+                    attempt.is_answered = is_done
+                    return is_done
+                is_done = attempt.is_answered = await attempt.answer(connection, response)
             finally:
                 backend.pool.release(connection)
             if is_resumed and attempt.has_progressed:
@@ -356,37 +385,40 @@ class Gateway:
         call, backend = attempt.call, attempt.backend
         call.excluded = {backend.id}
         call.failed_arms.add(backend.arm)
+        is_refusal = isinstance(lost, BackendLost) and lost.is_refusal  # it never saw the request
         if isinstance(lost, BackendLost) and not self.fallback.is_backend(backend):
+            if not is_refusal:
+                attempt.note_broken()
             self.backends.mark_down(backend, str(lost))
-        if isinstance(lost, BrokenStream) or not lost.is_refusal:  # else it never saw the request
-            call.num_crashes = 1 if attempt.has_progressed else call.num_crashes + 1
-        if call.num_crashes >= MAX_CRASHES:
-            self._deny(call)
-            raise ApiError(500, f"{MAX_CRASHES} backends in a row crashed on this request")
+        if not is_refusal:
+            call.num_setbacks = 1 if attempt.has_progressed else call.num_setbacks + 1
+        if call.num_setbacks >= _MAX_SETBACKS:
+            raise ApiError(502, f"{_MAX_SETBACKS} backends in a row broke off")
         if response.has_started and not call.relay.is_resumable:
             raise ApiError(502, "the backend broke off, and its stream cannot be resumed")
-
-    def _deny(self, call: RoutedCall) -> None:
-        self._denied[call.digest] = asyncio.get_running_loop().time() + _DENIED_S
-        while len(self._denied) > _MAX_DENIED:
-            self._denied.popitem(last=False)
 
 
 class _Attempt:
     """One backend's turn at a call, and its share of the backend's load until `end`."""
 
-    def __init__(self, call: RoutedCall, backend: Backend, backends: Backends) -> None:
+    def __init__(
+        self, call: RoutedCall, backend: Backend, backends: Backends, parking: Parking
+    ) -> None:
         self.call, self.backend, self._load = call, backend, backends.load
+        self._parking, self._verdicts = parking, backends.verdicts
         call.backend, call.num_attempts = str(backend.address), call.num_attempts + 1
         self._waiting = backends.waiting
         self._waiting[self] = backends.clock()
         self._now_s = asyncio.get_running_loop().time
         self._sent_s, self._num_before = self._now_s(), call.relay.num_units
-        self._has_first, self._is_suspect = False, call.num_crashes > 0
+        self._has_first, self.is_answered = False, False
+        self._turn = self._verdicts.begin(call.digest, backend.id, self._sent_s)
+        self._is_suspect = call.trial != "none"
         self.handle: Handle | None = None
         call.sent_s, call.first_s = self._sent_s, None
         self._load.note_sent(backend.id, call.num_prompt)
-        backend.num_suspects += self._is_suspect
+        if self._is_suspect:
+            self._begin_trial()
 
     @property
     def has_progressed(self) -> bool:
@@ -448,10 +480,34 @@ class _Attempt:
             pass_on(rest)
             await response.drain()
 
+    def note_broken(self) -> None:
+        """The backend broke off."""
+        is_stopping = self.backend.state == "draining"
+        self._verdicts.note_broken(self._turn, self._now_s(), is_stopping=is_stopping)
+
+    def _begin_trial(self) -> None:
+        """Keep other suspects away until the call is answered, or has run for twice as long as ever
+        before a crash."""
+        self.backend.num_suspects += 1
+        longest_s = self._verdicts.blame.longest_s(self.call.digest)
+        loop = asyncio.get_running_loop()
+        self._outlives = loop.call_later(2 * longest_s + _PAUSE_S, self._end_trial)
+
+    def _end_trial(self, *, has_outlived: bool = True) -> None:
+        if self._is_suspect:
+            self._is_suspect = False
+            self.backend.num_suspects -= 1
+            if has_outlived:
+                self._verdicts.blame.note_outlived(self.call.digest, self._now_s())
+            else:
+                self._outlives.cancel()
+            self._parking.release()
+
     def end(self) -> None:
         """The backend's turn is over."""
         self.call.ended_s = self._now_s()
-        self.backend.num_suspects -= self._is_suspect
+        self._end_trial(has_outlived=False)
+        self._verdicts.end(self._turn, self.call.ended_s, is_answered=self.is_answered)
         self._waiting.pop(self, None)
         if self.handle is not None:
             self.handle.end(self.call, has_first=False)

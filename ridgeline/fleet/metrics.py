@@ -19,7 +19,7 @@ _COUNTERS = {
     "migrated": "Resumed streams whose backend asked for it, because it was stopping.",
     "lost": "Streams that ended in an error because no backend could continue them.",
     "retried": "Requests that were sent to another backend before their response began.",
-    "denied": "Requests refused because their like crashed backends.",
+    "denied": "Requests refused because they, or equal ones, crash backends.",
     "reconnected": "Streams continued for a client that had lost its connection.",
 }
 _STATES = ("ready", "starting", "draining", "down")

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 import ridgeline
 from ridgeline.serve.errors import ApiError, error_response
 from ridgeline.serve.generation.respond import json_response
+from ridgeline.serve.generation.resume import INSTANCE_HEADER
 from ridgeline.serve.metrics.registry import CONTENT_TYPE
 from ridgeline.serve.openai.objects import NonNegative
 from ridgeline.serve.openapi import error_responses, probe_responses
@@ -89,7 +90,7 @@ async def ping(service: ServiceDep) -> Response:
 )
 async def ready(service: ServiceDep) -> Response:
     if service.drain.is_draining:
-        return error_response(service.drain.refusal())
+        return _named(service, error_response(service.drain.refusal()))
     return _health(service)
 
 
@@ -176,4 +177,12 @@ async def abort(id: str, service: ServiceDep) -> Response:
 
 def _health(service: Service) -> Response:
     fault = service.fault()
-    return Response(status_code=200) if fault is None else error_response(ApiError(503, fault))
+    if fault is not None:
+        return _named(service, error_response(ApiError(503, fault)))
+    return _named(service, Response(status_code=200))
+
+
+def _named(service: Service, response: Response) -> Response:
+    """The response, with this process's id: a gateway tells a restart from a cut connection."""
+    response.headers[INSTANCE_HEADER] = service.instance
+    return response

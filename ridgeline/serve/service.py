@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -103,13 +104,14 @@ class Service:
             self.keys = load_keys(options.api_key, options.api_keys_file)
             if self.keys:
                 self.keys = self.keys.with_secret(_tier_secret(engine))
-            self.drain = DrainState()
+            self.drain, self.instance = DrainState(), secrets.token_hex(8)
             self.budgets = KeyBudgets(
                 self.keys, options.requests_per_minute, options.tokens_per_minute
             )
         else:
             first = group.first
             self.keys, self.drain, self.budgets = first.keys, first.drain, first.budgets
+            self.instance = first.instance
         self.slo_classes = options.parsed_slo_classes
         self.created = int(time.time())
         self.has_batches = self.is_warmed = False

@@ -29,6 +29,7 @@ from ridgeline.serve.errors import ApiError
 
 RESUMABLE_HEADER = "x-ridgeline-resumable"
 IDENTITY_HEADER = "x-ridgeline-resume"
+INSTANCE_HEADER = "x-ridgeline-instance"  # of probes: another one for every process
 RESUME_FIELD = "ridgeline_resume"
 SCOPE_KEY = "ridgeline.resume"
 """Where a request's scope keeps its `ResumePoint`."""

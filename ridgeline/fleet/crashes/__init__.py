@@ -1,0 +1,1 @@
+"""Which requests crash servers, and which were only there."""
