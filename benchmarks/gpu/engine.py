@@ -92,14 +92,14 @@ def main() -> None:
                     line = {"format": format, "speculation": speculation}
                     lines.append(line | measure(engine, count, asked))
                     print(lines[-1], flush=True)
-                derivations = dict(engine.info.derivations)
+                    if asked.json is not None:
+                        why = dict(engine.info.derivations)
+                        record = {"torch": torch.__version__, "lines": lines, "why": why}
+                        asked.json.write_text(json.dumps(record, indent=1))
             del engine
             gc.collect()
             if asked.device == "cuda":
                 torch.cuda.empty_cache()
-            if asked.json is not None:
-                record = {"torch": torch.__version__, "lines": lines, "why": derivations}
-                asked.json.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -4,20 +4,25 @@
 #     benchmarks/gpu/run.sh [FOLDER]        (default: $OUT, or build/gpu)
 #
 # Parts run in the order of their worth, each with a time limit; a part that fails does not stop the
-# rest. Each writes its JSON and its log into FOLDER as it goes. PARTS names those to run.
+# rest, and none begins or goes on when SECONDS_LEFT (540) are over. Each writes its JSON and its log
+# into FOLDER as it goes. PARTS names those to run.
 #
-# Without a GPU: DRY_RUN=1 prints the commands (a test parses them), and DEVICE=cpu runs the parts
-# that can begin on a CPU with tiny sizes, which shows that they work; its figures mean nothing.
+# Without a GPU: DRY_RUN=1 prints the commands of all parts (a test parses them), and DEVICE=cpu runs
+# the parts that can begin on a CPU with tiny sizes and without the limit, which shows that they
+# work; its figures mean nothing.
 cd "$(dirname "$0")/../.." || exit 1
 OUT=${1:-${OUT:-build/gpu}}
 PYTHON=${PYTHON:-python3}
 DEVICE=${DEVICE:-cuda}
-BIG=dummy:llama-3.1-8b SMALL=dummy:llama-1b-32k STEPS="" DECODE="--formats bf16 --sequences 1,32 --modes graphs"
+BIG=dummy:llama-3.1-8b SMALL=dummy:llama-1b-32k EXPERTS=dummy:qwen1.5-moe-a2.7b STEPS="" DECODE="--formats bf16 --sequences 1,32 --modes graphs"
 REQUESTS="" TABLES="--attention-backend tables" STUDY="--max-concurrency 8 --input-len 512 --output-len 64 --rounds 3"
-CPU_PARTS="steps8b steps1b engine casestudy compiled doctor speculation optimize"
+MIXED="--formats bf16 --sequences 32 --modes graphs --chunks 32,128,448" NVFP4="--formats nvfp4 --sequences 1,32 --modes graphs"
+CPU_PARTS="steps8b pieces nvfp4 steps1b engine casestudy compiled doctor speculation optimize"
 if [ "$DEVICE" = cpu ]; then
-    BIG=demo SMALL=demo STEPS="--formats bf16,int8 --sequences 1,2 --context 16 --prompt 32 --steps 2"
+    BIG=demo SMALL=demo EXPERTS=demo STEPS="--formats bf16,int8 --sequences 1,2 --context 16 --prompt 32 --steps 2"
     DECODE="--formats bf16 --sequences 1 --context 16 --prompt 32 --steps 2 --modes graphs"
+    MIXED="--formats bf16 --sequences 2 --context 16 --prompt 32 --steps 2 --modes graphs --chunks 8"
+    NVFP4="--formats nvfp4 --sequences 1 --context 16 --prompt 32 --steps 2 --modes graphs"
     REQUESTS="--formats bf16 --requests 1,2 --input 16 --output 8"
     STUDY="--max-concurrency 2 --input-len 16 --output-len 8 --rounds 1 --stages eager,int8"
     TABLES=""  # refused on a CPU: only CUDA graphs make up for it
@@ -27,7 +32,7 @@ mkdir -p "$OUT" || exit 1
 OUT=$(cd "$OUT" && pwd)
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$OUT/inductor} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/triton}
-PARTS=${PARTS:-"steps8b peer steps1b engine casestudy ahead compiled tests doctor speculation products kernels optimize"}
+PARTS=${PARTS:-"steps8b peer pieces tests nvfp4 steps1b engine casestudy ahead compiled doctor speculation products kernels optimize"}
 BEGAN=$(date +%s)
 SUMMARY=$OUT/summary.txt
 : > "$SUMMARY"
@@ -40,8 +45,16 @@ part() {
         echo "$name $limit $*"
         return
     fi
-    [ "$DEVICE" = cpu ] && limit=$((10 * limit))
     since=$(date +%s)
+    left=$((BEGAN + ${SECONDS_LEFT:-540} - since))
+    if [ "$DEVICE" = cpu ]; then
+        limit=$((10 * limit))
+    elif [ "$left" -lt 10 ]; then
+        echo "$name: left out, the time is over" | tee -a "$SUMMARY"
+        return
+    elif [ "$left" -lt "$limit" ]; then
+        limit=$left
+    fi
     timeout "$limit" "$@" > "$OUT/$name.log" 2>&1
     code=$?
     now=$(date +%s)
@@ -62,6 +75,12 @@ run_part() {
         $STEPS --json "$OUT/steps8b.json" ;;
     steps1b) part steps1b 60 "$PYTHON" benchmarks/gpu/steps.py --device "$DEVICE" --model $SMALL \
         $STEPS --json "$OUT/steps1b.json" ;;
+    pieces) part pieces 60 "$PYTHON" benchmarks/gpu/steps.py --device "$DEVICE" --model $BIG \
+        $MIXED --json "$OUT/pieces.json"
+        part experts 40 "$PYTHON" benchmarks/gpu/steps.py --device "$DEVICE" --model $EXPERTS \
+        $MIXED --json "$OUT/experts.json" ;;
+    nvfp4) part nvfp4 50 "$PYTHON" benchmarks/gpu/steps.py --device "$DEVICE" --model $BIG \
+        $NVFP4 --json "$OUT/nvfp4.json" ;;
     compiled) part compiled 60 "$PYTHON" benchmarks/gpu/steps.py --device "$DEVICE" --model $BIG \
         $DECODE --layer-backend compiled --json "$OUT/compiled.json"
         part torch_layers 30 "$PYTHON" benchmarks/gpu/steps.py --device "$DEVICE" --model $BIG \

@@ -1,7 +1,8 @@
 """Decode and prefill steps of an engine on this GPU, in several weight formats and modes.
 
     python benchmarks/gpu/steps.py [--model dummy:llama-3.1-8b] [--formats bf16,fp8,int8,int4]
-        [--sequences 1,32,128] [--context 512] [--prompt 2048] [--modes graphs,eager]
+        [--sequences 1,32,128] [--context 512] [--prompt 2048] [--chunks 64,256]
+        [--modes graphs,eager]
         [--layer-backend auto] [--attention-backend auto] [--json FILE]
 
 A step goes through the runner as in the engine, from the plan on the host to the tokens on the
@@ -175,6 +176,36 @@ def time_prefill(
     }
 
 
+def time_mixed(
+    resolved: ResolvedSettings, parts: EngineParts, asked: argparse.Namespace, chunk: int, mode: str
+) -> dict[str, object]:
+    """One line: a chunk of a prompt and a decoding row of every other sequence, in one step.
+
+    Mode "graphs": from graphs between the attention calls; "eager": without.
+    """
+    runner, pieces = parts.runner, parts.runner.pieces
+    if mode == "eager":
+        runner.pieces = None
+    rows = max(asked.sequences)
+    decoding = decode_runs(resolved, rows + 1, asked.context)[1:]
+    tokens = tuple(int(t) for t in torch.randint(3, resolved.spec.vocab_size, (chunk,)))
+    blocks = tuple(range(-(-2 * chunk // resolved.block_size)))
+    plan = StepPlan(0, (Run(0, chunk, tokens, blocks, None), *decoding))
+    try:
+        wall_s = wall_seconds(lambda _: runner.run(plan), asked.steps)
+    finally:
+        runner.pieces = pieces
+    return {
+        "phase": "mixed",
+        "tokens": chunk,
+        "sequences": rows,
+        "context": asked.context,
+        "mode": mode if pieces is not None else "eager",
+        "wall_ms": round(1e3 * wall_s, 3),
+        "tok_s": round((chunk + rows) / wall_s, 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", default="dummy:llama-3.1-8b")
@@ -183,6 +214,7 @@ def main() -> None:
     parser.add_argument("--sequences", default="1,32,128")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--chunks", default="", help="of a prompt, in a step with decoding rows")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--modes", default="graphs,eager", help="eager: of the first format")
     parser.add_argument("--layer-backend", default="auto")
@@ -216,6 +248,11 @@ def main() -> None:
             for count in asked.sequences
         ]
         works.append(lambda r=resolved, p=parts: time_prefill(r, p, asked))
+        works += [
+            lambda r=resolved, p=parts, c=chunk, m=mode: time_mixed(r, p, asked, c, m)
+            for chunk in map(int, filter(None, asked.chunks.split(",")))
+            for mode in ("graphs", "eager")
+        ]
         for work in works:
             try:
                 line = base | work()
@@ -223,10 +260,14 @@ def main() -> None:
                 line = base | {"error": f"{type(error).__name__}: {str(error)[:300]}"}
             lines.append(line)
             print({k: v for k, v in line.items() if k not in base}, flush=True)
+            record |= {"compile_s": COMPILE_CLOCK.seconds, "lines": lines}
+            if asked.json is not None:
+                asked.json.write_text(json.dumps(record, indent=1))
         graphs = parts.runner.graphs
         if graphs is not None:
             record[f"graphs {format}"] = graphs.counts.by_bucket
-        record |= {"compile_s": COMPILE_CLOCK.seconds, "lines": lines}
+        if parts.runner.pieces is not None:
+            record[f"pieces {format}"] = parts.runner.pieces.counts.as_dict()
         if asked.json is not None:
             asked.json.write_text(json.dumps(record, indent=1))
         del parts, resolved, works, graphs

@@ -28,6 +28,8 @@ def read(path: Path) -> dict[str, Any]:
 def work_of(line: dict[str, Any]) -> str:
     if line["phase"] == "prefill":
         return f"prefill of {line['tokens']:,}"
+    if line["phase"] == "mixed":
+        return f"{line['tokens']} of a prompt and {line['sequences']} at {line['context']}"
     return f"decode of {line['sequences']} at {line['context']}"
 
 
@@ -38,6 +40,9 @@ def rows(folder: Path) -> list[str]:
         ("steps8b", "peer8b"),
         ("compiled", "peer8b"),
         ("torch_layers", "peer8b"),
+        ("pieces", "peer8b"),
+        ("experts", ""),
+        ("nvfp4", "peer8b"),
         ("steps1b", "peer1b"),
     ):
         record = read(folder / f"{steps}.json")

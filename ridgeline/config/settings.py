@@ -56,7 +56,7 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     model: str | None = None
-    quantization: Literal["int8", "int4", "fp8", "bf16"] | None = None
+    quantization: Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None = None
     draft_sample_method: Literal["greedy", "probabilistic"] | None = None
     rejection_sample_method: Literal["block", "standard"] | None = None
     speculative_token_tree: str | None = None
@@ -89,7 +89,7 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["int8", "int4", "fp8", "bf16"] | None,
+        Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None,
         About(
             "Quantise the layers' weights when loading, rounding to nearest. `ridgeline quantize` "
             "loses less accuracy at 4 bits.",
@@ -97,7 +97,7 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     lm_head_quantization: Annotated[
-        Literal["int8", "int4", "fp8", "bf16"] | None,
+        Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None,
         About("Quantise the LM head as well.", unset="as stored"),
     ] = None
     activations: Annotated[
@@ -496,8 +496,8 @@ class EngineSettings(TypedDict, total=False):
     """
 
     generation_config: str
-    quantization: Literal["int8", "int4", "fp8", "bf16"] | None
-    lm_head_quantization: Literal["int8", "int4", "fp8", "bf16"] | None
+    quantization: Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None
+    lm_head_quantization: Literal["int8", "int4", "fp8", "nvfp4", "bf16"] | None
     activations: Literal["int8", "int16", "float32"]
     enable_prefix_caching: bool
     prefix_cache_ttl_s: float | None

@@ -106,7 +106,9 @@ FP8_BLOCK = Format(
 )
 """Planning only: FP8 with a scale per block of 128 by 128 weights, as in DeepSeek-V3."""
 NVFP4 = Format(kind="nvfp4", bits=4, group_size=16, scale_bytes=1, activations="float4")
-"""Planning only: FP4 with an FP8 scale per 16 weights."""
+"""Planning only: FP4 with an FP8 scale per 16 weights, multiplied by FP4."""
+NVFP4_WEIGHTS = Format(kind="nvfp4", bits=4, group_size=16, scale_bytes=1, activations="bfloat16")
+"""The same weights, multiplied by activations as they are: those of Ridgeline's engine."""
 
 
 def int4(group_size: int = 128, *, zeros: bool = False) -> Format:

@@ -25,6 +25,7 @@ from ridgeline.modelspec.format import (
     FP8,
     INT4,
     INT8,
+    NVFP4_WEIGHTS,
     WHOLE_KINDS,
     Format,
     dense,
@@ -66,6 +67,11 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=FP8,
             why="8-bit floats (E4M3) with one scale per row, for FP8 tensor cores",
+        ),
+        "nvfp4": Quantization(
+            patterns=("layers.*.attention.*", "layers.*.mlp.*"),
+            format=NVFP4_WEIGHTS,
+            why="4-bit floats (E2M1) with an E4M3 scale per 16, for GPUs; activations as they are",
         ),
         "bf16": Quantization(
             patterns=("*",),
@@ -308,9 +314,8 @@ def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> 
 
 def _kept_plain(old: LinearSpec, new: LinearSpec) -> LinearSpec:
     """`new` unless it is packed: latent attention multiplies these weights as plain numbers."""
-    return (
-        old if new.format.kind in ("int4", "int8", "blocks", "float8_e4m3", "bf16", "fp32") else new
-    )
+    packed = ("int4", "int8", "blocks", "float8_e4m3", "nvfp4", "bf16", "fp32")
+    return old if new.format.kind in packed else new
 
 
 def _map_mlp(mlp: MlpSpec, path: str, on_linear: OnLinear) -> MlpSpec:

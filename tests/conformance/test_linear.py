@@ -10,7 +10,18 @@ import torch
 from ridgeline.engine.quant import KINDS, build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
-from ridgeline.modelspec.format import BF16, FP8, FP32, INT4, INT8, Format, blocks, dense, int4
+from ridgeline.modelspec.format import (
+    BF16,
+    FP8,
+    FP32,
+    INT4,
+    INT8,
+    NVFP4_WEIGHTS,
+    Format,
+    blocks,
+    dense,
+    int4,
+)
 from ridgeline.modelspec.model import LinearSpec
 
 pytestmark = pytest.mark.slow
@@ -36,6 +47,7 @@ CASES = {
     "blocks": Kind(blocks(8, 32), 0.02),
     "blocks, groups of 16": Kind(blocks(8, 16), 0.02),
     "fp8": Kind(FP8, 0.06),
+    "nvfp4": Kind(NVFP4_WEIGHTS, 0.13),
     "bf16": Kind(BF16, 1e-6),
     "fp32": Kind(FP32, 1e-6),
 }

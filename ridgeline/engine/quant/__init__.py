@@ -25,6 +25,7 @@ KINDS = MappingProxyType(
         "int4": "ridgeline.engine.quant.int4:Int4Linear",
         "blocks": "ridgeline.engine.quant.blocks:BlocksLinear",
         "float8_e4m3": "ridgeline.engine.quant.fp8:Fp8Linear",
+        "nvfp4": "ridgeline.engine.quant.nvfp4:Nvfp4Linear",
         "bf16": "ridgeline.engine.quant.bf16:Bf16Linear",
         "fp32": "ridgeline.engine.quant.fp32:Fp32Linear",
     }

@@ -34,9 +34,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.engine.kernels.triton.nvfp4 import GROUP as NVFP4_GROUP
+from ridgeline.engine.kernels.triton.nvfp4 import fold_nvfp4
 from ridgeline.engine.kernels.triton.tiles import num_processors, padded
 
-PLAIN, INT4 = tl.constexpr(0), tl.constexpr(4)
+PLAIN, INT4, NVFP4 = tl.constexpr(0), tl.constexpr(4), tl.constexpr(5)
 MOST_ROWS = 64
 """Rows of one program; a step of more rows reads the weights again for each 64."""
 OUTPUTS = 64
@@ -49,7 +51,8 @@ ALWAYS_ASM = False
 
 
 class Scales(NamedTuple):
-    """Those of outputs or of groups, zero-points of groups, and those of rows."""
+    """Those of outputs or of groups, zero-points of groups (NVFP4: the scale of the tensor), and
+    those of rows."""
 
     of_outputs: Tensor | None = None
     zeros: Tensor | None = None
@@ -285,6 +288,12 @@ def _multiply(
                 acc, x_at, w, scale, zero, o, o_seen, t_seen, k, num_in, w_stride, num_groups,
                 GROUP, HAS_ZERO, BK, ASM, PRECISION,
             )  # fmt: skip
+    elif KIND == 5:
+        for k in range(first, end, BK):
+            acc = fold_nvfp4(
+                acc, x_at, w, scale, o, o_seen, t_seen, k, num_in, w_stride, num_groups,
+                BK, PRECISION,
+            )  # fmt: skip
     else:
         for k in range(first, end, BK):
             acc = fold_plain(acc, x_at, w, o, o_seen, t_seen, k, num_in, w_stride, BK, PRECISION)
@@ -295,6 +304,8 @@ def _multiply(
         acc, is_last = _add_parts(acc, partial, counter, split, own, SPLITS, N * M, at)
     if is_last:
         y = acc.to(tl.float32)
+        if KIND == 5:  # the scale of the tensor
+            y = y * tl.load(zero)
         if HAS_SCALE:
             y = y * tl.load(scale + o, mask=o_seen, other=0.0).to(tl.float32)[:, None]
         if HAS_ROW_SCALE:
@@ -359,6 +370,23 @@ def w4a16(
     return _launch(x_TI, packed_OJ, Scales(scale_OG, zero_OG), bias_O, group_size, tile)
 
 
+def w4a16_nvfp4(
+    x_TI: Tensor,
+    packed_OJ: Tensor,
+    scale_OG: Tensor,
+    global_1: Tensor,
+    bias_O: Tensor | None = None,
+    tile: SkinnyTile | None = None,
+) -> Tensor:
+    """x Wᵀ (+ bias) with W = e2m1 · scale · global, codes in the layout of `pack_int4`.
+
+    Each 16 inputs share a scale in float8_e4m3fn; `global_1` is one float32 number.
+    """
+    assert scale_OG.is_contiguous() and scale_OG.shape[1] == -(-x_TI.shape[1] // NVFP4_GROUP)
+    scales = Scales(scale_OG.view(torch.uint8), global_1)
+    return _launch(x_TI, packed_OJ, scales, bias_O, NVFP4_GROUP.value, tile, kind=NVFP4)
+
+
 def w8a8(
     q_TI: Tensor,
     scale_T1: Tensor,
@@ -406,6 +434,7 @@ def _launch(
     group_size: int,
     tile: SkinnyTile | None,
     dtype: torch.dtype | None = None,
+    kind: tl.constexpr | None = None,
 ) -> Tensor:
     (num_rows, num_in), num_out = x_TI.shape, len(w_OJ)
     assert x_TI.stride(1) == 1 and w_OJ.stride(1) == 1
@@ -427,10 +456,10 @@ def _launch(
         *(x_TI, w_OJ, scale, zero, row_scale, bias_O, out_TO, partial, _counters(x_TI.device)),
         *(num_rows, num_out, num_in, x_TI.stride(0), w_OJ.stride(0)),
         -(-num_in // group_size) if group_size else 0,
-        KIND=INT4.value if group_size else PLAIN.value,
+        KIND=(kind or (INT4 if group_size else PLAIN)).value,
         GROUP=group_size,
         HAS_SCALE=scale is not None and not group_size,
-        HAS_ZERO=zero is not None,
+        HAS_ZERO=zero is not None and kind is None,
         HAS_ROW_SCALE=row_scale is not None,
         INTEGER=is_integer,
         ASM=x_TI.device.type == "cuda" or ALWAYS_ASM,

@@ -135,3 +135,29 @@ def test_nibbles_are_unpacked_as_they_were() -> None:
 
     q_OI = torch.randint(16, (5, 200), dtype=torch.uint8)
     assert torch.equal(unpack_int4(pack_int4(q_OI), 200), q_OI)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("num_rows", "num_in"), [(1, 512), (3, 208), (66, 256)])
+def test_nvfp4(dtype: torch.dtype, num_rows: int, num_in: int) -> None:
+    from ridgeline.engine.kernels.triton.linear import pack_int4, w4a16_nvfp4
+    from ridgeline.engine.quant.nvfp4 import quantise
+
+    weights = quantise(random(70, num_in, seed=num_in) * 0.1)
+    x, bias = random(num_rows, num_in, seed=1).to(dtype).to(DEVICE), random(70, seed=2).to(dtype)
+    packed, scale = pack_int4(weights.code_OI), weights.scale_OG
+    tensors = (tensor.to(DEVICE) for tensor in (packed, scale, weights.global_1, bias))
+    assert_product(w4a16_nvfp4(x, *tensors), x, weights.dense(), bias)
+
+
+def test_nvfp4_scales_of_every_byte_are_those_of_torch() -> None:
+    """One input of 1 per output: the product is the weight itself."""
+    from ridgeline.engine.kernels.triton.linear import pack_int4, w4a16_nvfp4
+    from ridgeline.engine.quant.nvfp4 import Nvfp4Weights
+
+    scale = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).unsqueeze(1)
+    codes = (torch.arange(127 * 16) % 16).to(torch.uint8).view(127, 16)
+    weights = Nvfp4Weights(codes, scale, torch.tensor([0.37]))
+    packed = pack_int4(codes).to(DEVICE)
+    got = w4a16_nvfp4(torch.eye(16).to(DEVICE), packed, scale.to(DEVICE), torch.ones(1).to(DEVICE))
+    assert torch.equal(got.cpu().T, weights._replace(global_1=torch.ones(1)).dense())
