@@ -432,7 +432,13 @@ class LadderSearch:
                 fixed=fixed,
                 settled=incumbent.settled,
             ),
-            ComparisonSide("candidate", deployment, start, fixed=fixed),
+            ComparisonSide(
+                "candidate",
+                deployment,
+                start,
+                fixed=fixed,
+                like_rival=incumbent.settled and evidence.forecast.is_small,
+            ),
             max_rounds=self._budget.max_rounds(len(self._trials)),
         )
         await self._checks.finish_quality(incumbent.deployment, deployment, evidence)

@@ -46,7 +46,7 @@ SMALL_BUDGET = Fault(
     "token budget too small",
     lambda a, b: (b.max_num_batched_tokens or 0) >= 4 * (a.max_num_batched_tokens or 1),
 )
-MEMORY = Fault("memory share too small", lambda a, b: b.utilization > a.utilization + 0.05)
+MEMORY = Fault("memory share too small", lambda a, b: b.utilization > a.utilization + 0.03)
 IDLE_DEVICES = Fault("idle devices", lambda a, b: b.num_devices > a.num_devices)
 WRONG_TP = Fault("tensor parallel in place of replicas", lambda a, b: b.tp < a.tp)
 DRAFTS = Fault(
@@ -126,18 +126,25 @@ HANDICAPS = (
         SHARED,
     ),
     Handicap("vllm memory", "vllm", "--gpu-memory-utilization 0.85", (MEMORY,), LONG),
-    Handicap("vllm idle devices", "vllm", "", (IDLE_DEVICES,), num_devices=4),
+    Handicap("vllm idle devices", "vllm", "", (IDLE_DEVICES,), LONG, num_devices=4),
     Handicap(
         "vllm wrong tp",
         "vllm",
         "--tensor-parallel-size 4",
         (WRONG_TP,),
         LONG,
-        device="h100-sxm",
         num_devices=4,
     ),
     Handicap("vllm small budget", "vllm", "--max-num-batched-tokens 64", (SMALL_BUDGET,)),
-    Handicap("vllm no speculation on copies", "vllm", "", (NO_DRAFTS,), SHORT, acceptance=0.8),
+    Handicap(
+        "vllm no speculation on copies",
+        "vllm",
+        "",
+        (NO_DRAFTS,),
+        SHORT,
+        acceptance=0.8,
+        slo="ttft:2000 tpot:65",
+    ),
     Handicap("sglang slots", "sglang", "--max-running-requests 4", (SLOTS,)),
     Handicap(
         "sglang prefix", "sglang", "--disable-radix-cache", (NO_PREFIX,), SHARED, loss_nats=0.5
@@ -159,7 +166,13 @@ HANDICAPS = (
         DIALOGUE,
     ),
     Handicap("trtllm slots", "trtllm", "--max_batch_size 4", (SLOTS,)),
-    Handicap("trtllm budget", "trtllm", "--max_num_tokens 512", (SMALL_BUDGET,), DIALOGUE),
+    Handicap(
+        "trtllm budget",
+        "trtllm",
+        "--enable_chunked_prefill --max_num_tokens 64",
+        (SMALL_BUDGET,),
+        DIALOGUE,
+    ),
     Handicap("tgi slots", "tgi", "--max-concurrent-requests 4", (SLOTS,), loss_nats=0.5),
     Handicap("llama.cpp one slot", "llama-server", "--parallel 1", (SLOTS,)),
     Handicap(

@@ -52,8 +52,10 @@ from ridgeline.workflows.optimize.restartable_server import (
 
 planned = lru_cache(maxsize=None)(plan_twin)
 
+MODESTY = 1.25  # exponent of the acceptance of drafts that the search's simulator believes
 VOCAB = 64
 BLOCK = 512  # tokens of a shared prefix block
+COARSE = 128  # tokens of a KV block: the twin's sixteen would cost eight times the bookkeeping
 
 
 COMMANDS = {
@@ -99,6 +101,7 @@ class VirtualServers:
     belief: float = 1.15
     now_s: float = 0.0
     num_runs: int = 0
+    _configs: dict[Settings, TwinConfig] = field(default_factory=dict)
 
     @cached_property
     def recipe(self) -> ServerRecipe:
@@ -126,6 +129,11 @@ class VirtualServers:
 
     def config(self, settings: Settings) -> TwinConfig:
         """The twin of the command line that the driver would run."""
+        if settings not in self._configs:
+            self._configs[settings] = self._config(settings)
+        return self._configs[settings]
+
+    def _config(self, settings: Settings) -> TwinConfig:
         found = find_command(
             self.recipe.command.text(self.recipe.flags.words(settings, self.start))
         )
@@ -244,7 +252,7 @@ def _replica(
     )
 
     def make_scheduler() -> Scheduler:
-        pool = BlockPool(model.num_kv_tokens // config.block_size, config.block_size)
+        pool = BlockPool(model.num_kv_tokens // COARSE, COARSE)
         is_cached = config.enable_prefix_caching and is_shared
         cache = PrefixCache(pool) if is_cached else NoPrefixCache()
         return Scheduler(limits, make_policy(config.batching), pool, cache)
@@ -273,7 +281,7 @@ class BelievedStepTimes:
 
 
 class VirtualSimulator:
-    """Believes nearly the twin's step times, and knows nothing of what drafts are worth."""
+    """Believes nearly the twin's step times, and slightly less of drafts than they are worth."""
 
     def __init__(self, servers: VirtualServers) -> None:
         self._servers = servers
@@ -286,12 +294,28 @@ class VirtualSimulator:
         servers = self._servers
         servers.now_s += SIMULATED_RUN_S
         config = servers.config(settings)
-        plain = msgspec.structs.replace(config, num_speculative_tokens=0)
-        if (plain, load) not in self._runs:  # settings that differ in drafts only are one twin
-            self._runs[plain, load] = simulated_run(
-                plain, planned(plain), servers.traffic, load, 1.0, servers.belief
+        config = msgspec.structs.replace(config, acceptance=config.acceptance**MODESTY)
+        if (config, load) not in self._runs:  # flags without effect are one twin
+            self._runs[config, load] = simulated_run(
+                config, planned(config), servers.traffic, load, 1.0, servers.belief
             )
-        return self._runs[plain, load]
+        return self._runs[config, load]
+
+
+def synthetic_model(noise_nats: float) -> SyntheticModel:
+    return SyntheticModel(range(3, VOCAB), (), noise_nats=noise_nats)
+
+
+@lru_cache(maxsize=4096)
+def logprobs_of(tokens: tuple[int, ...], noise_nats: float) -> np.ndarray:
+    """Log-probabilities after every token of a text, (num_tokens, VOCAB)."""
+    model = synthetic_model(noise_nats)
+    rows = [model.logprobs(t, i, 3, 20).top for i, t in enumerate(tokens)]
+    logprobs_TV = np.full((len(rows), VOCAB), math.log(0.05 / (VOCAB - 20)))
+    for row_V, row in zip(logprobs_TV, rows, strict=True):
+        for token, value in row:
+            row_V[token] = value
+    return logprobs_TV - np.log(np.exp(logprobs_TV).sum(1, keepdims=True))
 
 
 class VirtualDeployment:
@@ -299,8 +323,8 @@ class VirtualDeployment:
         self._servers, self.settings = servers, settings
         config = servers.config(settings)
         is_lossy = config.weight_dtype is not None or config.kv_dtype is not None
-        noise = servers.loss_nats if is_lossy else 0.0
-        self._model = SyntheticModel(range(3, VOCAB), (), noise_nats=noise)
+        self._noise_nats = servers.loss_nats if is_lossy else 0.0
+        self._model = synthetic_model(self._noise_nats)
 
     @property
     def info(self) -> EngineInfo:
@@ -331,9 +355,4 @@ class VirtualDeployment:
         return 1.0
 
     def logprobs_of(self, tokens: Sequence[int]) -> np.ndarray:
-        rows = [self._model.logprobs(t, i, 3, 20).top for i, t in enumerate(tokens)]
-        logprobs_TV = np.full((len(rows), VOCAB), math.log(0.05 / (VOCAB - 20)))
-        for row_V, row in zip(logprobs_TV, rows, strict=True):
-            for token, value in row:
-                row_V[token] = value
-        return logprobs_TV - np.log(np.exp(logprobs_TV).sum(1, keepdims=True))
+        return logprobs_of(tuple(tokens), self._noise_nats)

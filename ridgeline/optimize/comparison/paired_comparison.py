@@ -67,6 +67,7 @@ APPROACH = 1.2  # first factor of the approach; later ones are larger
 MAX_APPROACH = 6
 WIDEN = 1.3
 BEATEN = 0.8  # share of the rival's load; missing it twice while the rival meets it is a loss
+SAME_LOAD = 0.15  # logarithm of the ratio of two loads below which rounds begin at one load
 KNEE_RUNS = 3.0  # runs that determine where a staircase settles
 
 
@@ -119,6 +120,7 @@ class ComparisonSide:
     """One side of a comparison: its deployment, its staircase, its runs.
 
     `fixed`: its load does not change. `settled`: it starts at its knee and needs no approach.
+    `like_rival`: its knee is expected near the rival's, so it starts there without an approach.
     """
 
     def __init__(
@@ -129,8 +131,10 @@ class ComparisonSide:
         *,
         fixed: bool = False,
         settled: bool = False,
+        like_rival: bool = False,
     ) -> None:
         self.name, self.deployment, self.settled = name, deployment, settled or fixed
+        self.like_rival = like_rival
         self.stairs = LoadStaircase(rate, 0.0 if fixed else FIRST_STEP)
         self.runs: list[JudgedRun] = []
         self.approach_runs: list[JudgedRun] = []
@@ -160,6 +164,11 @@ class ComparisonSide:
         """
         return not self.fixed and all(judged.holds for judged in self.runs)
 
+    def is_near(self, rival: ComparisonSide) -> bool:
+        """Whether both sides start at loads that an approach cannot tell apart."""
+        distance = abs(math.log(self.stairs.rate / rival.stairs.rate))
+        return not self.fixed and distance < SAME_LOAD
+
     async def approach(
         self, runner: LoadRunner, *, closing: bool, rival: ComparisonSide | None = None
     ) -> float | None:
@@ -169,7 +178,7 @@ class ComparisonSide:
         Returns the load at which it clearly lost to its `rival`, which ends the comparison; else
         None.
         """
-        if self.settled:
+        if self.settled or (self.like_rival and rival is not None):
             return None
         rates: dict[bool, float] = {}
         rate, factor = self.stairs.rate, APPROACH
@@ -216,6 +225,8 @@ async def compare_in_rounds(
         beaten_at = await after.approach(runner, closing=closing, rival=rival)
         if beaten_at is not None:
             return _early_loss(before, after, beaten_at)
+        if after.is_near(before):
+            after.stairs.rate = before.stairs.rate
         for number in range(max_rounds):
             order = (before, after) if number % 2 == 0 else (after, before)
             await _round(runner, order, f"round {number + 1} of {max_rounds}", closing)

@@ -32,6 +32,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     defaults: dict[str, Any]
     flags: dict[str, str | dict[str, str]]
     reads: dict[str, str] = {}
+    restores: dict[str, str] = {}
     draft_tokens: int | None = None
 
     def given(self, command: str) -> dict[str, object]:
@@ -82,6 +83,16 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 value = _after(words, flag) or ""
                 found[flag] = "" if value.startswith(("-", "{flags}")) else value
         return tuple(sorted(found.items()))
+
+    def restored(self, command: str) -> dict[str, str]:
+        """The flags that undo, with the server's defaults, what a command line switches off."""
+        words = shlex.split(command)
+        found = {}
+        for flag, opposite in self.restores.items():
+            if flag in words or any(word.startswith(f"{flag}=") for word in words):
+                name, _, value = opposite.partition(" ")
+                found[name] = value
+        return found
 
     def _flag(self, name: str, value: object) -> str:
         flag = self.flags.get(name)

@@ -32,6 +32,10 @@ FIRST_ERROR = 0.20  # assumed standard error of log(measured / predicted)
 MIN_ERROR = 0.05
 CLEAR_GAIN = 0.10  # a larger predicted gain ranks before rungs not measured yet
 UNSEEN = "the simulator does not model this change"
+NEUTRAL = "the simulator finds that this changes nothing at this load"
+SCHEDULED = frozenset({"max_num_seqs", "max_num_batched_tokens"})
+"""Settings of the scheduler, which the simulator runs itself: if its outcome does not change, the
+limit is not reached."""
 SEARCH_STEP = 1.5
 STEP_GROWTH = 1.3  # of the exponent: a change that gains eightfold is found in four steps
 MAX_PROBES = 6
@@ -56,6 +60,11 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     def predicted_gain(self) -> float:
         """Predicted gain before the discount for risk and complexity; 0 without a prediction."""
         return self.predicted.gain if self.predicted else 0.0
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the prediction leaves the load that the candidate carries about the same."""
+        return 1 / (1 + CLEAR_GAIN) <= self.predicted_gain <= 1 + CLEAR_GAIN
 
 
 class PredictorState(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +147,9 @@ class Predictor:
             problem = after if isinstance(after, str) else str(before)
             return Forecast(candidate=candidate, predicted=None, problem=problem)
         gain = after / before * math.exp(self._of_rung.get(candidate.rung.id, 0.0))
-        note = UNSEEN if after == before else ""
+        note = ""
+        if after == before:
+            note = NEUTRAL if candidate.changes.keys() <= SCHEDULED else UNSEEN
         return Forecast(candidate=candidate, predicted=self._prediction(gain, note))
 
     def is_promising(self, forecast: Forecast) -> bool:
@@ -154,16 +165,17 @@ class Predictor:
         return best / self._weights.discount(rung) > 1 + MIN_GAIN
 
     def rank_key(self, forecast: Forecast) -> tuple[int, float]:
-        """Clear gains by size; then rungs not yet measured, those invisible to the simulator last;
-        then further variants of measured rungs.
+        """Clear gains by size; then rungs not yet measured, of which those invisible to the
+        simulator come last but for limits that it does not reach; then further variants of measured
+        rungs.
         """
         rung, predicted = forecast.candidate.rung, forecast.predicted
         gain = forecast.predicted_gain / self._weights.discount(rung)
         if predicted is None or rung.id in self._of_rung or rung.id in self._failed:
-            return (3 if gain > 1 + CLEAR_GAIN and rung.id not in self._failed else 0), gain
+            return (4 if gain > 1 + CLEAR_GAIN and rung.id not in self._failed else 0), gain
         if gain > 1 + CLEAR_GAIN:
-            return 3, gain
-        return (1 if predicted.note else 2), gain
+            return 4, gain
+        return {NEUTRAL: 1, "": 3}.get(predicted.note, 2), gain
 
     def why_not(self, forecast: Forecast) -> str:
         """The reason for leaving a rung out, with its arithmetic."""

@@ -26,7 +26,7 @@ from ridgeline.optimize.external.server_rungs import (
     server_rungs,
 )
 from ridgeline.optimize.ladder import Rung
-from ridgeline.optimize.server_settings import FLAGS, ServerSettings
+from ridgeline.optimize.server_settings import FLAGS, ServerSettings, merge_flags
 from ridgeline.twin.config import parse_devices
 from ridgeline.twin.servers.command_line import find_command, server_kinds
 from ridgeline.workflows.optimize.server_driver import RestartableServer, open_driver
@@ -150,7 +150,8 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         """The settings of the server without the flags of its command line that the ladder
         changes."""
         start = self.start_settings(settings)
-        values = {**self.settings_in_command, **self.defaults, FLAGS: start.server_flags}
+        flags = merge_flags(start.server_flags, self.flags.restored(self.command.command))
+        values = {**self.settings_in_command, **self.defaults, FLAGS: flags}
         return self._settings(settings, values)
 
     def _settings(self, settings: Settings, values: dict[str, object]) -> ServerSettings:
