@@ -3,9 +3,10 @@
     python benchmarks/bench_parallel.py [--model MODEL] [--rounds N] [--threads N]
 
 Every arm has `--threads` threads in all: one process with all of them, or two with half each, as
-tensor parallelism, as stages or with the context divided. Prints, per arm, the median milliseconds
-of a decode step of one and of four sequences and of a prompt, each as a ratio to one process; and,
-on a text, how far the log-probabilities are from those of one process.
+tensor parallelism (with and without sequence parallelism), as stages or with the context divided.
+Prints, per arm, the median milliseconds of a decode step of one and of four sequences and of a
+prompt, each as a ratio to one process; and, on a text, how far the log-probabilities are from those
+of one process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ridgeline.records import Sampling
 ARMS = {
     "one process": {},
     "tp2": {"tensor_parallel_size": 2},
+    "tp2 sp": {"tensor_parallel_size": 2, "sequence_parallel": True},
     "pp2": {"pipeline_parallel_size": 2},
     "cp2": {"context_parallel_size": 2},
 }
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
     asked = parser.parse_args()
     with ExitStack() as stack:
         engines = {
@@ -85,6 +88,7 @@ def main() -> None:
                 )
             )
             for name, arm in ARMS.items()
+            if name in asked.arms or not arm
             if asked.device == "cpu" or "context_parallel_size" not in arm
         }
         print(f"{asked.model}, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

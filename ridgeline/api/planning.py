@@ -174,6 +174,7 @@ def predict(
     expert_parallel_size: int = 1,
     moe_tensor_parallel_size: int | None = None,
     context_parallel_size: int = 1,
+    sequence_parallel: bool = False,
     attention_dp_size: int = 1,
     backend: str | None = None,
     interconnect: str | None = None,
@@ -218,8 +219,10 @@ def predict(
         tensor_parallel_size: Devices that every layer is split over.
         pipeline_parallel_size: Stages that the layers are divided into.
         expert_parallel_size: Devices that whole experts are spread over.
-        context_parallel_size: Devices that divide the KV cache of every sequence and hold whole
-            layers.
+        context_parallel_size: Devices, for each one that a layer is split over, that divide the KV
+            cache of every sequence.
+        sequence_parallel: Devices that layers are split over each normalise a part of a step's
+            rows.
         moe_tensor_parallel_size: Devices that each expert's matrices are split over (default:
             what expert parallelism leaves).
         attention_dp_size: Data-parallel attention groups: separate sequences, shared experts.
@@ -275,6 +278,7 @@ def simulate(
     tensor_parallel_size: int = 1,
     expert_parallel_size: int = 1,
     context_parallel_size: int = 1,
+    sequence_parallel: bool = False,
     interconnect: str | None = None,
     network: str | None = None,
     quantization: str | None = None,
@@ -336,8 +340,10 @@ def simulate(
         router: How requests are routed to replicas.
         tensor_parallel_size: Devices that every layer is split over.
         expert_parallel_size: Devices that whole experts are spread over.
-        context_parallel_size: Devices that divide the KV cache of every sequence and hold whole
-            layers.
+        context_parallel_size: Devices, for each one that a layer is split over, that divide the KV
+            cache of every sequence.
+        sequence_parallel: Devices that layers are split over each normalise a part of a step's
+            rows.
         interconnect: Link between the devices of a node: nvlink3 to nvlink5, pcie3 to pcie5
             (default: the device's own).
         network: Link between nodes, one per device: ethernet-10, -25, -100, infiniband-hdr,

@@ -88,6 +88,7 @@ RARE = frozenset(
         *("lora_modules", "max_loras", "max_lora_rank"),
         *("kv_tier_memory_bandwidth", "kv_tier_file_bandwidth"),
         *("pipeline_parallel_size", "expert_parallel_size", "context_parallel_size"),
+        "sequence_parallel",
         *("collectives", "nnodes", "node_rank", "master_addr"),
         *("enable_lora", "named_model"),
         # of the server

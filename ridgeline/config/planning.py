@@ -83,6 +83,7 @@ class PredictOptions(Section, frozen=True, kw_only=True):
     pipeline_parallel_size: Annotated[int, shared.PIPELINE_PARALLEL] = 1
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
     context_parallel_size: Annotated[int, shared.CONTEXT_PARALLEL] = 1
+    sequence_parallel: Annotated[bool, shared.SEQUENCE_PARALLEL] = False
     moe_tensor_parallel_size: Annotated[int | None, shared.MOE_TENSOR_PARALLEL] = None
     attention_dp_size: Annotated[int, shared.ATTENTION_DP] = 1
     backend: Annotated[str | None, shared.BACKEND] = None
@@ -313,6 +314,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
     context_parallel_size: Annotated[int, shared.CONTEXT_PARALLEL] = 1
+    sequence_parallel: Annotated[bool, shared.SEQUENCE_PARALLEL] = False
     interconnect: Annotated[str | None, shared.INTERCONNECT] = None
     network: Annotated[str | None, shared.NETWORK] = None
     quantization: Annotated[str | None, shared.QUANTIZATION] = None

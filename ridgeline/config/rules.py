@@ -142,6 +142,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
                 *("model", "accelerator", "input_len", "output_len", "max_concurrency"),
                 *("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"),
                 *("moe_tensor_parallel_size", "attention_dp_size", "context_parallel_size"),
+                "sequence_parallel",
                 "backend",
                 *("quantization", "kv_cache_dtype", "cached_tokens", "max_num_batched_tokens"),
                 *("num_speculative_tokens", "acceptance", "draft_model", "kv_eviction_config"),

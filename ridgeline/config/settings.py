@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 import msgspec
 
 from ridgeline.config.option import About, Section
-from ridgeline.config.shared import DEFAULT_MODEL, MODEL_HELP
+from ridgeline.config.shared import DEFAULT_MODEL, MODEL_HELP, SEQUENCE_PARALLEL
 from ridgeline.config.units import (
     BYTES,
     COUNT,
@@ -290,7 +290,8 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     expert_parallel_size: Annotated[
         int,
         About(
-            "Processes that whole experts are spread over: 1, or with tensor parallelism as many.",
+            "Processes that whole experts are spread over: 1, or all that tensor and context"
+            " parallelism start.",
             unit=COUNT,
             range=RANKS,
             panel=PARALLELISM,
@@ -330,6 +331,7 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             panel=PARALLELISM,
         ),
     ] = 1
+    sequence_parallel: Annotated[bool, SEQUENCE_PARALLEL.but(panel=PARALLELISM)] = False
     nnodes: Annotated[
         int,
         About(
@@ -528,6 +530,7 @@ class EngineSettings(TypedDict, total=False):
     max_loras: int
     max_lora_rank: int
     context_parallel_size: int
+    sequence_parallel: bool
     nnodes: int
     node_rank: int
     master_addr: str | None

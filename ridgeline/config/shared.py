@@ -198,8 +198,12 @@ EXPERT_PARALLEL = About(
     "Devices that whole experts are spread over.", unit=COUNT, old_names=("ep",), since="0.2"
 )
 CONTEXT_PARALLEL = About(
-    "Devices that divide the KV cache of every sequence and hold whole layers.",
+    "Devices, for each one that a layer is split over, that divide the KV cache of every sequence.",
     unit=COUNT,
+    since="0.3",
+)
+SEQUENCE_PARALLEL = About(
+    "With tensor parallelism, each process or device normalises a part of a step's rows.",
     since="0.3",
 )
 ATTENTION_DP = About(

@@ -4,10 +4,13 @@
     pipeline  the layers in stages, which pass hidden states on
     expert    whole experts on each rank of a stage
     context   the positions of the KV cache, in chunks that the ranks of a stage have in turn
+    sequence  norms and residuals on a part of the rows, where `tensor` splits what lies between
 
-A stage has max(tensor, expert, context) ranks. Ranks count stage by stage: rank = stage · ranks of
-a stage + place. With tensor 1 and expert N, attention is computed by every rank of a stage. With
-context N, every rank of a stage has all weights of its layers.
+A stage has max(tensor · context, expert) ranks. Ranks count stage by stage, and within a stage by
+context: rank = stage · ranks of a stage + place, place = context index · tensor + tensor index.
+Ranks of one context index are a tensor group, those of one tensor index a context group. With
+tensor 1 and expert N, attention is computed by every rank of a stage. Ranks of a context group have
+the same weights, apart from experts.
 
 Heads are split by key head, so that a query head stays with the key head that it reads. Numbers
 that do not divide are split as evenly as possible, the first ranks taking one more. With more ranks
@@ -39,6 +42,10 @@ VOCABULARY_MULTIPLE = 16
 """Rows of the LM head are split at multiples of a panel of the kernels."""
 
 
+ACTIVATION_MULTIPLE = 32
+"""Feed-forward layers are split at multiples of two vectors where they are wide enough: torch
+rounds the last numbers of a row, which fill no vector, in another way."""
+
 CHUNK_TOKENS = 512
 """Positions that native attention sums before it merges (kChunkKeys in
 native/attention/attention.h): cut between them, a context is added up in the same order."""
@@ -68,17 +75,21 @@ def split(size: int, parts: int, index: int, multiple: int = 1) -> Span:
 
 
 class ParallelSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Degrees of tensor, pipeline, expert and context parallelism."""
+    """Degrees of tensor, pipeline, expert and context parallelism.
+
+    `sequence`: ranks that split heads and widths each normalise a part of the rows.
+    """
 
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
     context: int = 1
+    sequence: bool = False
 
     @property
     def stage_ranks(self) -> int:
         """Ranks that compute the layers of one stage together."""
-        return max(self.tensor, self.expert, self.context)
+        return max(self.tensor * self.context, self.expert)
 
     @property
     def num_ranks(self) -> int:
@@ -86,7 +97,20 @@ class ParallelSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         names = {"tp": self.tensor, "pp": self.pipeline, "ep": self.expert, "cp": self.context}
-        return " ".join(f"{name}{size}" for name, size in names.items() if size > 1) or "tp1"
+        parts = [f"{name}{size}" for name, size in names.items() if size > 1] or ["tp1"]
+        return " ".join([*parts, "sp"] if self.sequence else parts)
+
+
+class Members(NamedTuple):
+    """Ranks that exchange tensors: `size` of them from `first`, every `stride`-th one.
+
+    `place`: which of them a rank is.
+    """
+
+    first: int
+    stride: int
+    size: int
+    place: int
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +130,30 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tensor_index(self) -> int:
-        return self.place if self.sizes.tensor > 1 else 0
+        """Index among the ranks that split heads and widths."""
+        return self.place % self.sizes.tensor
+
+    @property
+    def context_index(self) -> int:
+        """Index among the ranks that divide the positions of the KV cache."""
+        return self.place // self.sizes.tensor % self.sizes.context
+
+    @property
+    def stage_members(self) -> Members:
+        """The ranks of the stage."""
+        return Members(self.rank - self.place, 1, self.sizes.stage_ranks, self.place)
+
+    @property
+    def tensor_members(self) -> Members:
+        """The ranks with the same positions of the KV cache and other heads."""
+        index = self.tensor_index
+        return Members(self.rank - index, 1, self.sizes.tensor, index)
+
+    @property
+    def context_members(self) -> Members:
+        """The ranks with the same heads and other positions of the KV cache."""
+        stride, index = self.sizes.tensor, self.context_index
+        return Members(self.rank - index * stride, stride, self.sizes.context, index)
 
     @property
     def is_first_stage(self) -> bool:
@@ -144,7 +191,10 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
     def width(self, down: LinearSpec) -> Span:
         """Inputs of a feed-forward layer's last product, whose groups are not cut."""
-        return split(down.num_in, self.sizes.tensor, self.tensor_index, _multiple(down.format))
+        multiple = _multiple(down.format)
+        if multiple == 1 and down.num_in >= ACTIVATION_MULTIPLE * self.sizes.tensor:
+            multiple = ACTIVATION_MULTIPLE
+        return split(down.num_in, self.sizes.tensor, self.tensor_index, multiple)
 
     def experts(self, mlp: MlpSpec) -> Span:
         """The routed experts that this rank computes."""
@@ -272,7 +322,9 @@ def _reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
     if sizes.expert > 1:
         yield from _expert_reasons(spec, sizes)
     if sizes.context > 1:
-        yield from _context_reasons(spec, sizes)
+        yield from _context_reasons(spec)
+    if sizes.sequence and sizes.tensor == 1:
+        yield "--sequence-parallel divides the rows between the ranks of --tensor-parallel-size"
     if sizes.tensor > 1:
         for layer in spec.layers:
             yield from _attention_reasons(layer.attention, sizes.tensor)
@@ -281,10 +333,11 @@ def _reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
 
 def _expert_reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
     experts = [layer.mlp.num_experts for layer in spec.layers if layer.mlp.num_experts]
-    if sizes.tensor not in (1, sizes.expert):
+    others = sizes.tensor * sizes.context
+    if others not in (1, sizes.expert):
         yield (
-            f"--expert-parallel-size {sizes.expert} needs --tensor-parallel-size 1 or"
-            f" {sizes.expert}"
+            f"--expert-parallel-size {sizes.expert} is not the {others} ranks that tensor and"
+            " context parallelism make together (or those are off)"
         )
     if not experts:
         yield "it has no experts to distribute"
@@ -292,9 +345,7 @@ def _expert_reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
         yield f"--expert-parallel-size {sizes.expert} exceeds its {min(experts)} experts"
 
 
-def _context_reasons(spec: ModelSpec, sizes: ParallelSizes) -> Iterator[str]:
-    if sizes.tensor > 1 or sizes.expert > 1:
-        yield "context parallelism keeps layers whole (--pipeline-parallel-size divides them)"
+def _context_reasons(spec: ModelSpec) -> Iterator[str]:
     if spec.max_positions <= CHUNK_TOKENS:
         yield f"its {spec.max_positions} positions are no more than one chunk of {CHUNK_TOKENS}"
     for layer in spec.layers:

@@ -67,7 +67,7 @@ def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = 
     replica = build_replica(
         twin_spec(config.model),
         find_accelerator(config.device, rows),
-        Layout(tp=config.tp, ep=config.ep, cp=config.cp),
+        Layout(tp=config.tp, ep=config.ep, cp=config.cp, sp=config.sp),
         weight_dtype=None
         if config.weight_dtype is None
         else parse_weight_dtype(config.weight_dtype),

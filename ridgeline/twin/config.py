@@ -28,7 +28,8 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One server to imitate.
 
     `device` is a name of the catalogue. `tp` · `cp` devices hold each of the `dp` replicas; `cp` of
-    them divide the KV cache of every sequence. Formats None:
+    them divide the KV cache of every sequence, and with `sp` the `tp` of them each normalise a part
+    of the rows. Formats None:
     as stored. Limits None: the defaults of the server. `utilization`: the share of the device's
     memory that is used. `kv_tokens` None: what the memory budget leaves. `acceptance`: the
     probability that each of `num_speculative_tokens` drafts is accepted. `speed`: modelled seconds
@@ -42,6 +43,7 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     dp: int = 1
     ep: int = 1
     cp: int = 1
+    sp: bool = False
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     max_num_seqs: int | None = None

@@ -117,7 +117,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": (
         "gemma3_text",
-        {**_GEMMA_WINDOWS, "num_hidden_layers": 4, "sliding_window_pattern": 3},
+        {
+            **_GEMMA_WINDOWS,
+            "num_hidden_layers": 4,
+            "sliding_window_pattern": 3,
+            "intermediate_size": 88,  # no whole number of vectors
+        },
     ),
     "gemma3n": ("gemma3n_text", {**_GEMMA_INPUTS, "laurel_rank": 4, "altup_num_inputs": 3}),
     "gemma3n-dense": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 import ridgeline
@@ -11,6 +12,8 @@ from ridgeline.errors import CannotRun
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.plan.step_time.memory import memory_budget
 from ridgeline.plan.step_time.predict import OperatingPoint, replica_of
+
+TP2_CP2 = {"tp": 2, "cp": 2}
 
 
 def point(**changes: Any) -> OperatingPoint:
@@ -30,11 +33,29 @@ def test_devices_divide_the_cache_and_hold_all_weights() -> None:
     assert shared.communication_s > 0
 
 
-def test_context_parallelism_is_not_combined_with_divided_layers() -> None:
-    with pytest.raises(CannotRun, match="keeps layers whole"):
-        ridgeline.predict(
-            "llama-3.1-8b",
-            accelerator="h100-sxm",
-            tensor_parallel_size=2,
-            context_parallel_size=2,
-        )
+def test_context_groups_of_split_layers_divide_both() -> None:
+    one, four = (replica_of(point(**sizes), load_catalogue()) for sizes in ({}, TP2_CP2))
+    assert four.layout.num_devices == 4
+    budget, divided = memory_budget(one), memory_budget(four)
+    assert divided.weight_bytes == budget.weight_bytes / 2
+    assert divided.kv_bytes_per_token == budget.kv_bytes_per_token / 4
+
+
+def test_experts_on_all_devices_of_the_context_groups() -> None:
+    expert = {"model": "mixtral-8x7b", "weight_dtype": "fp8"}
+    cut, whole = (
+        replica_of(msgspec.structs.replace(point(**TP2_CP2, ep=ep), **expert), load_catalogue())
+        for ep in (1, 4)
+    )
+    assert (cut.layout.num_devices, whole.layout.num_devices) == (4, 4)
+    assert whole.resident_bytes < cut.resident_bytes
+    with pytest.raises(CannotRun, match="ep 1 or 4"):
+        replica_of(msgspec.structs.replace(point(**TP2_CP2, ep=2), **expert), load_catalogue())
+
+
+def test_norms_of_a_part_of_the_rows_cost_messages_and_no_bytes() -> None:
+    plain, split = (replica_of(point(tp=4, sp=sp), load_catalogue()).wires for sp in (False, True))
+    assert split.per_token_s == plain.per_token_s
+    assert split.fixed_s == 2 * plain.fixed_s
+    with pytest.raises(CannotRun, match="sequence parallelism"):
+        ridgeline.predict("llama-3.1-8b", accelerator="h100-sxm", sequence_parallel=True)

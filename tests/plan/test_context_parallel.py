@@ -34,7 +34,7 @@ def test_simulated_prompts_are_divided_and_decodes_wait_for_exchanges() -> None:
     [
         ({"kv_tier_memory": "1GB", "enable_prefix_caching": True}, "--kv-tier-memory needs"),
         ({"replicas": 2, "decode_replicas": 1}, "--decode-replicas needs"),
-        ({"tensor_parallel_size": 2}, "pipeline stages only"),
+        ({"sequence_parallel": True}, "sequence parallelism"),
     ],
 )
 def test_simulation_refuses_what_the_engine_refuses(changes: dict[str, Any], words: str) -> None:
@@ -49,5 +49,10 @@ def test_devices_of_a_twin_divide_its_cache() -> None:
     assert (parted.tp, parted.cp, parted.num_devices) == (1, 2, 2)
     tokens = [plan_twin(config).memory.kv_tokens for config in (whole, parted)]
     assert tokens[1] == pytest.approx(2 * tokens[0], rel=0.01)
+    both = twin_config(
+        settings_from({**settings, "device": "h100-sxm:4", "context_parallel_size": 2}),
+        TwinOptions(),
+    )
+    assert (both.tp, both.cp, both.num_devices) == (2, 2, 4)
     with pytest.raises(BadInput, match="--device h100-sxm:4"):
         twin_config(settings_from({**settings, "context_parallel_size": 4}), TwinOptions())

@@ -16,6 +16,7 @@ from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.base import DecoderBody, LayerBackend
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.layers import Block
 from ridgeline.engine.model.moe import MoeMlp, SharedExpertMlp
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.table import EmbeddingTable
@@ -29,6 +30,14 @@ from ridgeline.engine.parallel.layers.linears import (
     VocabularyTable,
 )
 from ridgeline.engine.parallel.layers.native_forward import NativeRankForward
+from ridgeline.engine.parallel.layers.rows import (
+    AllRows,
+    GatheredNorm,
+    OwnRows,
+    OwnRowsOf,
+    RowSums,
+    StepRows,
+)
 from ridgeline.engine.parallel.messages import RankConfig
 from ridgeline.engine.parallel.packed import unpack_integers
 from ridgeline.engine.parallel.weights import COLUMNS, ShardedWeights, cut_of
@@ -36,7 +45,7 @@ from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.int8.quantise import quantise
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.json_files import file_errors
-from ridgeline.modelspec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec
+from ridgeline.modelspec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
 from ridgeline.modelspec.shard import Shard, shard_spec
 
 
@@ -80,6 +89,15 @@ class RankBuilder(DecoderBuilder):
         super().__init__(own, weights, device, dtype, storage)
         self.whole, self.shard, self.sharded = spec, shard, weights
         self.collectives = collectives
+        divides_context = shard.sizes.context > 1 and self.forward is not TorchForward
+        self.rows = StepRows(shard, collectives, divides_context)
+        self.all_rows = AllRows(collectives)
+        self.own_rows = OwnRows(collectives, self.rows)
+
+    @property
+    def sums(self) -> RowSums:
+        """How the ranks that split a layer's inputs add their products."""
+        return self.own_rows if self.shard.sizes.sequence else self.all_rows
 
     def decoder(self, context: int) -> Decoder:
         spec, shard = self.spec, self.shard
@@ -104,13 +122,23 @@ class RankBuilder(DecoderBuilder):
             dtype=self.dtype,
         )
         kind = RankForward if self.forward is TorchForward else NativeRankForward
-        divides_rows = shard.sizes.context > 1 and kind is NativeRankForward
-        forward = kind(body, shard, self.collectives, divides_rows)
+        forward = kind(body, shard, self.collectives, self.rows)
         return Decoder(body, forward, head, self.nbytes)
+
+    def block(self, layer: LayerSpec, index: int, ropes: list[RopeSpec]) -> Block:
+        block = super().block(layer, index, ropes)
+        if self.shard.sizes.sequence:
+            block.attention_norm = GatheredNorm(block.attention_norm, self.rows)
+            block.mlp_norm = GatheredNorm(block.mlp_norm, self.rows)
+        return block
 
     def _mlp(self, spec: MlpSpec, index: int) -> Callable[[Tensor], Tensor]:
         mlp = super()._mlp(spec, index)
-        return SummedMlp(mlp, self.collectives) if self._sums_experts(spec) else mlp
+        if self._sums_experts(spec):
+            return SummedMlp(mlp, self.sums)
+        if self.shard.sizes.sequence and spec.num_experts:
+            return OwnRowsOf(mlp, self.own_rows)
+        return mlp
 
     def _sums_experts(self, spec: MlpSpec) -> bool:
         return bool(spec.num_experts) and self.shard.cuts_experts()
@@ -142,7 +170,7 @@ class RankBuilder(DecoderBuilder):
         summed_outside = key != "o" and self._sums_experts(self.spec.layers[layer].mlp)
         if summed_outside:
             # The whole layers' outputs are added, so that one of them has the bias.
-            own = replace(spec, bias=spec.bias and self.shard.place == 0)
+            own = replace(spec, bias=spec.bias and self.shard.tensor_index == 0)
             return super()._linear([key], [own], layer, expert)
         bias_O = None
         if spec.bias:
@@ -152,7 +180,12 @@ class RankBuilder(DecoderBuilder):
         inner = super()._linear([key], [replace(spec, bias=False)], layer, expert)
         self.nbytes += 0 if bias_O is None else bias_O.nbytes
         bias_O = None if bias_O is None else bias_O.to(self.dtype)
-        return RowParallelLinear(inner, bias_O, self.collectives)
+        return RowParallelLinear(inner, bias_O, self._sums_of(key, layer))
+
+    def _sums_of(self, key: str, layer: int) -> RowSums:
+        """A shared expert is added to the outputs of experts, which every rank has of all rows."""
+        is_shared = key != "o" and bool(self.spec.layers[layer].mlp.num_experts)
+        return self.all_rows if is_shared else self.sums
 
     def _is_cut(self, key: str, layer: int) -> bool:
         if self.shard.sizes.tensor == 1:
@@ -181,7 +214,14 @@ class RankBuilder(DecoderBuilder):
             assert isinstance(packed, Packed), "plain int8 weights"
             q_OI, scale_O = unpack_integers(packed)
         own_OI = q_OI[:, cut.span.start : cut.span.stop].contiguous()
-        linear = RowParallelInt8(own_OI, scale_O, bias_O, self.collectives, self.dtype)
+        linear = RowParallelInt8(
+            own_OI,
+            scale_O,
+            bias_O,
+            self.collectives.tensor,
+            self._sums_of(key, layer),
+            self.dtype,
+        )
         self.nbytes += linear.nbytes
         return linear
 

@@ -65,7 +65,7 @@ def load_model(config: RankConfig, collectives: Collectives) -> RankModel:
     )
     if shard.sizes.context > 1:
         attention: Attention = ContextAttention(
-            decoder.spec, cache, collectives=collectives, divides_rows=config.divides_rows
+            decoder.spec, cache, collectives=collectives.context, divides_rows=config.divides_rows
         )
     else:
         attention = build_attention(config.attention_backend, decoder.spec, cache)

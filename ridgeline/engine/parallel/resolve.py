@@ -24,6 +24,7 @@ def parallel_sizes(settings: PlainSettings) -> ParallelSizes:
         pipeline=settings.pipeline_parallel_size,
         expert=settings.expert_parallel_size,
         context=settings.context_parallel_size,
+        sequence=settings.sequence_parallel,
     )
 
 
@@ -33,6 +34,13 @@ def check_parallelism(
     """Check the layout, and state it in `why`. Raises CannotRun."""
     sizes = parallel_sizes(settings)
     _check_nodes(settings, sizes)
+    if sizes.sequence and sizes.tensor == 1:
+        raise CannotRun(
+            "--sequence-parallel divides rows between the ranks of --tensor-parallel-size",
+            value="--tensor-parallel-size 1",
+            limit=">= 2",
+            fix="leave it out",
+        )
     if sizes.num_ranks == 1:
         return
     _check_formats(spec, sizes, device)

@@ -4,6 +4,10 @@
     dp   attention data parallel: `dp` groups of `tp` devices, each with its own sequences, share
          the experts
     pp   pipeline parallel: the layers in `pp` stages, which pass activations on
+    cp   context parallel: `cp` times as many devices, which divide the KV cache of every sequence
+         by positions, and rows of models without experts; with cp > 1, ep is 1 or tp · cp
+    sp   sequence parallel: the tp devices of a layer each normalise a part of the rows, so that an
+         all-reduce becomes a reduce-scatter and an all-gather: the same bytes, two messages
     ep   expert parallel: whole experts on `ep` of the tp · dp devices; the others split each
          expert's matrices (tp · dp / ep ways). ep > tp implies dp = ep / tp ("wide" EP)
 
@@ -34,8 +38,9 @@ _BLOCK = 128  # rows and inputs that share a scale in FP8_BLOCK
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Degrees of tensor, pipeline, expert, attention data and context parallelism of one replica.
 
-    `ep` 1: experts are split like other matrices. `ep` > `tp`: attention is replicated. `cp`
-    devices hold whole layers, and each an equal part of every sequence's KV cache.
+    `ep` 1: experts are split like other matrices. `ep` > `tp`: attention is replicated. Each of
+    `cp` groups of `tp` devices holds an equal part of every sequence's KV cache. `sp`: devices of a
+    group each normalise a part of the rows.
     """
 
     tp: int = 1
@@ -43,16 +48,17 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     ep: int = 1
     dp: int = 1
     cp: int = 1
+    sp: bool = False
 
     @property
     def num_attention(self) -> int:
         """Number of attention replicas, each with different sequences."""
-        return max(self.dp, self.ep // self.tp)
+        return self.dp if self.cp > 1 else max(self.dp, self.ep // self.tp)
 
     @property
     def num_expert_devices(self) -> int:
         """Devices over which the experts of a layer are spread."""
-        return self.tp * self.num_attention
+        return self.tp * self.num_attention * (self.cp if self.ep > 1 else 1)
 
     @property
     def num_devices(self) -> int:
@@ -65,6 +71,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             + [f"pp{self.pp}"] * (self.pp > 1)
             + [f"ep{self.ep}"] * (self.ep > 1)
             + [f"cp{self.cp}"] * (self.cp > 1)
+            + ["sp"] * self.sp
         )
         return " ".join(parts)
 
@@ -127,11 +134,18 @@ def check_layout(
         )
     if layout.ep > 1:
         _check_experts(layout, spec)
-    if layout.cp > 1 and max(layout.tp, layout.ep, layout.dp) > 1:
+    if layout.cp > 1 and (layout.dp > 1 or layout.ep not in (1, layout.tp * layout.cp)):
         raise CannotRun(
-            "context parallelism keeps layers whole: it is combined with pipeline stages only",
+            "context parallelism has one attention group, and whole experts on all of its devices",
             value=str(layout),
-            fix="leave tensor, expert and attention data parallelism out",
+            limit=f"dp 1, ep 1 or {layout.tp * layout.cp}",
+        )
+    if layout.sp and layout.tp == 1:
+        raise CannotRun(
+            "sequence parallelism divides rows between the devices that layers are split over",
+            value=str(layout),
+            limit="tp >= 2",
+            fix="leave it out",
         )
     if weight_dtype in (None, quantised_as(spec)):
         _check_shards(layout, spec)
@@ -222,21 +236,23 @@ def communication(
     row_s = spec.hidden_size * act_bytes / ((device.link_bytes_s or 1.0) * eff.link)
     slower = max(1.0, (device.link_bytes_s or 1.0) / device.network_bytes_s)
     groups = layout.num_attention
-    for num_devices, tokens in ((layout.tp, 1), (layout.num_expert_devices, groups)):
+    # Context groups of models without experts compute different rows.
+    rows = 1.0 if _routed(spec) else 1 / layout.cp
+    for num_devices, tokens in ((layout.tp, rows), (layout.num_expert_devices, groups * rows)):
         if num_devices > 1:
             times = len(spec.layers)
             far = slower if num_devices > device.link_devices else 1.0
-            fixed_s += times * eff.collective_s
+            fixed_s += times * (2 if layout.sp else 1) * eff.collective_s
             per_token_s += far * times * tokens * 2 * (num_devices - 1) / num_devices * row_s
     if layout.cp > 1:
         # Queries, keys and values of all rows, and the partial softmaxes of a chunk.
         far = slower if layout.cp > device.link_devices else 1.0
         attentions = [layer.attention for layer in spec.layers]
-        rows = sum(a.q.num_out + a.k.num_out + a.v.num_out for a in attentions)
+        heads = sum(a.q.num_out + a.k.num_out + a.v.num_out for a in attentions)
         partials = sum(a.num_heads * (a.head_dim + 2) for a in attentions)
         fixed_s += 2 * len(spec.layers) * eff.collective_s
-        share = (layout.cp - 1) / layout.cp
-        per_token_s += far * share * (rows + partials) / spec.hidden_size * row_s
+        share = (layout.cp - 1) / layout.cp / layout.tp
+        per_token_s += far * share * (heads + partials) / spec.hidden_size * row_s
     if layout.pp > 1:
         far = slower if layout.num_devices > device.link_devices else 1.0
         fixed_s += (layout.pp - 1) * eff.collective_s

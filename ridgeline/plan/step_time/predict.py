@@ -79,7 +79,8 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `attention_dp` groups of `tp` devices hold different sequences and share the experts, which are
     spread `ep` ways whole and `moe_tp` ways by their matrices (None: over what `ep` leaves).
-    `cp` devices divide the KV cache of every sequence and hold whole layers.
+    `cp` devices for each of the `tp` divide the KV cache of every sequence; with `sp`, the `tp`
+    devices each normalise a part of a step's rows.
     `backend`: the engine whose overheads are predicted (None: the mean of those known). With
     `prefill` and `decode`, prompts and answers are computed by separate pools, and `tp`, `pp`, `ep`
     and `attention_dp` are unused.
@@ -100,6 +101,7 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     attention_dp: int = 1
     moe_tp: int | None = None
     cp: int = 1
+    sp: bool = False
     backend: str | None = None
     prefill: Pool | None = None
     decode: Pool | None = None
@@ -196,18 +198,19 @@ def replica_of(
         moe_ep=point.ep,
     )
     spec = _planning_spec(point.model)
+    layout = layout_from(
+        spec,
+        place.tp,
+        place.pp,
+        place.moe_ep,
+        place.attention_dp,
+        place.moe_tp,
+        1 if pool else point.cp,
+    )
     machine = build_replica(
         spec,
         find_accelerator(point.device, dict(rows)),
-        layout_from(
-            spec,
-            place.tp,
-            place.pp,
-            place.moe_ep,
-            place.attention_dp,
-            place.moe_tp,
-            1 if pool else point.cp,
-        ),
+        msgspec.structs.replace(layout, sp=pool is None and point.sp),
         weight_dtype=None if point.weight_dtype is None else parse_weight_dtype(point.weight_dtype),
         kv_dtype=None if point.kv_dtype is None else parse_kv_dtype(point.kv_dtype),
         backend=point.backend,

@@ -130,6 +130,7 @@ def operating_point(options: PredictOptions) -> OperatingPoint:
         pp=options.pipeline_parallel_size,
         ep=options.expert_parallel_size,
         cp=options.context_parallel_size,
+        sp=options.sequence_parallel,
         moe_tp=options.moe_tensor_parallel_size,
         attention_dp=options.attention_dp_size,
         backend=options.backend,

@@ -135,6 +135,7 @@ def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
             tp=options.tensor_parallel_size,
             ep=options.expert_parallel_size,
             cp=options.context_parallel_size,
+            sp=options.sequence_parallel,
         ),
         weight_dtype=None
         if options.quantization is None

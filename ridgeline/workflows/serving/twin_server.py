@@ -42,19 +42,20 @@ def twin_config(settings: Settings, options: TwinOptions) -> TwinConfig:
         )
     device, count = parse_devices(settings.device)
     context = settings.context_parallel_size
-    if context not in (1, count):
+    if count % context:
         raise BadInput(
-            "a twin with a divided KV cache has as many devices as parts",
+            "a twin with a divided KV cache has a multiple of its parts as devices",
             value=f"--context-parallel-size {context}",
-            limit=f"{count} (--device {settings.device})",
+            limit=f"a divisor of {count} (--device {settings.device})",
             fix=f"use --device {device}:{context}",
         )
     drafts = settings.speculative_config
     return TwinConfig(
         model=settings.model,
         device=device,
-        tp=count if context == 1 else 1,
+        tp=count // context,
         cp=context,
+        sp=settings.sequence_parallel,
         weight_dtype=settings.quantization,
         kv_dtype=None if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
         max_num_seqs=settings.max_num_seqs,

@@ -27,45 +27,56 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
-from ridgeline.modelspec.shard import ParallelSizes, Shard
+from ridgeline.modelspec.shard import Members, ParallelSizes, Shard
 
 TIMEOUT_S = 20.0
 
 
+class Meeting:
+    """Where the ranks of one group meet: a barrier, and what each of them brought."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.values: list[Any] = [None] * size
+
+
 class Board:
-    """Where the ranks of one process meet: a barrier per stage, a queue per pair of ranks."""
+    """Where the ranks of one process meet: by group of ranks, and a queue per pair of ranks."""
 
     def __init__(self, sizes: ParallelSizes) -> None:
         self.sizes = sizes
-        self.barriers = [threading.Barrier(sizes.stage_ranks) for _ in range(sizes.pipeline)]
-        self.values: list[list[Any]] = [[None] * sizes.stage_ranks for _ in self.barriers]
+        shards = [Shard(sizes=sizes, rank=rank) for rank in range(sizes.num_ranks)]
+        self.meetings = {
+            (members.first, members.stride, members.size): Meeting(members.size)
+            for own in shards
+            for members in (own.stage_members, own.tensor_members, own.context_members)
+        }
         pairs = [(a, b) for a in range(sizes.num_ranks) for b in range(sizes.num_ranks)]
         self.queues: dict[tuple[int, int], queue.Queue[Tensor]] = {p: queue.Queue() for p in pairs}
 
     def abort(self) -> None:
-        for barrier in self.barriers:
-            barrier.abort()
+        for meeting in self.meetings.values():
+            meeting.barrier.abort()
 
 
-class ThreadCollectives:
-    """`Collectives` among threads."""
+class ThreadExchanges:
+    """`GroupCollectives` among threads."""
 
-    def __init__(self, shard: Shard, board: Board) -> None:
-        self.shard, self.board = shard, board
-        self.place, self.num_places = shard.place, shard.sizes.stage_ranks
+    def __init__(self, members: Members, board: Board) -> None:
+        self.board, self.place, self.num_places = board, members.place, members.size
+        self._meeting = board.meetings[members.first, members.stride, members.size]
 
     def _exchange(self, value: Tensor) -> list[Tensor]:
         if self.num_places == 1:
             return [value]
-        values = self.board.values[self.shard.stage]
-        barrier = self.board.barriers[self.shard.stage]
+        values, barrier = self._meeting.values, self._meeting.barrier
         values[self.place] = value.clone()
         try:
             barrier.wait(TIMEOUT_S)
             everyone = list(values)
             barrier.wait(TIMEOUT_S)
         except threading.BrokenBarrierError:
-            raise RankFailed(f"rank {self.shard.rank} lost the other ranks") from None
+            raise RankFailed(f"place {self.place} lost the other ranks") from None
         return everyone
 
     def sum_parts(self, part: Tensor) -> Tensor:
@@ -78,6 +89,10 @@ class ThreadCollectives:
     def sum_integers(self, part: Tensor) -> Tensor:
         assert part.dtype == torch.int32
         return torch.stack(self._exchange(part)).sum(0, dtype=torch.int32)
+
+    def sum_rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        assert len(part) == sum(counts) and len(counts) == self.num_places
+        return self.sum_parts(part).split(list(counts))[self.place].clone()
 
     def maximum(self, part: Tensor) -> Tensor:
         return torch.stack(self._exchange(part)).amax(0)
@@ -94,6 +109,16 @@ class ThreadCollectives:
         everyone = self._exchange(part)
         assert [len(own) for own in everyone] == list(counts)
         return everyone
+
+
+class ThreadCollectives(ThreadExchanges):
+    """`Collectives` among threads."""
+
+    def __init__(self, shard: Shard, board: Board) -> None:
+        super().__init__(shard.stage_members, board)
+        self.shard = shard
+        self.tensor = ThreadExchanges(shard.tensor_members, board)
+        self.context = ThreadExchanges(shard.context_members, board)
 
     def send(self, x: Tensor, stage: int) -> None:
         self.board.queues[self.shard.rank, self._peer(stage)].put(x.clone())

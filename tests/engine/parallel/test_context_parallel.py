@@ -27,7 +27,8 @@ from ridgeline.engine.scheduler import (
     SchedulerLimits,
     make_policy,
 )
-from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.kv.block_tables import UnusedTables
+from ridgeline.engine.scheduler.plan import Run, SamplePoint, StepPlan
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost.kv_layout import kv_layout
@@ -47,6 +48,7 @@ from tests.engine.parallel.emulated import (
 
 pytestmark = pytest.mark.slow
 
+SAMPLED = SamplePoint(Sampling(temperature=1.0, logprobs=2, top_k=20), 7, 0, 0)
 LONGEST = 4 * CHUNK_TOKENS
 CP2, CP3 = ParallelSizes(context=2), ParallelSizes(context=3)
 
@@ -180,8 +182,10 @@ def random_requests(seed: int, block_size: int) -> list[Request]:
     return requests
 
 
-def long_config(folder: Path, sizes: ParallelSizes, **changes: Any) -> RankConfig:
-    config = config_of(folder, sizes)
+def long_config(
+    folder: Path, sizes: ParallelSizes, quantization: str | None = None, **changes: Any
+) -> RankConfig:
+    config = config_of(folder, sizes, quantization)
     spec = msgspec.structs.replace(config.spec, max_positions=LONGEST)
     return msgspec.structs.replace(
         config,
@@ -199,6 +203,7 @@ def long_config(folder: Path, sizes: ParallelSizes, **changes: Any) -> RankConfi
         ("llama", ParallelSizes(context=2, pipeline=2), "native"),
         ("gemma3", CP3, "native"),  # windows of 9 tokens, whose blocks are given back
         ("mixtral", CP2, "torch"),
+        ("mixtral", ParallelSizes(context=2, expert=2), "torch"),
     ],
 )
 def test_requests_served_over_ranks_have_the_bits_of_one_process(
@@ -225,6 +230,39 @@ def test_requests_served_over_ranks_have_the_bits_of_one_process(
     assert num_preempted and num_hits
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "quantization"),
+    [
+        ("llama", ParallelSizes(context=2, tensor=2), None),
+        ("llama", ParallelSizes(context=2, tensor=2, sequence=True), None),
+        ("llama", ParallelSizes(context=2, tensor=2, pipeline=2), None),
+        ("llama", ParallelSizes(context=2, tensor=2), "int8"),
+        ("mixtral", ParallelSizes(context=2, tensor=2), None),
+        ("mixtral", ParallelSizes(context=2, tensor=2, expert=4), None),
+        ("mixtral", ParallelSizes(context=2, tensor=2, expert=4, sequence=True), None),
+    ],
+)
+def test_divided_cache_of_split_heads_has_the_bits_of_split_heads(
+    name: str, sizes: ParallelSizes, quantization: str | None, checkpoint: Checkpoint
+) -> None:
+    config = long_config(checkpoint(name), sizes, quantization, num_blocks=4)
+    split = ParallelSizes(tensor=2, expert=2 if sizes.expert > 1 else 1)
+    rng = random.Random(len(name))
+    text = [rng.randrange(VOCAB) for _ in range(CHUNK_TOKENS + 90)]
+    found = []
+    for own in (config, msgspec.structs.replace(config, sizes=split)):
+        with EmulatedRanks(own) as ranks:
+            blocks = UnusedTables(ranks.runner.cache.layout, 1).of(0)
+            runs = [
+                Run(0, 0, tuple(text[:-1]), sample=None, **blocks),
+                Run(0, len(text) - 1, tuple(text[-1:]), sample=SAMPLED, **blocks),
+            ]
+            outputs = [ranks.runner.run(StepPlan(i, (run,))).outputs for i, run in enumerate(runs)]
+            found.append((outputs[-1], ranks.runner.logits(text)))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_each_rank_holds_its_share_of_the_cache(checkpoint: Checkpoint) -> None:
     config = long_config(checkpoint("llama"), CP2, num_blocks=4)
     with EmulatedRanks(config) as ranks:
@@ -239,7 +277,7 @@ def test_each_rank_holds_its_share_of_the_cache(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "word"),
     [
-        ("llama", ParallelSizes(context=2, tensor=2), "layers whole"),
+        ("mixtral", ParallelSizes(context=2, tensor=2, expert=2), "the 4 ranks"),
         ("llama", CP2, "one chunk"),
         ("qwen3.5", CP2, "no positions to divide"),
         ("deepseek-v2", CP2, "no native kernel"),

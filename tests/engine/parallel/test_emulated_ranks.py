@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ SAMPLES = (GREEDY, SAMPLED)
 PROMPTS = ([3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 43, 38, 32, 7], [11, 4, 60])
 TP2, PP2, EP2 = (ParallelSizes(**{name: 2}) for name in ("tensor", "pipeline", "expert"))
 TP2_EP2 = ParallelSizes(tensor=2, expert=2)
+TP2_SP = ParallelSizes(tensor=2, sequence=True)
 TP2_PP2 = ParallelSizes(tensor=2, pipeline=2)
 PP3, TP4 = ParallelSizes(pipeline=3), ParallelSizes(tensor=4)
 DENSE = ("llama", "llama-bias", "llama-tied-mha", "qwen2", "qwen3", "gemma3", "gemma2", "phi3")
@@ -90,6 +92,30 @@ def test_int8_weights_split_over_ranks_change_no_bit(name: str, checkpoint: Chec
 
 
 @pytest.mark.parametrize(
+    ("name", "sizes", "quantization"),
+    [
+        *((name, TP2_SP, None) for name in (*DENSE, *EXPERTS, *LATENT, "cohere")),
+        ("llama", TP2_SP, "int8"),
+        ("llama", ParallelSizes(tensor=4, sequence=True), None),
+        ("llama", ParallelSizes(tensor=2, pipeline=2, sequence=True), None),
+        ("qwen2-moe", ParallelSizes(tensor=2, expert=2, sequence=True), None),
+        ("glm4-moe", ParallelSizes(tensor=2, expert=2, sequence=True), "int8"),
+    ],
+)
+def test_norms_of_a_part_of_the_rows_change_no_bit(
+    name: str, sizes: ParallelSizes, quantization: str | None, checkpoint: Checkpoint
+) -> None:
+    config = config_of(checkpoint(name), sizes, quantization)
+    whole = msgspec.structs.replace(config, sizes=msgspec.structs.replace(sizes, sequence=False))
+    with EmulatedRanks(whole) as ranks:
+        tokens, logits_TV = run(ranks.runner)
+    with EmulatedRanks(config) as ranks:
+        own_tokens, own_TV = run(ranks.runner)
+    assert torch.equal(own_TV, logits_TV)
+    assert own_tokens == tokens
+
+
+@pytest.mark.parametrize(
     ("name", "sizes"),
     [
         ("llama", TP2_PP2),
@@ -113,7 +139,8 @@ def test_layouts_combine(name: str, sizes: ParallelSizes, checkpoint: Checkpoint
         ("llama", ParallelSizes(pipeline=4), None, "stages"),
         ("llama", ParallelSizes(tensor=3), None, "key heads"),
         ("mixtral", TP2, "int8", "--expert-parallel-size"),
-        ("mixtral", ParallelSizes(tensor=2, expert=4), None, "needs --tensor-parallel-size"),
+        ("mixtral", ParallelSizes(tensor=2, expert=4), None, "not the 2 ranks"),
+        ("llama", ParallelSizes(pipeline=2, sequence=True), None, "--tensor-parallel-size"),
     ],
 )
 def test_layout_that_does_not_suit_the_model_is_refused(

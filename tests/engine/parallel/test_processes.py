@@ -100,6 +100,15 @@ def test_two_processes_have_the_bits_of_two_emulated_ranks(two: Engine) -> None:
             {"tensor_parallel_size": 2, "quantization": "int8"},
             {"quantization": "int8", "layer_backend": "torch"},
         ),
+        (
+            {
+                "tensor_parallel_size": 2,
+                "sequence_parallel": True,
+                "collectives": "gloo",
+                "quantization": "int8",
+            },
+            {"quantization": "int8", "layer_backend": "torch"},
+        ),
     ],
 )
 def test_exact_layouts_have_the_bits_of_one_process(

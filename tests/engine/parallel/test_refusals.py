@@ -14,7 +14,8 @@ from ridgeline.errors import CannotRun
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"context_parallel_size": 2, "tensor_parallel_size": 2}, "layers whole"),
+        ({"context_parallel_size": 2, "tensor_parallel_size": 8}, "exceeds its 4 heads"),
+        ({"sequence_parallel": True}, "--tensor-parallel-size"),
         ({"context_parallel_size": 2, "max_model_len": 512}, "one chunk"),
         ({"context_parallel_size": 2, "block_size": 16}, "a chunk of every rank"),
         ({"context_parallel_size": 2, "attention_backend": "torch"}, "is not native"),

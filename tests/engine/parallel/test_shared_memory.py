@@ -75,6 +75,8 @@ def exchange_everything(collectives: Collectives, seed: int) -> list[Tensor]:
         counts = [rng.randrange(4) for _ in range(num)]
         rows = torch.randn((counts[place], 5), generator=numbers)
         results += collectives.gather_rows(rows, counts)
+        part = torch.randn((sum(counts), 5), generator=numbers)
+        results.append(collectives.sum_rows(part, counts))
         widths = [rng.randrange(1, 40) for _ in range(num)]
         columns = torch.randn((3, widths[place]), generator=numbers)
         if place == 0:
@@ -93,6 +95,26 @@ def test_exchanges_have_the_bits_of_the_reference(num: int, ranks: Ranks) -> Non
     found = at_once([lambda own=own: exchange_everything(own, 7) for own in ranks(sizes, 20.0)])
     for own, reference in zip(found, expected, strict=True):
         assert len(own) == len(reference)
+        assert all(map(torch.equal, own, reference))
+
+
+def test_divisions_of_a_stage_exchange_apart(ranks: Ranks) -> None:
+    sizes = ParallelSizes(tensor=2, context=3)
+    board = Board(sizes)
+    references = [ThreadCollectives(Shard(sizes=sizes, rank=rank), board) for rank in range(6)]
+    rows = SLOT_BYTES // 20 + 3  # of five float32: more than one slot
+
+    def exchange(own: Collectives) -> list[Tensor]:
+        numbers = torch.Generator().manual_seed(own.place)
+        part = torch.randn((rows, 5), generator=numbers)
+        mine = own.tensor.sum_rows(part, [rows - 2, 2])
+        counts = [(3 * place + own.tensor.place) % 4 for place in range(3)]
+        everyone = own.context.gather_rows(part[: counts[own.context.place]], counts)
+        return [mine, *everyone, own.sum_parts(part)]
+
+    expected = at_once([lambda own=own: exchange(own) for own in references])
+    found = at_once([lambda own=own: exchange(own) for own in ranks(sizes, 20.0)])
+    for own, reference in zip(found, expected, strict=True):
         assert all(map(torch.equal, own, reference))
 
 

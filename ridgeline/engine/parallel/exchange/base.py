@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 
-class Collectives(Protocol):
-    """Exchanges among the ranks of a stage (`num_places` of them), and between stages.
+class GroupCollectives(Protocol):
+    """Exchanges among the `num_places` ranks of a group.
 
-    Every rank of the stage must call the same ones in the same order. Raises RankFailed where
+    Every rank of the group must call the same ones in the same order. Raises RankFailed where
     another rank does not answer.
     """
 
@@ -32,6 +32,13 @@ class Collectives(Protocol):
 
     def sum_integers(self, part: Tensor) -> Tensor:
         """The sum of every place's integers (int32), in any order."""
+        ...
+
+    def sum_rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        """This place's rows of the sum of every place's part, added in the order of places.
+
+        `part` has two dimensions, and place i takes the next `counts[i]` of its rows.
+        """
         ...
 
     def maximum(self, part: Tensor) -> Tensor:
@@ -49,6 +56,17 @@ class Collectives(Protocol):
     def gather_rows(self, part: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Every place's rows, of which place i has `counts[i]`; `part` has two dimensions."""
         ...
+
+
+class Collectives(GroupCollectives, Protocol):
+    """Exchanges among the ranks of a stage, within two divisions of it, and between stages.
+
+    `tensor` are the ranks that split heads and widths, `context` those that divide the positions of
+    the KV cache (`Shard.tensor_members`, `Shard.context_members`).
+    """
+
+    tensor: GroupCollectives
+    context: GroupCollectives
 
     def send(self, x: Tensor, stage: int) -> None:
         """Send to the same place of another stage; `x` is not written to until it has arrived."""
@@ -70,7 +88,7 @@ class ProcessCollectives(Collectives, Protocol):
         ...
 
 
-def merge_disjoint(collectives: Collectives, part: Tensor) -> Tensor:
+def merge_disjoint(collectives: GroupCollectives, part: Tensor) -> Tensor:
     """The sum of parts of which at most one is non-zero at any index, bit for bit."""
     if collectives.num_places == 1:
         return part

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ridgeline.engine.parallel.exchange.base import GroupCollectives
 from ridgeline.errors import RankFailed
-from ridgeline.modelspec.shard import Shard
+from ridgeline.modelspec.shard import Members, Shard
 
 TCP = "tcp://"
 
@@ -24,50 +25,20 @@ class ProcessGroupBackend(Protocol):
         ...
 
 
-class ProcessGroupCollectives:
-    """Collectives over process groups: one per stage, and one of all ranks between stages.
+class ProcessGroupExchanges:
+    """Exchanges among the ranks of one process group, which is made by `join`."""
 
-    `connect` blocks until every rank has called it. An exchange that takes longer than `timeout_s`
-    fails.
-    """
+    def __init__(self, members: Members, rank: int) -> None:
+        self.place, self.num_places = members.place, members.size
+        self.rank = rank
+        self._group: dist.ProcessGroup | None = None
 
-    def __init__(self, shard: Shard, timeout_s: float, backend: ProcessGroupBackend) -> None:
-        self.shard, self.place, self.num_places = shard, shard.place, shard.sizes.stage_ranks
-        self.timeout_s, self._backend = timeout_s, backend
-        self._stage: dist.ProcessGroup | None = None
-        self._world: dist.ProcessGroup | None = None
-
-    def connect(self, store: str) -> None:
-        sizes = self.shard.sizes
-        shared = self._open_store(store)
-        if self.num_places > 1:
-            stage_store = dist.PrefixStore(f"stage{self.shard.stage}", shared)
-            self._stage = self._group(stage_store, self.place, self.num_places)
-        if sizes.pipeline > 1:
-            world_store = dist.PrefixStore("world", shared)
-            self._world = self._group(world_store, self.shard.rank, sizes.num_ranks)
-
-    def _open_store(self, store: str) -> dist.Store:
-        sizes = self.shard.sizes
-        if not store.startswith(TCP):
-            return dist.FileStore(store, sizes.num_ranks)
-        host, _, port = store.removeprefix(TCP).rpartition(":")
+    def join(self, backend: ProcessGroupBackend, store: dist.Store) -> None:
+        """Make the group, together with its other ranks. Raises RankFailed."""
         try:
-            return dist.TCPStore(
-                host,
-                int(port),
-                sizes.num_ranks,
-                self.shard.rank == 0,
-                timeout=timedelta(seconds=self.timeout_s),
-            )
+            self._group = backend.make_group(store, self.place, self.num_places)
         except RuntimeError as error:
-            raise self._failed(error) from error
-
-    def _group(self, store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
-        try:
-            return self._backend.make_group(store, rank, size)
-        except RuntimeError as error:
-            raise self._failed(error) from error
+            raise lost_ranks(self.rank, error) from error
 
     def sum_parts(self, part: Tensor) -> Tensor:
         if self.num_places == 1:
@@ -77,6 +48,23 @@ class ProcessGroupCollectives:
         self._wait(self._within.allgather([parts], [part]))
         total = parts[0]
         for other in parts[1:]:
+            total += other
+        return total
+
+    def sum_rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        if self.num_places == 1:
+            return part
+        num_own, width = counts[self.place], part.shape[1]
+        everyone = part.new_empty((num_own * self.num_places, width))
+        own_counts = [num_own] * self.num_places
+        options = dist.AllToAllOptions()
+        self._wait(
+            self._within.alltoall_base(
+                everyone, part.contiguous(), own_counts, list(counts), options
+            )
+        )
+        total, *others = everyone.split(num_own) if num_own else [everyone]
+        for other in others:
             total += other
         return total
 
@@ -124,6 +112,79 @@ class ProcessGroupCollectives:
             self._wait(self._within.allgather([parts], [padded]))
         return [own[:count] for own, count in zip(parts, counts, strict=True)]
 
+    @property
+    def _within(self) -> dist.ProcessGroup:
+        assert self._group is not None, "not connected"
+        return self._group
+
+    def _wait(self, work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise lost_ranks(self.rank, error) from error
+
+
+class ProcessGroupCollectives(ProcessGroupExchanges):
+    """Collectives over process groups: one per stage, its divisions if it has two, and one of all
+    ranks between stages.
+
+    `connect` blocks until every rank has called it. An exchange that takes longer than `timeout_s`
+    fails.
+    """
+
+    tensor: GroupCollectives
+    context: GroupCollectives
+
+    def __init__(self, shard: Shard, timeout_s: float, backend: ProcessGroupBackend) -> None:
+        super().__init__(shard.stage_members, shard.rank)
+        self.shard, self.timeout_s, self._backend = shard, timeout_s, backend
+        self._world: dist.ProcessGroup | None = None
+        self._divisions: dict[Members, ProcessGroupExchanges] = {}
+        self.tensor = self._division(shard.tensor_members)
+        self.context = self._division(shard.context_members)
+
+    def _division(self, members: Members) -> ProcessGroupExchanges:
+        """The exchanges of a part of the stage's ranks, or of all of them."""
+        if members.size == self.num_places:
+            return self
+        exchanges = ProcessGroupExchanges(members, self.rank)
+        if members.size > 1:
+            self._divisions[members] = exchanges
+        return exchanges
+
+    def connect(self, store: str) -> None:
+        sizes = self.shard.sizes
+        shared = self._open_store(store)
+        if self.num_places > 1:
+            self.join(self._backend, dist.PrefixStore(f"stage{self.shard.stage}", shared))
+        for members, exchanges in self._divisions.items():
+            name = f"from{members.first}by{members.stride}"
+            exchanges.join(self._backend, dist.PrefixStore(name, shared))
+        if sizes.pipeline > 1:
+            world_store = dist.PrefixStore("world", shared)
+            try:
+                self._world = self._backend.make_group(
+                    world_store, self.shard.rank, sizes.num_ranks
+                )
+            except RuntimeError as error:
+                raise lost_ranks(self.rank, error) from error
+
+    def _open_store(self, store: str) -> dist.Store:
+        sizes = self.shard.sizes
+        if not store.startswith(TCP):
+            return dist.FileStore(store, sizes.num_ranks)
+        host, _, port = store.removeprefix(TCP).rpartition(":")
+        try:
+            return dist.TCPStore(
+                host,
+                int(port),
+                sizes.num_ranks,
+                self.shard.rank == 0,
+                timeout=timedelta(seconds=self.timeout_s),
+            )
+        except RuntimeError as error:
+            raise lost_ranks(self.rank, error) from error
+
     def send(self, x: Tensor, stage: int) -> None:
         if x.numel():
             self._wait(self._between.send([x.contiguous()], self._peer(stage), 0))
@@ -137,21 +198,11 @@ class ProcessGroupCollectives:
         return stage * self.num_places + self.place
 
     @property
-    def _within(self) -> dist.ProcessGroup:
-        assert self._stage is not None, "not connected"
-        return self._stage
-
-    @property
     def _between(self) -> dist.ProcessGroup:
         assert self._world is not None, "not connected"
         return self._world
 
-    def _wait(self, work: dist.Work) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise self._failed(error) from error
 
-    def _failed(self, error: RuntimeError) -> RankFailed:
-        reason = str(error).splitlines()[0]
-        return RankFailed(f"rank {self.shard.rank} lost the other ranks: {reason}")
+def lost_ranks(rank: int, error: RuntimeError) -> RankFailed:
+    """The error of a rank whose exchange failed."""
+    return RankFailed(f"rank {rank} lost the other ranks: {str(error).splitlines()[0]}")

@@ -1,8 +1,9 @@
 """Exchanges among processes of one host in memory that they share.
 
     line 0            1 once a process is lost: those that wait give up
-    3 lines per rank  rounds that it has gathered, messages sent to the next stage, and received
-    4 slots per rank  two for gathers, two for messages, used in turn
+    5 lines per rank  rounds that it has gathered in its stage, in its tensor group and in its
+                      context group, messages sent to the next stage, and received
+    8 slots per rank  two for gathers of each kind, two for messages, used in turn
 
 A rank copies its part to a slot, counts up and waits for the counters of the others. It writes to
 the slot again two rounds later: by then every other rank has entered the round in between, so that
@@ -24,8 +25,9 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
+from ridgeline.engine.parallel.exchange.base import GroupCollectives
 from ridgeline.errors import RankFailed
-from ridgeline.modelspec.shard import Shard
+from ridgeline.modelspec.shard import Members, Shard
 
 LINE_BYTES = 64
 SLOT_BYTES = 2 << 20
@@ -33,7 +35,7 @@ SLOT_BYTES = 2 << 20
 
 Reduction = Callable[[Tensor, Tensor], Tensor]
 
-_LINES_PER_RANK, _SLOTS_PER_RANK = 3, 4
+_LINES_PER_RANK, _SLOTS_PER_RANK = 5, 8
 _COUNTER_MASK = 0xFFFFFFFF
 
 
@@ -87,22 +89,23 @@ class SharedSegment:
         _native.publish_counter(self.address, 1)
 
 
-_GATHERED, _SENT, _RECEIVED = range(_LINES_PER_RANK)
-_GATHER_SLOT, _SEND_SLOT = 0, 2
+_IN_STAGE, _IN_TENSOR, _IN_CONTEXT, _SENT, _RECEIVED = range(_LINES_PER_RANK)
+_SEND_SLOT = 2 * _SENT
 
 
-class SharedMemoryCollectives:
-    """`Collectives` among ranks of one host."""
+class SharedMemoryExchanges:
+    """`GroupCollectives` among `members`, of which this process is `rank`.
 
-    def __init__(self, shard: Shard, timeout_s: float, descriptor: int) -> None:
-        self.shard, self.place, self.num_places = shard, shard.place, shard.sizes.stage_ranks
-        self.timeout_s = timeout_s
-        self.segment = SharedSegment(descriptor, shard.sizes.num_ranks)
-        self._first_rank = shard.stage * self.num_places
-        self._round = self._num_sent = self._num_received = 0
+    `counter` is the number of the line that counts their rounds, and half of that of their slots.
+    """
 
-    def connect(self, store: str) -> None:
-        """Nothing to do: the memory was there before the ranks."""
+    def __init__(
+        self, members: Members, rank: int, counter: int, segment: SharedSegment, timeout_s: float
+    ) -> None:
+        self.members, self.rank, self._counter = members, rank, counter
+        self.place, self.num_places = members.place, members.size
+        self.segment, self.timeout_s = segment, timeout_s
+        self._round = 0
 
     def sum_parts(self, part: Tensor) -> Tensor:
         if self.num_places == 1:
@@ -116,6 +119,24 @@ class SharedMemoryCollectives:
         if self.num_places == 1:
             return part
         return self._reduce(part, lambda total, own: torch.maximum(total, own, out=total))
+
+    def sum_rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        if self.num_places == 1:
+            return part
+        width, before = part.shape[1], sum(counts[: self.place])
+        start, stop = before * width, (before + counts[self.place]) * width
+        own_N, total_N = part.contiguous().view(-1), part.new_empty(stop - start)
+        for piece in _pieces(len(own_N), part.dtype):
+            parity = self._enter(own_N[piece])
+            low, high = max(start, piece.start), min(stop, piece.stop)
+            if low >= high:
+                continue
+            sum_N = total_N[low - start : high - start]
+            for place in range(self.num_places):
+                other_N = self._gathered(place, parity, part.dtype)
+                other_N = other_N[low - piece.start : high - piece.start]
+                sum_N.copy_(other_N) if place == 0 else sum_N.add_(other_N)
+        return total_N.view(-1, width)
 
     def _reduce(self, part: Tensor, add: Reduction) -> Tensor:
         part = part.contiguous()
@@ -167,21 +188,58 @@ class SharedMemoryCollectives:
         """Publish this rank's numbers and wait for all others'; returns which slots hold them."""
         self._round += 1
         parity = self._round % 2
-        rank, segment = self.shard.rank, self.segment
-        segment.slot(rank, _GATHER_SLOT + parity, own_N.dtype)[: len(own_N)].copy_(own_N)
-        _native.publish_counter(segment.counter(rank, _GATHERED), self._round & _COUNTER_MASK)
-        self._wait(self._first_rank, self.num_places, _GATHERED, self._round)
+        rank, segment, counter = self.rank, self.segment, self._counter
+        segment.slot(rank, 2 * counter + parity, own_N.dtype)[: len(own_N)].copy_(own_N)
+        _native.publish_counter(segment.counter(rank, counter), self._round & _COUNTER_MASK)
+        self._wait(self.members, counter, self._round)
         return parity
 
     def _gathered(self, place: int, parity: int, dtype: torch.dtype) -> Tensor:
-        return self.segment.slot(self._first_rank + place, _GATHER_SLOT + parity, dtype)
+        rank = self.members.first + place * self.members.stride
+        return self.segment.slot(rank, 2 * self._counter + parity, dtype)
+
+    def _wait(self, members: Members, which: int, value: int) -> None:
+        reached = _native.wait_for_counters(
+            self.segment.counter(members.first, which),
+            members.size,
+            members.stride * _LINES_PER_RANK * LINE_BYTES,
+            value & _COUNTER_MASK,
+            self.segment.address,
+            self.timeout_s,
+        )
+        if not reached:
+            raise RankFailed(f"rank {self.rank} lost the other ranks: no answer in shared memory")
+
+
+class SharedMemoryCollectives(SharedMemoryExchanges):
+    """`Collectives` among ranks of one host."""
+
+    tensor: GroupCollectives
+    context: GroupCollectives
+
+    def __init__(self, shard: Shard, timeout_s: float, descriptor: int) -> None:
+        segment = SharedSegment(descriptor, shard.sizes.num_ranks)
+        super().__init__(shard.stage_members, shard.rank, _IN_STAGE, segment, timeout_s)
+        self.shard = shard
+        self._num_sent = self._num_received = 0
+        self.tensor = self._division(shard.tensor_members, _IN_TENSOR)
+        self.context = self._division(shard.context_members, _IN_CONTEXT)
+
+    def _division(self, members: Members, counter: int) -> SharedMemoryExchanges:
+        """The exchanges of a part of the stage's ranks, or of all of them."""
+        if members.size == self.num_places:
+            return self
+        return SharedMemoryExchanges(members, self.rank, counter, self.segment, self.timeout_s)
+
+    def connect(self, store: str) -> None:
+        """Nothing to do: the memory was there before the ranks."""
 
     def send(self, x: Tensor, stage: int) -> None:
         own_N, segment, peer = x.contiguous().view(-1), self.segment, self._peer(stage)
         for piece in _pieces(len(own_N), x.dtype):
             self._num_sent += 1
             if self._num_sent > 2:
-                self._wait(peer, 1, _RECEIVED, self._num_sent - 2)
+                self._wait(_one(peer), _RECEIVED, self._num_sent - 2)
             values_N = own_N[piece]
             slot = segment.slot(self.shard.rank, _SEND_SLOT + self._num_sent % 2, x.dtype)
             slot[: len(values_N)].copy_(values_N)
@@ -192,7 +250,7 @@ class SharedMemoryCollectives:
         flat_N, segment, peer = x.view(-1), self.segment, self._peer(stage)
         for piece in _pieces(len(flat_N), x.dtype):
             self._num_received += 1
-            self._wait(peer, 1, _SENT, self._num_received)
+            self._wait(_one(peer), _SENT, self._num_received)
             values_N = flat_N[piece]
             slot = segment.slot(peer, _SEND_SLOT + self._num_received % 2, x.dtype)
             values_N.copy_(slot[: len(values_N)])
@@ -203,19 +261,9 @@ class SharedMemoryCollectives:
     def _peer(self, stage: int) -> int:
         return stage * self.num_places + self.place
 
-    def _wait(self, first_rank: int, count: int, which: int, value: int) -> None:
-        reached = _native.wait_for_counters(
-            self.segment.counter(first_rank, which),
-            count,
-            _LINES_PER_RANK * LINE_BYTES,
-            value & _COUNTER_MASK,
-            self.segment.address,
-            self.timeout_s,
-        )
-        if not reached:
-            raise RankFailed(
-                f"rank {self.shard.rank} lost the other ranks: no answer in shared memory"
-            )
+
+def _one(rank: int) -> Members:
+    return Members(rank, 1, 1, 0)
 
 
 def _pieces(length: int, dtype: torch.dtype) -> Iterator[slice]:

@@ -32,7 +32,7 @@ from torch import Tensor
 import ridgeline._native as _native
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.native import NativeAttention, sinks_argument
-from ridgeline.engine.parallel.exchange.base import Collectives
+from ridgeline.engine.parallel.exchange.base import GroupCollectives
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.shard import CHUNK_TOKENS, split
@@ -48,7 +48,7 @@ class ContextAttention:
     has_groups = True
 
     def __init__(
-        self, spec: ModelSpec, cache: KvCache, *, collectives: Collectives, divides_rows: bool
+        self, spec: ModelSpec, cache: KvCache, *, collectives: GroupCollectives, divides_rows: bool
     ) -> None:
         assert cache.block_size == CHUNK_TOKENS, "a block is a chunk"
         self.native = NativeAttention(spec, cache)

@@ -25,7 +25,12 @@ from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import NativeLinear, Packed, pack_lines
 from ridgeline.engine.model.table import EmbeddingTable
-from ridgeline.engine.parallel.exchange.base import Collectives, merge_disjoint
+from ridgeline.engine.parallel.exchange.base import (
+    Collectives,
+    GroupCollectives,
+    merge_disjoint,
+)
+from ridgeline.engine.parallel.layers.rows import RowSums
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.int8.base import LARGEST
 from ridgeline.modelspec.shard import Span
@@ -37,17 +42,17 @@ EXACT_INPUTS = 1024
 class RowParallelLinear:
     """The sum over ranks of `inner`'s products, plus the bias (which `inner` does not have)."""
 
-    __slots__ = ("_collectives", "bias_O", "inner")
+    __slots__ = ("_sums", "bias_O", "inner")
 
-    def __init__(self, inner: Linear, bias_O: Tensor | None, collectives: Collectives) -> None:
-        self.inner, self.bias_O, self._collectives = inner, bias_O, collectives
+    def __init__(self, inner: Linear, bias_O: Tensor | None, sums: RowSums) -> None:
+        self.inner, self.bias_O, self._sums = inner, bias_O, sums
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self.complete(self.inner(x_TI))
 
     def complete(self, part_TO: Tensor) -> Tensor:
         """The result of this rank's product and those of the others."""
-        y_TO = self._collectives.sum_parts(part_TO)
+        y_TO = self._sums.floats(part_TO)
         return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
 
     @property
@@ -62,17 +67,18 @@ class RowParallelInt8:
     of the outputs.
     """
 
-    __slots__ = ("_bias_O", "_collectives", "_dtype", "_pieces", "_scale_O", "nbytes")
+    __slots__ = ("_bias_O", "_dtype", "_group", "_pieces", "_scale_O", "_sums", "nbytes")
 
     def __init__(
         self,
         q_OI: Tensor,
         scale_O: Tensor,
         bias_O: Tensor | None,
-        collectives: Collectives,
+        group: GroupCollectives,
+        sums: RowSums,
         dtype: torch.dtype,
     ) -> None:
-        self._collectives, self._dtype = collectives, dtype
+        self._group, self._sums, self._dtype = group, sums, dtype
         self._scale_O = scale_O.float()
         self._bias_O = None if bias_O is None else bias_O.float()
         starts = range(0, q_OI.shape[1], EXACT_INPUTS)
@@ -86,14 +92,14 @@ class RowParallelInt8:
         if not len(x_TI):
             return x_TI.new_empty(0, len(self._scale_O), dtype=self._dtype)
         x_TI = x_TI.float()
-        top_T1 = self._collectives.maximum(x_TI.abs().amax(1, keepdim=True))
+        top_T1 = self._group.maximum(x_TI.abs().amax(1, keepdim=True))
         inverse_T1 = torch.where(top_T1 > 0, LARGEST / top_T1, 0.0)
         p_TI = (x_TI * inverse_T1).round_()
         total_TO = torch.zeros((len(x_TI), len(self._scale_O)), dtype=torch.int32)
         for start, multiply in self._pieces:
             total_TO += multiply(p_TI[:, start : start + EXACT_INPUTS], 1.0).to(torch.int32)
-        total_TO = self._collectives.sum_integers(total_TO)
-        y_TO = total_TO.float() * ((top_T1 / LARGEST) * self._scale_O)
+        total_TO = self._sums.integers(total_TO)
+        y_TO = total_TO.float() * ((self._sums.own(top_T1) / LARGEST) * self._scale_O)
         if self._bias_O is not None:
             y_TO += self._bias_O
         return y_TO.to(self._dtype)
@@ -170,10 +176,10 @@ def head_logits(
 class SummedMlp:
     """A feed-forward layer of which each rank computes a part; the parts are added."""
 
-    __slots__ = ("_collectives", "inner")
+    __slots__ = ("_sums", "inner")
 
-    def __init__(self, inner: Callable[[Tensor], Tensor], collectives: Collectives) -> None:
-        self.inner, self._collectives = inner, collectives
+    def __init__(self, inner: Callable[[Tensor], Tensor], sums: RowSums) -> None:
+        self.inner, self._sums = inner, sums
 
     def __call__(self, x_TC: Tensor) -> Tensor:
-        return self._collectives.sum_parts(self.inner(x_TC))
+        return self._sums.floats(self.inner(x_TC))

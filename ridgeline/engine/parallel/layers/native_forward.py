@@ -35,29 +35,31 @@ from ridgeline.engine.model.layers import (
     ScaledBranch,
     UngatedMlp,
     attention_of,
+    no_norm,
 )
 from ridgeline.engine.parallel.exchange.base import Collectives
 from ridgeline.engine.parallel.layers.forward import RankForward
 from ridgeline.engine.parallel.layers.linears import RowParallelLinear
+from ridgeline.engine.parallel.layers.rows import GatheredNorm, StepRows
 from ridgeline.engine.quant.base import Linear
 from ridgeline.modelspec.shard import Shard
+
+OwnNorm = _native.FusedSegment | None
 
 
 class NativeRankForward(RankForward):
     """One step at a time, because its segments share a frame."""
 
     def __init__(
-        self,
-        body: DecoderBody,
-        shard: Shard,
-        collectives: Collectives,
-        divides_rows: bool = False,
+        self, body: DecoderBody, shard: Shard, collectives: Collectives, rows: StepRows
     ) -> None:
-        super().__init__(body, shard, collectives, divides_rows)
+        super().__init__(body, shard, collectives, rows)
         self._frame = _native.FusedFrame(isa())
         self._branches = [_last_linears(block) for block in body.blocks]
+        # A norm of own rows only is a segment apart, before they are gathered.
+        self._own_norms = [_own_norms(body, block) for block in body.blocks]
         self._segments = [
-            split_block(body, block, _inner(o), _inner(down))
+            split_block(body, _without_own_norms(block), _inner(o), _inner(down))
             for block, (o, down) in zip(body.blocks, self._branches, strict=True)
         ]
         self._last_norm = norm_segment(body, body.norm)
@@ -70,8 +72,8 @@ class NativeRankForward(RankForward):
         self, x_TC: Tensor, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend
     ) -> Tensor:
         self._update_rope_tables(end)
-        x_TC, num_rows = x_TC.contiguous(), len(x_TC)
-        step = _Step(self._frame, num_rows, tokens_T.contiguous(), positions_T.contiguous())
+        x_TC, num_rows = x_TC.contiguous(), len(tokens_T)
+        step = _Step(self._frame, tokens_T.contiguous(), positions_T.contiguous())
         self._step = step
         views = {shape: HeadViews(num_rows, *shape) for shape in dict.fromkeys(self._heads)}
         for layer, block in enumerate(self.body.blocks):
@@ -80,18 +82,28 @@ class NativeRankForward(RankForward):
             if not num_rows:  # another rank has them; this one has keys that they see
                 attend(view.q_THD, view.kv_T2KD, layer, *attention_of(block.attention).sinks)
                 continue
-            step.run(split.heads, x_TC, heads=view.heads_TXD)
+            before_heads, before_mlp = self._own_norms[layer]
+            step.run(split.heads, self._gather(step, before_heads, x_TC), heads=view.heads_TXD)
             sinks = attention_of(block.attention).sinks
             attended_THD = attend(view.q_THD, view.kv_T2KD, layer, *sinks).contiguous()
-            self._add(step, split, 0, block, x_TC, step.run(split.output, attended_THD, x_TC), o)
-            self._add(step, split, 1, block, x_TC, step.run(split.mlp, x_TC, x_TC), down)
+            size = x_TC.shape[1]
+            y_TC = step.run(split.output, attended_THD, size)
+            self._add(step, split, 0, block, x_TC, y_TC, o)
+            normed_TC = self._gather(step, before_mlp, x_TC)
+            self._add(step, split, 1, block, x_TC, step.run(split.mlp, normed_TC, size), down)
         return x_TC
+
+    def _gather(self, step: _Step, norm: OwnNorm, x_TC: Tensor) -> Tensor:
+        """The rows that this rank computes; with sequence parallelism normed, without not yet."""
+        if norm is not None and len(x_TC):
+            x_TC = step.run(norm, x_TC, x_TC.shape[1])
+        return self.rows.gather_computed(x_TC)
 
     def _norm(self, x_TC: Tensor) -> Tensor:
         if self._last_norm is None or not len(x_TC):
             return x_TC
         assert self._step is not None
-        return self._step.run(self._last_norm, x_TC, x_TC)
+        return self._step.run(self._last_norm, x_TC, x_TC.shape[1])
 
     def _add(
         self,
@@ -107,8 +119,8 @@ class NativeRankForward(RankForward):
         if isinstance(linear, RowParallelLinear):
             y_TC = linear.complete(y_TC)
         norm = split.norms[branch]
-        if norm is not None:
-            y_TC = step.run(norm, y_TC, y_TC)
+        if norm is not None and len(y_TC):
+            y_TC = step.run(norm, y_TC, y_TC.shape[1])
         scaled = block.branch_norms[branch]
         if isinstance(scaled, ScaledBranch):
             y_TC = y_TC.mul_(scaled.factor)
@@ -128,10 +140,8 @@ class NativeRankForward(RankForward):
 class _Step:
     """The frame within one step; keeps the memory of its integers alive."""
 
-    def __init__(
-        self, frame: _native.FusedFrame, num_rows: int, tokens_T: Tensor, positions_T: Tensor
-    ) -> None:
-        self._frame, self._num_rows = frame, num_rows
+    def __init__(self, frame: _native.FusedFrame, tokens_T: Tensor, positions_T: Tensor) -> None:
+        self._frame = frame
         self._tokens_T, self._positions_T = tokens_T, positions_T
         self._threads = torch.get_num_threads()
 
@@ -139,17 +149,36 @@ class _Step:
         self,
         segment: _native.FusedSegment,
         from_TX: Tensor,
-        like_TC: Tensor | None = None,
+        out_width: int | None = None,
         heads: Tensor | None = None,
     ) -> Tensor:
-        """Run a segment on rows `from_TX`; returns what it writes to `out`, shaped as `like_TC`."""
+        """Run a segment on rows `from_TX`; returns the rows of `out_width` that it writes to `out`.
+
+        Without `out_width` it writes none. Positions are read for all rows of the step only.
+        """
         assert from_TX.is_contiguous() and from_TX.dtype == torch.float32
-        out_TC = from_TX if like_TC is None else torch.empty_like(like_TC)
+        out_TC = from_TX if out_width is None else from_TX.new_empty((len(from_TX), out_width))
         addresses = self._tokens_T.data_ptr(), self._positions_T.data_ptr()
-        self._frame.begin(self._num_rows, *addresses, out_TC.data_ptr())
+        self._frame.begin(len(from_TX), *addresses, out_TC.data_ptr())
         into = 0 if heads is None else heads.data_ptr()
         segment.run(self._frame, from_TX.data_ptr(), into, self._threads)
         return out_TC
+
+
+def _own_norms(body: DecoderBody, block: Block) -> tuple[OwnNorm, OwnNorm]:
+    """The norms before attention and before the feed-forward layer, if each rank has a part of the
+    rows."""
+    norms = (block.attention_norm, block.mlp_norm)
+    first, second = (
+        norm_segment(body, norm.norm) if isinstance(norm, GatheredNorm) else None for norm in norms
+    )
+    return first, second
+
+
+def _without_own_norms(block: Block) -> Block:
+    norms = (block.attention_norm, block.mlp_norm)
+    first, second = (no_norm if isinstance(norm, GatheredNorm) else norm for norm in norms)
+    return Block(block.attention, block.mlp, (first, second), block.branch_norms, block.rope)
 
 
 def _last_linears(block: Block) -> tuple[Linear, Linear]:
