@@ -74,7 +74,7 @@ PRINTED = [
     *("not bound at this load", "Inconclusive", "kept", "reverted", "not exact", "unchanged"),
     *("high TTFT", "slow RAG", "high bill", "does not fit", "uneven streaming"),
     *("medusa", "FlashAttention", "pagedattention", "torch.compile", "disaggregation"),
-    *("tensor parallelism", "pruning", "distillation", "slot", "goodput"),
+    *("tensor parallelism", "pruning", "distillation", "slot", "slots", "goodput"),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.main import main
-from ridgeline.cli.render.advice import print_advice
+from ridgeline.cli.render.improve.advice import print_advice
 from ridgeline.config.improve import OptimizeOptions
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput, CannotRun

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.cli.render.optimize_progress import SearchLines
+from ridgeline.cli.render.improve.optimize_progress import SearchLines
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize import ladder

@@ -407,3 +407,12 @@ def test_devices_of_one_generation_have_one_host(device: str) -> None:
     for backend in backends():
         efficiency = efficiency_of(find_accelerator(device), backend)
         assert efficiency.step_s == efficiency_of(find_accelerator("b200"), backend).step_s
+
+
+def test_a_sequence_with_windows_takes_fewer_tokens_of_kv_than_it_has() -> None:
+    """So that a prompt longer than the whole cache of all layers is served."""
+    asked = {"model": "gemma-3-27b", "device": "h100-sxm", "batch": 1, "isl": 60_000, "osl": 256}
+    short = asked | {"model": "qwen3-4b", "isl": 30_000}
+    windows, full = predict_lines([json.dumps(asked), json.dumps(short)])
+    assert windows["kv_tokens_each"] < windows["kv_tokens_max"] < 60_256
+    assert full["kv_tokens_each"] == 30_256

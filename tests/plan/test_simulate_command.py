@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.measure.metrics.goodput import meets
 from ridgeline.plan.simulate.records import FleetOutcome, RequestOutcome, SimulatedRequest
-from ridgeline.plan.simulate.summary import summarise, traces
+from ridgeline.plan.simulate.summary import FleetSummary, summarise, traces
 from ridgeline.records import Slo
+from ridgeline.workflows.planning.simulate import _length_note
 
 COMMAND = ["simulate", "llama-3.1-8b", "--accelerator", "h100-sxm"]
 SMALL = [
@@ -274,3 +276,18 @@ def test_throttle_without_an_objective_is_refused(capsys: pytest.CaptureFixture[
     split = ["--replicas", "3", "--decode-replicas", "1", "--slo", "ttft:100", "--slo-throttle"]
     assert main([*SMALL, *split]) == 2
     assert "--decode-replicas" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("num_requests", "noted"), [(1_000, True), (10_000, False)])
+def test_a_short_run_says_that_its_percentiles_vary(num_requests: int, noted: bool) -> None:
+    """So that the p95 of `plan`, which is of a load that lasts, is not taken for another answer."""
+    summary = msgspec.convert(
+        {
+            **dict.fromkeys(FleetSummary.__struct_fields__, 0),
+            **dict.fromkeys(("ttft", "tpot", "e2e", "queue", "batch"), None),
+            "tier_share": {}, "num_requests": num_requests, "mean_in_flight": 48.4,
+        },
+        FleetSummary,
+    )  # fmt: skip
+    notes = [note for note in _length_note(summary) if "--num-prompts 10000" in note]
+    assert bool(notes) == noted

@@ -8,9 +8,9 @@ from ridgeline.config.planning import CalibrateOptions
 
 def calibrate(call: Invocation) -> None:
     """`ridgeline calibrate`."""
-    from rich.console import Console
 
     from ridgeline.cli.render.calibrate import calibration_table
+    from ridgeline.cli.render.console import ReportConsole
     from ridgeline.cli.render.live_progress import live_progress
     from ridgeline.report.files import write_file
     from ridgeline.report.json_line import json_line
@@ -23,4 +23,4 @@ def calibrate(call: Invocation) -> None:
     if options.json:
         print(json_line(result.to_dict()))
     else:
-        Console(highlight=False).print(calibration_table(result, options.output))
+        ReportConsole().print(calibration_table(result, options.output))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.doctor import print_readiness
 from ridgeline.config.tools import DoctorOptions
 from ridgeline.report.json_line import json_line
@@ -20,5 +19,5 @@ def doctor(call: Invocation) -> int:
     if options.json:
         print(json_line(readiness.to_dict()))
     else:
-        print_readiness(readiness, Console())
+        print_readiness(readiness, ReportConsole())
     return 0 if readiness.ready else NOT_READY

@@ -8,8 +8,8 @@ from ridgeline.config.tools import ExplainOptions
 
 def explain(call: Invocation) -> None:
     """`ridgeline explain`."""
-    from rich.console import Console
 
+    from ridgeline.cli.render.console import ReportConsole
     from ridgeline.cli.render.explain import explanation_json, print_explanation
     from ridgeline.cli.render.live_progress import live_progress
     from ridgeline.report.json_line import json_line
@@ -21,4 +21,4 @@ def explain(call: Invocation) -> None:
     if options.json:
         print(json_line(explanation_json(explanation)))
     else:
-        print_explanation(explanation, Console(highlight=False))
+        print_explanation(explanation, ReportConsole())

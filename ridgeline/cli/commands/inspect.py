@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.fetch_model import fetch_model, names_repository
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole, print_prose
 from ridgeline.cli.render.inspect import check_lines, inspection_tables, kv_comparison_lines
 from ridgeline.config.tools import InspectOptions
 from ridgeline.report.json_line import json_line
@@ -24,11 +23,11 @@ def inspect(call: Invocation) -> int:
     if options.json:
         print(json_line(inspection.to_dict()))
     else:
-        console = Console()
+        console = ReportConsole()
         if inspection.what_if is None:
             console.print(inspection_tables(inspection))
         else:
             console.print(kv_comparison_lines(inspection.what_if))
         for line in check_lines(inspection):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            print_prose(console, line)
     return 0 if inspection.is_sound else FAULTY

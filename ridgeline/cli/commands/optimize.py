@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
-from ridgeline.cli.render.advice import print_advice, print_dry_run
-from ridgeline.cli.render.optimize import print_search
-from ridgeline.cli.render.optimize_progress import search_progress
+from ridgeline.cli.render.console import ReportConsole
+from ridgeline.cli.render.improve.advice import print_advice, print_dry_run
+from ridgeline.cli.render.improve.optimize import print_search
+from ridgeline.cli.render.improve.optimize_progress import search_progress
 from ridgeline.config.improve import OptimizeOptions, RehearsalOptions, TargetServerOptions
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.optimize.advise import advise
@@ -24,7 +24,7 @@ def optimize_command(call: Invocation) -> int:
     options = call.read(OptimizeOptions)
     if options.resume is not None:
         options = msgspec.structs.replace(options, output=options.resume)
-    console = Console(stderr=options.json)
+    console = ReportConsole(stderr=options.json)
     settings = call.engine_settings(options.model)
     server = restartable_server(call.read(TargetServerOptions))
     rehearsal = call.read(RehearsalOptions)

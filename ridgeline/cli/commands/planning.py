@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole, print_prose
 from ridgeline.cli.render.planning.capacity import print_capacity
 from ridgeline.cli.render.planning.catalogue import print_catalogue
 from ridgeline.cli.render.planning.cost import print_cost
@@ -42,12 +41,12 @@ SOME_FAILED = 2
 def predict(call: Invocation) -> int:
     """`ridgeline predict`: one operating point, or a file of them."""
     options = call.read(PredictOptions)
-    out = Console(highlight=False)
+    out = ReportConsole()
     catalogue, calibration = options.catalogue, options.calibration
     if options.list_models:
         names = known_names(catalogue=catalogue, calibration=calibration)
-        out.print("models:       " + " ".join(names.models), soft_wrap=True)
-        out.print("accelerators: " + " ".join(names.accelerators), soft_wrap=True)
+        print_prose(out, "models:       " + " ".join(names.models))
+        print_prose(out, "accelerators: " + " ".join(names.accelerators))
         return 0
     if options.input is not None:
         return _predict_file(options, options.input)
@@ -89,10 +88,10 @@ def plan(call: Invocation) -> None:
     if options.json:
         print(json_line(result.to_dict()))
     else:
-        print_plan(result, Console(highlight=False))
+        print_plan(result, ReportConsole())
     if options.manifests is not None:
         paths = result.save_manifests(options.manifests)
-        print_manifests(result, paths, Console(highlight=False, stderr=True))
+        print_manifests(result, paths, ReportConsole(stderr=True))
 
 
 def cost(call: Invocation) -> None:
@@ -102,7 +101,7 @@ def cost(call: Invocation) -> None:
     if options.json:
         print(json_line(result.to_dict()))
     else:
-        print_cost(result, Console(highlight=False))
+        print_cost(result, ReportConsole())
 
 
 def pack(call: Invocation) -> None:
@@ -112,7 +111,7 @@ def pack(call: Invocation) -> None:
     if options.json:
         print(json_line(result.to_dict()))
     else:
-        Console(highlight=False).print(pack_table(result))
+        ReportConsole().print(pack_table(result))
 
 
 def catalogue(call: Invocation) -> None:
@@ -122,7 +121,7 @@ def catalogue(call: Invocation) -> None:
     if options.json:
         print(json_line(result.to_dict()))
     else:
-        print_catalogue(result, Console(highlight=False), one=options.device is not None)
+        print_catalogue(result, ReportConsole(), one=options.device is not None)
 
 
 def capacity(call: Invocation) -> int:
@@ -132,5 +131,5 @@ def capacity(call: Invocation) -> int:
     if options.json:
         print(json_line(result.to_dict()))
     else:
-        print_capacity(result, Console(highlight=False), named=options.accelerator is not None)
+        print_capacity(result, ReportConsole(), named=options.accelerator is not None)
     return 0 if result.rows else SOME_FAILED

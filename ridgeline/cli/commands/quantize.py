@@ -24,4 +24,8 @@ def quantize(call: Invocation) -> None:
     size = f"{result.written_bytes / 1e6:,.1f} MB in {result.output}"
     print(f"{result.model}: {size}, {result.seconds:.1f} s")
     print(f"  in memory when opened: {result.memory_bytes / 1e6:,.1f} MB")
+    if options.method in ("rtn", "hqq") and options.numbers == "int" and options.bits < 8:
+        print(f"  {options.bits} bits without calibration cost quality:")
+        print("  --method gptq or --bits 8 cost less")
+    print(f"To compare it with the original: ridgeline eval {result.model} {result.path}")
     print(f"To serve it: ridgeline serve {result.path}")

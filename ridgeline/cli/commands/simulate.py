@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole, print_prose
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.cli.render.planning.simulate import seeds_table, simulation_table, sweep_table
 from ridgeline.config.planning import SimulateOptions
@@ -31,7 +30,7 @@ def simulate_command(call: Invocation) -> int:
         if options.json:
             print(json_line({"num_seeds": seeds.num_seeds, "figures": seeds.figures}))
         else:
-            Console(highlight=False).print(seeds_table(seeds))
+            ReportConsole().print(seeds_table(seeds))
         return 0
     result = simulate(options)
     if options.trace is not None:
@@ -41,10 +40,10 @@ def simulate_command(call: Invocation) -> int:
     if options.json:
         print(json_line(result.to_dict()))
         return 0
-    out = Console(highlight=False)
+    out = ReportConsole()
     out.print(simulation_table(result))
     for note in result.notes:
-        out.print(f"- {note}", style="dim", soft_wrap=True, markup=False)
+        print_prose(out, f"- {note}", "dim")
     return 0
 
 
@@ -57,7 +56,7 @@ def _run_sweep(options: SimulateOptions) -> int:
         for case in result.cases:
             print(json_line(case))
     else:
-        Console(highlight=False).print(sweep_table(result))
+        ReportConsole().print(sweep_table(result))
     return 0 if any(case.summary for case in result.cases) else NO_FLEET_RUNS
 
 

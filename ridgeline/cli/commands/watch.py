@@ -10,9 +10,9 @@ DRIFTED = 1
 
 def watch_command(call: Invocation) -> int:
     """`ridgeline watch`; 1 if the traffic has drifted."""
-    from rich.console import Console
 
-    from ridgeline.cli.render.advice import print_watch
+    from ridgeline.cli.render.console import ReportConsole
+    from ridgeline.cli.render.improve.advice import print_watch
     from ridgeline.cli.render.live_progress import live_progress
     from ridgeline.report.json_line import json_line
     from ridgeline.workflows.optimize.watch import watch
@@ -27,5 +27,5 @@ def watch_command(call: Invocation) -> int:
     if options.json:
         print(json_line(report.to_dict()))
     else:
-        print_watch(Console(highlight=False), report)
+        print_watch(ReportConsole(), report)
     return DRIFTED if report.drifted else 0

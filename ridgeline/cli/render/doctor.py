@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from ridgeline.cli.render.console import print_prose
 from ridgeline.workflows.check_machine import MachineReadiness
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 def print_readiness(readiness: MachineReadiness, console: Console) -> None:
     for check in readiness.checks:
-        console.print(check_text(check), soft_wrap=True)
-    console.print(verdict_text(readiness), soft_wrap=True)
+        print_prose(console, check_text(check), column=22)
+    print_prose(console, verdict_text(readiness))
 
 
 def check_text(check: Check) -> Text:

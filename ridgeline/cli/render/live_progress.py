@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from ridgeline.cli.render.console import ReportConsole, print_prose
 from ridgeline.records.progress import (
     Caution,
     Message,
@@ -35,7 +36,7 @@ def live_progress(console: Console | None = None, *, steps: bool = False) -> Ite
 
     `steps`: without a terminal, print a line for every step of a stage, not only for its start.
     """
-    console = console or Console(stderr=True, highlight=False)
+    console = console or ReportConsole(stderr=True)
     if not console.is_terminal:
         yield ProgressLines(console, steps)
         return
@@ -78,7 +79,7 @@ class ProgressLines:
                 self._print(str(event), "")
 
     def _print(self, text: str, style: str) -> None:
-        self._console.print(text, style=style, markup=False, soft_wrap=True)
+        print_prose(self._console, text, style)
 
 
 class _Bars:
@@ -127,7 +128,7 @@ class _Bars:
             self._print(f"{event.stage}: {event.detail}", "dim")
 
     def _print(self, text: str, style: str) -> None:
-        self._progress.console.print(text, style=style, markup=False, soft_wrap=True)
+        print_prose(self._progress.console, text, style)
 
 
 class _RemainingColumn(ProgressColumn):

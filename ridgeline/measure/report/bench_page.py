@@ -21,6 +21,7 @@ from ridgeline.measure.report.charts import (
 from ridgeline.records import RunTrace, Slo
 from ridgeline.report.distribution_chart import distribution_figure
 from ridgeline.report.html import HtmlTable, Tile, render_page
+from ridgeline.report.numbers import three_digits
 
 LATENCY_TITLES = (
     ("ttft", "time to first token"),
@@ -102,7 +103,7 @@ def bench_page(
 
 
 def _tiles(summary: Summary, cost: RunCost | None) -> list[Tile]:
-    request_rate = f"{summary.request_rate:.3g} req/s"
+    request_rate = f"{three_digits(summary.request_rate)} req/s"
     tiles = [Tile("output", f"{summary.output_tok_s:,.1f}", "tok/s", request_rate)]
     for name, values in (
         ("time to first token", summary.ttft),
@@ -112,7 +113,7 @@ def _tiles(summary: Summary, cost: RunCost | None) -> list[Tile]:
     good = summary.goodput
     if good is not None:
         share = f"{good.attainment:.0%} met [{good.attainment_low:.0%}, {good.attainment_high:.0%}]"
-        tiles.append(Tile("goodput", f"{good.goodput_req_s:.3g}", "req/s", share))
+        tiles.append(Tile("goodput", three_digits(good.goodput_req_s), "req/s", share))
     elif cost is not None and cost.per_million_output is not None:
         tiles.append(Tile("cost", f"${cost.per_million_output:.3g}", "per 1M output tokens"))
     return tiles

@@ -11,6 +11,7 @@ from ridgeline.optimize.cost import TokenCost
 from ridgeline.optimize.quality import QualityVerdict
 from ridgeline.optimize.quality.text_comparison import AGREEMENT, KL_MEAN, PERPLEXITY
 from ridgeline.optimize.result import ConfigurationFigures, Exactness, Trial
+from ridgeline.report.numbers import three_digits
 from ridgeline.stats import Interval
 
 DASH = "–"
@@ -22,7 +23,7 @@ def duration(value: float | None) -> str:
 
 def rate(value: float | None) -> str:
     """A rate with three significant digits."""
-    return DASH if value is None else f"{value:.3g}"
+    return DASH if value is None else three_digits(value)
 
 
 def share(value: float | None) -> str:

@@ -16,6 +16,7 @@ receives `osl` tokens, and sends the next prompt. The prediction contains:
     output_tok_s    batch · osl / (K steps, with all clients' prompts in them), by Little's law.
                     The time of K steps beyond ttft + (osl - 1) · tpot is the wait for other prompts
     kv_tokens_max   tokens of KV cache that the replica can hold
+    kv_tokens_each  tokens of it that one sequence takes; with windows fewer than it has
     bound           the largest part of the decode step's time
     mbu, mfu        bytes and FLOPs of the decode step relative to the device's dense peaks
     interval        80 % intervals of TTFT, TPOT and throughput, from the errors in efficiency.toml
@@ -144,6 +145,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     prefill_bound: str
     compute_dtype: str
     tiers: TierLoads | None = None
+    kv_tokens_each: float | None = None
 
 
 class PointTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,6 +311,7 @@ def predict_on(
         tiers=None if point.tiers is None else loads,
         output_tok_s=at.output_tok_s,
         kv_tokens_max=fits.kv_tokens,
+        kv_tokens_each=None if point.kv_eviction else machine.cost.kv_tokens(context),
         bound=decode.bound,
         mbu=least.mbu(decode.seconds),
         mfu=least.mfu(decode.seconds),

@@ -8,6 +8,7 @@ from ridgeline.measure.metrics.goodput import Goodput
 from ridgeline.measure.metrics.latency import Distribution
 from ridgeline.measure.metrics.summary import Summary
 from ridgeline.measure.monitors.server_metrics import ServerReport
+from ridgeline.report.numbers import three_digits
 from ridgeline.workflows.load.server_utilisation import hit_share
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def figure_cells(summary: Summary) -> dict[str, str]:
     """Throughput, latencies in milliseconds, and attainment."""
     return {
-        "served/s": f"{summary.request_rate:.3g}",
+        "served/s": three_digits(summary.request_rate),
         "tok/s": f"{summary.output_tok_s:,.1f}",
         "ttft p50": _ms(summary.ttft, 50),
         "ttft p99": _ms(summary.ttft, 99),

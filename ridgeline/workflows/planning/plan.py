@@ -56,6 +56,7 @@ from ridgeline.plan.step_time.tier_loads import require_no_rates, tier_hits, tie
 from ridgeline.records import Slo
 from ridgeline.records.price import Commitment
 from ridgeline.report.files import write_files
+from ridgeline.report.numbers import three_digits
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
@@ -93,7 +94,7 @@ class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
             return f"{rent} No price of an API with a model of this architecture is known."
         verdict = "the API is cheaper at this load"
         if self.break_even_rate is not None:
-            verdict = f"renting is cheaper from {self.break_even_rate:.3g} requests/s on"
+            verdict = f"renting is cheaper from {three_digits(self.break_even_rate)} requests/s on"
         return (
             f"{rent} By API the same requests cost ${self.api_per_month:,.0f} a month "
             f"({self.api}); {verdict}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -73,6 +74,10 @@ class SimulationResult(Result, frozen=True, kw_only=True):
         )
 
 
+SETTLED = 100
+"""Requests per request in flight from which the ends of a run hardly count."""
+
+
 def simulate(options: SimulateOptions) -> SimulationResult:
     """Simulate one run. The options, with their seed, determine every number.
 
@@ -88,13 +93,25 @@ def simulate(options: SimulateOptions) -> SimulationResult:
     finally:
         gc.enable()
     replicas = tuple(replica for replica, _ in kinds)
+    summary = summarise(outcome, options.parsed_slo)
     return SimulationResult(
         options=options,
         replicas=replicas,
         outcome=outcome,
-        summary=summarise(outcome, options.parsed_slo),
-        notes=tuple(_notes(options, replicas)),
+        summary=summary,
+        notes=(*_notes(options, replicas), *_length_note(summary)),
     )
+
+
+def _length_note(summary: FleetSummary) -> Iterator[str]:
+    """A run that is short against its requests: percentiles differ by seed, and `plan`'s are of the
+    steady state."""
+    if 0 < summary.num_requests < SETTLED * summary.mean_in_flight:
+        yield (
+            f"a run of {summary.num_requests:,} requests begins and ends idle, and its percentiles "
+            f"vary with --seed; those of `plan` are of a load that lasts: --num-prompts "
+            f"{max(10_000, 10 * summary.num_requests)}"
+        )
 
 
 def _notes(options: SimulateOptions, replicas: tuple[Replica, ...]) -> list[str]:

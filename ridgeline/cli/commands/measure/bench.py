@@ -6,6 +6,7 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.cli.render.measure.bench import print_bench
 from ridgeline.cli.render.measure.bench_series import print_series
@@ -45,7 +46,7 @@ def run_bench(
     if report.json:
         print(json_line(result.to_dict()))
     else:
-        print_bench(result, console or Console(highlight=False), report.layout)
+        print_bench(result, console or ReportConsole(), report.layout)
     _write(result, report)
     if report.log is not None:
         result.save_log(report.log)
@@ -73,7 +74,7 @@ def run_bench_series(
     if report.json:
         print(json_line(series.to_dict()))
     else:
-        print_series(series, console or Console(highlight=False))
+        print_series(series, console or ReportConsole())
     _write(series, report)
     failed = plan.search is not None and series.knee is None
     return NOTHING_SUCCEEDED if failed or not series.shown_run.summary.num_ok else 0

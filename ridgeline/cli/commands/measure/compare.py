@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.measure.compare import print_comparison
 from ridgeline.config.tools import CompareOptions
 from ridgeline.report.json_line import json_line
@@ -21,5 +20,5 @@ def compare(call: Invocation) -> int:
     if options.json:
         print(json_line(comparison.to_dict() | {"exit_code": code}))
     else:
-        print_comparison(comparison, Console(highlight=False, soft_wrap=True))
+        print_comparison(comparison, ReportConsole(soft_wrap=True))
     return code

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.cli.render.measure.diagnose import print_diagnosis, print_nsight, print_profile
 from ridgeline.config.load import BenchOptions, DiagnoseOptions
@@ -80,6 +81,6 @@ def _show(
     if given.json:
         print(json_line(result.to_dict()))
     else:
-        render(result, console or Console(highlight=False, soft_wrap=True))
+        render(result, console or ReportConsole(soft_wrap=True))
     if given.html is not None:
         write_file(given.html, [result.to_html().encode()])

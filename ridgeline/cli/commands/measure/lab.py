@@ -10,8 +10,8 @@ NOTHING_RAN = 2
 
 def lab(call: Invocation) -> int:
     """`ridgeline lab casestudy`; 2 if no stage can run here."""
-    from rich.console import Console
 
+    from ridgeline.cli.render.console import ReportConsole
     from ridgeline.cli.render.live_progress import live_progress
     from ridgeline.cli.render.measure.case_study import print_case_study
     from ridgeline.report.json_line import json_line
@@ -27,5 +27,5 @@ def lab(call: Invocation) -> int:
     if options.json:
         print(json_line(study.to_dict()))
     else:
-        print_case_study(study, Console(highlight=False))
+        print_case_study(study, ReportConsole())
     return 0 if study.first is not None else NOTHING_RAN

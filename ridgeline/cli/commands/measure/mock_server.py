@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.config.tools import MockServerOptions
 from ridgeline.workflows.serving.mock_server import run_mock_server, script_summaries
 
@@ -16,7 +15,7 @@ def mock_server(call: Invocation) -> None:
         for name, summary in script_summaries().items():
             print(f"{name:<16} {summary}")
         return
-    console = Console(stderr=True, highlight=False)
+    console = ReportConsole(stderr=True)
     run = run_mock_server(
         options,
         on_ready=lambda url: console.print(f"mock server on {url}", markup=False, soft_wrap=True),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 
-from rich.console import Console
 from rich.live import Live
 
 from ridgeline.cli.commands.measure.key_presses import key_presses
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.live_progress import ProgressLines
 from ridgeline.cli.render.measure.top import server_screen, server_table
 from ridgeline.config.tools import TopOptions
@@ -27,12 +27,12 @@ def top(call: Invocation) -> None:
     if options.json:
         print(json_line(view.to_dict()))
     else:
-        Console().print(server_table(view))
+        ReportConsole().print(server_table(view))
 
 
 def _watch(options: TopOptions) -> None:
     """Update the table until q or Ctrl-C; ? shows and hides the explanation of the figures."""
-    console = Console()
+    console = ReportConsole()
     views = watch_server(
         options.url,
         api_key=options.api_key,

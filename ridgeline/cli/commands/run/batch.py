@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.cli.render.serving import batch_line
 from ridgeline.config.tools import BatchFileOptions
@@ -17,7 +16,7 @@ SOME_FAILED = 1
 def batch(call: Invocation) -> int:
     """`ridgeline batch`."""
     options = call.read(BatchFileOptions)
-    console = Console(stderr=True, highlight=False)
+    console = ReportConsole(stderr=True)
     with live_progress(console) as observer:
         result = answer_batch(
             call.engine_settings(options.model),

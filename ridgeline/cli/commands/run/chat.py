@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.chat import COMMANDS, help_table, reply_figures
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.config.tools import ChatOptions
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hub.registry_models import RegistryModel, registry_models
@@ -28,7 +29,7 @@ Start = Callable[[str | None], ChatPartner]
 
 def chat(call: Invocation) -> int:
     """`ridgeline chat`."""
-    options, console = call.read(ChatOptions), Console(stderr=True, highlight=False)
+    options, console = call.read(ChatOptions), ReportConsole(stderr=True)
     if options.url is not None:
         return ChatLoop(_remote(options, _sampling(options)), options.system, console).run()
     settings = call.settings(options.model)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.live import Live
 
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.measure.fleet import fleet_screen
 from ridgeline.config.tools import FleetOptions
 from ridgeline.report.json_line import json_line
@@ -38,7 +38,7 @@ def fleet(call: Invocation) -> None:
 
 def _top(options: FleetOptions) -> None:
     """Print the fleet's load once, or update it until Ctrl-C."""
-    url, console = gateway_url(options), Console()
+    url, console = gateway_url(options), ReportConsole()
     if options.json or options.once:
         now = view_fleet(url, options.api_key)
         if options.json:

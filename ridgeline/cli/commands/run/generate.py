@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
 from ridgeline.cli.render.chat import reply_figures
+from ridgeline.cli.render.console import ReportConsole, print_prose
 from ridgeline.config.tools import GenerateOptions
 from ridgeline.records import Sampling
 from ridgeline.records.progress import Message, ProgressEvent
@@ -31,11 +30,11 @@ def generate(call: Invocation) -> None:
 
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     prompt = [{"role": "user", "content": text}] if options.chat else text
-    console = Console(stderr=True, highlight=False)
+    console = ReportConsole(stderr=True)
 
     def observer(event: ProgressEvent) -> None:
         if isinstance(event, Message):
-            console.print(event.text, style="dim", markup=False, soft_wrap=True)
+            print_prose(console, event.text, "dim")
 
     with open_stream(settings, prompt, sampling, observer) as stream:
         for piece in stream:
@@ -46,4 +45,4 @@ def generate(call: Invocation) -> None:
         print(json_line(stream.reply.to_dict()))
         return
     sys.stdout.write("\n")
-    console.print(reply_figures(stream.reply), style="dim", markup=False, soft_wrap=True)
+    print_prose(console, reply_figures(stream.reply), "dim")

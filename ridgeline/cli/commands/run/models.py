@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.config.shared import DEFAULT_MODEL
 from ridgeline.config.tools import ModelsOptions, PullOptions
@@ -39,7 +38,7 @@ def models(call: Invocation) -> None:
     from ridgeline.workflows.models.downloaded_models import list_downloaded
     from ridgeline.workflows.models.fitting_models import list_fitting
 
-    options, console = call.read(ModelsOptions), Console(highlight=False)
+    options, console = call.read(ModelsOptions), ReportConsole()
     if options.fit:
         fitting = list_fitting(options.calibration)
         if options.json:

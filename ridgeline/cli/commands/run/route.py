@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.config.server import CanaryOptions, FallbackOptions, RouteOptions
 from ridgeline.workflows.serving.route import route as run_gateway
 
 
 def route(call: Invocation) -> None:
     """`ridgeline route`: until SIGINT or SIGTERM."""
-    console = Console(stderr=True, highlight=False)
+    console = ReportConsole(stderr=True)
 
     def show(url: str) -> None:
         console.print(f"routing {url}", markup=False, soft_wrap=True)

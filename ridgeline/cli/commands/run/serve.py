@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.live_progress import ProgressLines
 from ridgeline.cli.render.serving import served_lines
 from ridgeline.config.server import ServeModel, ServerOptions, TwinOptions
@@ -19,7 +18,7 @@ from ridgeline.workflows.serving.serve import serve as serve_model
 
 def serve(call: Invocation) -> None:
     """`ridgeline serve`: until SIGINT or SIGTERM."""
-    console = Console(stderr=True, highlight=False)
+    console = ReportConsole(stderr=True)
 
     def show(served: ServedModel, stop: Callable[[], None]) -> None:
         for line in served_lines(served):

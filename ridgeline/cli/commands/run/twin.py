@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ridgeline.cli.params.invocation import Invocation
+from ridgeline.cli.render.console import ReportConsole
 from ridgeline.cli.render.live_progress import ProgressLines
 from ridgeline.config.server import TwinServerOptions
 from ridgeline.workflows.serving.twin_of_server import run_twin
@@ -12,5 +11,5 @@ from ridgeline.workflows.serving.twin_of_server import run_twin
 
 def twin(call: Invocation) -> None:
     """`ridgeline twin`: until SIGINT or SIGTERM."""
-    console = Console(stderr=True, highlight=False)
+    console = ReportConsole(stderr=True)
     run_twin(call.read(TwinServerOptions), observer=ProgressLines(console))

@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.cli.render.console import print_prose
 from ridgeline.config.load import BenchOptions, ReportLayout
 from ridgeline.measure.metrics.latency import Distribution, by_input_length, by_kind, split
 from ridgeline.measure.metrics.run_cost import cost_line
@@ -21,6 +22,7 @@ from ridgeline.measure.metrics.summary import (
 )
 from ridgeline.measure.report.bench_page import MonitorTable
 from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.report.numbers import three_digits
 from ridgeline.workflows.bench.bench import BenchResult
 
 TITLES = {
@@ -47,14 +49,14 @@ def print_bench(result: BenchResult, out: Console, layout: ReportLayout = "ridge
     else:
         is_busy = result.run.machine_load is not None and result.run.machine_load.is_busy
         if is_busy:  # what follows is not about the server
-            out.print(f"! {result.diagnosis}", style="yellow", markup=False, soft_wrap=True)
+            print_prose(out, f"! {result.diagnosis}", "yellow")
         out.print(bench_tables(result))
         for table in result.tables():
             out.print(observed_table(table))
         if not is_busy:
-            out.print(result.diagnosis, markup=False, soft_wrap=True)
+            print_prose(out, result.diagnosis)
     if result.cost is not None:
-        out.print(cost_line(result.cost), markup=False, soft_wrap=True)
+        print_prose(out, cost_line(result.cost))
 
 
 def bench_tables(result: BenchResult) -> Group:
@@ -170,13 +172,13 @@ def _rates(result: BenchResult) -> Table:
         note = f"as the tokenizer of {own.tokenizer} counts the answers"
         table.add_row("  … normalised", f"{own.output_tok_s:,.1f}", note)
     table.add_row("input tok/s", f"{summary.input_tok_s:,.1f}", "")
-    table.add_row("requests/s", f"{summary.request_rate:.3g}", _offered(summary))
-    table.add_row("completed/min", f"{60 * summary.request_rate:.3g}", "")
+    table.add_row("requests/s", three_digits(summary.request_rate), _offered(summary))
+    table.add_row("completed/min", three_digits(60 * summary.request_rate), "")
     if summary.goodput is not None:
         goodput = summary.goodput
         low, high = goodput.attainment_low, goodput.attainment_high
         share = f"{goodput.attainment:.0%} [{low:.0%}, {high:.0%}]"
-        table.add_row("goodput req/s", f"{goodput.goodput_req_s:.3g}", f"attainment {share}")
+        table.add_row("goodput req/s", three_digits(goodput.goodput_req_s), f"attainment {share}")
     counts = (
         ("failed", summary.num_failed),
         ("timed out", summary.num_timeout),
@@ -190,7 +192,7 @@ def _rates(result: BenchResult) -> Table:
 
 
 def _offered(summary: Summary) -> str:
-    return f"offered {summary.offered_rate:.3g}" if summary.offered_rate else ""
+    return f"offered {three_digits(summary.offered_rate)}" if summary.offered_rate else ""
 
 
 def _groups(

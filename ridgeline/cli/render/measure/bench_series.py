@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from ridgeline.cli.render.console import print_prose
 from ridgeline.measure.metrics.run_cost import cost_line
 from ridgeline.measure.report.charts import SweepPoint
+from ridgeline.report.numbers import three_digits
 from ridgeline.stats import Interval
 from ridgeline.workflows.bench.bench_series import BenchSeries
 from ridgeline.workflows.bench.run_cells import figure_cells, observed_cells
@@ -32,11 +34,9 @@ def print_series(series: BenchSeries, out: Console) -> None:
         out.print(observed)
     for number, run in enumerate(series.runs, 1):
         for reason in run.summary.validity.reasons:
-            out.print(
-                f"! run {number} invalid: {reason}", style="yellow", markup=False, soft_wrap=True
-            )
+            print_prose(out, f"! run {number} invalid: {reason}", "yellow")
     if series.cost is not None:
-        out.print(cost_line(series.cost), markup=False, soft_wrap=True)
+        print_prose(out, cost_line(series.cost))
 
 
 def observed_runs_table(title: str, rows: Sequence[tuple[str, Cells]]) -> Table | None:
@@ -58,7 +58,7 @@ def sweep_table(points: Sequence[SweepPoint], knee: float | None) -> Table:
         del cells["tpot p99"]  # the table has to fit into 80 columns
     table = _table("req/s", *(rows[0][1] if rows else ()), "")
     for rate, cells in rows:
-        table.add_row(f"{rate:.3g}", *cells.values(), "knee" if rate == knee else "")
+        table.add_row(three_digits(rate), *cells.values(), "knee" if rate == knee else "")
     return table
 
 

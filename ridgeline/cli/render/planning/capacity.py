@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.render.console import print_prose
 from ridgeline.cli.render.planning.plan import SHORT_DTYPES
 from ridgeline.workflows.planning.capacity import CapacityResult, DeviceCapacity
 
@@ -15,16 +16,16 @@ def print_capacity(result: CapacityResult, out: Console, *, named: bool) -> None
     `named`: the user named the devices, so each refusal is explained.
     """
     if result.rows:
-        out.print(f"{result.model}: {_headline(result)}", markup=False, soft_wrap=True)
+        print_prose(out, f"{result.model}: {_headline(result)}")
         out.print(_table(result))
     else:
         out.print(f"no device holds {result.model}", markup=False)
     if named or not result.rows:
         for name, why in result.too_small.items():
-            out.print(f"- {name}: {why}", style="dim", markup=False, soft_wrap=True)
+            print_prose(out, f"- {name}: {why}", "dim")
     elif result.too_small:
         listed = ", ".join(result.too_small)
-        out.print(f"- too small, or lacking the format: {listed}", style="dim", soft_wrap=True)
+        print_prose(out, f"- too small, or lacking the format: {listed}", "dim")
 
 
 def _headline(result: CapacityResult) -> str:

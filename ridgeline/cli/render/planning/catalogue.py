@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.render.console import print_prose
 from ridgeline.workflows.planning.catalogue import CatalogueResult, CatalogueRow, DevicePrice
 
 
@@ -15,7 +16,7 @@ def print_catalogue(result: CatalogueResult, out: Console, *, one: bool) -> None
     else:
         out.print(_device_table(result))
     for note in result.notes:
-        out.print(f"- {note}", style="dim", markup=False, soft_wrap=True)
+        print_prose(out, f"- {note}", "dim")
 
 
 def _device_table(result: CatalogueResult) -> Table:
@@ -59,13 +60,13 @@ def _print_device(row: CatalogueRow, out: Console) -> None:
     peaks = ", ".join(f"{name} {peak / 1e12:,.0f}" for name, peak in device.peak_flops.items())
     link = "" if device.link_bytes_s is None else f", links {device.link_bytes_s / 1e9:,.0f} GB/s"
     watts = "" if device.tdp_w is None else f", {device.tdp_w:,.0f} W"
-    out.print(
+    print_prose(
+        out,
         f"{device.name}: {device.vendor}, {device.memory_bytes / 1e9:.0f} GB at "
         f"{device.bandwidth_bytes_s / 1e12:.2f} TB/s{link}{watts}",
-        soft_wrap=True,
     )
-    out.print(f"dense TFLOP/s: {peaks or 'unknown'}", soft_wrap=True)
-    out.print(f"source: {device.source}, {device.as_of}", style="dim", soft_wrap=True)
+    print_prose(out, f"dense TFLOP/s: {peaks or 'unknown'}")
+    print_prose(out, f"source: {device.source}, {device.as_of}", "dim")
     if not row.prices:
         out.print("no price is known; give --price-per-hour to plan with it")
         return

@@ -5,6 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.render.console import print_prose
+from ridgeline.report.numbers import three_digits
 from ridgeline.workflows.planning.cost import CostResult
 
 
@@ -15,19 +17,19 @@ def print_cost(result: CostResult, out: Console) -> None:
         f"{usage.rate:g} requests/s of {usage.isl} in ({usage.prefix} shared, "
         f"{usage.hit_rate:.0%} hit), {usage.osl} out{', as a batch' if usage.batch else ''}"
     )
-    out.print(
+    print_prose(
+        out,
         f"own: {fleet.num_replicas} x {fleet.device} {fleet.layout} {fleet.weight_dtype}: "
         f"${result.dollars_per_hour:,.2f} an hour, ${result.dollars_per_month:,.0f} a month, "
         f"${1000 * result.dollars_per_request:.3g} per 1,000 requests ({result.basis})",
-        soft_wrap=True,
     )
-    out.print(result.requests.sentence, soft_wrap=True)
+    print_prose(out, result.requests.sentence)
     if len(result.terms) > 1:
         out.print(_terms_table(result))
         out.print()
     out.print(_offers_table(result))
     for note in (*result.notes, "models differ in quality: compare their answers, too"):
-        out.print(f"- {note}", style="dim", soft_wrap=True)
+        print_prose(out, f"- {note}", "dim")
 
 
 def _terms_table(result: CostResult) -> Table:
@@ -59,7 +61,7 @@ def _offers_table(result: CostResult) -> Table:
             offer.name,
             *(f"{1000 * part:.3g}" for part in parts),
             f"{offer.per_month:,.0f}",
-            "never" if even.rate is None else f"{even.rate:.3g}/s",
+            "never" if even.rate is None else f"{three_digits(even.rate)}/s",
             offer.as_of,
         )
     return table

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.render.console import print_prose
 from ridgeline.plan.fleet.pareto_plot import draw_front
 from ridgeline.plan.fleet.search import Candidate
 from ridgeline.records import Slo
@@ -20,29 +21,26 @@ def print_plan(plan: PlanResult, out: Console) -> None:
     """The fleets, the memory, the chart of the front, the commands and the notes."""
     demand, slo = plan.demand, Slo.parse(plan.slo)
     if plan.bill is not None:
-        out.print(plan.bill.sentence, markup=False, soft_wrap=True)
-    out.print(f"On it {plan.requests.sentence}.", markup=False, soft_wrap=True)
-    out.print(
+        print_prose(out, plan.bill.sentence)
+    print_prose(out, f"On it {plan.requests.sentence}.")
+    print_prose(
+        out,
         f"{plan.model}: {demand.rate:g} requests/s of {demand.isl} in (95 %: {demand.isl_p95}), "
         f"{demand.osl} out, under {slo}; {plan.num_candidates:,} candidates",
-        markup=False,
-        soft_wrap=True,
     )
     out.print(fleet_table(plan.fleets, slo.attainment))
     if plan.fleets:
         best = plan.fleets[0]
-        out.print(
+        print_prose(
+            out,
             f"The first holds for --max-num-seqs {best.max_num_seqs} --max-num-batched-tokens "
-            f"{best.max_num_batched_tokens}: give `ridgeline simulate` the same for the same load.",
-            markup=False,
-            soft_wrap=True,
+            f"{best.max_num_batched_tokens}: give `ridgeline simulate` the same, and --num-prompts "
+            "10000, for the same load.",
         )
     out.print(_memory_table(plan))
     split = plan.disaggregation
-    out.print(
-        f"disaggregate prefill and decode: {'yes' if split.yes else 'no'}: {split.why}",
-        markup=False,
-        soft_wrap=True,
+    print_prose(
+        out, f"disaggregate prefill and decode: {'yes' if split.yes else 'no'}: {split.why}"
     )
     chart = draw_front(plan.front, slo.tpot_s)
     if chart:
@@ -54,7 +52,7 @@ def print_plan(plan: PlanResult, out: Console) -> None:
         out.print(f"{name}:\n  {lines}", markup=False, soft_wrap=True)
     out.print()
     for note in plan.notes:
-        out.print(f"- {note}", markup=False, soft_wrap=True, style="dim")
+        print_prose(out, f"- {note}", "dim")
 
 
 def fleet_table(fleets: Sequence[Candidate], attainment: float) -> Table:
@@ -116,7 +114,7 @@ def _dollars(value: float | None) -> str:
 def print_manifests(result: PlanResult, paths: Iterable[Path], console: Console) -> None:
     """The manifests that were written, and why others were not."""
     for path in paths:
-        console.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
+        print_prose(console, f"written: {path}", "dim")
     left_out = {} if result.manifests is None else result.manifests.left_out
     for name, why in left_out.items():
-        console.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
+        print_prose(console, f"not written: {name}: {why}", "yellow")

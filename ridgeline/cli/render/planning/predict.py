@@ -59,7 +59,15 @@ def _add_bounds(table: Table, prediction: Prediction) -> None:
         if not loads.tokens:
             detail = f"{loads.declined_tokens:,} are quicker to compute"
         table.add_row("loaded from tiers", f"{loads.tokens:,} tokens", detail)
-    table.add_row("KV cache holds", f"{prediction.kv_tokens_max:,} tokens", "")
+    table.add_row("KV cache holds", f"{prediction.kv_tokens_max:,} tokens", _sequences(prediction))
+
+
+def _sequences(prediction: Prediction) -> str:
+    """How many sequences of this load that is: with windows, more than their tokens suggest."""
+    if not prediction.kv_tokens_each:
+        return ""
+    held = int(prediction.kv_tokens_max / prediction.kv_tokens_each)
+    return f"{held:,} of these requests, {prediction.kv_tokens_each:,.0f} each"
 
 
 def print_waterfall(terms: Waterfall, out: Console) -> None:

@@ -29,8 +29,14 @@ REGISTRY: Mapping[str, str] = MappingProxyType(
 
 
 def find_topics(subject: str) -> list[tuple[str, str]]:
-    """(kind, id) of every topic of this name."""
-    matches = [(kind, _spellings(kind).get(normalise(subject))) for kind in REGISTRY]
+    """(kind, id) of every topic of this name; of the singular, if a plural has none."""
+    name = normalise(subject)
+    matches = _named(name)
+    return matches or (_named(name[:-1]) if name.endswith("s") else [])
+
+
+def _named(name: str) -> list[tuple[str, str]]:
+    matches = [(kind, _spellings(kind).get(name)) for kind in REGISTRY]
     return [(kind, id) for kind, id in matches if id is not None]
 
 

@@ -8,11 +8,14 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
+from ridgeline.cli.render.console import print_prose
 from ridgeline.optimize.drivers.shell import shell_line
 from ridgeline.optimize.output import number_format
 from ridgeline.workflows.optimize.advise import AdvisedChange, ServerAdvice
 from ridgeline.workflows.optimize.dry_run import DryRun
 from ridgeline.workflows.optimize.watch import WatchReport
+
+REMARK = 14  # columns: where a remark on a change begins
 
 
 def print_dry_run(console: Console, run: DryRun) -> None:
@@ -116,4 +119,7 @@ def _print_change(console: Console, number: int, change: AdvisedChange) -> None:
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+    if style == "dim":
+        print_prose(console, text, style, column=REMARK)
+    else:  # commands among them, which must stay whole to be copied
+        console.print(Text(text, style=style), soft_wrap=True, highlight=False)

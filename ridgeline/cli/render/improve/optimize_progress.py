@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
+from ridgeline.cli.render.console import print_prose
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.output.units import minutes_and_seconds
 from ridgeline.records.progress import Observer, ProgressEvent, StageAdvanced, TrialFinished
@@ -61,7 +62,7 @@ class SearchDisplay:
                 )
             case TrialFinished():
                 self._num_trials += 1
-                self._progress.console.print(_trial_line(self._num_trials, event))
+                print_prose(self._progress.console, _trial_line(self._num_trials, event), column=4)
             case _:
                 self._progress.update(self._task, detail=str(event))
 

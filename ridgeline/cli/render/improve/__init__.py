@@ -1,0 +1,1 @@
+"""Reports of `optimize`, its advice, and `watch`."""

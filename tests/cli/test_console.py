@@ -1,0 +1,75 @@
+"""What commands print at 80 columns: no trailing blanks, words and identifiers whole."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ridgeline.cli.render.console import ReportConsole, print_prose
+from ridgeline.cli.render.improve.optimize import print_ladder
+from ridgeline.optimize.result import Trial
+from ridgeline.report.numbers import three_digits
+
+SENTENCE = "Prompts are long: of 158 s left 78 s are kept for the closing measurement, says it."
+
+
+def test_tables_end_no_line_with_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name")
+    table.add_column("why", style="dim")
+    table.add_row("a", "short")
+    table.add_row("b", "x" * 30)
+    console = ReportConsole()
+    console.print(table)
+    console.print("ask> ", end="")
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[:3] == ["name  why", "a     short", f"b     {'x' * 30}"]
+    assert lines[-1] == "ask> "  # a prompt keeps its blank
+
+
+@pytest.mark.parametrize("column", [None, 8])
+def test_prose_is_wrapped_between_words_on_a_terminal(column: int | None) -> None:
+    out = io.StringIO()
+    print_prose(Console(file=out, width=40, force_terminal=True), f"  {SENTENCE}", column=column)
+    first, *rest = out.getvalue().splitlines()
+    assert first.startswith("  Prompts") and len(rest) >= 2
+    assert all(line.startswith(" " * (column or 4)) and line[column or 4] != " " for line in rest)
+    assert all(len(line) <= 40 for line in (first, *rest))
+    assert " ".join(" ".join((first, *rest)).split()) == SENTENCE
+
+
+def test_prose_is_one_line_in_a_pipe() -> None:
+    out = io.StringIO()
+    print_prose(Console(file=out, width=40), Text(f"{SENTENCE}\n\n{SENTENCE}"), "dim")
+    assert out.getvalue() == f"{SENTENCE}\n\n{SENTENCE}\n"
+
+
+def test_ladder_breaks_no_identifier() -> None:
+    settings = "max_num_batched_tokens=256, max_num_seqs=128"
+    trial = msgspec.convert(
+        {
+            "rung": "joint", "label": f"Several settings together ({settings})", "technique": "",
+            "honesty": "exact", "changes": {}, "settings": {}, "verdict": "inconclusive",
+            "reason": "", "predicted": {"gain": 1.13, "low": 1.0, "high": 1.3},
+        },
+        Trial,
+    )  # fmt: skip
+    out = io.StringIO()
+    print_ladder(Console(file=out, width=80), [trial, trial])
+    heading, *rows = (line.rstrip() for line in out.getvalue().splitlines())
+    assert heading.split() == ["Rung", "Predicted", "Ratio", "[95%", "CI]", "req/s", "Verdict"]
+    assert len(rows) == 4 and rows[0].endswith("inconclusive")
+    assert rows[0].startswith("Several settings together ") and settings in rows[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.01234, "0.0123"), (44.62, "44.6"), (999.4, "999"), (999.6, "1,000"), (123456.7, "123,457")],
+)
+def test_rates_are_printed_without_exponents(value: float, shown: str) -> None:
+    assert three_digits(value) == shown
