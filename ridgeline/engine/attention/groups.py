@@ -35,11 +35,17 @@ class GroupedAttention:
             backend(_uniform(spec, layout, group), cache) for group in range(layout.num_groups)
         )
 
+    def runs_of(self, runs: Sequence[Run]) -> list[Sequence[Run]]:
+        """The runs as each group sees them."""
+        num_windowed = len(self.groups) - self.num_full
+        windowed = [
+            [windowed_run(run, j, self.block_size) for run in runs] for j in range(num_windowed)
+        ]
+        return [*[runs] * self.num_full, *windowed]
+
     def prepare(self, runs: Sequence[Run]) -> GroupedStep:
-        steps = [inner.prepare(runs) for inner in self.groups[: self.num_full]]
-        for j, inner in enumerate(self.groups[self.num_full :]):
-            steps.append(inner.prepare([windowed_run(run, j, self.block_size) for run in runs]))
-        return GroupedStep(self.group_of, tuple(steps))
+        each = zip(self.groups, self.runs_of(runs), strict=True)
+        return GroupedStep(self.group_of, tuple(inner.prepare(own) for inner, own in each))
 
 
 class GroupedStep:

@@ -6,6 +6,8 @@ are computed on the host: a few integer operations per row, and no device genera
 
 Invariant. Token for token the choice of `reference.py`, up to float32 rounding at the boundary of a
 draw.
+Five numbers a row go to the device in one copy, and the tokens are all that is waited for, unless
+top-p keeps more tokens than were examined first: these tell, and the step draws again.
 When it loses. Nothing here is fused, so a large vocabulary on a GPU takes about ten small kernels.
 
 Shapes: S rows, G greedy rows, R rows drawn at random, V vocabulary.
@@ -13,6 +15,7 @@ Shapes: S rows, G greedy rows, R rows drawn at random, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,11 +25,18 @@ from torch import Tensor
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.logits_processors import apply_edits, is_plain
 from ridgeline.engine.sampling.logprobs import token_logprobs
-from ridgeline.engine.sampling.topk_topp import restrict
+from ridgeline.engine.sampling.topk_topp import (
+    Limits,
+    head_width,
+    limits_of,
+    restrict,
+    restrict_once,
+)
 from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.engine.scheduler.plan import NoTokenError, SamplePoint
 from ridgeline.records import TokenLogprobs
 
+_NO_TOKEN, _UNSETTLED = -1, -2
 MIN_TEMPERATURE = 1e-30  # smallest float32 divisor; sampling is greedy long before
 
 
@@ -36,6 +46,8 @@ class SamplerKernels:
 
     greedy: Callable[[Tensor], list[int]]
     draw: Callable[[Tensor, Sequence[SamplePoint]], list[int]]
+    both: Callable[[Tensor, Sequence[SamplePoint]], list[int]] | None = None
+    """Greedy and drawn rows together; None: each kind is taken out and passed to its kernel."""
 
 
 def sample(logits_SV: Tensor, points: Sequence[SamplePoint]) -> list[Choice]:
@@ -49,7 +61,11 @@ def sample_with(
     """The stages that all samplers share, around their kernels."""
     if all(map(_needs_only_argmax, points)):
         return [(token, None) for token in kernels.greedy(logits_SV)]
-    tokens = _tokens(kernels, apply_edits(logits_SV.float(), points), points)
+    edited_SV = apply_edits(logits_SV.float(), points)
+    if kernels.both is not None:
+        tokens = kernels.both(edited_SV, points)
+    else:
+        tokens = _tokens(kernels, edited_SV, points)
     return list(zip(tokens, _logprobs(logits_SV, points, tokens), strict=True))
 
 
@@ -79,8 +95,13 @@ def _rows(logits_SV: Tensor, rows: Sequence[int]) -> Tensor:
 def _greedy(logits_GV: Tensor) -> list[int]:
     # Of equal maxima, `max` returns the first: the lowest token id.
     largest_G, token_G = logits_GV.max(1)
-    _check_finite(largest_G)
-    return list(token_G.tolist())
+    return _checked(token_G.where(largest_G.isfinite(), _NO_TOKEN).tolist())
+
+
+def _checked(tokens: list[int]) -> list[int]:
+    if _NO_TOKEN in tokens:
+        raise no_token_error(tokens.index(_NO_TOKEN))
+    return tokens
 
 
 def probabilities(logits_RV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
@@ -102,13 +123,43 @@ def _weights(logits_RV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
     return restrict(scaled_RV, [point.sampling for point in points]).exp()
 
 
-def _draw(logits_RV: Tensor, points: Sequence[SamplePoint]) -> list[int]:
-    device = logits_RV.device
-    cumulative_RV = _weights(logits_RV, points).cumsum(1, dtype=torch.float64)
-    numbers = [uniform(point.seed, point.index) for point in points]
-    number_R1 = torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1)
-    target_R1 = number_R1 * cumulative_RV[:, -1:]
-    return list(torch.searchsorted(cumulative_RV, target_R1, right=True).flatten().tolist())
+def _choose(logits_SV: Tensor, points: Sequence[SamplePoint]) -> list[int]:
+    """The tokens of greedy and of drawn rows: one copy to the device, one wait."""
+    num_tokens = logits_SV.shape[1]
+    rows = [_numbers_of(point, num_tokens) for point in points]
+    width = head_width([row[2:] for row in rows], num_tokens)
+    packed_S5 = torch.tensor(rows, dtype=torch.float64)
+    if logits_SV.is_cuda:
+        packed_S5 = packed_S5.pin_memory().to(logits_SV.device, non_blocking=True)
+    tokens: list[int] = _tokens_of(logits_SV, packed_S5, width).tolist()
+    if _UNSETTLED in tokens:
+        tokens = _tokens_of(logits_SV, packed_S5, num_tokens).tolist()
+    return _checked(tokens)
+
+
+def _numbers_of(point: SamplePoint, num_tokens: int) -> tuple[float, float, float, int, float]:
+    """Temperature (0: greedy), the random number, and the row's limits."""
+    sampling = point.sampling
+    if sampling.greedy:
+        return 0.0, 0.0, -math.inf, num_tokens, 1.0
+    temperature = max(sampling.temperature, MIN_TEMPERATURE)
+    return temperature, uniform(point.seed, point.index), *limits_of(sampling, num_tokens)
+
+
+def _tokens_of(logits_SV: Tensor, packed_S5: Tensor, width: int) -> Tensor:
+    """Tokens [S]; `_NO_TOKEN` where a row has none, `_UNSETTLED` where `width` was too small."""
+    temperature_S1, number_S1, floor_S1, k_S1, p_S1 = packed_S5.split(1, dim=1)
+    largest_S1, first_S1 = logits_SV.max(1, keepdim=True)
+    is_greedy_S1 = temperature_S1 == 0
+    divisor_S1 = torch.where(is_greedy_S1, 1.0, temperature_S1).float()
+    limits = Limits(floor_S1.float(), k_S1.long(), p_S1, width)
+    kept_SV, settled_S = restrict_once((logits_SV - largest_S1) / divisor_S1, limits)
+    cumulative_SV = kept_SV.exp().cumsum(1, dtype=torch.float64)
+    target_S1 = number_S1 * cumulative_SV[:, -1:]
+    drawn_S1 = torch.searchsorted(cumulative_SV, target_S1, right=True)
+    token_S1 = torch.where(is_greedy_S1, first_S1, drawn_S1)
+    token_S1 = token_S1.where(settled_S.unsqueeze(1), _UNSETTLED)
+    return token_S1.where(largest_S1.isfinite(), _NO_TOKEN).flatten()
 
 
 def _check_finite(largest_S: Tensor) -> None:
@@ -158,4 +209,4 @@ def _top(logprobs: TokenLogprobs | None, k: int | None) -> TokenLogprobs | None:
     return TokenLogprobs(logprobs.token, logprobs.logprob, logprobs.rank, logprobs.top[:k])
 
 
-KERNELS = SamplerKernels(_greedy, _draw)
+KERNELS = SamplerKernels(_greedy, _choose, _choose)

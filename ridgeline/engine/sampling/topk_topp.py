@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,62 +29,73 @@ from ridgeline.records import Sampling
 _HEAD = 256
 
 
+class Limits(NamedTuple):
+    """What each row keeps, on the device: log(min_p), top_k (the vocabulary's size if none), top_p.
+
+    `width` largest logits are examined for top-k and top-p; 0: no row has either.
+    """
+
+    floor_R1: Tensor
+    k_R1: Tensor
+    p_R1: Tensor
+    width: int
+
+
+def limits_of(sampling: Sampling, num_tokens: int) -> tuple[float, int, float]:
+    """A row of `Limits`, for the host."""
+    floor = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+    limited = 0 < sampling.top_k < num_tokens
+    return floor, sampling.top_k if limited else num_tokens, min(sampling.top_p, 1.0)
+
+
+def head_width(rows: Sequence[tuple[float, int, float]], num_tokens: int) -> int:
+    """How many of the largest logits are examined first; 0 where no row is limited."""
+    if all(k == num_tokens and p >= 1 for _, k, p in rows):
+        return 0
+    return min(max([_HEAD, *(k for _, k, _ in rows if k < num_tokens)]), num_tokens)
+
+
 def restrict(scaled_RV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Set excluded tokens to -inf.
 
     `scaled_RV` holds logits divided by the temperature, shifted so that each row's largest is 0.
     """
-    if any(sampling.min_p > 0 for sampling in samplings):
-        floor_R = [
-            math.log(sampling.min_p) if sampling.min_p else -math.inf for sampling in samplings
-        ]
-        floor_R1 = torch.tensor(floor_R, device=scaled_RV.device).unsqueeze(1)
-        scaled_RV = scaled_RV.masked_fill(scaled_RV < floor_R1, -math.inf)
-    width = scaled_RV.shape[1]
-    rows = [row for row, s in enumerate(samplings) if s.top_p < 1 or 0 < s.top_k < width]
-    if not rows:
-        return scaled_RV
-    row_R = torch.tensor(rows, device=scaled_RV.device)
-    heads = _truncate(scaled_RV[row_R], [samplings[row] for row in rows])
-    return scaled_RV.index_copy(0, row_R, heads)
+    num_tokens, device = scaled_RV.shape[1], scaled_RV.device
+    rows = [limits_of(sampling, num_tokens) for sampling in samplings]
+    packed_R3 = torch.tensor(rows, dtype=torch.float64, device=device)
+    floor_R1, k_R1, p_R1 = packed_R3.split(1, dim=1)
+    limits = Limits(floor_R1.float(), k_R1.long(), p_R1, head_width(rows, num_tokens))
+    kept_RV, settled_R = restrict_once(scaled_RV, limits)
+    if not bool(settled_R.all()):
+        kept_RV, _ = restrict_once(scaled_RV, limits._replace(width=num_tokens))
+    return kept_RV
 
 
-def _truncate(scaled_RV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Top-k, then top-p over the rest. Every row has at least one of them."""
-    num_tokens = scaled_RV.shape[1]
-    k_R = [s.top_k if s.top_k > 0 else num_tokens for s in samplings]
-    width = max([_HEAD, *(k for k in k_R if k < num_tokens)])
-    value_RW, kept_R1, settled = _num_kept(scaled_RV, samplings, k_R, min(width, num_tokens))
-    if not settled:
-        value_RW, kept_R1, _ = _num_kept(scaled_RV, samplings, k_R, num_tokens)
+def restrict_once(scaled_RV: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
+    """The same without waiting for the device; rows not in `settled_R` need a larger width."""
+    scaled_RV = scaled_RV.masked_fill(scaled_RV < limits.floor_R1, -math.inf)
+    if not limits.width:
+        return scaled_RV, torch.ones(len(scaled_RV), dtype=torch.bool, device=scaled_RV.device)
+    value_RW, kept_R1, settled_R1 = _num_kept(scaled_RV, limits)
     threshold_R1 = value_RW.gather(1, kept_R1 - 1)
     num_ties_R1 = kept_R1 - (value_RW > threshold_R1).sum(1, keepdim=True)
-    return scaled_RV.masked_fill(~_is_kept(scaled_RV, threshold_R1, num_ties_R1), -math.inf)
+    tie_RV = scaled_RV == threshold_R1
+    tie_RV &= tie_RV.cumsum(1, dtype=torch.int32) <= num_ties_R1  # the first by id
+    is_free_R1 = (limits.k_R1 >= scaled_RV.shape[1]) & (limits.p_R1 >= 1)
+    is_out_RV = ~(tie_RV | (scaled_RV > threshold_R1) | is_free_R1)
+    return scaled_RV.masked_fill(is_out_RV, -math.inf), (settled_R1 | is_free_R1).squeeze(1)
 
 
-def _num_kept(
-    scaled_RV: Tensor, samplings: Sequence[Sampling], k_R: Sequence[int], width: int
-) -> tuple[Tensor, Tensor, bool]:
+def _num_kept(scaled_RV: Tensor, limits: Limits) -> tuple[Tensor, Tensor, Tensor]:
     """The `width` largest values, the number of tokens each row keeps, and if `width` sufficed."""
+    k_R1, p_R1, width = limits.k_R1, limits.p_R1, limits.width
     value_RW = scaled_RV.topk(width).values
-    k_R1 = torch.tensor(k_R, device=value_RW.device).unsqueeze(1)
-    p_R1 = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=value_RW.device)[
-        :, None
-    ]
     in_k_RW = torch.arange(width, device=value_RW.device) < k_R1
     mass_RW = value_RW.exp().double() * in_k_RW
     tail_R1 = scaled_RV.exp().sum(1, keepdim=True, dtype=torch.float64)
     total_R1 = torch.where(k_R1 <= width, mass_RW.sum(1, keepdim=True), tail_R1)
     before_RW = mass_RW.cumsum(1) - mass_RW
     in_p_RW = (before_RW < p_R1 * total_R1) | (p_R1 >= 1)
-    kept_R1 = (in_k_RW & in_p_RW).sum(1, keepdim=True)
-    settled = (kept_R1 < width) | (k_R1 <= width)
-    return value_RW, kept_R1, width == scaled_RV.shape[1] or bool(settled.all())
-
-
-def _is_kept(scaled_RV: Tensor, threshold_R1: Tensor, num_ties_R1: Tensor) -> Tensor:
-    """Tokens above the threshold, and the first `num_ties` by id of those equal to it."""
-    tie_RV = scaled_RV == threshold_R1
-    if bool((tie_RV.sum(1, keepdim=True) > num_ties_R1).any()):
-        tie_RV &= tie_RV.cumsum(1) <= num_ties_R1
-    return tie_RV | (scaled_RV > threshold_R1)
+    kept_R1 = (in_k_RW & in_p_RW).sum(1, keepdim=True).clamp(min=1)  # NaN keeps none
+    settled_R1 = (kept_R1 < width) | (k_R1 <= width)
+    return value_RW, kept_R1, settled_R1 if width < scaled_RV.shape[1] else settled_R1 | True

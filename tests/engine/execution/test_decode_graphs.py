@@ -27,6 +27,8 @@ from ridgeline.engine.execution.graphs.decode import (
 from ridgeline.engine.execution.graphs.warm_up import warm_up
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling import load_sampler
+from ridgeline.engine.sampling.verify import verifier
 from ridgeline.engine.scheduler.plan import NoTokenError, Run, SamplePoint, StepPlan
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
@@ -140,6 +142,18 @@ def test_rows_of_a_sequence_that_left_become_padding(model: tuple[ModelSpec, Dec
     kept = [*sequences.blocks[3]]
     for layer, old in zip(cache.layers, before, strict=True):
         assert torch.equal(layer[kept], old[kept])
+
+
+def test_drawn_tokens_take_one_more_copy_and_one_wait(
+    model: tuple[ModelSpec, Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampler of a GPU, on the CPU: five numbers a row go there, the tokens come back."""
+    monkeypatch.setattr(verifier, "sample", load_sampler("batched"))
+    sequences = Sequences(make_runner(model, graphs=True), [9, 5, 14])
+    sequences.step(range(3), sampling=DRAWN, drafts=lambda _: (5, 9))
+    with StepWatch() as watch:
+        sequences.step(range(3), sampling=DRAWN, drafts=lambda _: (5, 9))
+    assert (watch.copies_of_integers, watch.waits, watch.host_data) == (1, 1, 1), watch.seen
 
 
 @pytest.mark.parametrize("drafts", [(), (5, 9)])

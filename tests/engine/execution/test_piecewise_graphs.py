@@ -14,13 +14,25 @@ from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.checkpoints.load import load_decoder
-from ridgeline.engine.execution.graphs.pieces import PiecewiseGraphs, token_sizes
+from ridgeline.engine.execution.graphs.pieces import (
+    PiecewiseGraphs,
+    table_groups,
+    token_sizes,
+)
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.scheduler import (
+    BlockPool,
+    PrefixCache,
+    Scheduler,
+    SchedulerLimits,
+    make_policy,
+)
 from ridgeline.engine.scheduler.plan import Run, SamplePoint, StepPlan
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.records import Sampling
+from ridgeline.records import Request, Sampling, Token
 from tests.conformance.tiny_models import VOCAB, make_model
 from tests.engine.execution.recorded_graphs import Forbidden, FreedMemory, RecordedPieces
 
@@ -100,6 +112,43 @@ def test_mixed_steps_give_the_tokens_and_the_cache_of_eager_ones(
 def num_graphs(spec: ModelSpec) -> int:
     """One more than what runs eagerly: attention, and experts whose rows are counted."""
     return 1 + sum(1 + (layer.mlp.router is not None) for layer in spec.layers)
+
+
+def serve(model: tuple[ModelSpec, Decoder], pieces: RecordedPieces | None) -> dict[str, list[int]]:
+    """Greedy tokens of six requests over a cache whose windowed layers give blocks back."""
+    spec, decoder = model
+    layout = kv_layout(spec)
+    cache = KvCache.allocate(spec, 81, BLOCK_SIZE, torch.float32, "cpu", layout=layout)
+    attention = build_attention("tables", spec, cache)
+    pool = BlockPool(80, BLOCK_SIZE)
+    limits = SchedulerLimits(
+        max_num_seqs=4, max_num_batched_tokens=24, max_model_len=MAX_LEN, kv_layout=layout
+    )
+    cached = PrefixCache(pool, None, layout)
+    policy = make_policy("continuous")
+    scheduler = Scheduler(limits, policy, pool, cached, eos_token_ids=(), seed=0)
+    runner = TorchRunner(decoder, cache, attention)
+    if pieces is not None:
+        assert len(table_groups(attention)) == layout.num_groups
+        runner.use_pieces(PiecewiseGraphs(decoder, attention, MAX_LEN, pieces, 24))
+    rng, found = random.Random(5), {}
+    for index in range(6):
+        prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 40)))
+        sampling = Sampling(temperature=0.0, max_tokens=rng.randint(3, 20))
+        scheduler.add(Request(id=str(index), prompt=prompt, sampling=sampling, arrival_s=0.0))
+        found[str(index)] = []
+    while scheduler.has_work:
+        plan = scheduler.plan(0.0)
+        for event in scheduler.commit(plan, runner.run(plan), 0.0):
+            if isinstance(event, Token):
+                found[event.request_id].append(event.token)
+    return found
+
+
+def test_groups_of_layers_with_separate_tables(model: tuple[ModelSpec, Decoder]) -> None:
+    pieces = RecordedPieces()
+    assert serve(model, pieces) == serve(model, None)
+    assert pieces.sessions >= 2
 
 
 def test_integers_of_a_step_reach_the_device_in_one_copy(

@@ -23,8 +23,8 @@ padding write to a block that no sequence has.
 When it loses. Steps of more than `MAX_TOKENS` rows are bound by arithmetic and run eagerly. Padding
 costs up to a third of the rows. The first step of a size takes as long as four.
 
-Shape legend: T rows of a step, R rows of its size, H query heads, K key heads, D head_dim,
-C hidden_size, S sampled rows.
+Shape legend: T rows of a step, R rows of its size, F fields of a row, H query heads, K key
+heads, D head_dim, C hidden_size, S sampled rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ridgeline.engine.attention.base import Attention
+from ridgeline.engine.attention.base import Attend, Attention
+from ridgeline.engine.attention.groups import GroupedAttention, GroupedStep
 from ridgeline.engine.attention.tables import PackedInts, TableAttention, TableStep, slots_of
 from ridgeline.engine.execution.batch import sampled_rows
 from ridgeline.engine.execution.graphs.buckets import smallest_fitting
@@ -51,7 +52,7 @@ from ridgeline.engine.scheduler.plan import Run, stored_runs
 MAX_TOKENS = 512
 """Steps of more rows are bound by arithmetic, and the time between kernels is hidden behind it."""
 _SIZES = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384)
-_FIELDS = 3  # tokens, positions, slots
+_FIELDS = 2  # tokens and positions; then the slots of each group of layers
 
 
 class PieceCapture(Protocol):
@@ -103,7 +104,10 @@ class CudaPieces:
         return graph.replay
 
 
-Part = Callable[[TableStep, int], object]
+Steps = Sequence[TableStep]
+"""The attention of a step, of each group of layers that share block tables."""
+
+Part = Callable[[Steps, int], object]
 """A graph, or what runs eagerly between two: given the step's attention and its number of rows."""
 
 
@@ -111,7 +115,7 @@ Part = Callable[[TableStep, int], object]
 class Pieces:
     """The parts of one size in order, the integers that they read, and the states they leave."""
 
-    fields_3R: Tensor
+    fields_FR: Tensor
     parts: tuple[Part, ...]
     x_RC: Tensor
 
@@ -144,14 +148,16 @@ class PiecewiseGraphs:
     def __init__(
         self,
         decoder: Decoder,
-        attention: TableAttention,
+        attention: Attention,
         max_len: int,
         capture: PieceCapture,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
         self._decoder, self._attention, self._capture = decoder, attention, capture
-        self._max_len, self._block_size = max_len, attention.cache.block_size
-        self._padding_slot = (attention.cache.num_blocks - 1) * self._block_size
+        self._groups = table_groups(attention)
+        cache = self._groups[0].cache
+        self._max_len, self._block_size = max_len, cache.block_size
+        self._padding_slot = (cache.num_blocks - 1) * cache.block_size
         self.sizes = token_sizes(max_tokens)
         self._sizes: dict[int, Pieces] = {}
         self._buffers: dict[tuple[object, ...], Tensor] = {}
@@ -178,55 +184,69 @@ class PiecewiseGraphs:
         size = smallest_fitting(self.sizes, num_rows)
         assert size is not None, "can_run was not asked"
         pieces = self._sizes.get(size) or self._make(size)
-        step, rows_S = self._fill(pieces.fields_3R, runs)
+        steps, rows_S = self._fill(pieces.fields_FR, runs)
         for part in pieces.parts:
-            part(step, num_rows)
+            part(steps, num_rows)
         self.counts.num_replays += 1
         x_TC = pieces.x_RC[:num_rows]
         return (x_TC.clone() if self.keep_states else x_TC), lambda: rows_S
 
-    def _fill(self, fields_3R: Tensor, runs: Sequence[Run]) -> tuple[TableStep, Tensor]:
+    def _fill(self, fields_FR: Tensor, runs: Sequence[Run]) -> tuple[Steps, Tensor]:
         """Copy a step's integers to the device; returns its attention and its sampled rows."""
-        stored, ints = stored_runs(runs, self._block_size), PackedInts()
+        size, ints = self._block_size, PackedInts()
+        own: list[Sequence[Run]] = [runs]
+        if isinstance(self._attention, GroupedAttention):
+            own = self._attention.runs_of(runs)
+        stored = [stored_runs(each, size) for each in own]
         tokens = list(chain.from_iterable(run.tokens for run in runs))
-        padding = fields_3R.shape[1] - len(tokens)
+        padding = fields_FR.shape[1] - len(tokens)
         positions = chain.from_iterable(
             range(run.start, run.start + len(run.tokens)) for run in runs
         )
-        slots = chain.from_iterable(slots_of(run, self._block_size) for run in stored)
         ints.add(chain(tokens, [0] * padding))
-        ints.add(chain(positions, [0] * padding))
-        places = ints.add(chain(slots, [self._padding_slot] * padding))
-        build = self._attention.pack(stored, ints)
+        fields = ints.add(chain(positions, [0] * padding))
+        places = []
+        for each in stored:
+            slots = chain.from_iterable(slots_of(run, size) for run in each)
+            fields = ints.add(chain(slots, [self._padding_slot] * padding))
+            places.append(slice(fields.start, fields.start + len(tokens)))
+        builds = [group.pack(each, ints) for group, each in zip(self._groups, stored, strict=True)]
         sampled = ints.add(sampled_rows(runs))
         packed = ints.copy_to(self._decoder.device)
-        fields_3R.copy_(packed[: places.stop].view_as(fields_3R))
-        step = build(packed, packed[places][: len(tokens)])
-        return step, packed[sampled]
+        fields_FR.copy_(packed[: fields.stop].view_as(fields_FR))
+        steps = [build(packed, packed[place]) for build, place in zip(builds, places, strict=True)]
+        return steps, packed[sampled]
 
     def _make(self, size: int) -> Pieces:
         """Capture the graphs of a size, on rows of padding."""
         began_s = time.perf_counter()
         decoder = self._decoder
-        fields_3R = torch.zeros(_FIELDS, size, dtype=torch.int32, device=decoder.device)
-        fields_3R[2] = self._padding_slot
+        num_fields = _FIELDS + len(self._groups)
+        fields_FR = torch.zeros(num_fields, size, dtype=torch.int32, device=decoder.device)
+        fields_FR[_FIELDS:] = self._padding_slot
         with self._capture.session():
             for _ in range(2):  # compiles and tunes kernels, which a capture must not
-                self._run(fields_3R, _Cuts(None))
+                self._run(fields_FR, _Cuts(None))
             cuts = _Cuts(self._capture)
             self._capture.begin()
-            x_RC = self._run(fields_3R, cuts)
+            x_RC = self._run(fields_FR, cuts)
             cuts.end()
-        self._sizes[size] = pieces = Pieces(fields_3R, tuple(cuts.parts), x_RC)
+        self._sizes[size] = pieces = Pieces(fields_FR, tuple(cuts.parts), x_RC)
         self.counts.num_sizes += 1
         self.counts.num_graphs += cuts.num_graphs
         self.counts.capture_s += time.perf_counter() - began_s
         return pieces
 
-    def _run(self, fields_3R: Tensor, cuts: _Cuts) -> Tensor:
+    def _run(self, fields_FR: Tensor, cuts: _Cuts) -> Tensor:
         """The layers over rows of padding, cut at each attention call and each expert layer whose
         shapes depend on the routing."""
-        boundary = _Boundary(self._attention, fields_3R[2], cuts, self._buffer)
+        boundaries = [
+            _Boundary(group, fields_FR[_FIELDS + index], cuts, self._buffer, index)
+            for index, group in enumerate(self._groups)
+        ]
+        boundary: Attend = boundaries[0]
+        if isinstance(self._attention, GroupedAttention):
+            boundary = GroupedStep(self._attention.group_of, tuple(boundaries))
 
         def route(experts: MoeMlp, x_RC: Tensor) -> Tensor:
             rows_in, rows_out = (self._buffer(side, x_RC) for side in ("x", "y"))
@@ -242,7 +262,7 @@ class PiecewiseGraphs:
         for experts in eager:
             experts.boundary = route
         try:
-            return self._decoder.hidden(fields_3R[0], fields_3R[1], self._max_len, boundary)
+            return self._decoder.hidden(fields_FR[0], fields_FR[1], self._max_len, boundary)
         finally:
             for experts in eager:
                 experts.boundary = None
@@ -287,9 +307,10 @@ class _Boundary(TableStep):
         slots_R: Tensor,
         cuts: _Cuts,
         buffer: Callable[[str, Tensor], Tensor],
+        group: int,
     ) -> None:
         super().__init__(owner, slots_R)
-        self._cuts, self._buffer = cuts, buffer
+        self._cuts, self._buffer, self._group = cuts, buffer, group
 
     def attend_stored(
         self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
@@ -299,11 +320,19 @@ class _Boundary(TableStep):
         q_RHD.copy_(q_THD)
         kv_R2KD.copy_(kv_T2KD)
 
-        def attend(step: TableStep, n: int) -> None:
+        def attend(steps: Steps, n: int) -> None:
+            step = steps[self._group]
             o_RHD[:n].copy_(step.attend_stored(q_RHD[:n], kv_R2KD[:n], layer, sinks_H))
 
         self._cuts(attend)
         return o_RHD
+
+
+def table_groups(attention: Attention) -> tuple[TableAttention, ...]:
+    """The attention of each group of layers that share block tables; () if one has no tables."""
+    groups = attention.groups if isinstance(attention, GroupedAttention) else (attention,)
+    tables = tuple(group for group in groups if isinstance(group, TableAttention))
+    return tables if len(tables) == len(groups) else ()
 
 
 def token_sizes(max_tokens: int) -> tuple[int, ...]:
@@ -315,6 +344,6 @@ def make_piecewise_graphs(
     decoder: Decoder, attention: Attention, max_len: int, max_tokens: int
 ) -> PiecewiseGraphs | None:
     """Graphs for steps with prompts on a GPU; None elsewhere, or without block tables."""
-    if decoder.device.type != "cuda" or not isinstance(attention, TableAttention):
+    if decoder.device.type != "cuda" or not table_groups(attention):
         return None
     return PiecewiseGraphs(decoder, attention, max_len, CudaPieces(), min(max_tokens, MAX_TOKENS))
