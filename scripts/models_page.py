@@ -17,6 +17,8 @@ from tests.conformance.tiny_models import FAMILIES as TESTED
 
 TESTED_FORMATS = matrix()
 
+TESTED_AS = {"kimi_k2": "deepseek_v3"}
+"""Families that no test configures, and the family whose layers they are."""
 HEAD = """\
 # Model families
 
@@ -29,10 +31,11 @@ fields that differ.
 models: log-probabilities within 1e-4 and the same greedy tokens but for ties, in whole prompts, in
 chunks and in mixed batches. Native layers are compared with torch layers in every weight format of
 the engine. Batching, preemption, prefix caching and speculation are checked token by token on
-Llama, Mistral, Gemma 3, gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2, Llama 4 and the demo model, on
-Qwen3.5 without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one
-compressed row per token and layer, absorbs the projections in decode steps and expands them in long
-runs of a prompt; layers that predict further tokens (MTP) are left unread.
+Llama, Mistral, Gemma 3, Gemma 3n (over an INT8 KV cache), dense Gemma 4, gpt-oss, GLM-4.5,
+DeepSeek-V3, Cohere 2, Llama 4 and the demo model, on Qwen3.5 without the last two. Latent
+attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one compressed row per token and layer, absorbs
+the projections in decode steps and expands them in long runs of a prompt; layers that predict
+further tokens (MTP) are left unread.
 
 *Plan*: `plan`, `predict`, `simulate` and `inspect` know the family. *Quantised*: formats of other
 projects in which a random checkpoint of the family, every linear quantised, gave the logits of its
@@ -83,8 +86,10 @@ def models_page() -> str:
     gguf = {arch.family for arch in ARCHITECTURES.values()} | {"mixtral"}  # "llama" with experts
     for family in FAMILIES:
         tests = sum(model_type in (family, f"{family}_text") for model_type, _ in TESTED.values())
-        against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}" if tests else ""
-        read = "yes" if family in gguf else ""
+        against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}"
+        if not tests:
+            against = f"as `{TESTED_AS[family]}`, which it is run as"
+        read = "yes" if family in gguf else "no"
         cells = (f"`{family}`", _layers(family), _plans(family), read, _quantised(family))
         lines.append(f"| {' | '.join((*cells, against, _shapes(family)))} |")
     text = WRAPPED.splitlines()
@@ -121,7 +126,7 @@ def _layers(family: str) -> str:
 
 def _plans(family: str) -> str:
     """Whether a spec of the family can be priced."""
-    return "yes" if cost_model(_spec(family)).linear_flops_per_token else ""
+    return "yes" if cost_model(_spec(family)).linear_flops_per_token else "no"
 
 
 def _quantised(family: str) -> str:
@@ -129,6 +134,8 @@ def _quantised(family: str) -> str:
     if family in UNREAD:
         return "refused"
     formats = TESTED_FORMATS.get(family, ())
+    if not formats:
+        return "not tested"
     return f"all {len(FORMATS)}" if len(formats) == len(FORMATS) else ", ".join(formats)
 
 
