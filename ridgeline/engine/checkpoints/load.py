@@ -26,6 +26,7 @@ from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.kernels.native_linear import Packed, pack_lines
+from ridgeline.engine.kernels.triton import why_not
 from ridgeline.engine.model.base import DecoderBody, LayerBackend
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.delta_net import DeltaWeights, GatedAttentionLayer, GatedDeltaNet
@@ -446,6 +447,8 @@ class DecoderBuilder:
         act = spec.activation
         experts = [self._gated_mlp(spec, index, act, "expert_", e) for e in range(spec.num_experts)]
         routed = MoeMlp(spec, router, experts, correction_E)
+        if self.device.type == "cuda" and not why_not(self.device):
+            routed.stack()
         if spec.shared is None:
             return routed
         shared, own = self._gated_mlp(spec.shared, index, act, "shared_"), spec.shared.router

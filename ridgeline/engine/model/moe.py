@@ -8,9 +8,13 @@ Source. Shazeer et al. 2017 (arXiv 1701.06538); Mixtral (arXiv 2401.04088).
 Invariant. A token's result is the sum of its experts' outputs in the order of its own ranking, so
 it does not depend on the rest of the batch.
 
+On a GPU, experts of plain weights lie in one tensor (`MoeMlp.stack`), and up to `GROUPED_TOKENS`
+tokens pass through Ridgeline's grouped kernel: tokens are sorted on the device, no count reaches
+the host, and a CUDA graph can hold the layer.
+
 When it loses. If the batch is just large enough to use every expert for a token or two, all weights
-are read for little arithmetic. On an accelerator, the number of tokens per expert is copied to the
-host once per layer.
+are read for little arithmetic. On an accelerator, with other weights or more tokens, the number of
+tokens per expert is copied to the host once per layer.
 
 Shape legend: T tokens, C hidden_size, E experts, X experts per token, P = T·X (token, expert)
 pairs, G groups of experts.
@@ -23,9 +27,15 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ridgeline.engine.kernels.triton import load
 from ridgeline.engine.model.layers import Block, GatedMlp
 from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.modelspec.model import MlpSpec
+
+GROUPED_TOKENS = 512
+"""Tokens of a step up to which stacked experts go through the grouped kernel, as in the largest
+graph; with more of them per expert, the device's own products are nearer to its peak."""
 
 
 class MoeMlp:
@@ -44,6 +54,7 @@ class MoeMlp:
         "num_chosen",
         "router",
         "routing",
+        "stacked",
     )
 
     def __init__(
@@ -57,11 +68,32 @@ class MoeMlp:
         self.num_chosen, self.norm_topk = spec.experts_per_token, spec.norm_topk
         self.routing, self.correction_E = spec.routing, correction_E
         self.boundary: Callable[[MoeMlp, Tensor], Tensor] | None = None
+        self.stacked: tuple[Tensor, Tensor] | None = None
 
     @property
     def has_fixed_shapes(self) -> bool:
         """Whether all shapes follow from the number of tokens, so that a graph can hold them."""
-        return False
+        return self.stacked is not None
+
+    def stack(self) -> None:
+        """Put the weights of all experts into two tensors, of which the experts keep views.
+
+        Nothing changes for experts that are quantised, have biases or another gate than SiLU, or
+        whose inputs the router weighs: the grouped kernel does not compute these.
+        """
+        if self.routing.weighs_inputs or any(e.activation != "silu" for e in self.experts):
+            return
+        sides = [[e.gate_up for e in self.experts], [e.down for e in self.experts]]
+        if any(type(w) is not DenseLinear or w.bias_O is not None for side in sides for w in side):
+            return
+        both = []
+        for side in sides:
+            linears = [w for w in side if isinstance(w, DenseLinear)]
+            weight_EOI = torch.stack([linear.weight_OI for linear in linears])
+            for linear, weight_OI in zip(linears, weight_EOI, strict=True):
+                linear.weight_OI = weight_OI
+            both.append(weight_EOI)
+        self.stacked = both[0], both[1]
 
     def __call__(self, x_TC: Tensor) -> Tensor:
         return self.compute(x_TC) if self.boundary is None else self.boundary(self, x_TC)
@@ -69,6 +101,10 @@ class MoeMlp:
     def compute(self, x_TC: Tensor) -> Tensor:
         """The weighted sum of each token's experts."""
         weight_TX, expert_TX = self.route(x_TC)
+        if self.stacked is not None and len(x_TC) <= GROUPED_TOKENS:
+            experts_mlp = load("experts").experts_mlp
+            grouped_TC: Tensor = experts_mlp(x_TC, weight_TX, expert_TX, *self.stacked)
+            return grouped_TC
         expert_P = expert_TX.reshape(-1)
         order_P = torch.argsort(expert_P, stable=True)
         counts_E = torch.bincount(expert_P, minlength=len(self.experts)).tolist()

@@ -41,6 +41,7 @@ from ridgeline.engine.execution.graphs.buckets import (
 from ridgeline.engine.execution.graphs.inputs import StepInputs
 from ridgeline.engine.kernels.triton import load, why_not
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.moe import routed_experts
 from ridgeline.engine.sampling.batched import no_token_error
 from ridgeline.engine.scheduler.plan import Run, stored_runs
 
@@ -258,7 +259,7 @@ def why_no_graphs(decoder: Decoder, attention: Attention) -> str | None:
         return f"the device is {decoder.device.type}"
     if not isinstance(attention, TableAttention):
         return "the attention backend has no block tables"
-    if any(layer.mlp.router is not None for layer in decoder.spec.layers):
+    if not all(experts.has_fixed_shapes for experts in routed_experts(decoder.body.blocks)):
         return "the rows of each expert are counted on the host"
     return None
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.model.moe import routed_experts
+from ridgeline.engine.quant.dense import DenseLinear
+from ridgeline.modelspec.checkpoints.load import load_spec
+from tests.conformance.tiny_models import make_model
 from tests.engine.kernels.triton.interpreter import DEVICE
 
 pytestmark = pytest.mark.slow
@@ -43,6 +50,29 @@ def test_experts_of_each_token(num_tokens: int, experts: list[int]) -> None:
     got = experts_mlp(*arguments).cpu().double()
     want = expected(x, weight, expert, gate_up, down)
     torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "glm4-moe", "gpt-oss"])
+def test_expert_layers_of_a_model_once_stacked(family: str, tmp_path: Path) -> None:
+    """The grouped kernel gives what one expert after another gives; gpt-oss has another gate."""
+    make_model(family, tmp_path)
+    spec = load_spec(str(tmp_path))
+    decoder = load_decoder(
+        str(tmp_path), spec, device=DEVICE, compute_dtype=torch.float32, layer_backend="torch"
+    )
+    found = routed_experts(decoder.body.blocks)
+    assert found
+    for experts in found:
+        experts.stacked = None
+        x = random(7, spec.hidden_size).to(DEVICE)
+        want = experts(x)
+        experts.stack()
+        assert experts.has_fixed_shapes == (family != "gpt-oss")
+        torch.testing.assert_close(experts(x), want, atol=1e-4, rtol=1e-4)
+        if experts.stacked is not None:  # no second copy of the weights
+            first = experts.experts[0].down
+            assert isinstance(first, DenseLinear)
+            assert first.weight_OI.data_ptr() == experts.stacked[1].data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
