@@ -54,9 +54,9 @@ class Script:
         rng = random.Random(7)
         self._guesses = {prompt: _worse(answer, alpha, rng) for prompt, answer in answers.items()}
 
-    def guess(self, each: DraftContext, depth: int) -> tuple[int, ...]:
-        done = len(each.tokens) - each.num_prompt
-        return self._guesses[tuple(each.tokens[: each.num_prompt])][done : done + depth]
+    def guess(self, context: DraftContext, depth: int) -> tuple[int, ...]:
+        done = len(context.tokens) - context.num_prompt
+        return self._guesses[tuple(context.tokens[: context.num_prompt])][done : done + depth]
 
 
 def _worse(answer: tuple[int, ...], alpha: float, rng: random.Random) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ class ScriptedLookup:
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
-        tokens = self._script.guess(each, most)
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
+        tokens = self._script.guess(context, most)
         return LookupGuess(tokens, (KIND,) * len(tokens))
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:

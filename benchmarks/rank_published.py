@@ -50,7 +50,7 @@ class Choice:
 
 def chosen_by_prediction(candidates: Sequence[Choice], limit_s: float) -> Choice | None:
     """The fastest per device of those that are predicted to be within the limit."""
-    within = [each for each in candidates if each.predicted_s <= limit_s]
+    within = [candidate for candidate in candidates if candidate.predicted_s <= limit_s]
     return max(within, key=lambda each: each.predicted_rate, default=None)
 
 
@@ -60,11 +60,13 @@ def regret(candidates: Sequence[Choice], limit_s: float) -> float | None:
     1 if it misses the limit, or nothing is predicted to be within it; None if nothing was measured
     to be within it, or any choice would have done.
     """
-    measured = [each.measured_rate for each in candidates if each.measured_s <= limit_s]
+    measured = [
+        candidate.measured_rate for candidate in candidates if candidate.measured_s <= limit_s
+    ]
     if not measured:
         return None
     best = max(measured)
-    if all(lost(each, best, limit_s) <= WITHIN for each in candidates):
+    if all(lost(candidate, best, limit_s) <= WITHIN for candidate in candidates):
         return None
     choice = chosen_by_prediction(candidates, limit_s)
     return 1.0 if choice is None else lost(choice, best, limit_s)

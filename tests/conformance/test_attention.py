@@ -441,10 +441,10 @@ def native_rows(
     native = build_attention("native", scene.spec, scene.caches[0])
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     outs = [torch.zeros_like(scene.q_THD) for _ in KINDS]
-    for run, each in zip(runs, rows, strict=True):
+    for run, row in zip(runs, rows, strict=True):
         step = native.prepare([run])
         for layer, out_THD in enumerate(outs):
-            at = slice(each.start, each.stop)
+            at = slice(row.start, row.stop)
             out_THD[at] = step(scene.q_THD[at], scene.kv_T2KD[at], layer)
     return outs
 

@@ -69,7 +69,7 @@ def test_request_that_crashes_servers_is_stopped(
         await asyncio.gather(fleet.clients(rng, 4, fleet.loop.time() + 30), poison())
 
     fleet.run(scene)
-    most += num_servers == 1  # companions come along, and have to be told apart
+    most += num_servers == 1  # companions come along, and have to be separated
     assert 3 <= sum(server.num_fatal for server in fleet.servers) <= most
     assert not fleet.wrong, fleet.wrong[:3]
 
@@ -112,7 +112,7 @@ def test_companion_of_a_request_that_crashes_servers_is_spared() -> None:
     assert fleet.servers[0].num_fatal <= 5
 
 
-def test_two_that_are_always_together_are_not_told_apart() -> None:
+def test_two_that_are_always_together_are_not_distinguished() -> None:
     blame, now_s = Blame(), 0.0
     for _ in range(6):
         now_s += 1.0

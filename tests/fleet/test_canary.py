@@ -89,7 +89,7 @@ async def test_equal_canary_gets_its_share_and_is_promoted() -> None:
         assert len(own) == 10
         for i in range(4):
             await post(http, f"after {i}")
-        assert len(canary.bodies) > num_copies + 10  # by turns with the stable one
+        assert len(canary.bodies) > num_copies + 10  # interleaved with the stable one
 
 
 async def test_clients_of_a_failing_canary_get_the_stable_answer() -> None:

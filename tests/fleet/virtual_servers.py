@@ -22,7 +22,7 @@ _IDENTITY = b'x-ridgeline-resume: {"id":"c-1","created":1,"seed":1}\r\n\r\n'
 
 
 class Asked(msgspec.Struct, kw_only=True):
-    """A request: so many tokens, one every `pace_s`; `fatal_s`: it ends its server after that."""
+    """A request: a token every `pace_s`; `fatal_s`: it ends its server after that time."""
 
     name: int
     num_tokens: int

@@ -75,7 +75,9 @@ def test_warm_prefix_cache_gives_the_tokens_of_a_cold_one(model: Model) -> None:
 def test_preempted_requests_give_the_tokens_of_single_ones(model: Model) -> None:
     """Background requests lose their slots to a later one and resume."""
     requests = some_requests()
-    requests = [msgspec.structs.replace(each, background=i < 2) for i, each in enumerate(requests)]
+    requests = [
+        msgspec.structs.replace(request, background=i < 2) for i, request in enumerate(requests)
+    ]
     schedule = Schedule(block_size=SIZE, max_num_seqs=2, prefix=True, arrives=(0, 0, 4))
     [served] = serve(model, requests, schedule)
     assert served.num_preempted

@@ -137,7 +137,9 @@ def test_chunked_prefill_gives_the_tokens_of_whole_prompts(
 def test_preempted_background_requests_give_the_tokens_of_single_ones(model: Model) -> None:
     """Background requests lose their slots to later requests and resume without a difference."""
     requests = some_requests()
-    requests = [msgspec.structs.replace(each, background=i < 3) for i, each in enumerate(requests)]
+    requests = [
+        msgspec.structs.replace(request, background=i < 3) for i, request in enumerate(requests)
+    ]
     [served] = serve(
         model, requests, Schedule(max_num_seqs=2, arrives=(0, 0, 0, 4, 6), prefix=True)
     )

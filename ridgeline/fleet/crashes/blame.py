@@ -51,7 +51,7 @@ class Death(msgspec.Struct, eq=False):
 
 
 class _Record(msgspec.Struct):
-    """The crashes during a request, and what is in its favour, in nats at `at_s`."""
+    """The crashes during a request, and the evidence in its favour, in nats at `at_s`."""
 
     at_s: float
     credit: float = 0.0
@@ -164,7 +164,7 @@ class Blame:
         return self._rivals(request) <= _MAX_RIVALS
 
     def would_condemn(self, request: bytes, num_deaths: int, now_s: float) -> bool:
-        """Whether so many more quick crashes would be enough evidence."""
+        """Whether that many more quick crashes would be enough evidence."""
         record = self._records.get(request)
         known = [] if record is None else self._nats(request, record)
         x = sum(known) + num_deaths * math.log(1 / MIN_CHANCE)

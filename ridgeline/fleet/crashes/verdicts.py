@@ -85,9 +85,9 @@ class Verdicts:
             turn.incident = incident
             incident.turns.append(turn)
             return
-        turns = list(self._turns[turn.server])
-        self._incidents[turn.server] = incident = Incident(turn.server, now_s, turns)
-        for other in turns:
+        at_risk = list(self._turns[turn.server])
+        self._incidents[turn.server] = incident = Incident(turn.server, now_s, at_risk)
+        for other in at_risk:
             other.incident = incident
 
     def note_instance(self, server: int, instance: bytes | None, now_s: float) -> None:

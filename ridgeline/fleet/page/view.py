@@ -1,4 +1,4 @@
-"""A fleet as its gateway sees it: backends, load, and what was counted."""
+"""A fleet as its gateway sees it: backends, load, and counters."""
 
 from __future__ import annotations
 

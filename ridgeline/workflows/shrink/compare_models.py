@@ -61,8 +61,8 @@ def compare_models(
         return tuple(rows)
     rates: list[list[float]] = [[] for _ in models]
     for _ in range(ROUNDS):
-        for each, found in zip(models, rates, strict=True):
-            found.append(_decode_rate(each, list(windows[0][:PROMPT_TOKENS])))
+        for model, found in zip(models, rates, strict=True):
+            found.append(_decode_rate(model, list(windows[0][:PROMPT_TOKENS])))
     return tuple(
         msgspec.structs.replace(row, tokens_per_s=median(found))
         for row, found in zip(rows, rates, strict=True)
@@ -71,11 +71,11 @@ def compare_models(
 
 @torch.inference_mode()
 def _quality(
-    each: ModelToCompare, windows: Sequence[Sequence[int]], reference: list[Tensor]
+    compare: ModelToCompare, windows: Sequence[Sequence[int]], reference: list[Tensor]
 ) -> ComparedModel:
-    spec = with_dtype(load_spec(each.model), "float32")
-    spec = apply_quantization(spec, each.quantization)
-    decoder = load_decoder(each.model, spec, device="cpu", compute_dtype=torch.float32)
+    spec = with_dtype(load_spec(compare.model), "float32")
+    spec = apply_quantization(spec, compare.quantization)
+    decoder = load_decoder(compare.model, spec, device="cpu", compute_dtype=torch.float32)
     runner, is_first = TorchRunner(decoder, None, None), not reference
     loss = kl = agreement = 0.0
     for at, tokens in enumerate(windows):
@@ -88,7 +88,7 @@ def _quality(
         agreement += float((truth_TV.argmax(-1) == logprobs_TV.argmax(-1)).float().mean())
     count = len(windows)
     return ComparedModel(
-        name=each.name,
+        name=compare.name,
         weight_bytes=resident_weight_bytes(spec),
         perplexity=math.exp(min(700.0, loss / count)),
         kl=0.0 if is_first else kl / count,
@@ -96,13 +96,13 @@ def _quality(
     )
 
 
-def _decode_rate(each: ModelToCompare, prompt: list[int]) -> float:
+def _decode_rate(compare: ModelToCompare, prompt: list[int]) -> float:
     """Tokens per second of one sequence, without its prefill."""
     sampling = Sampling(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
     first = Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
     with Engine.open(
-        each.model,
-        quantization=each.quantization,
+        compare.model,
+        quantization=compare.quantization,
         max_num_seqs=1,
         max_model_len=4 * ANSWER_TOKENS,
         enable_prefix_caching=False,

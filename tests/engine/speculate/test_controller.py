@@ -143,7 +143,7 @@ class Reading(World):
     def draft(
         self, contexts: Sequence[DraftContext], depths: Sequence[int]
     ) -> list[tuple[int, ...]]:
-        new = {each.seq_id for each, d in zip(contexts, depths, strict=True) if d} - self.read
+        new = {context.seq_id for context, d in zip(contexts, depths, strict=True) if d} - self.read
         self.most_read = max(self.most_read, len(new))
         self.read |= new
         self.now_s += 2e-3 * len(new)
@@ -274,9 +274,9 @@ class Bursts:
         grid = {(1, 1 + depth): curve(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
         self.controller.calibrate(StepTimeCurve(grid))
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
         self.now_s += self.decision_s
-        place = len(each.tokens) % (self.NEW + self.COPIED)
+        place = len(context.tokens) % (self.NEW + self.COPIED)
         if place < self.NEW:
             return NO_GUESS
         num = min(most, self.NEW + self.COPIED - place)
@@ -323,7 +323,7 @@ class Cold(Bursts):
 
     num_cold = 0
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
         self.now_s += self.decision_s
         self.num_cold = 2
         return NO_GUESS
@@ -346,7 +346,7 @@ def test_cache_misses_after_a_decision_count_as_its_cost() -> None:
 class Dear(Bursts):
     """Nothing can be looked up, and to remember an answer takes two plain steps."""
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
         self.now_s += self.decision_s
         return NO_GUESS
 

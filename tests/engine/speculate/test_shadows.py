@@ -126,7 +126,7 @@ class _Says:
     def __init__(self, name: str, guess: LookupGuess) -> None:
         self.name, self.guess, self.forgotten = name, guess, 0
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
         return LookupGuess(self.guess.tokens[:most], self.guess.kinds[:most])
 
     def forget(self, seq_id: int, tokens: object, tenant: str) -> None:

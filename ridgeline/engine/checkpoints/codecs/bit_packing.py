@@ -61,10 +61,10 @@ def pack_words(numbers_RN: Tensor, bits: int) -> Tensor:
 
 def _whole_bytes(numbers_RN: Tensor, bits: int, width: int) -> Tensor:
     """Like `_stream` if no number crosses a byte: 1/8 of the memory, 1/20 of the time."""
-    each = 8 // bits
-    room = torch.nn.functional.pad(numbers_RN, (0, width * 4 * each - numbers_RN.shape[1]))
+    per_byte = 8 // bits
+    room = torch.nn.functional.pad(numbers_RN, (0, width * 4 * per_byte - numbers_RN.shape[1]))
     # a single row may come with any stride, and words want it whole
-    bytes_RB = room[:, ::each].clone(memory_format=torch.contiguous_format)
-    for place in range(1, each):
-        bytes_RB |= room[:, place::each] << (place * bits)
+    bytes_RB = room[:, ::per_byte].clone(memory_format=torch.contiguous_format)
+    for place in range(1, per_byte):
+        bytes_RB |= room[:, place::per_byte] << (place * bits)
     return bytes_RB.view(torch.int32)

@@ -202,13 +202,13 @@ class DepthController:
 
     # -- deciding
 
-    def _look(self, each: DraftContext) -> LookupGuess:
+    def _look(self, context: DraftContext) -> LookupGuess:
         """Look up guesses, and judge the previous ones on the way."""
         if self._lookup is None:
             return NO_GUESS
-        self.shadows.compare(each.seq_id, each.tokens)
-        guess = self._lookup.look(each, min(each.max_drafts, self.max_drafts))
-        self.shadows.keep(each, guess)
+        self.shadows.compare(context.seq_id, context.tokens)
+        guess = self._lookup.look(context, min(context.max_drafts, self.max_drafts))
+        self.shadows.keep(context, guess)
         return guess
 
     def _decide(
@@ -219,8 +219,8 @@ class DepthController:
         costs = self._costs
         none, plain = [False] * len(contexts), plain_plan(len(contexts), room, costs)
         looked = [
-            self.shadows.survivals(each.seq_id, guess) if guess.tokens else []
-            for each, guess in zip(contexts, guesses, strict=True)
+            self.shadows.survivals(context.seq_id, guess) if guess.tokens else []
+            for context, guess in zip(contexts, guesses, strict=True)
         ]
         if self._drafter is None and not any(looked):
             self._drafting = False
@@ -248,14 +248,14 @@ class DepthController:
         """
         rates = self.acceptance.rates(self.max_drafts)
         mixed, which = [], []
-        for each, own in zip(contexts, looked, strict=True):
-            computed = self.acceptance.survivals(each.seq_id, rates[: each.max_drafts])
+        for context, own in zip(contexts, looked, strict=True):
+            computed = self.acceptance.survivals(context.seq_id, rates[: context.max_drafts])
             which.append(sum(computed) > sum(own))
             mixed.append(computed if which[-1] else own)
         return mixed, which
 
-    def _num_new(self, each: DraftContext) -> int:
-        return len(each.tokens) - self._read.get(each.seq_id, 0)
+    def _num_new(self, context: DraftContext) -> int:
+        return len(context.tokens) - self._read.get(context.seq_id, 0)
 
     def _read_one(
         self,
@@ -271,8 +271,8 @@ class DepthController:
         """
         new = [
             i
-            for i, (each, own) in enumerate(zip(contexts, computed, strict=True))
-            if own and plan.depths[i] and self._num_new(each) > MAX_UNREAD
+            for i, (context, own) in enumerate(zip(contexts, computed, strict=True))
+            if own and plan.depths[i] and self._num_new(context) > MAX_UNREAD
         ]
         if len(new) < 2:
             return plan
@@ -320,15 +320,17 @@ class DepthController:
             () if own else guess.tokens[:depth]
             for own, guess, depth in zip(computed, guesses, depths, strict=True)
         ]
-        step.looked_up = {each.seq_id for each, draft in zip(contexts, found, strict=True) if draft}
+        step.looked_up = {
+            context.seq_id for context, draft in zip(contexts, found, strict=True) if draft
+        }
         asked = [depth if own else 0 for depth, own in zip(depths, computed, strict=True)]
         if self._drafter is None or not any(asked):
             self._renew()
             return found
-        for each, depth in zip(contexts, asked, strict=True):
+        for context, depth in zip(contexts, asked, strict=True):
             if depth:
-                step.must_read |= self._num_new(each) > MAX_UNREAD
-                self._read[each.seq_id] = len(each.tokens)
+                step.must_read |= self._num_new(context) > MAX_UNREAD
+                self._read[context.seq_id] = len(context.tokens)
         begun_s = self._clock()
         drafted = self._drafter.draft(contexts, asked)
         step.computed_s = self._clock() - begun_s

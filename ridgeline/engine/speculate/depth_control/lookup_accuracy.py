@@ -70,9 +70,9 @@ class LookupAccuracy:
         """
         return self._record.survivals(seq_id, guess.kinds)
 
-    def keep(self, each: DraftContext, guess: LookupGuess) -> None:
+    def keep(self, context: DraftContext, guess: LookupGuess) -> None:
         """Record the guess for a sequence in this step, whether or not it is drafted."""
-        self._record.keep(each.seq_id, len(each.tokens), guess.tokens, guess.kinds)
+        self._record.keep(context.seq_id, len(context.tokens), guess.tokens, guess.kinds)
 
     def compare(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Judge the sequence's last guess by the tokens known now."""

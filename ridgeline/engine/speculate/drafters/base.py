@@ -60,7 +60,7 @@ class Lookup(Protocol):
 
     name: str
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
         """At most `most` tokens; empty if there is no guess."""
         ...
 

@@ -101,26 +101,26 @@ class DraftModelDrafter:
         if reader is not None:
             self._pool.release_all(reader.blocks)
 
-    def _begin(self, each: DraftContext, depth: int) -> _ModelDraft | None:
+    def _begin(self, context: DraftContext, depth: int) -> _ModelDraft | None:
         """Go back to the common prefix and allocate blocks; None if there are none."""
-        reader = self._readers.setdefault(each.seq_id, _ModelReader())
-        _go_back(reader.tokens, each.tokens)
-        depth = min(depth, self._decoder.spec.max_positions - len(each.tokens))
-        num_missing = self._pool.num_blocks_for(len(each.tokens) + depth) - len(reader.blocks)
+        reader = self._readers.setdefault(context.seq_id, _ModelReader())
+        _go_back(reader.tokens, context.tokens)
+        depth = min(depth, self._decoder.spec.max_positions - len(context.tokens))
+        num_missing = self._pool.num_blocks_for(len(context.tokens) + depth) - len(reader.blocks)
         if depth <= 0 or num_missing > self._pool.num_idle:
             return None
         reader.blocks += [self._pool.allocate() for _ in range(num_missing)]
-        own = numbers_for(each, depth, self._draws)
-        return _ModelDraft(each, depth, own, reader=reader)
+        own = numbers_for(context, depth, self._draws)
+        return _ModelDraft(context, depth, own, reader=reader)
 
     def _read(self, guesses: Sequence[_ModelDraft]) -> None:
         """Feed all but the last known token, if more than that is new."""
         for guess in guesses:
-            reader, tokens = guess.reader, guess.each.tokens
+            reader, tokens = guess.reader, guess.context.tokens
             while len(tokens) - len(reader.tokens) > CHUNK:
                 start = len(reader.tokens)
                 fed = tuple(tokens[start : start + CHUNK])
-                self._hidden([Run(guess.each.seq_id, start, fed, tuple(reader.blocks), None)])
+                self._hidden([Run(guess.context.seq_id, start, fed, tuple(reader.blocks), None)])
                 reader.tokens += fed
 
     def _go_on(self, guesses: Sequence[_ModelDraft]) -> None:
@@ -159,6 +159,6 @@ def _go_back(computed: list[int], known: Sequence[int]) -> None:
 
 def _run(guess: _ModelDraft) -> Run:
     start = len(guess.reader.tokens)
-    known = guess.each.tokens
+    known = guess.context.tokens
     new = (*known[start:], *guess.drafts[max(0, start - len(known)) :])
-    return Run(guess.each.seq_id, start, tuple(new), tuple(guess.reader.blocks), None)
+    return Run(guess.context.seq_id, start, tuple(new), tuple(guess.reader.blocks), None)

@@ -237,21 +237,21 @@ class EagleDrafter:
         if reader is not None:
             self._pool.release_all(reader.blocks)
 
-    def _begin(self, each: DraftContext, depth: int) -> _EagleDraft | None:
+    def _begin(self, context: DraftContext, depth: int) -> _EagleDraft | None:
         """Take the new states and allocate blocks; None without states or blocks."""
-        known = self._states.of(each.seq_id, len(each.tokens))
+        known = self._states.of(context.seq_id, len(context.tokens))
         if known is None:
             return None
         start, h_RC = known
-        reader = self._reader(each.seq_id, start)
+        reader = self._reader(context.seq_id, start)
         num_places = reader.num + len(h_RC) + depth
         num_missing = self._pool.num_blocks_for(num_places) - len(reader.blocks)
         if num_missing > self._pool.num_idle:
             return None
         reader.blocks += [self._pool.allocate() for _ in range(num_missing)]
-        self._states.use_up(each.seq_id)
-        own = numbers_for(each, depth, self._draws)
-        return _EagleDraft(each, depth, own, reader=reader, h_RC=h_RC)
+        self._states.use_up(context.seq_id)
+        own = numbers_for(context, depth, self._draws)
+        return _EagleDraft(context, depth, own, reader=reader, h_RC=h_RC)
 
     def _reader(self, seq_id: int, start: int) -> _EagleReader:
         """Where reading continues; from the start if states in between are missing."""
@@ -279,8 +279,8 @@ class EagleDrafter:
 
 def _run(guess: _EagleDraft) -> Run:
     """The tokens after the states, at the reader's own positions."""
-    each, reader = guess.each, guess.reader
-    start, tokens = reader.num, tuple(each.tokens[len(each.tokens) - len(guess.h_RC) :])
+    context, reader = guess.context, guess.reader
+    start, tokens = reader.num, tuple(context.tokens[len(context.tokens) - len(guess.h_RC) :])
     if guess.drafts:
         start, tokens = reader.num + len(guess.drafts) - 1, tuple(guess.drafts[-1:])
-    return Run(each.seq_id, start, tokens, tuple(reader.blocks), None)
+    return Run(context.seq_id, start, tokens, tuple(reader.blocks), None)

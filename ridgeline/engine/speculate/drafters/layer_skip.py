@@ -76,7 +76,9 @@ class SelfDrafter:
         self, contexts: Sequence[DraftContext], depths: Sequence[int]
     ) -> list[tuple[int, ...]]:
         self._drawn.clear()
-        begun = (self._begin(each, depth) for each, depth in zip(contexts, depths, strict=True))
+        begun = (
+            self._begin(context, depth) for context, depth in zip(contexts, depths, strict=True)
+        )
         guesses = [guess for guess in begun if guess.depth > 0]
         going = guesses
         while going:
@@ -96,29 +98,29 @@ class SelfDrafter:
             x_SC = last_hidden(self._decoder, self._attention, runs)
             take(guesses, self._decoder.logits(x_SC))
 
-    def _begin(self, each: DraftContext, depth: int) -> PartialDraft:
+    def _begin(self, context: DraftContext, depth: int) -> PartialDraft:
         """A draft as deep as there are positions; the last token, which is not fed, needs none."""
-        places = each.num_places * self._block_size - len(each.tokens)
-        fits = len(each.tokens) - each.num_computed <= CHUNK and places >= 0
+        places = context.num_places * self._block_size - len(context.tokens)
+        fits = len(context.tokens) - context.num_computed <= CHUNK and places >= 0
         depth = min(depth, places + 1) if fits else 0
-        return PartialDraft(each, depth, numbers_for(each, depth, self._draws))
+        return PartialDraft(context, depth, numbers_for(context, depth, self._draws))
 
 
 def _run(guess: PartialDraft) -> Run:
     """The pending tokens for the first draft, then the latest one."""
-    each, num_known = guess.each, len(guess.each.tokens)
+    context, num_known = guess.context, len(guess.context.tokens)
     if not guess.drafts:
-        start, tokens = each.num_computed, tuple(each.tokens[each.num_computed :])
+        start, tokens = context.num_computed, tuple(context.tokens[context.num_computed :])
     else:
         start, tokens = num_known + len(guess.drafts) - 1, (guess.drafts[-1],)
     return Run(
-        seq_id=each.seq_id,
+        seq_id=context.seq_id,
         start=start,
         tokens=tokens,
-        blocks=each.blocks,
+        blocks=context.blocks,
         sample=None,
-        windows=each.windows,
-        first_place=each.first_place,
+        windows=context.windows,
+        first_place=context.first_place,
     )
 
 

@@ -66,11 +66,11 @@ class LookaheadDrafter:
     def __init__(self) -> None:
         self._pools: dict[int, _NgramPool] = {}
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
-        pool = self._pools.setdefault(each.seq_id, _NgramPool())
-        pool.before = each.tokens[-2] if len(each.tokens) > 1 else NO_TOKEN
-        chained = pool.chain(pool.before, each.tokens[-1], max(1, most - WINDOW))
-        window = pool.window or tuple(each.tokens[-most:])
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
+        pool = self._pools.setdefault(context.seq_id, _NgramPool())
+        pool.before = context.tokens[-2] if len(context.tokens) > 1 else NO_TOKEN
+        chained = pool.chain(pool.before, context.tokens[-1], max(1, most - WINDOW))
+        window = pool.window or tuple(context.tokens[-most:])
         tokens = (*chained, *window)[:most]
         kinds = [kind_of(max(0, len(chained) - i)) for i in range(len(tokens))]
         return LookupGuess(tokens, tuple(kinds))

@@ -101,11 +101,13 @@ class MedusaDrafter:
     ) -> list[tuple[int, ...]]:
         self._drawn.clear()
         guesses, rows = [], []
-        for each, depth in zip(contexts, depths, strict=True):
-            known = self._states.of(each.seq_id, len(each.tokens))
+        for context, depth in zip(contexts, depths, strict=True):
+            known = self._states.of(context.seq_id, len(context.tokens))
             depth = min(depth, self._heads.num_heads)
             if known is not None and depth > 0:
-                guesses.append(PartialDraft(each, depth, numbers_for(each, depth, self._draws)))
+                guesses.append(
+                    PartialDraft(context, depth, numbers_for(context, depth, self._draws))
+                )
                 rows.append(known[1][-1])
         if guesses:
             self._fill(guesses, torch.stack(rows))

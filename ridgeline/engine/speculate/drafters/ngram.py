@@ -33,9 +33,9 @@ class NgramDrafter:
     def __init__(self, min_n: int, max_n: int) -> None:
         self._texts = _native.PromptLookup(min_n, max_n)
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
         """Exactly `most` tokens if an n-gram was found, else empty."""
-        found = self._texts.look(each.seq_id, each.tokens, each.num_prompt, most)
+        found = self._texts.look(context.seq_id, context.tokens, context.num_prompt, most)
         return NO_GUESS if found is None else LookupGuess(*found)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:

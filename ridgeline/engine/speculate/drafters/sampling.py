@@ -38,7 +38,7 @@ class PartialDraft:
     token. `is_argmax`: its tokens are the first largest logits.
     """
 
-    each: DraftContext
+    context: DraftContext
     depth: int
     numbers: Sequence[float]
     drafts: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class PartialDraft:
     is_argmax: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        sampling = self.each.sampling
+        sampling = self.context.sampling
         if sampling.temperature or sampling.logprobs is not None:
             sampling = replace(sampling, temperature=0.0, logprobs=None)
         self.is_argmax = not self.numbers and sampling.is_plain_greedy
@@ -58,20 +58,20 @@ class PartialDraft:
     @property
     def at(self) -> SamplePoint:
         """How the next token is to be sampled."""
-        each, text = self.each, (*self.each.tokens, *self.drafts)
-        history = text if each.sampling.has_penalties else ()
-        sampling = each.sampling if self.numbers else replace(each.sampling, temperature=0.0)
-        index = len(text) - each.num_prompt
-        return SamplePoint(replace(sampling, logprobs=None), 0, index, each.num_prompt, history)
+        context, text = self.context, (*self.context.tokens, *self.drafts)
+        history = text if context.sampling.has_penalties else ()
+        sampling = context.sampling if self.numbers else replace(context.sampling, temperature=0.0)
+        index = len(text) - context.num_prompt
+        return SamplePoint(replace(sampling, logprobs=None), 0, index, context.num_prompt, history)
 
 
-def numbers_for(each: DraftContext, depth: int, draws: bool) -> list[float]:
+def numbers_for(context: DraftContext, depth: int, draws: bool) -> list[float]:
     """The random numbers consumed by a draft of `depth` tokens; empty if its tokens are not
     sampled.
     """
-    if not draws or each.sampling.greedy or each.sampling.seed is not None:
+    if not draws or context.sampling.greedy or context.sampling.seed is not None:
         return []
-    return uniform_numbers(each.seed, len(each.tokens) - each.num_prompt, depth, DRAFT)
+    return uniform_numbers(context.seed, len(context.tokens) - context.num_prompt, depth, DRAFT)
 
 
 def all_argmax(guesses: Sequence[PartialDraft]) -> bool:
@@ -124,6 +124,6 @@ def finished_drafts(
     """One draft per entry of `contexts`, with the distributions for the verifier."""
     for guess in guesses:
         if guess.rows:
-            drawn.record(guess.each.seq_id, tuple(guess.drafts), torch.stack(guess.rows))
-    found = {guess.each.seq_id: tuple(guess.drafts) for guess in guesses}
+            drawn.record(guess.context.seq_id, tuple(guess.drafts), torch.stack(guess.rows))
+    found = {guess.context.seq_id: tuple(guess.drafts) for guess in guesses}
     return [found.get(context.seq_id, ()) for context in contexts]

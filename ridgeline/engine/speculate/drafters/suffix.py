@@ -59,14 +59,14 @@ class SuffixDrafter:
         self._matches: dict[int, _Matches] = {}
         self._num_prompt: dict[int, int] = {}
 
-    def look(self, each: DraftContext, most: int) -> LookupGuess:
-        self._num_prompt[each.seq_id] = each.num_prompt
-        texts = self._texts.get(each.tenant)
+    def look(self, context: DraftContext, most: int) -> LookupGuess:
+        self._num_prompt[context.seq_id] = context.num_prompt
+        texts = self._texts.get(context.tenant)
         if texts is None:
             return NO_GUESS
         best, longest = NO_GUESS, LEAST_MATCH - 1
-        for automaton, match in self._matches_for(each, texts):
-            found = automaton.look(match, each.tokens, _WARM, longest, most, BETWEEN)
+        for automaton, match in self._matches_for(context, texts):
+            found = automaton.look(match, context.tokens, _WARM, longest, most, BETWEEN)
             if found is not None:
                 longest, tokens = found
                 best = LookupGuess(
@@ -91,12 +91,12 @@ class SuffixDrafter:
         """Tokens kept of all tenants together."""
         return sum(texts.num_tokens for texts in self._texts.values())
 
-    def _matches_for(self, each: DraftContext, texts: TenantTexts) -> _Matches:
+    def _matches_for(self, context: DraftContext, texts: TenantTexts) -> _Matches:
         """The sequence's matches in the texts kept now."""
         wanted = [texts.young, texts.old] if texts.old.num_tokens else [texts.young]
-        matches = self._matches.get(each.seq_id, [])
+        matches = self._matches.get(context.seq_id, [])
         if [automaton for automaton, _ in matches] != wanted:
-            had, num_read = dict(matches), max(0, len(each.tokens) - _WARM)
+            had, num_read = dict(matches), max(0, len(context.tokens) - _WARM)
             matches = [(one, had.get(one) or _native.SuffixMatch(num_read)) for one in wanted]
-            self._matches[each.seq_id] = matches
+            self._matches[context.seq_id] = matches
         return matches
