@@ -2,13 +2,11 @@
 
 Two kinds, counted apart. Cuts: the gateway, a server and its engine in one process; every
 connection of a backend breaks after a random number of bytes; for --down-s, new ones break before
-their first byte, which the gateway counts as a crash by that request, and not as a server that is
-gone: a request that meets three in a row is called deadly, and refused from then on. Kills: SIGKILL
-of one of two server processes, which is started again. Requests are greedy, sampled, penalised,
-structured, with n > 1, and of other APIs; each answer is compared byte by byte with that
-of a server that nothing has happened to.
+their first byte. Kills: SIGKILL of one of three server processes, which is started again. Requests
+are greedy, sampled, penalised, structured, with n > 1, and of other APIs; each answer is compared
+byte by byte with that of a server that nothing has happened to.
 
-    python benchmarks/bench_kills.py [--cuts 1000] [--kills 100] [--output FILE]
+    python benchmarks/bench_kills.py [--cuts 1000] [--kills 1000] [--model smollm2] [--output FILE]
 """
 
 from __future__ import annotations
@@ -77,10 +75,11 @@ async def cut(num_cuts: int, seed: int, down_s: float) -> dict[str, Any]:
     return result
 
 
-async def kill(num_kills: int, seed: int) -> dict[str, Any]:
+async def kill(num_kills: int, seed: int, model: str, num_clients: int) -> dict[str, Any]:
     """Failures by SIGKILL."""
     began_s, report, rng = time.perf_counter(), KillReport(), random.Random(seed)
-    replicas = [Replica(), Replica()]
+    settings = {"model": model, "kv_cache_memory_bytes": 64 << 20, "num_threads": 1}
+    replicas = [Replica(settings, served_model_name="demo") for _ in range(3)]
     for replica in replicas:
         replica.start()
     for replica in replicas:
@@ -95,7 +94,7 @@ async def kill(num_kills: int, seed: int) -> dict[str, Any]:
         async with httpx.AsyncClient(base_url=gateway.url, timeout=600) as http:
             clients = [
                 asyncio.create_task(report.ask_until(http, right, number, is_over))
-                for number in range(NUM_CLIENTS)
+                for number in range(num_clients)
             ]
             for number in range(1, num_kills + 1):
                 await kill_replicas(replicas, 1, rng)
@@ -117,16 +116,18 @@ async def kill(num_kills: int, seed: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuts", type=int, default=1000)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--down-s", type=float, default=0.0, help="of a backend after a cut")
+    parser.add_argument("--model", default="demo", help="of the servers that are killed")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clients", type=int, default=NUM_CLIENTS, help="while servers are killed")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    record: dict[str, Any] = {"benchmark": "kills", "model": "demo", "clients": NUM_CLIENTS}
+    record: dict[str, Any] = {"benchmark": "kills", "model": args.model, "clients": args.clients}
     if args.cuts:
         record["cuts"] = asyncio.run(cut(args.cuts, args.seed, args.down_s))
     if args.kills:
-        record["kills"] = asyncio.run(kill(args.kills, args.seed))
+        record["kills"] = asyncio.run(kill(args.kills, args.seed, args.model, args.clients))
     print(json.dumps(record))
     if args.output is not None:
         args.output.write_text(json.dumps(record, indent=2) + "\n")

@@ -46,10 +46,11 @@ class KillReport:
 
 
 async def kill_replicas(replicas: Sequence[Replica], num_kills: int, rng: random.Random) -> None:
-    """SIGKILL random servers, one after another; each is ready again before the next."""
+    """SIGKILL random servers, one after another, while another one is ready; start them again."""
     for _ in range(num_kills):
         await asyncio.sleep(rng.uniform(0.05, 0.5))
-        victim = rng.choice(replicas)
+        while len(ready := [replica for replica in replicas if replica.is_ready()]) < 2:
+            await asyncio.sleep(0.05)
+        victim = rng.choice(ready)
         await asyncio.to_thread(victim.kill)
         victim.start()
-        await asyncio.to_thread(victim.wait_ready, 600)
