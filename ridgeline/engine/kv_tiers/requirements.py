@@ -6,7 +6,6 @@ from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.shard import ParallelSizes
 
 
 def check_tiers(settings: Settings, spec: ModelSpec) -> None:
@@ -35,7 +34,7 @@ def require_whole_cache(settings: Settings, spec: ModelSpec, flag: str) -> None:
 
     Raises CannotRun.
     """
-    for name in ParallelSizes.__struct_fields__:
+    for name in ("tensor", "pipeline", "expert", "context"):
         if (size := getattr(settings, f"{name}_parallel_size")) > 1:
             raise CannotRun(
                 f"{flag} works with one process, which holds the whole KV cache",
