@@ -15,6 +15,7 @@ def inspect(
     *,
     against: str | None = None,
     what_if: str | None = None,
+    layout: str | None = None,
     observer: Observer = silent,
 ) -> ModelInspection:
     """Show a model's parameters, FLOPs, bytes and KV cache.
@@ -31,6 +32,8 @@ def inspect(
         against: Original of a quantised model, to measure the error against.
         what_if: Compare the KV cache with that of an edited model, in place of the usual tables:
             'key=value' of kv_heads, window, global_every, share, latent, kv_dtype and context.
+        layout: Show what each process or device of a parallel layout holds, in place of the usual
+            tables: 'key=N' of tp, pp, ep and cp.
         observer: Called with every progress event; `print` shows them as lines.
 
     Returns:
@@ -42,7 +45,9 @@ def inspect(
     options = command_options("inspect", InspectOptions, locals())
     for name in filter(None, (options.model, options.against)):
         ensure_downloaded(name, observer)
-    return inspect_model(options.model, against=options.against, what_if=options.what_if)
+    return inspect_model(
+        options.model, against=options.against, what_if=options.what_if, layout=options.layout
+    )
 
 
 def doctor(*, refresh: bool = False) -> MachineReadiness:

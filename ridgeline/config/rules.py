@@ -151,7 +151,10 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
         Needs("output", ("input",)),
     ),
-    "inspect": (Displaces("what_if", ("against",)),),
+    "inspect": (
+        Displaces("what_if", ("against", "layout")),
+        Displaces("layout", ("against",)),
+    ),
     "plan": (
         Needs("max_lora_rank", ("max_loras",)),
         Displaces("workload", ("input_len", "output_len")),

@@ -206,6 +206,12 @@ SEQUENCE_PARALLEL = About(
     "With tensor parallelism, each process or device normalises a part of a step's rows.",
     since="0.3",
 )
+LAYOUT = About(
+    "Show what each process or device of a parallel layout holds, in place of the usual tables: "
+    "'key=N' of tp, pp, ep and cp.",
+    metavar="SIZES",
+    since="0.3",
+)
 ATTENTION_DP = About(
     "Data-parallel attention groups: separate sequences, shared experts.",
     unit=COUNT,

@@ -253,6 +253,7 @@ class InspectOptions(Section, frozen=True, kw_only=True):
             metavar="EDITS",
         ),
     ] = None
+    layout: Annotated[str | None, shared.LAYOUT] = None
     json: Annotated[bool, shared.JSON] = False
 
 

@@ -21,6 +21,7 @@ from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.checkpoints.packed_config import KEY
 from ridgeline.modelspec.checkpoints.planning import config_planning_spec
 from ridgeline.modelspec.cost.inspect import InspectRow, LayerGroup, inspect_table, layer_groups
+from ridgeline.modelspec.cost.ranks import RankTable, rank_table
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
 from ridgeline.modelspec.what_if import KvComparison, compare_kv
@@ -37,7 +38,8 @@ class ModelInspection(Result, frozen=True, kw_only=True):
     `default_sampling`: that of requests which leave it out, from generation_config.json.
     `tokenizer`: its size and BOS, or why only token ids are accepted. `self_check`: one entry per
     layer of a quantised checkpoint, empty for other models. `note` says what was not read.
-    `what_if`: the KV cache of the model and of an edited one, if that was asked.
+    `what_if`: the KV cache of the model and of an edited one, if that was asked. `layout`: what
+    each rank of a parallel layout holds, likewise.
     """
 
     model: str
@@ -48,6 +50,7 @@ class ModelInspection(Result, frozen=True, kw_only=True):
     self_check: tuple[LayerCheck, ...]
     note: str = ""
     what_if: KvComparison | None = None
+    layout: RankTable | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -56,19 +59,25 @@ class ModelInspection(Result, frozen=True, kw_only=True):
 
 
 def inspect_model(
-    model: str, *, against: str | None = None, what_if: str | None = None
+    model: str,
+    *,
+    against: str | None = None,
+    what_if: str | None = None,
+    layout: str | None = None,
 ) -> ModelInspection:
     """Describe `model`; a quantised checkpoint is read and checked layer by layer.
 
     `against`: the original of a quantised model, to measure the error of its weights. `what_if`:
-    edits of its attention (`modelspec.what_if`), to compare the KV caches. Of a
-    repository of the Hugging Face Hub that is not downloaded, only config.json is read: nothing is
-    checked then. Raises BadModel, also for a tokenizer that is larger than the model's vocabulary,
-    BadInput for an original of a model that is not quantised, and DownloadFailed.
+    edits of its attention (`modelspec.what_if`), to compare the KV caches. `layout`: sizes of a
+    parallel layout (`modelspec.cost.ranks`), to show its ranks. Of a repository of the Hugging Face
+    Hub that is not downloaded, only config.json is read: nothing is checked then. Raises BadModel,
+    also for a tokenizer that is larger than the model's vocabulary, BadInput for an original of a
+    model that is not quantised, CannotRun for a layout that does not suit the model, and
+    DownloadFailed.
     """
     folder = config_folder(model) if against is None else None
     if folder is not None:
-        return _inspect_config(folder, model, what_if)
+        return _inspect_config(folder, model, what_if, layout)
     spec = load_spec(model)
     return ModelInspection(
         model=spec.name,
@@ -78,10 +87,13 @@ def inspect_model(
         default_sampling=read_sampling_defaults(model),
         self_check=_self_check(model, spec, against),
         what_if=None if what_if is None else compare_kv(spec, what_if),
+        layout=None if layout is None else rank_table(spec, layout),
     )
 
 
-def _inspect_config(folder: Path, model: str, what_if: str | None) -> ModelInspection:
+def _inspect_config(
+    folder: Path, model: str, what_if: str | None, layout: str | None
+) -> ModelInspection:
     """What config.json alone says."""
     spec = config_planning_spec(folder, model)
     return ModelInspection(
@@ -93,6 +105,7 @@ def _inspect_config(folder: Path, model: str, what_if: str | None) -> ModelInspe
         default_sampling=SamplingDefaults(),
         self_check=(),
         what_if=None if what_if is None else compare_kv(spec, what_if),
+        layout=None if layout is None else rank_table(spec, layout),
     )
 
 

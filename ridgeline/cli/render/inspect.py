@@ -13,6 +13,7 @@ from ridgeline.workflows.inspect_model import ModelInspection
 
 if TYPE_CHECKING:
     from ridgeline.modelspec.cost.inspect import LayerGroup
+    from ridgeline.modelspec.cost.ranks import RankTable
     from ridgeline.modelspec.what_if import KvComparison, KvKind
 
 _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -49,6 +50,26 @@ def kv_comparison_lines(comparison: KvComparison) -> Group:
     if any(not edit.startswith("kv_dtype=") for edit, _ in comparison.effects):
         lines += ["A model has to be trained in this form; the figures are those of its shapes."]
     return Group(table, *lines)
+
+
+def rank_lines(layout: RankTable) -> Table:
+    """What each rank of a layout holds."""
+    table = Table(
+        title=f"{layout.model}, {layout.layout}", title_justify="left", box=None, pad_edge=False
+    )
+    for name in ("rank", "layers", "query heads", "KV heads", "experts", "weights", "KV B/token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rank in layout.ranks:
+        table.add_row(
+            str(rank.rank),
+            str(rank.layers),
+            str(rank.query_heads),
+            str(rank.kv_heads),
+            str(rank.experts),
+            scaled(rank.weight_bytes) + "B",
+            f"{rank.kv_bytes_per_token:,.0f}",
+        )
+    return table
 
 
 def _kv_cells(kind: KvKind, context: int) -> tuple[str, ...]:
