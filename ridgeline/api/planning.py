@@ -221,8 +221,8 @@ def predict(
         expert_parallel_size: Devices that whole experts are spread over.
         context_parallel_size: Devices, for each one that a layer is split over, that divide the KV
             cache of every sequence.
-        sequence_parallel: Devices that layers are split over each normalise a part of a step's
-            rows.
+        sequence_parallel: With tensor parallelism, each process or device normalises a part of a
+            step's rows.
         moe_tensor_parallel_size: Devices that each expert's matrices are split over (default:
             what expert parallelism leaves).
         attention_dp_size: Data-parallel attention groups: separate sequences, shared experts.
@@ -342,8 +342,8 @@ def simulate(
         expert_parallel_size: Devices that whole experts are spread over.
         context_parallel_size: Devices, for each one that a layer is split over, that divide the KV
             cache of every sequence.
-        sequence_parallel: Devices that layers are split over each normalise a part of a step's
-            rows.
+        sequence_parallel: With tensor parallelism, each process or device normalises a part of a
+            step's rows.
         interconnect: Link between the devices of a node: nvlink3 to nvlink5, pcie3 to pcie5
             (default: the device's own).
         network: Link between nodes, one per device: ethernet-10, -25, -100, infiniband-hdr,
