@@ -4,7 +4,7 @@
     python benchmarks/fit_measured.py POINTS.csv --output FILE     errors next to the analytic ones
 
 Needs `pip install 'ridgeline[silicon]'`. The points and their division are those of
-fit_published.py. Only overheads are fitted, to points that are not kept: seconds per step, layer
+published_points.py. Only overheads are fitted, to points that are not kept: seconds per step, layer
 and routed layer by engine, and the factor of decode pools.
 """
 
@@ -29,7 +29,7 @@ from ridgeline.plan.calibration.published_efficiency import backends, efficiency
 from ridgeline.plan.step_time.predict import predict
 
 if __package__:
-    from benchmarks.fit_published import (
+    from benchmarks.published_points import (
         Row,
         loop_steps,
         machine_of,
@@ -39,7 +39,7 @@ if __package__:
         summary,
     )
 else:
-    from fit_published import Row, loop_steps, machine_of, quantile_of, read, roomy, summary
+    from published_points import Row, loop_steps, machine_of, quantile_of, read, roomy, summary
 
 BY_ENGINE = {
     "step_s": 5e-4,

@@ -1,10 +1,11 @@
-"""Says how wrong the fitted step time is on models, devices and engines that the fit has not seen.
+"""Says how wrong `predict` is on models, devices and engines that its fit has not seen.
 
     python benchmarks/left_out.py POINTS.csv --output FILE
 
 For each model (then device, then engine) the table of efficiencies is fitted to the points of all
-others, and held against its own points. The points are those of fit_published.py, and all of them
-take part: nothing else is kept away.
+others, and `predict` with that table is held against the group's own points: TPOT, TTFT, and how
+many of them lie in the 80 % intervals. An engine without points gets the mean of the others. The
+points are those of published_points.py, and all of them take part.
 """
 
 from __future__ import annotations
@@ -14,90 +15,157 @@ import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+
+from ridgeline.plan.step_time.predict import Prediction
 
 if __package__:
-    from benchmarks.fit_published import Row, features, parameters, quantile, read, tpot, unscaled
+    from benchmarks.efficiency_fit import (
+        campaign_weights,
+        efficiency_from,
+        features,
+        first_token_data,
+        fit_first_token,
+        fit_values,
+        ttft,
+    )
+    from benchmarks.published_points import Row, predict_with, quantile, read
 else:
-    from fit_published import Row, features, parameters, quantile, read, tpot, unscaled
+    from efficiency_fit import (
+        campaign_weights,
+        efficiency_from,
+        features,
+        first_token_data,
+        fit_first_token,
+        fit_values,
+        ttft,
+    )
+    from published_points import Row, predict_with, quantile, read
 
 GROUPS: Mapping[str, Callable[[Row], str]] = {
     "model": lambda row: row.point.model,
     "device": lambda row: row.point.device,
     "engine": lambda row: str(row.point.backend),
 }
+DENSE = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
 
 
-def fitted(
-    data: Mapping[str, Any], measured: NDArray[Any], weight: NDArray[Any], start: NDArray[Any]
-) -> NDArray[Any]:
-    """Logarithms of the parameters; points of weight 0 have no part in them."""
-    names, prior, upper = parameters()
+class Found(NamedTuple):
+    """Of each point: relative errors of TPOT and TTFT, and whether their intervals hold."""
 
-    def residuals(logs: NDArray[Any]) -> NDArray[Any]:
-        predicted = tpot(dict(zip(names, np.exp(logs), strict=True)), data)
-        error = np.log(predicted / measured)
-        return np.concatenate([np.sqrt(weight) * error, 0.05 * (logs - prior)])
+    tpot: NDArray[Any]
+    ttft: NDArray[Any]
+    tpot_held: NDArray[Any]
+    ttft_held: NDArray[Any]
 
-    return least_squares(
-        residuals,
-        start,
-        bounds=(upper - 12, upper),
-        loss="soft_l1",
-        f_scale=0.2,
-    ).x
+    def of(self, chosen: NDArray[Any]) -> Found:
+        return Found(*(column[chosen] for column in self))
 
 
-def left_out_errors(rows: Sequence[Row]) -> dict[str, tuple[list[str], NDArray[Any]]]:
-    """By kind of group: the group of each row, and its error under a fit without that group."""
-    data = features(rows)
-    unscaled(data, rows)
-    names, prior, _ = parameters()
+def predictions_by(values: Mapping[str, float], rows: Sequence[Row]) -> list[Prediction]:
+    """The predictions of all points by fitted values."""
+    known: dict[tuple[str, str], Any] = {}
+    found = []
+    for row in rows:
+        key = (row.point.device, str(row.point.backend))
+        if key not in known:
+            known[key] = efficiency_from(values, *key)
+        found.append(predict_with(known[key], row.point))
+    return found
+
+
+def held_against(
+    rows: Sequence[Row], predictions: Sequence[Prediction], waits: NDArray[Any]
+) -> Found:
+    """`waits`: seconds to the first token that take the place of the predictions' own."""
     measured = np.array([row.tpot_s for row in rows])
-    weight = np.array([row.weight for row in rows])
-    everything = fitted(data, measured, weight, prior)
+    waited = np.array([row.ttft_s for row in rows])
+    tpot = np.array([found.tpot_ms / 1000 for found in predictions])
+    spread = np.array([found.interval["tpot_ms"][1] / found.tpot_ms for found in predictions])
+    waits_spread = np.array([found.interval["ttft_ms"][1] / found.ttft_ms for found in predictions])
+    return Found(
+        tpot=tpot / measured - 1,
+        ttft=waits / waited - 1,
+        tpot_held=abs(np.log(tpot / measured)) <= np.log(spread),
+        ttft_held=abs(np.log(waits / waited)) <= np.log(waits_spread),
+    )
+
+
+def left_out_errors(rows: Sequence[Row]) -> dict[str, tuple[NDArray[Any], Found]]:
+    """By kind of group: the group of each row, and what a fit without that group says of it."""
+    data, weight = features(rows), campaign_weights(rows)
+    measured = np.array([row.tpot_s for row in rows])
+    waited = np.array([row.ttft_s for row in rows])
+    repeated = np.array([row.weight for row in rows])
+    everything = fit_values(data, measured, weight)
     by_kind = {}
     for kind, group_of in GROUPS.items():
-        groups = [group_of(row) for row in rows]
-        errors = np.zeros(len(rows))
+        groups = np.array([group_of(row) for row in rows])
+        columns = [np.zeros(len(rows)) for _ in Found._fields]
         for group in sorted(set(groups)):
-            own = np.array([name == group for name in groups])
-            logs = fitted(data, measured, np.where(own, 0.0, weight), everything)
-            predicted = tpot(dict(zip(names, np.exp(logs), strict=True)), data)
-            errors[own] = predicted[own] / measured[own] - 1
-        by_kind[kind] = (groups, errors)
+            own = groups == group
+            values = fit_values(data, measured, np.where(own, 0.0, weight), everything)
+            predictions = predictions_by(values, rows)
+            first = first_token_data(rows, predictions)
+            waits = fit_first_token(first, waited, np.where(own, 0.0, repeated))
+            found = held_against(rows, predictions, ttft(waits, first))
+            for column, part in zip(columns, found, strict=True):
+                column[own] = part[own]
+        by_kind[kind] = (groups, Found(*columns))
     return by_kind
 
 
-def figures(errors: NDArray[Any], weight: NDArray[Any]) -> list[str]:
-    """Median, 90th percentile and bias."""
-    cells = [f"{quantile(abs(errors), weight, share):.1%}" for share in (0.5, 0.9)]
-    cells.append(f"{quantile(errors, weight, 0.5):+.1%}")
-    return [cell.replace("%", " %") for cell in cells]
+def percent(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.1%}".replace("%", " %")
+
+
+def figures(found: Found, weight: NDArray[Any]) -> list[str]:
+    """Errors and coverage: the columns of the table behind the number of points."""
+    return [
+        percent(quantile(abs(found.tpot), weight, 0.5)),
+        percent(quantile(abs(found.tpot), weight, 0.9)),
+        percent(quantile(found.tpot, weight, 0.5), "+"),
+        percent(float(np.average(found.tpot_held, weights=weight))),
+        percent(quantile(abs(found.ttft), weight, 0.5)),
+        percent(quantile(found.ttft, weight, 0.5), "+"),
+        percent(float(np.average(found.ttft_held, weights=weight))),
+    ]
+
+
+COLUMNS = [
+    *("left out", "group", "points", "TPOT error", "90 %", "bias", "in the 80 % interval"),
+    *("TTFT error", "bias of TTFT", "TTFT in the 80 % interval"),
+]
 
 
 def result(rows: Sequence[Row]) -> dict[str, Any]:
     """The record of benchmarks/results."""
     weight = np.array([row.weight for row in rows])
+    dense = np.array([row.point.model in DENSE for row in rows])
     together = np.array([row.point.decode is None for row in rows])
     table: list[list[Any]] = []
-    for kind, (groups, errors) in left_out_errors(rows).items():
-        for group in sorted(set(groups)):
-            own = np.array([name == group for name in groups])
-            table.append([kind, group, int(own.sum()), *figures(errors[own], weight[own])])
-        table.append([kind, "all", len(rows), *figures(errors, weight)])
-        part = figures(errors[together], weight[together])
-        table.append([kind, "all, aggregated", int(together.sum()), *part])
+    for kind, (groups, found) in left_out_errors(rows).items():
+        parts = {group: groups == group for group in sorted(set(groups))}
+        parts |= {
+            "all": np.ones(len(rows), bool),
+            "all, aggregated": together,
+            "all, dense": dense,
+            "all, mixture of experts, aggregated": ~dense & together,
+            "all, disaggregated": ~together,
+        }
+        for name, own in parts.items():
+            table.append([kind, name, int(own.sum()), *figures(found.of(own), weight[own])])
     return {
         "machine": "H100, H200 and B200 (measured by others, 2025-10 to 2026-04)",
         "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/left_out.py POINTS.csv --output FILE",
-        "note": "TPOT, all points: the table of efficiencies is fitted again without each group.",
-        "columns": ["left out", "group", "points", "median error", "90 %", "bias"],
+        "note": "All points: the table of efficiencies is fitted again without each group. Medians "
+        "of |predicted / measured - 1| and of predicted / measured - 1. The widths of the "
+        "intervals are the table's.",
+        "columns": COLUMNS,
         "rows": table,
     }
 

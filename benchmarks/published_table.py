@@ -19,9 +19,9 @@ from pathlib import Path
 from ridgeline.plan.step_time.predict import predict
 
 if __package__:
-    from benchmarks.fit_published import Row, quantile_of, read, roofline_times, roomy
+    from benchmarks.published_points import Row, quantile_of, read, roofline_times, roomy
 else:
-    from fit_published import Row, quantile_of, read, roofline_times, roomy
+    from published_points import Row, quantile_of, read, roofline_times, roomy
 
 COLUMNS = [
     *("model", "device", "engine", "weights", "serving", "points"),

@@ -29,9 +29,9 @@ from ridgeline.errors import UserError
 from ridgeline.plan.step_time.predict import OperatingPoint, predict
 
 if __package__:
-    from benchmarks.fit_published import Row, machine_of, read, roofline_times, roomy
+    from benchmarks.published_points import Row, machine_of, read, roofline_times, roomy
 else:
-    from fit_published import Row, machine_of, read, roofline_times, roomy
+    from published_points import Row, machine_of, read, roofline_times, roomy
 
 LIMITS_S = (0.010, 0.015, 0.020, 0.030, 0.050, 0.100)
 WITHIN = 0.10

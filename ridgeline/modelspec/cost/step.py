@@ -137,6 +137,18 @@ class ExpertGroup(msgspec.Struct, frozen=True, kw_only=True):
         missed = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.num_experts * (1 - missed)
 
+    def padded_rows(self, num_tokens: int, tile: int) -> float:
+        """Rows that the products of one layer's experts compute for `num_tokens` tokens.
+
+        A grouped product computes whole tiles of `tile` rows for each expert that was chosen: one
+        at least, and half a tile more than the rows of an expert with many.
+        """
+        if not num_tokens:
+            return 0.0
+        chosen = self.expected_experts(num_tokens)
+        rows = num_tokens * self.experts_per_token / chosen
+        return chosen * max(float(tile), rows + (tile - 1) / 2)
+
     def expected_bytes(self, num_tokens: int) -> float:
         """Bytes of those experts over all layers of the group."""
         return self.expert_bytes * self.expected_experts(num_tokens)

@@ -27,15 +27,22 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     further factors on the compute share of linears and experts in those formats, and `blocks` on
     those with a scale per block. `link`: share of the link's rate that collectives reach.
 
+    Grouped products of experts compute whole tiles of `expert_tile` rows. A token's hidden state
+    crosses the memory `activation_passes` times in every layer besides the products (norms,
+    residuals, rotary embeddings, conversions), and `expert_passes` times for every expert that the
+    token chooses (permutation).
+
     Seconds: `step_s` per step, `layer_s` per layer, `routed_layer_s` and `latent_layer_s` per layer
-    with experts and with latent attention, `run_s` per sequence, `collective_s` per collective.
+    with experts and with latent attention, `run_s` per sequence, `collective_s` per collective and
+    device beyond the first.
 
     In a closed loop a prompt also takes `first_s` outside its steps, waits `wait_steps` decode
     steps, and for a share `together` of the other clients' prompts, of which half are before it;
     `pool_first_s` and `pool_together` are those of a pool that only computes prompts.
 
     `disaggregated`: factor on the decode steps of a pool that only decodes. `tpot_error`,
-    `ttft_error`: median relative error to expect.
+    `ttft_error`: median relative error to expect; `routed_tpot_error` of models with routed
+    experts, and `pool_tpot_error` of decode pools, where they are larger.
     """
 
     bandwidth: float
@@ -49,6 +56,9 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fp4: float = 1.0
     blocks: float = 1.0
     link: float
+    expert_tile: int = 1
+    activation_passes: float = 0.0
+    expert_passes: float = 0.0
     step_s: float
     layer_s: float
     routed_layer_s: float = 0.0
@@ -63,6 +73,8 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     disaggregated: float = 1.0
     tpot_error: float
     ttft_error: float
+    routed_tpot_error: float = 0.0
+    pool_tpot_error: float = 0.0
     source: str
     as_of: str
 

@@ -303,7 +303,7 @@ def _candidate(
     num_replicas = math.ceil(demand.rate / rate)
     num_devices = num_replicas * machine.layout.num_devices
     eff = machine.efficiency
-    ttft, tpot = interval(ttft_s, eff.ttft_error), interval(tpot_s, eff.tpot_error)
+    ttft, tpot = interval(ttft_s, eff.ttft_error), interval(tpot_s, machine.tpot_error)
     tdp_w = machine.device.tdp_w
     watts = None if tdp_w is None else tdp_w * num_devices
     dollars = None if price is None else price * num_devices
@@ -374,7 +374,7 @@ def _at_demand(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         ttft_interval_s=interval(ttft_s, machine.efficiency.ttft_error),
-        tpot_interval_s=interval(tpot_s, machine.efficiency.tpot_error),
+        tpot_interval_s=interval(tpot_s, machine.tpot_error),
     )
 
 

@@ -14,12 +14,15 @@
 Separate replicas are counted by the fleet search and exchange nothing.
 
 Times are those of rings: after attention an all-reduce over tp, after the MLP one over tp · dp,
-2(n-1)/n · bytes / (link · share) each, and a constant per collective. Nothing is assumed to overlap
+2(n-1)/n · bytes / (link · share) each, and a latency that grows with the devices of a node (each of
+them is waited for) and with the logarithm of the number of nodes. Nothing is assumed to overlap
 with computation. Traffic between nodes of 8 devices runs at the network's rate
 (`Accelerator.network_bytes_s`).
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -227,7 +230,7 @@ def communication(
 ) -> Communication:
     """Communication of one attention group's tokens in one pass; zero on one device.
 
-    `eff` holds the fixed cost of a collective and the share of the link's rate that it reaches;
+    `eff` holds the latency of a collective and the share of the link's rate that it reaches;
     `act_bytes` is the size of an activation.
     """
     fixed_s = per_token_s = 0.0
@@ -242,7 +245,7 @@ def communication(
         if num_devices > 1:
             times = len(spec.layers)
             far = slower if num_devices > device.link_devices else 1.0
-            fixed_s += times * (2 if layout.sp else 1) * eff.collective_s
+            fixed_s += times * (2 if layout.sp else 1) * _latency_s(num_devices, eff)
             per_token_s += far * times * tokens * 2 * (num_devices - 1) / num_devices * row_s
     if layout.cp > 1:
         # Queries, keys and values of all rows, and the partial softmaxes of a chunk.
@@ -250,7 +253,7 @@ def communication(
         attentions = [layer.attention for layer in spec.layers]
         heads = sum(a.q.num_out + a.k.num_out + a.v.num_out for a in attentions)
         partials = sum(a.num_heads * (a.head_dim + 2) for a in attentions)
-        fixed_s += 2 * len(spec.layers) * eff.collective_s
+        fixed_s += 2 * len(spec.layers) * _latency_s(layout.cp, eff)
         share = (layout.cp - 1) / layout.cp / layout.tp
         per_token_s += far * share * (heads + partials) / spec.hidden_size * row_s
     if layout.pp > 1:
@@ -258,3 +261,9 @@ def communication(
         fixed_s += (layout.pp - 1) * eff.collective_s
         per_token_s += far * (layout.pp - 1) * row_s / layout.tp
     return Communication(fixed_s=fixed_s, per_token_s=per_token_s)
+
+
+def _latency_s(num_devices: int, eff: Efficiency) -> float:
+    """Seconds of a collective without bytes."""
+    nodes = max(1.0, num_devices / NODE_DEVICES)
+    return (min(num_devices, NODE_DEVICES) - 1 + math.log2(nodes)) * eff.collective_s

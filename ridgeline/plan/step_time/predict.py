@@ -181,7 +181,7 @@ def predict(
     prefill, decode = (
         replica_of(point, rows, pool, measured=measured) for pool in (point.prefill, point.decode)
     )
-    return _predict_pools(point, prefill, decode)
+    return predict_pools(point, prefill, decode)
 
 
 def replica_of(
@@ -228,8 +228,9 @@ def replica_of(
     return with_measured_operators(machine, point.backend) if measured else machine
 
 
-def _predict_pools(point: OperatingPoint, prefill: Replica, machine: Replica) -> Prediction:
-    """Prompts in one pool, answers in the other: decode steps hold no prompts.
+def predict_pools(point: OperatingPoint, prefill: Replica, machine: Replica) -> Prediction:
+    """`predict_on` where prompts are computed by replicas `prefill`, answers by replicas `machine`:
+    decode steps hold no prompts.
 
     The transfer of the cache is part of `pool_first_s`, whatever its size.
     """
@@ -240,6 +241,7 @@ def _predict_pools(point: OperatingPoint, prefill: Replica, machine: Replica) ->
     found = predict_on(machine, alone)
     tpot_ms = found.decode_ms * decode_pool_factor(machine, point)
     eff = machine.efficiency
+    tpot_error = max(machine.tpot_error, eff.pool_tpot_error)
     clients = math.ceil(point.batch / point.prefill.workers)
     ttft_ms = 1000 * eff.pool_ttft_s(first.prompt_ms / 1000, clients)
     request_s = (ttft_ms + (point.osl - 1) * tpot_ms) / 1000
@@ -255,8 +257,8 @@ def _predict_pools(point: OperatingPoint, prefill: Replica, machine: Replica) ->
         tiers=first.tiers,
         interval={
             "ttft_ms": interval(ttft_ms, eff.ttft_error),
-            "tpot_ms": interval(tpot_ms, eff.tpot_error),
-            "output_tok_s": interval(output_tok_s, eff.tpot_error),
+            "tpot_ms": interval(tpot_ms, tpot_error),
+            "output_tok_s": interval(output_tok_s, tpot_error),
         },
     )
 
@@ -317,8 +319,8 @@ def predict_on(
         mfu=least.mfu(decode.seconds),
         interval={
             "ttft_ms": interval(ttft_s * 1000, eff.ttft_error),
-            "tpot_ms": interval(at.tpot_s * 1000, eff.tpot_error),
-            "output_tok_s": interval(at.output_tok_s, eff.tpot_error),
+            "tpot_ms": interval(at.tpot_s * 1000, machine.tpot_error),
+            "output_tok_s": interval(at.output_tok_s, machine.tpot_error),
         },
         decode_ms=at.decode_s * 1000,
         prefill_bound=first.bound,

@@ -3,13 +3,14 @@
     t = Σ over parts max(bytes / (bandwidth · share), FLOPs / (peak · share))
         + overhead + communication
 
-The parts are the linears that every token uses, the routed experts, the LM head and attention; each
-has its own shares of the peaks (`published_efficiency`). Bytes and FLOPs are those of ONE device:
-matrices and heads divided by tp, experts by all devices that share them, the KV cache by min(tp, KV
-heads): with more devices than KV heads, each head is stored several times. Only the experts that a
-step's tokens are expected to choose are read. A pass through all pipeline stages takes as long as
-one stage with all layers would: stages divide the memory, and allow several micro-batches in
-flight.
+The parts are the linears that every token uses, the routed experts, the LM head, attention, and the
+hidden states that cross the memory between products; each has its own shares of the peaks
+(`published_efficiency`). Grouped products of experts compute whole tiles of rows. Bytes and FLOPs
+are those of ONE device: matrices and heads divided by tp, experts by all devices that share them,
+the KV cache by min(tp, KV heads): with more devices than KV heads, each head is stored several
+times. Only the experts that a step's tokens are expected to choose are read. A pass through all
+pipeline stages takes as long as one stage with all layers would: stages divide the memory, and
+allow several micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.cost import LARGE_PARAMS, CostModel, Shape, num_params
-from ridgeline.modelspec.cost.parameters import count_layers, num_kv_heads
+from ridgeline.modelspec.cost.parameters import num_kv_heads
 from ridgeline.modelspec.cost.serving_formats import (
     WIDE_DTYPES,
-    ServingFormat,
     dense_format,
     quantised_as,
     serving_cost,
@@ -43,7 +43,7 @@ from ridgeline.plan.calibration.calibration import (
     StepSeconds,
 )
 from ridgeline.plan.calibration.published_efficiency import Efficiency, efficiency_of
-from ridgeline.plan.operators.step_operators import StepOperators
+from ridgeline.plan.operators.step_operators import MeasuredParts, StepOperators
 from ridgeline.plan.operators.tables import operator_tables
 from ridgeline.plan.step_time.parallel_layout import (
     Communication,
@@ -51,13 +51,22 @@ from ridgeline.plan.step_time.parallel_layout import (
     check_layout,
     communication,
 )
+from ridgeline.plan.step_time.part_rates import (
+    PartRates,
+    computed_in,
+    part_rates,
+    step_overhead_s,
+)
 from ridgeline.roofline import Peaks
 
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
 
 
 CACHE_READS = "KV cache reads"
-PART_NAMES = ("dense weights", "routed experts", "LM head", CACHE_READS, "prompt attention")
+PART_NAMES = (
+    *("dense weights", "routed experts", "LM head", CACHE_READS, "prompt attention"),
+    *("activations", "expert permutation"),
+)
 
 
 class StepTerm(NamedTuple):
@@ -66,19 +75,6 @@ class StepTerm(NamedTuple):
     memory_s: float
     compute_s: float
     seconds: float
-
-
-class PartRates(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes/s and FLOP/s that the parts of a step reach on one device."""
-
-    dense_bytes_s: float
-    dense_flops_s: float
-    expert_bytes_s: float
-    expert_flops_s: float
-    head_flops_s: float
-    kv_bytes_s: float
-    decode_flops_s: float
-    prompt_flops_s: float
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +136,12 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     head_dtype: str
     calibration: Calibration | None = None
     operators: StepOperators | None = None
+
+    @property
+    def tpot_error(self) -> float:
+        """Median relative error to expect of a predicted TPOT."""
+        routed = self.efficiency.routed_tpot_error if self.cost.experts else 0.0
+        return max(self.efficiency.tpot_error, routed)
 
     def price(self, shapes: Sequence[Shape], num_sampled: int) -> StepCost:
         """One step of runs (new tokens, tokens computed before) of one attention group."""
@@ -243,8 +245,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         """(seconds of memory, of arithmetic) of each of `PART_NAMES`."""
         tp, cp = self.layout.tp, self.layout.cp
         own_rows = self._own_rows(num_tokens)
-        expert_flops = self.expert_flops * own_rows
-        dense_flops = self.linear_flops * own_rows - expert_flops
+        dense_flops = (self.linear_flops - self.expert_flops) * own_rows
+        expert_flops = self._expert_flops(num_tokens)
+        layer_bytes, chosen_bytes = self._hidden_bytes(num_tokens)
         copies = min(tp, self.num_kv_heads) * cp
         written = attention.written_bytes
         prompt_bytes = attention.prompt_read_bytes + written if attention.prompt_flops else 0.0
@@ -264,7 +267,26 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
                 prompt_bytes / copies / rates.kv_bytes_s,
                 attention.prompt_flops / (tp * cp) / rates.prompt_flops_s,
             ),
+            (self.efficiency.activation_passes * layer_bytes / rates.hidden_bytes_s, 0.0),
+            (self.efficiency.expert_passes * chosen_bytes / rates.hidden_bytes_s, 0.0),
         )
+
+    def _expert_flops(self, num_tokens: int) -> float:
+        """FLOPs of the routed experts on one device, in whole tiles of rows."""
+        routed, tile = num_tokens * self.layout.num_attention, self.efficiency.expert_tile
+        products = sum(
+            [2 * g.num_layers * g.params * g.padded_rows(routed, tile) for g in self.cost.experts]
+        )
+        return products / self.layout.num_expert_devices
+
+    def _hidden_bytes(self, num_tokens: int) -> tuple[float, float]:
+        """Bytes of the hidden states of a step on one device, over all layers: those of its tokens,
+        and those of the experts' inputs."""
+        row = self.spec.hidden_size * (4 if self.head_dtype == "float32" else 2)
+        layers = len(self.spec.layers) * self._own_rows(num_tokens) * row
+        routed = num_tokens * self.layout.num_attention / self.layout.ep
+        chosen = sum([g.num_layers * g.experts_per_token for g in self.cost.experts])
+        return layers, chosen * routed * row
 
     def step_terms(self, groups: Sequence[RunGroup], num_sampled: int) -> dict[str, StepTerm]:
         """The terms of `grouped`, whose seconds add up to its seconds.
@@ -287,8 +309,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             )
             attention = self.cost.attention_of_groups(groups)
             parts = self._part_seconds(self.rates, num_tokens, num_sampled, attention, expert_bytes)
-            known = (None,) * len(parts) if measured is None else measured[: len(parts)]
-            for name, (memory_s, compute_s), seconds in zip(PART_NAMES, parts, known, strict=True):
+            known = {} if measured is None else _measured_seconds(measured)
+            for name, (memory_s, compute_s) in zip(PART_NAMES, parts, strict=True):
+                seconds = known.get(name)
                 analytic_s = max(memory_s, compute_s)
                 terms[name] = StepTerm(
                     memory_s, compute_s, analytic_s if seconds is None else seconds
@@ -353,6 +376,13 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout.tp / min(self.layout.tp, self.num_kv_heads)
 
 
+def _measured_seconds(measured: MeasuredParts) -> dict[str, float | None]:
+    """Seconds by the name of the part. Measured experts include their permutation."""
+    known = dict(zip(PART_NAMES, measured[:-1], strict=False))
+    permutation_s = None if measured.experts_s is None else 0.0
+    return {**known, "expert permutation": permutation_s}
+
+
 def build_replica(
     spec: ModelSpec,
     device: Accelerator,
@@ -378,7 +408,7 @@ def build_replica(
     if calibration is not None:
         head_dtype = _head_dtype(spec, weight_dtype, calibration)
         _check_calibrated(calibration, layout, (weight_dtype, head_dtype))
-    compute_dtype = _computed_in(dense_format(spec, weight_dtype, rest_dtype), device)
+    compute_dtype = computed_in(dense_format(spec, weight_dtype, rest_dtype), device)
     if calibration is not None and weight_dtype in ("int8", "int4"):
         compute_dtype = "int8" if "int8" in device.peak_flops else compute_dtype
     eff = efficiency or _efficiency(device, calibration, backend)
@@ -400,7 +430,7 @@ def build_replica(
         kv_dtype=kv_dtype,
         compute_dtype=compute_dtype,
         peaks=peaks,
-        rates=_part_rates(spec, device, eff, weight_dtype, rest_dtype),
+        rates=part_rates(spec, device, eff, weight_dtype, rest_dtype),
         efficiency=eff,
         wires=communication(layout, spec, device, eff, act_bytes=act_bytes),
         num_kv_heads=num_kv_heads(spec),
@@ -412,7 +442,7 @@ def build_replica(
         resident_bytes=_resident_bytes(spec, cost, layout, (rest_dtype, head_dtype), calibration),
         linear_flops=cost.linear_flops_per_token / layout.tp,
         expert_flops=cost.expert_flops_per_token / layout.tp,
-        step_overhead_s=_step_overhead_s(spec, eff),
+        step_overhead_s=step_overhead_s(spec, eff),
         head_flops=cost.head_flops / layout.tp,
         head_dtype=head_dtype,
         calibration=calibration,
@@ -447,43 +477,8 @@ def with_measured_operators(machine: Replica, backend: str | None) -> Replica:
         machine,
         operators=operators,
         efficiency=eff,
-        step_overhead_s=_step_overhead_s(machine.spec, eff),
+        step_overhead_s=step_overhead_s(machine.spec, eff),
     )
-
-
-def _part_rates(
-    spec: ModelSpec, device: Accelerator, eff: Efficiency, weight_dtype: str, rest_dtype: str
-) -> PartRates | None:
-    """The rates of a device without a calibration."""
-    if isinstance(device, MeasuredDevice):
-        return None
-    every_token = dense_format(spec, weight_dtype, rest_dtype)
-    expert = serving_format(weight_dtype)
-    dense_in, expert_in = _computed_in(every_token, device), _computed_in(expert, device)
-    wide = _computed_in(serving_format(rest_dtype), device)
-    latent = any(layer.attention.latent is not None for layer in count_layers(spec))
-    decode = eff.latent_compute if latent else 1.0
-    bytes_s = device.bandwidth_bytes_s
-    return PartRates(
-        dense_bytes_s=bytes_s * eff.bandwidth,
-        dense_flops_s=device.peak(dense_in)
-        * eff.compute_share(dense_in, eff.compute, blocks=every_token.blocks),
-        expert_bytes_s=bytes_s * eff.expert_bandwidth,
-        expert_flops_s=device.peak(expert_in)
-        * eff.compute_share(expert_in, eff.expert_compute, blocks=expert.blocks),
-        head_flops_s=device.peak(wide) * eff.compute,
-        kv_bytes_s=bytes_s * eff.kv_bandwidth,
-        decode_flops_s=device.peak(wide) * decode,
-        prompt_flops_s=device.peak(wide) * eff.prompt_compute,
-    )
-
-
-def _step_overhead_s(spec: ModelSpec, eff: Efficiency) -> float:
-    layers = count_layers(spec)
-    routed = sum(n for layer, n in layers.items() if layer.mlp.num_experts)
-    latent = sum(n for layer, n in layers.items() if layer.attention.latent is not None)
-    fixed = eff.step_s + eff.layer_s * len(spec.layers)
-    return fixed + eff.routed_layer_s * routed + eff.latent_layer_s * latent
 
 
 def served_dtype(spec: ModelSpec, device: Accelerator, weight_dtype: str | None = None) -> str:
@@ -576,14 +571,3 @@ def _check_calibrated(calibration: Calibration, layout: Layout, formats: tuple[s
         raise CannotRun("a calibration covers one device only", value=str(layout), limit="tp1")
     for name in formats:
         calibration.linear(name)
-
-
-def _computed_in(form: ServingFormat, device: Accelerator) -> str:
-    for dtype in form.computed_in:
-        if dtype in device.peak_flops:
-            return dtype
-    raise BadInput(
-        f"no dense peak of {device.name} is known for this weight format",
-        value=form.computed_in[0],
-        limit=", ".join(device.peak_flops) or "none",
-    )
