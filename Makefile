@@ -86,9 +86,10 @@ $(RAY)/.installed: pyproject.toml
 	$(RAY)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev,fleet]"
 	touch $@
 
-# A whole search over HTTP, of a twin in a process of its own: four minutes, on a machine that does little else.
+# A whole search over HTTP, of a twin in a process of its own (four minutes, on a machine that does little else), the twenty
+# handicaps (ten minutes of CPU time), and every playbook.
 test-loop: install
-	RIDGELINE_LOOP=1 $(BIN)/python -m pytest -q tests/optimize/test_search_over_http.py
+	RIDGELINE_LOOP=1 $(BIN)/python -m pytest -q tests/optimize/test_search_over_http.py tests/handicaps/test_handicaps.py
 
 # Stock clients (openai, anthropic, LangChain, LiteLLM, openai-agents, Java) against a live server. They have an
 # environment apart from ours: some pin other versions of what the server needs.

@@ -163,4 +163,7 @@ def plain(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.3g}"
+    if isinstance(value, msgspec.Struct):
+        given = msgspec.structs.asdict(value).items()
+        return " ".join(f"{name}={plain(part)}" for name, part in given if part is not None)
     return "not set" if value is None else str(value)

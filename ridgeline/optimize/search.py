@@ -423,6 +423,8 @@ class LadderSearch:
             return None
         fixed = self._job.objective == "latency"
         start = incumbent.rate * (1.0 if fixed else max(1.0, evidence.forecast.predicted_gain))
+        # The load of one that held none was searched for in vain, and is not searched for again.
+        is_known = incumbent.settled or not any(judged.holds for judged in incumbent.runs)
         evidence.comparison = comparison = await compare_in_rounds(
             self._runner,
             ComparisonSide(
@@ -430,14 +432,14 @@ class LadderSearch:
                 incumbent.deployment,
                 incumbent.rate,
                 fixed=fixed,
-                settled=incumbent.settled,
+                settled=is_known,
             ),
             ComparisonSide(
                 "candidate",
                 deployment,
                 start,
                 fixed=fixed,
-                like_rival=incumbent.settled and evidence.forecast.is_small,
+                like_rival=is_known and evidence.forecast.is_small,
             ),
             max_rounds=self._budget.max_rounds(len(self._trials)),
         )

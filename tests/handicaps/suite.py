@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +20,7 @@ from ridgeline.records import Slo
 from tests.handicaps.handicaps import BUDGET_S, Handicap, Truth
 
 LOSS = 0.95  # a kept rung with a true ratio below it is a false keep
+BASELINES = Path(__file__).parent / "baselines.json"
 RANDOM_DRAWS = 2  # random searches whose result is averaged
 
 
@@ -71,17 +72,67 @@ def search(handicap: Handicap, seed: int = 0) -> tuple[LadderResult, float]:
     return result, servers.now_s
 
 
-def judge(
-    handicap: Handicap,
-    result: LadderResult,
-    virtual_s: float,
-    *,
-    best_known: bool = True,
-    baselines: bool = True,
-) -> Outcome:
-    """Compare the result with the truth: with the best configuration known, and with what other
-    searches reach.
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to gain in one handicap, and what other searches gain, in requests/s.
+
+    It depends on the handicap and the twin's model, not on the search: `random`, `sweep` and
+    `in_order` are goodputs after `NUM_TRIALS` trials.
     """
+
+    name: str
+    description: str
+    start: float
+    best_known: float
+    random: float
+    sweep: float
+    in_order: float
+
+
+NUM_TRIALS = 6  # of the searches that `optimize` is compared with: about what its budget holds
+
+
+def make_baseline(handicap: Handicap) -> Baseline:
+    """Compute the baseline: up to a minute."""
+    truth = Truth(handicap)
+    return Baseline(
+        name=handicap.name,
+        description=describe(handicap),
+        start=truth.careful_goodput(truth.servers.start),
+        best_known=truth.best_known(),
+        random=_mean_random(truth, NUM_TRIALS),
+        sweep=_sweep(truth, NUM_TRIALS),
+        in_order=_in_order(truth, NUM_TRIALS),
+    )
+
+
+def describe(handicap: Handicap) -> str:
+    """Everything that a baseline depends on but the code."""
+    h, traffic = handicap, handicap.traffic
+    return (
+        f"{h.server} {h.flags} on {h.num_devices} x {h.device}, {h.model}, {traffic.prompt}+"
+        f"{traffic.output} tokens, {traffic.shared} of {traffic.num_prefixes} shared, {h.slo}, "
+        f"acceptance {h.acceptance}, loss {h.loss_nats}"
+    )
+
+
+def stored_baselines() -> dict[str, Baseline]:
+    """The baselines computed by `benchmarks/bench_handicaps.py --baselines`, by name."""
+    rows = msgspec.json.decode(BASELINES.read_bytes(), type=list[Baseline])
+    return {row.name: row for row in rows}
+
+
+def baseline_of(handicap: Handicap) -> Baseline:
+    """The stored baseline, or a new one where none is stored of this handicap."""
+    known = stored_baselines().get(handicap.name)
+    if known is not None and known.description == describe(handicap):
+        return known
+    return make_baseline(handicap)
+
+
+def judge(
+    handicap: Handicap, result: LadderResult, virtual_s: float, baseline: Baseline
+) -> Outcome:
+    """Compare the result with the truth."""
     truth = Truth(handicap)
     servers = truth.servers
     start, current = servers.config(servers.start), servers.start
@@ -93,31 +144,29 @@ def judge(
         settings = recorded_settings(trial.settings)
         kept.append(trial.label)
         refused = trial.honesty == "lossy" and not handicap.lossy_permitted
-        if refused or truth.goodput(settings) < LOSS * truth.goodput(current):
+        if refused or truth.careful_goodput(settings) < LOSS * truth.careful_goodput(current):
             false_keeps.append(trial.label)
         current = settings
         config = servers.config(settings)
         mended |= {fault.name for fault in handicap.faults if fault.mended(start, config)}
         if mended and found_at is None:
             found_at = number
-    final = recorded_settings(result.final.settings)
-    num_trials = max(1, len(result.trials))
     return Outcome(
         name=handicap.name,
         server=handicap.server,
         faults=tuple(fault.name for fault in handicap.faults),
-        start=truth.goodput(servers.start),
-        final=truth.goodput(final),
-        best_known=truth.best_known(final, servers.defaults) if best_known else math.nan,
+        start=baseline.start,
+        final=truth.careful_goodput(recorded_settings(result.final.settings)),
+        best_known=baseline.best_known,
         num_trials=len(result.trials),
         kept=tuple(kept),
         found_at=found_at,
         num_mended=len(mended),
         false_keeps=tuple(false_keeps),
         virtual_s=virtual_s,
-        random=_mean_random(truth, num_trials) if baselines else math.nan,
-        sweep=_sweep(truth, num_trials) if baselines else math.nan,
-        in_order=_in_order(truth, num_trials) if baselines else math.nan,
+        random=baseline.random,
+        sweep=baseline.sweep,
+        in_order=baseline.in_order,
     )
 
 

@@ -1,18 +1,20 @@
 """Planted faults of other servers are found, on twins on a virtual clock.
 
-All twenty are run by benchmarks/bench_handicaps.py; here each is checked to be mendable, and a few
-are searched.
+Each of the twenty is checked to be mendable, and three are searched; `make test-loop` searches all.
+It asks for 75 % of the best goodput known on average: of ten searched, two came within 5 %.
 """
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
 from ridgeline.errors import UserError
 from tests.handicaps.handicaps import HANDICAPS, Handicap, Truth
-from tests.handicaps.suite import LOSS, judge, search
+from tests.handicaps.suite import baseline_of, describe, judge, search, stored_baselines, summary
 
-SEARCHED = ("vllm prefix", "sglang prefix", "llama.cpp one slot")
+SEARCHED = ("vllm prefix", "vllm memory", "sglang prefix")
 
 
 @pytest.mark.parametrize("handicap", HANDICAPS, ids=lambda handicap: handicap.name)
@@ -32,16 +34,30 @@ def test_every_fault_is_planted_and_a_rung_or_the_defaults_mend_it(handicap: Han
         assert any(fault.mended(start, config) for config in configs), fault.name
 
 
+def test_stored_baselines_are_of_these_handicaps() -> None:
+    rows = stored_baselines()
+    described = {h.name: describe(h) for h in HANDICAPS}
+    assert rows and all(described[name] == row.description for name, row in rows.items())
+    assert all(0 < row.start < row.best_known for row in rows.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "handicap", [h for h in HANDICAPS if h.name in SEARCHED], ids=lambda handicap: handicap.name
 )
 def test_search_mends_the_fault(handicap: Handicap) -> None:
-    result, virtual_s = search(handicap)
-    truth = Truth(handicap)
-    outcome = judge(handicap, result, virtual_s, best_known=False, baselines=False)
+    outcome = judge(handicap, *search(handicap), baseline_of(handicap))
     assert outcome.found_at is not None and outcome.found_at <= 2
     assert outcome.num_mended == len(handicap.faults)
     assert not outcome.false_keeps
-    assert outcome.final > 1.5 * outcome.start
-    assert outcome.final >= LOSS * truth.goodput(truth.servers.defaults)
+    assert outcome.regained >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("RIDGELINE_LOOP" not in os.environ, reason="ten minutes: make test-loop")
+def test_all_twenty() -> None:
+    outcomes = [judge(handicap, *search(handicap), baseline_of(handicap)) for handicap in HANDICAPS]
+    shares = summary(outcomes)
+    assert shares["found_first_or_second"] >= 18, outcomes
+    assert shares["mean_regained"] >= 0.75, outcomes
+    assert shares["false_keeps"] == 0, outcomes

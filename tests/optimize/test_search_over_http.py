@@ -79,6 +79,48 @@ def test_too_few_slots_are_found_and_kept_on_a_virtual_clock(
     check_result(tmp_path / "out", capfd.readouterr().out)
 
 
+PLAYBOOKS = {
+    "out-of-memory": ("l4", "--gpu-memory-utilization 0.83", Traffic(prompt=1536, output=64)),
+    "long-context": (
+        "l4",
+        "--no-enable-prefix-caching",
+        Traffic(prompt=3072, output=32, shared=2048),
+    ),
+    "throughput": ("l4", "--max-num-seqs 4", Traffic(prompt=384, output=64)),
+    "batch": ("l4", "--max-num-seqs 8", Traffic(prompt=256, output=64)),
+    "latency-api": ("l40s", "--enforce-eager", Traffic(prompt=384, output=64)),
+    "long-output": ("l40s", "--enforce-eager", Traffic(prompt=256, output=512)),
+}
+"""Playbook → device, the planted fault, and traffic of its kind."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLAYBOOKS)
+def test_playbook_runs_to_its_checklist(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if name != "out-of-memory" and "RIDGELINE_LOOP" not in os.environ:
+        pytest.skip("ten seconds each: make test-loop")
+    device, flags, traffic = PLAYBOOKS[name]
+    servers = VirtualServers("vllm", flags, traffic=traffic, device=device)
+    monkeypatch.setattr(workflow, "_environment", lambda *arguments: servers.environment())
+    monkeypatch.setattr(workflow, "probe", lambda: MACHINE)
+    monkeypatch.setattr(workflow, "time", SimpleNamespace(perf_counter=servers.clock))
+    monkeypatch.setenv("COLUMNS", "200")
+    words = [
+        *("optimize", "dummy:llama-3.1-8b", "--restart-cmd", servers.recipe.command.command),
+        *("--url", "http://127.0.0.1:{port}", "--playbook", name, "--budget", "20m"),
+        *("--price-per-hour", "0.8", "--output", str(tmp_path)),
+    ]
+    assert main(words) == 0
+    ladder = json.loads((tmp_path / "ladder.json").read_text())
+    assert any(trial["verdict"] == "kept" for trial in ladder["trials"])
+    shown = capfd.readouterr().out
+    for group in ("functional", "performance", "cost", "stability"):
+        assert f"# {group}: " in shown
+    assert (tmp_path / "serve.sh").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("RIDGELINE_LOOP" not in os.environ, reason="four minutes: make test-loop")
 def test_too_few_slots_are_found_and_kept_over_http(tmp_path: Path) -> None:
