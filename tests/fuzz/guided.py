@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of the readers of files, with atheris (`pip install atheris`).
+"""Coverage-guided fuzzing of the readers, with atheris (`pip install atheris`).
 
 python -m tests.fuzz.guided gguf -runs=100000       options behind the target are libFuzzer's
 """
@@ -17,6 +17,10 @@ READERS = (
     "ridgeline.engine.tokenization",
     "ridgeline.engine.checkpoints",
     "ridgeline.config",
+    "ridgeline.serve.bodies",
+    "ridgeline.serve.openai",
+    "ridgeline.serve.anthropic",
+    "ridgeline.measure.client",
 )
 """Only these are instrumented: the rest of what they import would take minutes."""
 
@@ -41,7 +45,7 @@ def main() -> None:
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)
         if rng.random() < 0.5:
-            with suppress(ValueError, IndexError):  # data that has lost the format's structure
+            with suppress(ValueError, IndexError, KeyError, RecursionError):  # no longer its format
                 return target.mutate(rng, data)[:max_size]
         return bytes(atheris.Mutate(data, max_size))
 

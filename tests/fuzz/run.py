@@ -1,4 +1,4 @@
-"""Fuzz the readers of files by hand, and keep what finds a fault.
+"""Fuzz the readers by hand, and keep what finds a fault.
 
 python -m tests.fuzz.run --runs 20000 [--target gguf] [--seed 5]
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import random
 import resource
 import signal
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ class Hang(BaseException):
 
 def fault_of(target: str, data: bytes) -> BaseException | None:
     """What went wrong in reading `data`, apart from a refusal with a sentence."""
-    with tempfile.TemporaryDirectory() as folder:
+    in_memory = TARGETS[target].in_memory
+    with nullcontext(os.devnull) if in_memory else tempfile.TemporaryDirectory() as folder:
         before = signal.signal(signal.SIGALRM, _raise_hang)
         signal.setitimer(signal.ITIMER_REAL, MAX_S)
         try:

@@ -1,4 +1,4 @@
-"""Readers of files that users and model publishers write, each with inputs to start from.
+"""Readers of bytes that others write (files, requests, streams), each with inputs to start from.
 
 A reader either succeeds or raises RidgelineError with one sentence; anything else is a fault.
 """
@@ -31,17 +31,29 @@ from ridgeline.plan.calibration.calibration import load_calibration
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.workflows.optimize.optimize import ladder_of
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_text
+from tests.fuzz.wire_targets import (
+    mutate_request,
+    mutate_stream,
+    read_request,
+    read_stream,
+    request_seeds,
+    stream_seeds,
+)
 
 Mutate = Callable[[random.Random, bytes], bytes]
 
 
 @dataclass(frozen=True)
 class Target:
-    """`read` gets an empty folder and the bytes; it writes the file and reads it."""
+    """`read` gets an empty folder and the bytes; it writes the file and reads it.
+
+    `in_memory`: it writes none, so that no folder is made for each input.
+    """
 
     read: Callable[[Path, bytes], object]
     seeds: Callable[[], list[bytes]]
     mutate: Mutate = mutate_bytes
+    in_memory: bool = False
 
 
 def _json_or_bytes(rng: random.Random, data: bytes) -> bytes:
@@ -404,4 +416,6 @@ TARGETS: dict[str, Target] = {
     "calibration": Target(
         _file("c.json", load_calibration), lambda: [dump({"version": 1})], _json_or_bytes
     ),
+    "request": Target(read_request, request_seeds, mutate_request, in_memory=True),
+    "sse": Target(read_stream, stream_seeds, mutate_stream, in_memory=True),
 }
