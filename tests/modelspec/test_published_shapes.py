@@ -38,6 +38,12 @@ def test_parameters_are_those_that_were_published(name: str) -> None:
     assert counted == pytest.approx(published["params_b"], rel=0.01)
 
 
+def test_names_are_in_lower_case_so_that_any_spelling_finds_them() -> None:
+    assert [name for name in known_shapes() if name != name.lower()] == []
+    shape, repository = (load_planning_spec(n) for n in ("gemma-4-31b", "google/Gemma-4-31B-it"))
+    assert repository.layers == shape.layers
+
+
 def test_many_shapes_are_known_and_all_of_them_can_be_read() -> None:
     assert len(known_shapes()) >= 30
     for name in known_shapes():

@@ -86,7 +86,7 @@ def load_planning_spec(model: str) -> ModelSpec:
     if path.suffix == ".json" and path.is_file():
         return planning_spec(read_json(path), str(path.parent.name or path))
     if not path.exists():
-        near = difflib.get_close_matches(name.lower(), known_shapes(), n=5, cutoff=0.4)
+        near = difflib.get_close_matches(name.lower(), known_shapes(), n=5, cutoff=0.6)
         raise BadModel(
             "no model directory, config.json or published shape has this name",
             value=name,
