@@ -177,7 +177,7 @@ def _check_values(rung: Rung, changes: Mapping[str, Any]) -> None:
         msgspec.convert(changes.get(FLAGS, {}), dict[str, str])
     except msgspec.ValidationError:
         fix = '{ "--flag" = "value" }, and "" for a switch'
-        raise BadInput(f"rung {rung.id!r}: {FLAGS} must be a table of texts", fix=fix) from None
+        raise BadInput(f"rung {rung.id!r}: {FLAGS} must be a table of strings", fix=fix) from None
     own = (MAKE, FLAGS)
     plain = {
         name: value

@@ -131,8 +131,11 @@ class Model:
     def served_logits(self, tokens: Sequence[int]) -> np.ndarray:
         """float64 logits [V] after `tokens`, in one step, through a KV cache of the model's format.
 
-        These are what `serve_alone` samples, up to rounding.
+        These are what `serve_alone` samples, up to rounding. With an INT4 cache they are computed
+        without one: every query sees each key in the form that it would have in the cache.
         """
+        if self.spec.kv_dtype == "int4":
+            return self.logits(tokens)
         num_blocks = -(-len(tokens) // 16)
         format, dtype = kv_format(self.spec.kv_dtype), torch.float32
         kv = KvCache.allocate(self.spec, num_blocks, 16, dtype, "cpu", format)

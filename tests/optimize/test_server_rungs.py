@@ -255,7 +255,7 @@ variants = [{ server_flags = { "--numa" = "distribute" } }]
     (rung,) = parse_ladder(text).rungs
     (candidate,) = candidates_of(rung, ServerSettings(model="demo"), {})
     assert candidate.label == "Own (--numa distribute)"
-    with pytest.raises(BadInput, match="table of texts"):
+    with pytest.raises(BadInput, match="table of strings"):
         parse_ladder(text.replace('"distribute"', "3"))
 
 
