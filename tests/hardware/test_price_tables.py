@@ -102,7 +102,7 @@ def test_median_provider_of_the_newest_month_counts() -> None:
     device = with_prices(load_catalogue(), {"t4": prices})["t4"]
     chosen = device.price("spot")
     assert chosen is not None and (chosen.usd_per_hour, chosen.provider) == (3, "b")
-    assert device.price("reserved-1y") is None
+    assert device.price("reserved-3y") is None
 
 
 @pytest.mark.parametrize(
