@@ -34,11 +34,16 @@ def test_every_fault_is_planted_and_a_rung_or_the_defaults_mend_it(handicap: Han
         assert any(fault.mended(start, config) for config in configs), fault.name
 
 
-def test_stored_baselines_are_of_these_handicaps() -> None:
+@pytest.mark.slow
+def test_stored_baselines_are_of_these_handicaps_and_predictions() -> None:
     rows = stored_baselines()
     described = {h.name: describe(h) for h in HANDICAPS}
     assert rows and all(described[name] == row.description for name, row in rows.items())
     assert all(0 < row.start < row.best_known for row in rows.values())
+    for handicap in HANDICAPS[::4]:  # compute all again where `predict` and so the twins change
+        truth = Truth(handicap)
+        start = truth.careful_goodput(truth.servers.start)
+        assert rows[handicap.name].start == pytest.approx(start)
 
 
 @pytest.mark.slow
