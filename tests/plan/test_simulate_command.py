@@ -261,7 +261,9 @@ def test_derived_wait_fills_batches_and_keeps_the_slo(capsys: pytest.CaptureFixt
     assert without["ttft"] == brief["ttft"], "without an SLO the wait is 10 ms"
 
 
-def test_throttle_refuses_requests_and_shortens_the_wait(capsys: pytest.CaptureFixture[str]) -> None:
+def test_throttle_refuses_requests_and_shortens_the_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     load = ["--request-rate", "60", "--num-prompts", "1500", "--max-num-seqs", "8"]
     slo = ["--slo", "ttft:1000"]
     free = simulated(capsys, *load, *slo)
