@@ -67,6 +67,25 @@ def test_ladder_breaks_no_identifier() -> None:
     assert rows[0].startswith("Several settings together ") and settings in rows[1]
 
 
+def test_ladder_cuts_no_figure_off() -> None:
+    """The name of a rung is folded instead."""
+    out = io.StringIO()
+    trial = msgspec.convert(
+        {
+            "rung": "shipped", "label": "The settings as they are shipped", "technique": "",
+            "honesty": "exact", "changes": {}, "settings": {}, "verdict": "inconclusive",
+            "reason": "", "predicted": {"gain": 11.49, "low": 1.0, "high": 20.0},
+            "ratio": {"low": 6.89, "mid": 15.12, "high": 33.15},
+        },
+        Trial,
+    )  # fmt: skip
+    print_ladder(Console(file=out, width=80), [trial])
+    heading, first, *_ = (line.rstrip() for line in out.getvalue().splitlines())
+    assert "Predicted" in heading
+    assert "15.12x [6.89, 33.15]" in first and first.endswith("inconclusive")
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(0.01234, "0.0123"), (44.62, "44.6"), (999.4, "999"), (999.6, "1,000"), (123456.7, "123,457")],

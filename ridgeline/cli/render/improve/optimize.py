@@ -19,7 +19,7 @@ from ridgeline.optimize.result import ConfigurationSummary, LadderResult, Trial
 
 RUNG, HEADINGS = "Rung", ("Predicted", "Ratio [95% CI]", "req/s", "Verdict")
 LABEL = re.compile(r"(.*?)(?: \(([^()]*=[^()]*)\))?")
-MIN_RUNG = 24  # columns
+MIN_RUNG = 14  # columns
 INDENT = 11  # columns: the label of a configuration
 
 
@@ -112,7 +112,7 @@ def _figures(trial: Trial) -> tuple[str, ...]:
 
 def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for width in widths:
-        table.add_column(width=width)
+    for place, width in enumerate(widths):
+        table.add_column(width=width, no_wrap=place > 0)  # a rung's name folds, figures do not
     table.add_row(*cells)
     return table
