@@ -78,7 +78,12 @@ async def cut(num_cuts: int, seed: int, down_s: float) -> dict[str, Any]:
 async def kill(num_kills: int, seed: int, model: str, num_clients: int) -> dict[str, Any]:
     """Failures by SIGKILL."""
     began_s, report, rng = time.perf_counter(), KillReport(), random.Random(seed)
-    settings = {"model": model, "kv_cache_memory_bytes": 64 << 20, "num_threads": 1}
+    settings = {
+        "model": model,
+        "kv_cache_memory_bytes": 64 << 20,
+        "max_model_len": 1024,
+        "num_threads": 1,
+    }
     replicas = [Replica(settings, served_model_name="demo") for _ in range(3)]
     for replica in replicas:
         replica.start()
