@@ -87,7 +87,7 @@ $(RAY)/.installed: pyproject.toml
 	touch $@
 
 # A whole search over HTTP, of a twin in a process of its own (four minutes, on a machine that does little else), the twenty
-# handicaps (ten minutes of CPU time), and every playbook.
+# handicaps (four minutes), and every playbook.
 test-loop: install
 	RIDGELINE_LOOP=1 $(BIN)/python -m pytest -q tests/optimize/test_search_over_http.py tests/handicaps/test_handicaps.py
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+_MAX_MS = 1e12  # of a measurement; a JSON integer may be larger than any float
+
 
 class Logprobs(msgspec.Struct, frozen=True):
     """`content` in chat chunks, `tokens` in completion chunks: one entry per token."""
@@ -119,7 +121,7 @@ class Chunk(msgspec.Struct, frozen=True):
             (self.timings, "prompt_ms"),
         ):
             value = report.get(name) if isinstance(report, dict) else None
-            if isinstance(value, int | float) and value >= 0:
+            if isinstance(value, int | float) and 0 <= value < _MAX_MS:
                 return value / 1000
         return None
 
