@@ -8,7 +8,6 @@ from ridgeline.config.planning import CalibrateOptions
 
 def calibrate(call: Invocation) -> None:
     """`ridgeline calibrate`."""
-
     from ridgeline.cli.render.calibrate import calibration_table
     from ridgeline.cli.render.console import ReportConsole
     from ridgeline.cli.render.live_progress import live_progress

@@ -8,7 +8,6 @@ from ridgeline.config.tools import ExplainOptions
 
 def explain(call: Invocation) -> None:
     """`ridgeline explain`."""
-
     from ridgeline.cli.render.console import ReportConsole
     from ridgeline.cli.render.explain import explanation_json, print_explanation
     from ridgeline.cli.render.live_progress import live_progress

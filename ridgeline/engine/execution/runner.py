@@ -123,7 +123,7 @@ class TorchRunner:
     def graph_counters(self) -> dict[str, float]:
         """Captured and replayed CUDA graphs, steps launched ahead; empty without them."""
         counted = (self.graphs, self.pieces, self.ahead)
-        parts = [each.counts.as_dict() for each in counted if each is not None]
+        parts = [graphs.counts.as_dict() for graphs in counted if graphs is not None]
         return dict(chain.from_iterable(part.items() for part in parts))
 
     def describe_graphs(self) -> str:

@@ -125,6 +125,8 @@ def _weights(logits_RV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
 
 def _choose(logits_SV: Tensor, points: Sequence[SamplePoint]) -> list[int]:
     """The tokens of greedy and of drawn rows: one copy to the device, one wait."""
+    if all(point.sampling.greedy for point in points):
+        return _greedy(logits_SV)
     num_tokens = logits_SV.shape[1]
     rows = [_numbers_of(point, num_tokens) for point in points]
     width = head_width([row[2:] for row in rows], num_tokens)

@@ -175,7 +175,7 @@ class Blame:
         (long, added), (short, _) = [r.without(request, record.deaths) for r in self._rates]
         per_s = [max(long + added * number, short) for number in range(len(record.deaths))]
         lived_s = [death.lived_s[request] for death in record.deaths]
-        chances = [-math.expm1(-each * t) for each, t in zip(per_s, lived_s, strict=True)]
+        chances = [-math.expm1(-rate * t) for rate, t in zip(per_s, lived_s, strict=True)]
         return [-math.log(max(MIN_CHANCE, chance)) for chance in chances]
 
     def _rivals(self, request: bytes) -> float:

@@ -70,7 +70,10 @@ class Verdicts:
 
     def end(self, turn: ServerTurn, now_s: float, *, is_answered: bool) -> None:
         """The turn is over; `is_answered`: the server has answered to the end, and survived."""
-        self._turns[turn.server].pop(turn, None)
+        turns = self._turns[turn.server]
+        del turns[turn]
+        if not turns:
+            del self._turns[turn.server]
         if is_answered:
             self.blame.clear(turn.request, now_s)
             if turn.incident is not None:  # the process lives: only connections were cut

@@ -71,11 +71,11 @@ def compare_models(
 
 @torch.inference_mode()
 def _quality(
-    compare: ModelToCompare, windows: Sequence[Sequence[int]], reference: list[Tensor]
+    model: ModelToCompare, windows: Sequence[Sequence[int]], reference: list[Tensor]
 ) -> ComparedModel:
-    spec = with_dtype(load_spec(compare.model), "float32")
-    spec = apply_quantization(spec, compare.quantization)
-    decoder = load_decoder(compare.model, spec, device="cpu", compute_dtype=torch.float32)
+    spec = with_dtype(load_spec(model.model), "float32")
+    spec = apply_quantization(spec, model.quantization)
+    decoder = load_decoder(model.model, spec, device="cpu", compute_dtype=torch.float32)
     runner, is_first = TorchRunner(decoder, None, None), not reference
     loss = kl = agreement = 0.0
     for at, tokens in enumerate(windows):
@@ -88,7 +88,7 @@ def _quality(
         agreement += float((truth_TV.argmax(-1) == logprobs_TV.argmax(-1)).float().mean())
     count = len(windows)
     return ComparedModel(
-        name=compare.name,
+        name=model.name,
         weight_bytes=resident_weight_bytes(spec),
         perplexity=math.exp(min(700.0, loss / count)),
         kl=0.0 if is_first else kl / count,
@@ -96,13 +96,13 @@ def _quality(
     )
 
 
-def _decode_rate(compare: ModelToCompare, prompt: list[int]) -> float:
+def _decode_rate(model: ModelToCompare, prompt: list[int]) -> float:
     """Tokens per second of one sequence, without its prefill."""
     sampling = Sampling(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
     first = Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
     with Engine.open(
-        compare.model,
-        quantization=compare.quantization,
+        model.model,
+        quantization=model.quantization,
         max_num_seqs=1,
         max_model_len=4 * ANSWER_TOKENS,
         enable_prefix_caching=False,

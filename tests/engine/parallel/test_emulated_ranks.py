@@ -17,7 +17,13 @@ from ridgeline.errors import CannotRun
 from ridgeline.modelspec.shard import ParallelSizes
 from ridgeline.records import Sampling
 from tests.conformance.tiny_models import VOCAB
-from tests.engine.parallel.emulated import Checkpoint, EmulatedRanks, config_of, one_process
+from tests.engine.parallel.emulated import (
+    Checkpoint,
+    EmulatedRanks,
+    ThreadExchanges,
+    config_of,
+    one_process,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -103,14 +109,29 @@ def test_int8_weights_split_over_ranks_change_no_bit(name: str, checkpoint: Chec
     ],
 )
 def test_norms_of_a_part_of_the_rows_change_no_bit(
-    name: str, sizes: ParallelSizes, quantization: str | None, checkpoint: Checkpoint
+    name: str,
+    sizes: ParallelSizes,
+    quantization: str | None,
+    checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    kept: list[tuple[int, int]] = []  # rows that a rank keeps of a sum, and all of its rows
+    sum_rows = ThreadExchanges.sum_rows
+
+    def note_rows(group: ThreadExchanges, part: Tensor, counts: Sequence[int]) -> Tensor:
+        own = sum_rows(group, part, counts)
+        kept.append((len(own), len(part)))
+        return own
+
+    monkeypatch.setattr(ThreadExchanges, "sum_rows", note_rows)
     config = config_of(checkpoint(name), sizes, quantization)
     whole = msgspec.structs.replace(config, sizes=msgspec.structs.replace(sizes, sequence=False))
     with EmulatedRanks(whole) as ranks:
         tokens, logits_TV = run(ranks.runner)
+    assert not kept
     with EmulatedRanks(config) as ranks:
         own_tokens, own_TV = run(ranks.runner)
+    assert any(own < rows for own, rows in kept)
     assert torch.equal(own_TV, logits_TV)
     assert own_tokens == tokens
 

@@ -10,7 +10,6 @@ NOTHING_RAN = 2
 
 def lab(call: Invocation) -> int:
     """`ridgeline lab casestudy`; 2 if no stage can run here."""
-
     from ridgeline.cli.render.console import ReportConsole
     from ridgeline.cli.render.live_progress import live_progress
     from ridgeline.cli.render.measure.case_study import print_case_study

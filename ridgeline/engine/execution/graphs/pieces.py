@@ -197,7 +197,7 @@ class PiecewiseGraphs:
         own: list[Sequence[Run]] = [runs]
         if isinstance(self._attention, GroupedAttention):
             own = self._attention.runs_of(runs)
-        stored = [stored_runs(each, size) for each in own]
+        stored = [stored_runs(group_runs, size) for group_runs in own]
         tokens = list(chain.from_iterable(run.tokens for run in runs))
         padding = fields_FR.shape[1] - len(tokens)
         positions = chain.from_iterable(
@@ -206,11 +206,14 @@ class PiecewiseGraphs:
         ints.add(chain(tokens, [0] * padding))
         fields = ints.add(chain(positions, [0] * padding))
         places = []
-        for each in stored:
-            slots = chain.from_iterable(slots_of(run, size) for run in each)
+        for group_runs in stored:
+            slots = chain.from_iterable(slots_of(run, size) for run in group_runs)
             fields = ints.add(chain(slots, [self._padding_slot] * padding))
             places.append(slice(fields.start, fields.start + len(tokens)))
-        builds = [group.pack(each, ints) for group, each in zip(self._groups, stored, strict=True)]
+        builds = [
+            group.pack(group_runs, ints)
+            for group, group_runs in zip(self._groups, stored, strict=True)
+        ]
         sampled = ints.add(sampled_rows(runs))
         packed = ints.copy_to(self._decoder.device)
         fields_FR.copy_(packed[: fields.stop].view_as(fields_FR))
