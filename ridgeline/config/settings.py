@@ -82,8 +82,8 @@ class PlainSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     generation_config: Annotated[
         str,
         About(
-            "Source of default sampling parameters: auto reads the model's generation_config.json, "
-            "vllm ignores it, a path names another file or folder.",
+            "Source of default sampling parameters: auto reads the model's generation_config.json "
+            "or GGUF metadata, vllm ignores them, a path names another file or folder.",
             metavar="auto|vllm|PATH",
             since="0.3",
         ),

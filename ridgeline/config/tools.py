@@ -116,9 +116,11 @@ class ChatOptions(Section, frozen=True, kw_only=True):
     ] = None
     system: Annotated[str | None, About("System prompt.", metavar="TEXT")] = None
     temperature: Annotated[
-        float | None, _TEMPERATURE.but(unset="0.7; for smollm2 0.2, with --top-p 0.9")
+        float | None, _TEMPERATURE.but(unset="that of the model or server, otherwise 0.7")
     ] = None
-    top_p: Annotated[float | None, _TOP_P.but(unset="1")] = None
+    top_p: Annotated[float | None, _TOP_P.but(unset="that of the model or server, otherwise 1")] = (
+        None
+    )
     max_tokens: Annotated[int, _MAX_TOKENS] = 512
 
 

@@ -1,4 +1,6 @@
-"""The sampling parameters that a model's publisher recommends, from its generation_config.json.
+"""The sampling parameters that a model's publisher recommends.
+
+They come from its generation_config.json or GGUF metadata, or from our table of registry models.
 
 As in vLLM they are the defaults of requests that leave them out (`--generation-config`).
 """
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import DECODE_ERRORS, BadInput, BadModel, UserError
+from ridgeline.hub.registry_models import registry_models
 from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
 from ridgeline.modelspec.checkpoints.json_files import file_errors, read_json
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
@@ -59,6 +62,9 @@ def read_sampling_defaults(model: str, generation_config: str = "auto") -> Sampl
         return _defaults(read_json(file), _NAMES, str(file))
     if is_dummy(model):
         return SamplingDefaults()
+    if model in registry_models():
+        row = registry_models()[model]
+        return SamplingDefaults(temperature=row.temperature, top_p=row.top_p)
     if is_gguf(model):
         start = len(_GGUF_START)
         metadata = read_gguf(model).metadata

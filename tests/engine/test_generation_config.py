@@ -109,3 +109,8 @@ def test_engine_uses_the_defaults_where_no_sampling_is_given(model: str) -> None
             assert engine.resolved.derivations["generation_config"].endswith("top_k 1")
             own, expected = engine.generate(["def f("]), engine.generate(["def f("], greedy)
             assert own[0].tokens == expected[0].tokens
+
+
+def test_smollm2_is_sampled_as_its_publisher_recommends() -> None:
+    assert read_sampling_defaults("smollm2") == SamplingDefaults(temperature=0.2, top_p=0.9)
+    assert read_sampling_defaults("smollm2", "vllm") == SamplingDefaults()

@@ -402,6 +402,7 @@ async function main() {
   if (config) {
     $("model").textContent = $("hello-model").textContent = config.served_model_name;
     document.title = `${config.served_model_name} · Ridgeline`;
+    $("temperature").placeholder = config.default_sampling?.temperature ?? 0.7;
   }
   live.begin(config);
   batches.begin(config);

@@ -155,7 +155,9 @@ const chat = {
   async stream(turns, answer, signal, redraw) {
     const system = $("system").value.trim(), limit = Number($("max-tokens").value);
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns.filter((turn) => turn.content).map(({ role, content }) => ({ role, content }))];
-    const body = { messages, stream: true, stream_options: { include_usage: true }, temperature: Number($("temperature").value) };
+    const body = { messages, stream: true, stream_options: { include_usage: true } };
+    const temperature = $("temperature").value || $("temperature").placeholder;
+    body.temperature = Number(temperature);
     if (limit > 0) body.max_tokens = limit;
     const reply = await server.call("/v1/chat/completions", {
       method: "POST",

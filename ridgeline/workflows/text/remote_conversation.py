@@ -20,7 +20,7 @@ from ridgeline.measure.client.stream_chunks import (
     error_message,
     output_of,
 )
-from ridgeline.records import FinishReason, Sampling, Usage
+from ridgeline.records import FinishReason, Usage
 from ridgeline.workflows.text.transcript import Reply, Transcript, Turn
 
 _CUT_OFF: dict[str, FinishReason] = {"length": "length", "abort": "abort"}
@@ -30,6 +30,9 @@ _TIMEOUT_S = 600
 class RemoteConversation:
     """A conversation over the server at `url`. `model`: the name to request, None for its default.
 
+    A message is answered with at most `max_tokens`. Without a `temperature` or `top_p`, the
+    server's own defaults hold.
+
     Raises BadInput where no server answers.
     """
 
@@ -37,12 +40,16 @@ class RemoteConversation:
         self,
         url: str,
         *,
-        sampling: Sampling,
+        max_tokens: int,
+        temperature: float | None = None,
+        top_p: float | None = None,
         model: str | None = None,
         api_key: str | None = None,
         system: str | None = None,
     ) -> None:
-        self.url, self.sampling, self.model = url, sampling, model
+        self.url, self.model = url, model
+        sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+        self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._turns = [] if system is None else [Turn("system", system)]
         self._replies: list[Reply] = []
         self._client = httpx.Client(
@@ -79,9 +86,7 @@ class RemoteConversation:
             "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
             "stream": True,
             "stream_options": {"include_usage": True},
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "max_tokens": self.sampling.max_tokens,
+            **self._sampling,
             **({"model": self.model} if self.model else {}),
         }
         return RemoteReplyStream(self, body, turns)

@@ -155,3 +155,14 @@ def test_chat_fits_the_width(page: Page, width: int, tmp_path: Path) -> None:
     for selector in ("#send", "#clear", "#history", ".knobs summary"):
         box = page.locator(selector).bounding_box()
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width, selector
+
+
+@needs_browser
+def test_temperature_is_the_recommended_one_until_it_is_changed(page: Page) -> None:
+    requests = answer_with(page, sse([{"content": "hi"}]))
+    expect(page.locator("#temperature")).to_have_attribute("placeholder", "0.7")
+    send(page, "how?")
+    page.click(".knobs summary")
+    page.fill("#temperature", "0")
+    send(page, "and now?")
+    assert [request["temperature"] for request in requests] == [0.7, 0]

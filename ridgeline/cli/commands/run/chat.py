@@ -17,12 +17,10 @@ from ridgeline.cli.render.chat import COMMANDS, help_table, reply_figures
 from ridgeline.cli.render.console import ReportConsole
 from ridgeline.config.tools import ChatOptions
 from ridgeline.errors import BadInput, UserError
-from ridgeline.hub.registry_models import RegistryModel, registry_models
 from ridgeline.records import Sampling, SamplingDefaults
 from ridgeline.workflows.text.base import ChatPartner
 
 TEMPERATURE = 0.7
-NO_DEFAULTS = SamplingDefaults()
 Start = Callable[[str | None], ChatPartner]
 """Begins a conversation with a system prompt."""
 
@@ -31,7 +29,7 @@ def chat(call: Invocation) -> int:
     """`ridgeline chat`."""
     options, console = call.read(ChatOptions), ReportConsole(stderr=True)
     if options.url is not None:
-        return ChatLoop(_remote(options, _sampling(options)), options.system, console).run()
+        return ChatLoop(_remote(options), options.system, console).run()
     settings = call.settings(options.model)
     from ridgeline.workflows.open_engine import open_engine
     from ridgeline.workflows.text.conversation import Conversation
@@ -41,8 +39,7 @@ def chat(call: Invocation) -> int:
         engine = open_engine(settings, notes.append)
     with closing(engine):
         weights = f"{engine.info.weight_bytes / 1e6:,.0f} MB of weights"
-        recommended = registry_models().get(settings.model, engine.default_sampling)
-        sampling = _sampling(options, recommended)
+        sampling = _sampling(options, engine.default_sampling)
         console.print(f"{settings.model} · {weights} · loaded in {engine.load_s:.1f} s")
         for note in notes:
             console.print(f"{note}", style="dim", markup=False)
@@ -53,12 +50,8 @@ def chat(call: Invocation) -> int:
         return ChatLoop(start, options.system, console).run()
 
 
-def _sampling(
-    options: ChatOptions, recommended: RegistryModel | SamplingDefaults = NO_DEFAULTS
-) -> Sampling:
+def _sampling(options: ChatOptions, recommended: SamplingDefaults) -> Sampling:
     """As chosen; by default as the publisher of the model recommends."""
-    if isinstance(recommended, RegistryModel):
-        recommended = SamplingDefaults(temperature=recommended.temperature, top_p=recommended.top_p)
     chosen = {"temperature": options.temperature, "top_p": options.top_p}
     if options.temperature is None and recommended.temperature is None:
         chosen["temperature"] = TEMPERATURE
@@ -66,14 +59,16 @@ def _sampling(
     return recommended.fill(**given, max_tokens=options.max_tokens)
 
 
-def _remote(options: ChatOptions, sampling: Sampling) -> Start:
+def _remote(options: ChatOptions) -> Start:
     from ridgeline.workflows.text.remote_conversation import RemoteConversation
 
     def start(system: str | None) -> ChatPartner:
         assert options.url is not None
         return RemoteConversation(
             options.url,
-            sampling=sampling,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
             model=options.served_model_name,
             api_key=options.api_key,
             system=system,
