@@ -72,7 +72,7 @@ KINDS = [
     "cohere2",
     "gemma3",
     "gemma3n-kv-int8",
-    "gemma4",
+    "gemma4-kv-fp8",
     "mistral",
     "llama4",
     "glm4-moe-native",

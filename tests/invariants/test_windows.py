@@ -28,7 +28,7 @@ from tests.invariants.serving import Model, Schedule, serve
 CONTEXT = 800  # beyond the chunks of 512 keys in which the kernels add
 
 
-@pytest.fixture(scope="module", params=["gemma3", "gpt-oss", "mistral"])
+@pytest.fixture(scope="module", params=["gemma3", "gpt-oss", "mistral", "gemma4"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Model:
     path = tmp_path_factory.mktemp(request.param)
     make_model(request.param, path, max_position_embeddings=CONTEXT)

@@ -227,7 +227,17 @@ def test_pricing_a_step_is_cheap_enough_for_the_simulator() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["gemma-3-4b", "gpt-oss-20b", "olmo-3-7b", "deepseek-v2-lite", "llama-3.2-1b"]
+    "model",
+    [
+        "gemma-3-4b",
+        "gemma-3n-e2b",
+        "gemma-4-e2b",
+        "gemma-4-31b",
+        "gpt-oss-20b",
+        "olmo-3-7b",
+        "deepseek-v2-lite",
+        "llama-3.2-1b",
+    ],
 )
 def test_inspect_the_kv_budget_and_the_cache_agree_on_bytes(model: str) -> None:
     """The printed size is the allocated one, with windows, with latent attention and without."""

@@ -15,7 +15,8 @@ kv [ block, 1, 1, position in block, rank + rope_dim ].
 
 Groups of layers that have separate block tables (`KvLayout`) share their tensors, because a
 block belongs to one group at a time: the first layer of every group lies in one tensor, the second
-ones in the next.
+ones in the next. Where layers differ in shape (Gemma 4 has heads of two sizes) there is one tensor
+[block, number], and a layer is a part of every row.
 
 The cache knows nothing of sequences: the block pool manages block numbers, this holds the bytes.
 Memory starts as zeros (lazily, by the operating system), so that unused positions are always
@@ -83,6 +84,9 @@ class KvCache:
         format, device = PlainKv(dtype) if format is None else format, torch.device(device)
         if layout.recent:
             return _with_recent(spec, (num_blocks, block_size), dtype, device, format, layout)
+        if layout.windowed and len(_shapes(spec)) > 1:
+            memory, parts = _of_two_shapes(spec, (num_blocks, block_size), device, format, layout)
+            return KvCache(parts, format, dtype, num_states, layout, [memory])
         shared: dict[int, Tensor] = {}  # by place within the group
         layers: list[Tensor] = []
         for i, layer in enumerate(spec.layers):
@@ -118,6 +122,40 @@ class KvCache:
         sources, targets = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
         for kv_N2KBW in self.tensors:
             kv_N2KBW.index_copy_(0, targets, kv_N2KBW.index_select(0, sources))
+
+
+def _shapes(spec: ModelSpec) -> set[tuple[int, int]]:
+    """The numbers and sizes of KV heads of the layers that have a cache."""
+    attentions = (layer.attention for layer in spec.layers)
+    return {(a.num_kv_heads, a.head_dim) for a in attentions if not a.shares_kv and a.num_kv_heads}
+
+
+def _of_two_shapes(
+    spec: ModelSpec,
+    blocks: tuple[int, int],
+    device: torch.device,
+    format: KvFormat,
+    layout: KvLayout,
+) -> tuple[Tensor, list[Tensor]]:
+    """(memory [block, number], its layers) of blocks = (number, tokens of each).
+
+    The layers of a group lie one after another in each block; the largest group fills it.
+    """
+    num_blocks, block_size = blocks
+    own = [layer.attention for layer in spec.layers]
+    shapes = [tile_shape(attention, block_size, format) for attention in own]
+    ends, starts = [0] * layout.num_groups, [0] * len(own)
+    for i, attention in enumerate(own):
+        if not attention.shares_kv:
+            group = layout.group_of(i)
+            starts[i], ends[group] = ends[group], ends[group] + math.prod(shapes[i])
+    memory = _zeros((num_blocks, max(ends)), format.dtype, device)
+    layers = []
+    for i, shape in enumerate(shapes):
+        first = starts[kv_source(spec, i)]
+        numbers = memory[:, first : first + math.prod(shape)]
+        layers.append(numbers.view(num_blocks, *shape))
+    return memory, layers
 
 
 def _with_recent(

@@ -116,7 +116,11 @@ class PlainKv:
         return tiles_X2YBW
 
     def write(self, kv_N2KBW: Tensor, slots_R: Tensor, rows_RW: Tensor) -> None:
-        kv_N2KBW.view(-1, kv_N2KBW.shape[-1]).index_copy_(0, slots_R, rows_RW)
+        if kv_N2KBW.is_contiguous():
+            kv_N2KBW.view(-1, kv_N2KBW.shape[-1]).index_copy_(0, slots_R, rows_RW)
+            return
+        size = kv_N2KBW.shape[3]
+        kv_N2KBW[(*tile_index(kv_N2KBW, slots_R // size), slots_R % size)] = rows_RW
 
 
 @dataclass(frozen=True)
@@ -165,8 +169,12 @@ class CodedKv:
         offsets_2BW = self._offsets(kv_N2KBW).view(2, block_size, width)
         tiles_R, tokens_R = slots_R // block_size, slots_R % block_size
         at_RW = offsets_2BW[tiles_R // num_heads % 2, tokens_R]
-        at_RW = at_RW + (tiles_R * (block_size * width)).unsqueeze(1)
-        kv_N2KBW.view(-1).index_copy_(0, at_RW.flatten(), rows_RW.flatten())
+        if kv_N2KBW.is_contiguous():
+            at_RW = at_RW + (tiles_R * (block_size * width)).unsqueeze(1)
+            kv_N2KBW.view(-1).index_copy_(0, at_RW.flatten(), rows_RW.flatten())
+            return
+        places = (index_R.unsqueeze(1) for index_R in tile_index(kv_N2KBW, tiles_R))
+        kv_N2KBW[(*places, at_RW // width, at_RW % width)] = rows_RW
 
     def _to_codes(self, x_XD: Tensor) -> Tensor:
         """codes_XD as bytes, of numbers up to `max_code` in magnitude."""
@@ -200,6 +208,25 @@ class Fp8Kv(CodedKv):
 
     def _from_codes(self, codes_XD: Tensor) -> Tensor:
         return codes_XD.view(torch.float8_e4m3fn).float()
+
+
+def tile_index(kv_N2KBW: Tensor, tiles_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(block, side, head) of tiles, each (block · sides + side) · K + head."""
+    _, num_sides, num_heads, _, _ = kv_N2KBW.shape
+    return tiles_R // (num_sides * num_heads), tiles_R // num_heads % num_sides, tiles_R % num_heads
+
+
+def read_tiles(kv_N2KBW: Tensor, tiles_R: Tensor) -> Tensor:
+    """tiles_RBW, copied. A layer whose blocks are parts of larger ones need not be contiguous."""
+    num_blocks, num_sides, num_heads, block_size, width = kv_N2KBW.shape
+    tile, per_block, stride = block_size * width, num_sides * num_heads, kv_N2KBW.stride(0)
+    if stride % tile:
+        return kv_N2KBW[tile_index(kv_N2KBW, tiles_R)]
+    num_tiles = (num_blocks - 1) * (stride // tile) + per_block
+    if stride != per_block * tile:
+        tiles_R = tiles_R + tiles_R // per_block * (stride // tile - per_block)
+    rows_YP = kv_N2KBW.as_strided((num_tiles, tile), (tile, 1))
+    return rows_YP.index_select(0, tiles_R).view(-1, block_size, width)
 
 
 def code_offsets(block_size: int, head_dim: int) -> Tensor:

@@ -144,7 +144,7 @@ def _paged_kv(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
     strides = [stride * size for stride in kv_N2KBW.stride()]
     stride_block, stride_kind, stride_head, stride_token, _ = strides
     assert stride_token == width * size, "the rows of a tile must be contiguous"
-    start = kv_N2KBW.data_ptr()
+    start, block = kv_N2KBW.data_ptr(), kv_N2KBW[0]
     return _native.PagedKv(
         k=start,
         v=start + stride_kind,
@@ -155,7 +155,7 @@ def _paged_kv(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
         head_dim=head_dim,
         stride_block=stride_block,
         stride_head=stride_head,
-        num_bytes=kv_N2KBW.nbytes - stride_kind,
+        num_bytes=(num_blocks - 1) * stride_block + block.nbytes - stride_kind,
     )
 
 

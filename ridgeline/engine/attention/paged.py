@@ -44,6 +44,7 @@ from ridgeline.engine.attention.indices import (
     PrefillRun,
     StepIndices,
 )
+from ridgeline.engine.attention.kv_format import read_tiles
 from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.scheduler.plan import Run, stored_runs
 from ridgeline.modelspec.format import KV_GROUP, KV_SCALE_BYTES
@@ -150,8 +151,8 @@ class LayerCache:
     def gather(self, tiles: Tensor, num_seqs: int) -> Tensor:
         """kv_2SKLD of the given tiles, each a flattened (block, key|value, head), in one copy."""
         _, num_sides, num_heads, block_size, width = self.kv_N2KBW.shape
-        gathered = self.kv_N2KBW.view(-1, block_size * width).index_select(0, tiles)
-        rows_2YBW = self.format.from_tiles(gathered.view(num_sides, -1, block_size, width))
+        tiles_RBW = read_tiles(self.kv_N2KBW, tiles)
+        rows_2YBW = self.format.from_tiles(tiles_RBW.view(num_sides, -1, block_size, width))
         return self.format.decode(
             rows_2YBW.view(num_sides, num_seqs, num_heads, -1, width), self.dtype
         )

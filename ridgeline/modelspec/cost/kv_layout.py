@@ -4,10 +4,11 @@
     groups          full (3)  window (3)  window (3)  window (3)  window (3)  window (3)
     a sequence      one block table per group, all from one pool of equal blocks
 
-A block holds `block_size` positions of one group's layers, so every block has the same bytes and
-any group can take it. Groups with a window give the blocks behind it back to the pool while the
-sequence grows; the group that sees everything keeps all of them. Models without windows have one
-group, whose block holds all layers.
+A block holds `block_size` positions of one group's layers, and every block has the same bytes, so
+any group can take it. Where layers differ in size, as in Gemma 4, groups differ in their number of
+layers, and each layer finds its keys and values at a fixed offset of the block. Groups with a
+window give the blocks behind it back to the pool while the sequence grows; the group that sees
+everything keeps all of them. Models without windows have one group, whose block holds all layers.
 
 Source: the hybrid KV cache manager of vLLM (2025), which divides layers in the same way. The
 alternative, a pool of each kind, would have to divide the memory between the kinds in advance: too
@@ -166,34 +167,38 @@ def held_kv_bytes(spec: ModelSpec, context: int) -> int:
 def kv_layout(spec: ModelSpec) -> KvLayout:
     """The layout of the engine's cache for a model.
 
-    A windowed group has as many layers as see everything, so that blocks are equal, without padding
-    wherever the numbers divide. All layers form one group where they differ in size or in their
-    windows, or where most of them see everything and blocks would be mostly padding.
+    A windowed group has about as many bytes as the layers that see everything, so that blocks are
+    equal, without padding wherever the numbers divide. All layers form one group where they differ
+    in their windows, or where most of the bytes belong to layers that see everything and blocks
+    would be mostly padding.
     """
-    own = [
-        (i, layer.attention)
+    own = {
+        i: layer.attention
         for i, layer in enumerate(spec.layers)
         if layer.attention.delta is None and not layer.attention.shares_kv
-    ]
+    }
     if spec.kv_dtype == "int4" and not why_not_int4_kv(spec):
         return _int4_layout(spec)
-    one_group = KvLayout(full=tuple(i for i, _ in own), position_bytes=kv_bytes_per_token(spec))
-    spans = {(a.window, a.chunk) for _, a in own if a.window is not None or a.chunk is not None}
-    sizes = {layer_kv_bytes(a, spec.kv_dtype) for _, a in own}
-    shapes = {(a.num_kv_heads, a.head_dim) for _, a in own}
-    if len(spans) != 1 or len(sizes) != 1 or len(shapes) != 1:
+    one_group = KvLayout(full=tuple(own), position_bytes=kv_bytes_per_token(spec))
+    spans = {(a.window, a.chunk) for a in own.values() if a.window or a.chunk}
+    if len(spans) != 1:
         return one_group
-    (window, chunk), layer_bytes = spans.pop(), sizes.pop()
+    window, chunk = spans.pop()
     if (window or chunk or 0) >= spec.max_positions:
         return one_group
-    windowed = [i for i, a in own if (a.window, a.chunk) == (window, chunk)]
-    full = [i for i, a in own if (a.window, a.chunk) != (window, chunk)]
-    if len(full) > len(windowed):
+    windowed = [i for i, a in own.items() if (a.window, a.chunk) == (window, chunk)]
+    full = [i for i in own if i not in windowed]
+
+    def size_of(layers: Sequence[int]) -> int:
+        return sum(layer_kv_bytes(own[i], spec.kv_dtype) for i in layers)
+
+    if size_of(full) > size_of(windowed):
         return one_group
-    num_groups = -(-len(windowed) // (len(full) or len(windowed)))
+    num_groups = min(len(windowed), -(-size_of(windowed) // (size_of(full) or size_of(windowed))))
+    most = -(-len(windowed) // num_groups)
+    num_groups = -(-len(windowed) // most)  # fewer groups may do without a larger one
     groups = tuple(tuple(windowed[j::num_groups]) for j in range(num_groups))
-    largest = max(len(full), *map(len, groups))
-    return KvLayout(tuple(full), groups, window, chunk, largest * layer_bytes)
+    return KvLayout(tuple(full), groups, window, chunk, max(map(size_of, (full, *groups))))
 
 
 def _int4_layout(spec: ModelSpec) -> KvLayout:

@@ -14,7 +14,7 @@ Invariants. Those of `ridgeline.engine.attention.base`. A result depends on the 
 for rounding: the number of splits depends on the shapes of the launch, never on lengths, so that a
 launch can be captured in a CUDA graph.
 
-Formats of the cache kv_N2KBW, contiguous:
+Formats of the cache kv_N2KBW, of which each block is contiguous:
 
     float32, float16, bfloat16   W = D      numbers
     float8_e4m3fn                W = D      numbers, unscaled
@@ -47,10 +47,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _load_rows(kv, tile, offset, seen, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr):
-    """Codes [L, DP] of keys or values: row `offset` of the tiles `tile`, zeros where not `seen`."""
+def _load_rows(kv, tile, offset, seen, D: tl.constexpr, DP: tl.constexpr):
+    """Codes [L, DP] of keys or values: row `offset` of the tiles at `tile`, zeros if not `seen`."""
     d = tl.arange(0, DP)
-    at = kv + (tile * TILE + offset * D)[:, None] + d[None, :]
+    at = kv + (tile + offset * D)[:, None] + d[None, :]
     mask = seen[:, None]
     if DP != D:
         mask = mask & (d < D)[None, :]
@@ -73,8 +73,8 @@ def _fold(
     q, m, mass, acc, positions, at, end, table_row, kv, scales, head,
     qk_scale, softcap,
     K: tl.constexpr, B: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
-    SCALED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
-    MASKED: tl.constexpr, L: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, SCALED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    CAPPED: tl.constexpr, MASKED: tl.constexpr, L: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A step of the online softmax: the keys from `at` on, L of them, those below `end`.
 
@@ -84,13 +84,13 @@ def _fold(
     seen = keys < end
     block = tl.load(table_row + keys // B, mask=seen, other=0).to(tl.int64)
     offset = keys % B
-    k_tile = block * (2 * K) + head
-    v_tile = k_tile + K
-    k = _load_rows(kv, k_tile, offset, seen, D, DP, TILE)
-    v = _load_rows(kv, v_tile, offset, seen, D, DP, TILE)
+    k_tile = block * BLOCK + head * TILE
+    v_tile = k_tile + K * TILE
+    k = _load_rows(kv, k_tile, offset, seen, D, DP)
+    v = _load_rows(kv, v_tile, offset, seen, D, DP)
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
     if SCALED:
-        k_scale = tl.load(scales + k_tile * (TILE // 4) + (B * D // 4) + offset, mask=seen, other=0)
+        k_scale = tl.load(scales + k_tile // 4 + (B * D // 4) + offset, mask=seen, other=0)
         scores = scores * k_scale[None, :]
     scores = scores * qk_scale
     if CAPPED:  # c · tanh(s / c)
@@ -106,7 +106,7 @@ def _fold(
     shrink = tl.exp2(m - base)
     mass = mass * shrink + tl.sum(p, 1)
     if SCALED:
-        v_scale = tl.load(scales + v_tile * (TILE // 4) + (B * D // 4) + offset, mask=seen, other=0)
+        v_scale = tl.load(scales + v_tile // 4 + (B * D // 4) + offset, mask=seen, other=0)
         p = p * v_scale[None, :]
     acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=PRECISION)
     return m_new, mass, acc
@@ -134,9 +134,9 @@ def _attend(
     q_ptr, kv, scales, tables, starts, lens, sinks, out, partial, partial_ml,
     num_seqs, q_stride, table_stride, out_stride, qk_scale, softcap,
     K: tl.constexpr, G: tl.constexpr, B: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    SCALED: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr,
-    L: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, SCALED: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr,
+    M: tl.constexpr, L: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """M query rows of one sequence and one key head over one part of its context."""
     TOKENS: tl.constexpr = 1 if DECODE else M // G
@@ -192,13 +192,13 @@ def _attend(
             m, mass, acc = _fold(
                 q, m, mass, acc, positions, at, high, table_row, kv, scales, head,
                 qk_scale, softcap,
-                K, B, D, DP, TILE, SCALED, WINDOW, CHUNK, CAPPED, False, L, PRECISION,
+                K, B, D, DP, TILE, BLOCK, SCALED, WINDOW, CHUNK, CAPPED, False, L, PRECISION,
             )  # fmt: skip
     for at in range(masked_from, high, L):
         m, mass, acc = _fold(
             q, m, mass, acc, positions, at, high, table_row, kv, scales, head,
             qk_scale, softcap,
-            K, B, D, DP, TILE, SCALED, WINDOW, CHUNK, CAPPED, True, L, PRECISION,
+            K, B, D, DP, TILE, BLOCK, SCALED, WINDOW, CHUNK, CAPPED, True, L, PRECISION,
         )  # fmt: skip
 
     if SPLITS == 1:
@@ -330,16 +330,18 @@ class _Shape(NamedTuple):
     group: int
     block_size: int
     head_dim: int
+    block_stride: int
     is_scaled: bool
 
     @staticmethod
     def of(q_THD: Tensor, kv_N2KBW: Tensor) -> _Shape:
         _, num_heads, head_dim = q_THD.shape
         _, sides, num_kv_heads, block_size, width = kv_N2KBW.shape
-        assert sides == 2 and num_heads % num_kv_heads == 0 and kv_N2KBW.is_contiguous()
+        assert sides == 2 and num_heads % num_kv_heads == 0 and kv_N2KBW[0].is_contiguous()
         assert q_THD.stride(2) == 1 and q_THD.stride(1) == head_dim, q_THD.stride()
         group = num_heads // num_kv_heads
-        return _Shape(num_kv_heads, group, block_size, head_dim, width != head_dim)
+        scaled, stride = width != head_dim, kv_N2KBW.stride(0)
+        return _Shape(num_kv_heads, group, block_size, head_dim, stride, scaled)
 
 
 def _result(q_THD: Tensor, out: Tensor | None) -> Tensor:
@@ -364,6 +366,7 @@ def _arguments(
         "B": shape.block_size,
         "D": shape.head_dim,
         "DP": padded(shape.head_dim),
+        "BLOCK": shape.block_stride,
         "CAPPED": softcap is not None,
         "SCALED": shape.is_scaled,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",

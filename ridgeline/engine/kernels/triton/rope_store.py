@@ -45,7 +45,8 @@ def _store_part(x, kv, at, scale, mask, CODES: tl.constexpr, SCALED: tl.constexp
 def _rope_store(
     qkv, cos, sin, kv, scales, slots, qkv_stride, table_stride,
     H: tl.constexpr, K: tl.constexpr, B: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-    HALF: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr, CODES: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+    CODES: tl.constexpr,
     SCALED: tl.constexpr, ROTATES: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     TILE: tl.constexpr = B * (D + 4) if SCALED else B * D
@@ -76,10 +77,10 @@ def _rope_store(
     slot = tl.load(slots + token).to(tl.int64)
     is_stored = is_head & (head >= H) & (slot >= 0)
     slot = tl.maximum(slot, 0)
-    tile = slot // B * (2 * K) + (head - H)
+    tile = slot // B * BLOCK + (head - H) * TILE
     x1, x2 = x1.to(tl.float32), x2.to(tl.float32)
     scale = tl.full([HEADS], 1.0, tl.float32)
-    at = tile * TILE + slot % B * D
+    at = tile + slot % B * D
     rest = R + tl.arange(0, REST)
     in_rest = is_stored[:, None] & (rest < D)[None, :]
     x3 = tl.zeros([HEADS, REST], tl.float32)
@@ -88,7 +89,7 @@ def _rope_store(
     if SCALED:
         top = tl.maximum(tl.max(tl.abs(x1), 1), tl.max(tl.abs(x2), 1))
         scale = row_scale(tl.maximum(top, tl.max(tl.abs(x3), 1)), CODES)
-        scale_at = scales + tile * (TILE // 4) + B * D // 4 + slot % B
+        scale_at = scales + tile // 4 + B * D // 4 + slot % B
         tl.store(scale_at, scale, mask=is_stored)
     in_half = in_half & is_stored[:, None]
     _store_part(x1, kv, at[:, None] + low[None, :], scale, in_half, CODES, SCALED)
@@ -135,7 +136,7 @@ def _launch(
 ) -> None:
     num_tokens, num_all, head_dim = qkv_TXD.shape
     _, _, num_kv_heads, block_size, width = kv_N2KBW.shape
-    assert kv_N2KBW.is_contiguous() and qkv_TXD.stride()[1:] == (head_dim, 1)
+    assert kv_N2KBW[0].is_contiguous() and qkv_TXD.stride()[1:] == (head_dim, 1)
     rotated = head_dim if rotation is None else rotation[0].shape[-1]
     assert rotated % 2 == 0 and num_all == num_heads + 2 * num_kv_heads
     if num_tokens == 0:
@@ -150,6 +151,7 @@ def _launch(
         B=block_size,
         D=head_dim,
         R=rotated,
+        BLOCK=kv_N2KBW.stride(0),
         HALF=triton.next_power_of_2(rotated // 2),
         REST=triton.next_power_of_2(max(1, head_dim - rotated)),
         HEADS=HEADS_PER_PROGRAM,

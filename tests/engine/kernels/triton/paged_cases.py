@@ -42,9 +42,13 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
     scaled: bool = False,
+    gap: int = 0,
     seed: int = 0,
 ) -> PagedCase:
-    """`shapes` are (keys, new queries) of each sequence, the new tokens' keys included."""
+    """`shapes` are (keys, new queries) of each sequence, the new tokens' keys included.
+
+    `gap` numbers lie between two blocks of the cache.
+    """
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
     needed = [-(-length // block_size) for length, _ in shapes]
@@ -72,8 +76,11 @@ def make_case(
     starts = torch.tensor([0, *num_new]).cumsum(0).int()
     lens = torch.tensor([length for length, _ in shapes], dtype=torch.int32)
     kv_N2KBW = stored.view(num_blocks, 2, num_kv_heads, block_size, width)
-    on = [t.to(DEVICE) for t in (q_THD, kv_N2KBW, tables, starts, lens)]
-    return PagedCase(*on, dense)
+    memory_NP = torch.zeros((num_blocks, kv_N2KBW[0].numel() + gap), dtype=kv_N2KBW.dtype)
+    memory_NP[:, gap:] = kv_N2KBW.flatten(1)
+    kv_N2KBW = memory_NP.to(DEVICE)[:, gap:].view(kv_N2KBW.shape)
+    on = [t.to(DEVICE) for t in (q_THD, tables, starts, lens)]
+    return PagedCase(on[0], kv_N2KBW, *on[1:], dense)
 
 
 def encode_rows(kv: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

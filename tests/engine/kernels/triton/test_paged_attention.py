@@ -102,10 +102,11 @@ def test_decode_block_sizes(block_size: int) -> None:
     ids=["plain", "fp8", "fp8-scaled", "int8"],
 )
 def test_formats(dtype: torch.dtype, kv_dtype: torch.dtype | None, scaled: bool) -> None:
+    """Blocks of a layer lie within larger ones, as where layers have two shapes."""
     shapes = [(40, 1), (16, 1)]
-    case = make_case(shapes, dtype=dtype, kv_dtype=kv_dtype, scaled=scaled)
+    case = make_case(shapes, dtype=dtype, kv_dtype=kv_dtype, scaled=scaled, gap=24)
     check_decode(case, splits=2)
-    case = make_case([(40, 5)], dtype=dtype, kv_dtype=kv_dtype, scaled=scaled)
+    case = make_case([(40, 5)], dtype=dtype, kv_dtype=kv_dtype, scaled=scaled, gap=24)
     check_prefill(case)
 
 
