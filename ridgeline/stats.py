@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ridgeline.report.numbers import rounded
+
 Outcome = Literal["improved", "regressed", "unchanged", "inconclusive"]
 """Every comparison ends in one of these four."""
 
@@ -31,8 +33,8 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     level: float = LEVEL
 
     def __str__(self) -> str:
-        high = "∞" if self.high >= UNBOUNDED else f"{self.high:.3g}"
-        return f"{self.mid:.3g} [{self.low:.3g}, {high}]"
+        high = "∞" if self.high >= UNBOUNDED else rounded(self.high)
+        return f"{rounded(self.mid)} [{rounded(self.low)}, {high}]"
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ridgeline.report.numbers import rounded
+
 Value = float | int | bool | str | None
 Facts = Mapping[str, Value]
 
@@ -138,13 +140,13 @@ def written(name: str, facts: Facts) -> str:
     if name.endswith("_share"):
         return f"{100 * value:.0f}%"
     if name.endswith("_bytes"):
-        return f"{value / 1e6:.4g} MB"
+        return f"{rounded(value / 1e6, 4)} MB"
     if name.endswith("_bytes_s"):
-        return f"{value / 1e9:.3g} GB/s"
+        return f"{rounded(value / 1e9)} GB/s"
     if name.endswith("_flop_s"):
-        return f"{value / 1e9:.3g} GFLOP/s"
+        return f"{rounded(value / 1e9)} GFLOP/s"
     if name.endswith(("_tok_s", "_req_s")):
-        return f"{value:.3g}/s"
+        return f"{rounded(value)}/s"
     if name.endswith("_s"):
         return seconds(value)
     return plain(value)
@@ -153,8 +155,8 @@ def written(name: str, facts: Facts) -> str:
 def seconds(value: float) -> str:
     """Format a duration with three significant digits: `3.2 ms`, `1.41 s`."""
     if abs(value) < 1:
-        return f"{1000 * value:.3g} ms"
-    return f"{value:.3g} s"
+        return f"{rounded(1000 * value)} ms"
+    return f"{rounded(value)} s"
 
 
 def plain(value: object) -> str:
@@ -162,7 +164,7 @@ def plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return rounded(value)
     if isinstance(value, msgspec.Struct):
         given = msgspec.structs.asdict(value).items()
         return " ".join(f"{name}={plain(part)}" for name, part in given if part is not None)

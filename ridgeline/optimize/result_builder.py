@@ -51,6 +51,7 @@ from ridgeline.optimize.result import (
 )
 from ridgeline.optimize.server_settings import changed_settings
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
+from ridgeline.report.numbers import rounded
 from ridgeline.roofline import RooflinePoint
 from ridgeline.stats import Interval
 
@@ -130,8 +131,8 @@ def judge_trial(evidence: TrialEvidence) -> tuple[Verdict, str]:
     if comparison is not None and comparison.beaten_at is not None:
         share = comparison.beaten_at / comparison.before_rate
         return "regressed", (
-            f"at {comparison.beaten_at:.3g} req/s, {share:.0%} of the incumbent's load, it missed "
-            "the SLO twice, and the incumbent met it in between"
+            f"at {rounded(comparison.beaten_at)} req/s, {share:.0%} of the incumbent's load, it "
+            "missed the SLO twice, and the incumbent met it in between"
         )
     if comparison is None or comparison.ratio is None:
         rounds = len(comparison.log_ratios) if comparison else 0

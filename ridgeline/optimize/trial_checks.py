@@ -33,6 +33,7 @@ from ridgeline.optimize.quality.served_text import (
 from ridgeline.optimize.quality.user_evaluation import REPEATS, UserGate
 from ridgeline.optimize.result import Exactness
 from ridgeline.optimize.result_builder import TrialEvidence
+from ridgeline.report.numbers import rounded
 
 CHECK_S = 1.5  # target duration of the continuations
 MIN_TOKENS, MAX_TOKENS = 8, 32
@@ -106,7 +107,7 @@ class CandidateChecks:
             else:
                 detail = detail or (
                     f"token {where + 1} of a continuation differs where the two best tokens are "
-                    f"{gap:.2g} nats apart"
+                    f"{rounded(gap, 2)} nats apart"
                 )
         return Exactness(
             num_prompts=len(prompts),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 
-def three_digits(value: float) -> str:
-    """Three significant digits, without exponents: 0.0123, 44.6, 12,345."""
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+def rounded(value: float, digits: int = 3) -> str:
+    """Rounded to rounded digits, large ones without exponents: 0.0123, 44.6, 12,345."""
+    if abs(value) >= 10**digits - 0.5:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"

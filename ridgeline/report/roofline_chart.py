@@ -9,6 +9,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from ridgeline.report import svg
+from ridgeline.report.numbers import rounded
 from ridgeline.report.svg import Scale
 from ridgeline.roofline import Peaks, RooflinePoint
 
@@ -104,14 +105,14 @@ def _ceilings(x: Scale, y: Scale, peaks: Peaks) -> str:
         css = "roof" if dtype == peaks.dtype else "roof minor"
         parts.append(svg.path([(x(ridge), y(peak)), (x.end, y(peak))], css))
         label_y = min(y(peak) - 7, label_y - LABEL_HEIGHT)  # labels of close peaks must not overlap
-        name = f"{dtype}: {peak:.3g} GFLOP/s"
+        name = f"{dtype}: {rounded(peak)} GFLOP/s"
         parts.append(svg.text(x.end - 6, label_y, name, "roof-label", "end"))
     top = min(y.high, max(peaks.all_flops_s.values()) / 1e9)
     start = max(x.low, y.low / bandwidth)
     ends = [(start, start * bandwidth), (top / bandwidth, top)]
     parts.append(svg.path([(x(a), y(b)) for a, b in ends], "roof"))
     at = (start * ends[1][0]) ** 0.5
-    label = f"read bandwidth {bandwidth:.3g} GB/s"
+    label = f"read bandwidth {rounded(bandwidth)} GB/s"
     parts.append(svg.text(x(at) + 12, y(at * bandwidth) + 16, label, "roof-label"))
     return "".join(parts)
 
@@ -119,8 +120,9 @@ def _ceilings(x: Scale, y: Scale, peaks: Peaks) -> str:
 def _draw_mark(mark: Mark, x: float, y: float) -> str:
     point = mark.point
     tip = (
-        f"{point.name}, {point.phase}: {point.intensity:.3g} FLOP/B, "
-        f"{point.achieved_flops_s / 1e9:.3g} GFLOP/s, {100 * point.share_of_roof:.0f}% of its roof"
+        f"{point.name}, {point.phase}: {rounded(point.intensity)} FLOP/B, "
+        f"{rounded(point.achieved_flops_s / 1e9)} GFLOP/s, "
+        f"{100 * point.share_of_roof:.0f}% of its roof"
     )
     shape = svg.mark(PHASE_SHAPE[point.phase], x, y, 8.5, f"mark numbered {mark.css}", tip)
     return shape + svg.text(x, y + 3.7, mark.number, "mark-number", "middle")

@@ -13,7 +13,7 @@ from rich.text import Text
 from ridgeline.cli.render.console import ReportConsole, print_prose
 from ridgeline.cli.render.improve.optimize import print_ladder
 from ridgeline.optimize.result import Trial
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 
 SENTENCE = "Prompts are long: of 158 s left 78 s are kept for the closing measurement, says it."
 
@@ -91,4 +91,4 @@ def test_ladder_cuts_no_figure_off() -> None:
     [(0.01234, "0.0123"), (44.62, "44.6"), (999.4, "999"), (999.6, "1,000"), (123456.7, "123,457")],
 )
 def test_rates_are_printed_without_exponents(value: float, shown: str) -> None:
-    assert three_digits(value) == shown
+    assert rounded(value) == shown

@@ -35,7 +35,7 @@ LAW: dict[str, set[str]] = {
     "modelspec": {"errors", "records", "hub"},
     "hardware": {"errors", "paths", "records", "roofline", "_native"},
     "roofline": {"errors", "records"},
-    "stats": {"errors"},
+    "stats": {"errors", "report"},
     "similarity": {"errors", "stats"},
     "report": {"errors", "records", "roofline"},
     "routing": {"errors", "records"},

@@ -10,6 +10,7 @@ from rich.table import Table
 from ridgeline.plan.calibration.calibration import Calibration
 from ridgeline.plan.calibration.interference import InterferenceTrace
 from ridgeline.plan.calibration.remote_server import ServerTimes
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.calibrate.calibration_result import CalibrationResult
 
 
@@ -61,13 +62,13 @@ def _server_table(server: ServerTimes, output: Path) -> Table:
     table = _table(f"{server.model} at {server.server}, {server.as_of}: {server.took_s:.0f} s")
     table.add_row(
         "first token",
-        f"{1e3 * server.base_s:.3g} ms + {1e6 * server.by_token_s:.3g} us a token",
-        f"+ {1e9 * server.by_pair_s:.3g} ns a token squared" if server.by_pair_s else "",
+        f"{rounded(1e3 * server.base_s)} ms + {rounded(1e6 * server.by_token_s)} us a token",
+        f"+ {rounded(1e9 * server.by_pair_s)} ns a token squared" if server.by_pair_s else "",
     )
     for batch, seconds in zip(server.batches, server.curve_s, strict=True):
-        table.add_row(f"{batch} at once", f"{1e3 * seconds:.3g} ms a token", "")
+        table.add_row(f"{batch} at once", f"{rounded(1e3 * seconds)} ms a token", "")
     if server.by_context_s:
-        per_token = f"{1e9 * server.by_context_s:.3g} ns per token of context and step"
+        per_token = f"{rounded(1e9 * server.by_context_s)} ns per token of context and step"
         table.add_row("context", per_token, "")
     for name, why in server.unknown.items():
         table.add_row("not known", name, why)

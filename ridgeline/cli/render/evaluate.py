@@ -11,6 +11,7 @@ from ridgeline.optimize.quality import (
     TaskScore,
     ThresholdCheck,
 )
+from ridgeline.report.numbers import rounded
 from ridgeline.stats import UNBOUNDED, Interval
 from ridgeline.workflows.evaluate.evaluate_servers import ServerEvaluation
 from ridgeline.workflows.evaluate.evaluation import Evaluation, LmEvalScore, TextSlice
@@ -47,18 +48,18 @@ def _check_row(check: ThresholdCheck, evaluation: Evaluation) -> str:
     mark = {"pass": "✓", "fail": "✗", "inconclusive": "?"}[check.verdict]
     others = [_mid(quality, check.name) for quality in (evaluation.floor, evaluation.control)]
     return (
-        f"{mark} {check.name:24}{_interval(check.measured):32}{check.limit:9.4g}  "
+        f"{mark} {check.name:24}{_interval(check.measured):32}{rounded(check.limit, 4):>9}  "
         f"{others[0]:>9}  {others[1]:>9}"
     )
 
 
 def _interval(interval: Interval) -> str:
-    high = "∞" if interval.high >= UNBOUNDED else f"{interval.high:.4g}"
-    return f"{interval.mid:.4g} [{interval.low:.4g}, {high}]"
+    high = "∞" if interval.high >= UNBOUNDED else rounded(interval.high, 4)
+    return f"{rounded(interval.mid, 4)} [{rounded(interval.low, 4)}, {high}]"
 
 
 def _mid(quality: QualityVerdict, name: str) -> str:
-    return next((f"{c.measured.mid:.3g}" for c in quality.checks if c.name == name), "–")
+    return next((rounded(c.measured.mid) for c in quality.checks if c.name == name), "–")
 
 
 def _text_lines(candidate: QualityVerdict) -> Iterator[str]:
@@ -115,8 +116,8 @@ def _lm_eval_lines(scores: Sequence[LmEvalScore]) -> Iterator[str]:
         if score.check is not None:
             judged = f"limit {score.check.limit:g}: {score.check.verdict}"
         yield (
-            f"{head:10}{score.task}, {score.metric}: {score.before:.3g} → {score.after:.3g}, "
-            f"{score.num_changed} of {score.num_docs} documents changed"
+            f"{head:10}{score.task}, {score.metric}: {rounded(score.before)} → "
+            f"{rounded(score.after)}, {score.num_changed} of {score.num_docs} documents changed"
         )
         yield f"          change {score.change}, {judged}"
 
@@ -138,8 +139,8 @@ def _slice_lines(title: str, slices: dict[str, TextSlice]) -> Iterator[str]:
 
 def _two_digits(interval: Interval) -> str:
     """Short enough for a column."""
-    high = "∞" if interval.high >= UNBOUNDED else f"{interval.high:.2g}"
-    return f"{interval.mid:.2g} [{max(0.0, interval.low):.2g}, {high}]"
+    high = "∞" if interval.high >= UNBOUNDED else rounded(interval.high, 2)
+    return f"{rounded(interval.mid, 2)} [{rounded(max(0.0, interval.low), 2)}, {high}]"
 
 
 def _verdict_line(evaluation: Evaluation) -> str:
@@ -158,16 +159,16 @@ def server_evaluation_text(evaluation: ServerEvaluation) -> str:
     kinds = " and ".join(dict.fromkeys(evaluation.kinds))
     lines = [f"{evaluation.b} against {evaluation.a} ({kinds}; {evaluation.num_texts} texts)", ""]
     lines.append(f"{'':34}{'B against A, 95 % interval':32}{'limit':>9}  {'floor':>9}")
-    floors = {check.name: f"{check.measured.mid:.3g}" for check in evaluation.floor}
+    floors = {check.name: rounded(check.measured.mid) for check in evaluation.floor}
     for check in evaluation.checks:
         mark = {"pass": "✓", "fail": "✗", "inconclusive": "?"}[check.verdict]
         floor = floors.get(check.name, "–")
         shown = _interval(check.measured)
-        lines.append(f"{mark} {check.name:32}{shown:32}{check.limit:9.4g}  {floor:>9}")
+        lines.append(f"{mark} {check.name:32}{shown:32}{rounded(check.limit, 4):>9}  {floor:>9}")
     if (greedy := evaluation.greedy) is not None:
         lines.append(
             f"  greedy answers: {_interval(greedy.same)} of the tokens before they part "
-            f"(A against itself {greedy.same_floor.mid:.3g}; {greedy.num_prompts} prompts, "
+            f"(A against itself {rounded(greedy.same_floor.mid)}; {greedy.num_prompts} prompts, "
             f"{greedy.num_near_ties} near ties)"
         )
     lines += [f"  not measured: {what}: {why}" for what, why in evaluation.unmeasured.items()]

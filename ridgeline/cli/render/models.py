@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.models.downloaded_models import DownloadedModel, DownloadedModels
 from ridgeline.workflows.models.fitting_models import FORMATS, FittingModels
 
@@ -36,20 +37,18 @@ def _runs(model: DownloadedModel, available_bytes: int) -> str:
 
 def fitting_table(found: FittingModels) -> Table:
     """The published models that fit, smallest first."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     table.add_column("model", no_wrap=True)
     for head in ("params", *FORMATS):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("engine")
     table.add_column("repository", style="dim", overflow="fold")
     for model in found.models:
         speeds = [model.speeds.get(name) for name in FORMATS]
         table.add_row(
             model.name,
             short_count(model.num_params),
-            *("–" if speed is None else f"{speed.tokens_per_s:,.3g}" for speed in speeds),
-            "yes" if model.runs else "–",
-            model.hub or "",
+            *("–" if speed is None else rounded(speed.tokens_per_s) for speed in speeds),
+            (model.hub or "") + ("" if model.runs else " (not by this engine)"),
         )
     return table
 
@@ -73,6 +72,6 @@ def fitting_notes(found: FittingModels) -> Iterator[str]:
 def short_count(number: int) -> str:
     """1,235,814,400 as 1.24 B."""
     for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}"
+        if number >= 0.9995 * scale:
+            return f"{rounded(number / scale)} {unit}"
     return f"{number:,}"

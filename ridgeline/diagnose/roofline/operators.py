@@ -34,6 +34,7 @@ from ridgeline.modelspec.cost.operators import (
 )
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.records import PhaseProfile, ProfiledPhase, StepProfile
+from ridgeline.report.numbers import rounded
 from ridgeline.roofline import Peaks, RooflinePoint
 
 OperatorLimit = Literal["bandwidth", "cache", "compute", ""]
@@ -245,9 +246,9 @@ def stands_out(phase: PhaseTable) -> tuple[str, ...]:
     gain = worst.beyond_s / phase.pass_s
     if gain >= MUCH and worst.of_bound is not None:
         lines.append(
-            f"{phase.phase}: {worst.title} has the most to gain: {1e3 * worst.beyond_s:.3g} ms "
-            f"beyond its bound, {gain:.0%} of the pass (at {worst.of_bound:.0%} of its "
-            f"{worst.limit} bound)"
+            f"{phase.phase}: {worst.title} has the most to gain: "
+            f"{rounded(1e3 * worst.beyond_s)} ms beyond its bound, {gain:.0%} of the pass "
+            f"(at {worst.of_bound:.0%} of its {worst.limit} bound)"
         )
     far = [r for r in phase.rows[:-1] if r is not worst and _is_far(r)]
     if far:

@@ -7,6 +7,7 @@ import string
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ridgeline.report.numbers import rounded
 from ridgeline.roofline import Peaks, RooflinePoint
 
 WIDTH, HEIGHT, MARGIN = 62, 15, 9
@@ -44,7 +45,7 @@ def _label(point: RooflinePoint) -> str:
 def _legend_row(letter: str, name: str, point: RooflinePoint, peaks: Peaks) -> str:
     side = "bandwidth" if point.intensity < peaks.ridge else "compute"
     return (
-        f"{letter}  {name}{point.intensity:>10.3g}{point.achieved_flops_s / 1e9:>9.3g}"
+        f"{letter}  {name}{rounded(point.intensity):>10}{rounded(point.achieved_flops_s / 1e9):>9}"
         f"{point.share_of_roof:>7.0%} ({side})"
     )
 

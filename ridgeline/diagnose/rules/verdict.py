@@ -14,6 +14,7 @@ import msgspec
 
 from ridgeline.diagnose.conditions import Facts, Value, all_hold, fill, named_in, parse
 from ridgeline.diagnose.rules.rulebook import Bound, Headline, shipped_rules
+from ridgeline.report.numbers import rounded
 from ridgeline.roofline import Peaks, RooflinePoint
 
 ALWAYS_SHOWN = ("idle_share", "mbu_share", "mfu_share")
@@ -52,8 +53,8 @@ def verdict_of_point(point: RooflinePoint, peaks: Peaks) -> Finding:
     side: Bound = "bandwidth" if point.intensity < peaks.ridge else "compute"
     bound: Bound = side if point.share_of_roof >= 0.5 else "overhead"
     sentence = (
-        f"{point.phase}: {point.intensity:.3g} FLOP/byte ({side} side; "
-        f"ridge at {peaks.ridge:.3g}), {point.achieved_flops_s / 1e9:.3g} GFLOP/s = "
+        f"{point.phase}: {rounded(point.intensity)} FLOP/byte ({side} side; "
+        f"ridge at {rounded(peaks.ridge)}), {rounded(point.achieved_flops_s / 1e9)} GFLOP/s = "
         f"{100 * point.share_of_roof:.0f}% of its roof"
     )
     if bound == "overhead":

@@ -15,6 +15,7 @@ from ridgeline.measure.metrics.latency import outcome
 from ridgeline.measure.metrics.summary import Summary
 from ridgeline.records import RunTrace
 from ridgeline.records.price import dollars_per_million, dollars_per_unit
+from ridgeline.report.numbers import rounded
 
 
 class RunCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,12 +89,12 @@ def cost_line(cost: RunCost) -> str:
         (cost.per_request, "a request"),
         (cost.per_good_request, "a request within the SLO"),
     ]
-    costs = [f"${value:.4g} for {what}" for value, what in parts if value is not None]
+    costs = [f"${rounded(value, 4)} for {what}" for value, what in parts if value is not None]
     split_in, split_out = cost.per_million_input_split, cost.per_million_output_split
     if split_in is not None and split_out is not None:
         costs.append(
-            f"${split_in:.4g} for 1M input and ${split_out:.4g} for 1M output tokens (by time in "
-            "prefill and decode)"
+            f"${rounded(split_in, 4)} for 1M input and ${rounded(split_out, 4)} for 1M output "
+            "tokens (by time in prefill and decode)"
         )
     charged = ", or ".join(costs) or "nothing was produced"
     return f"cost at ${cost.dollars_per_hour:g}/h: {charged}"

@@ -16,6 +16,7 @@ import msgspec
 from ridgeline.errors import BadInput
 from ridgeline.measure.metrics.latency import successful_requests
 from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.report.numbers import rounded
 
 
 class MeasurementWindow(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ def window_of(run: RunTrace, warmup_s: float, cooldown_s: float) -> MeasurementW
     if not any(request.scheduled_s in window for request in run.requests):
         raise BadInput(
             "no request arrived between warm-up and cool-down",
-            value=f"{warmup_s:g} s and {cooldown_s:g} s of {last_s:.3g} s",
+            value=f"{warmup_s:g} s and {cooldown_s:g} s of {rounded(last_s)} s",
             fix="make the run longer or trim less",
         )
     return window

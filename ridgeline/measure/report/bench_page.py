@@ -21,7 +21,7 @@ from ridgeline.measure.report.charts import (
 from ridgeline.records import RunTrace, Slo
 from ridgeline.report.distribution_chart import distribution_figure
 from ridgeline.report.html import HtmlTable, Tile, render_page
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 
 LATENCY_TITLES = (
     ("ttft", "time to first token"),
@@ -103,7 +103,7 @@ def bench_page(
 
 
 def _tiles(summary: Summary, cost: RunCost | None) -> list[Tile]:
-    request_rate = f"{three_digits(summary.request_rate)} req/s"
+    request_rate = f"{rounded(summary.request_rate)} req/s"
     tiles = [Tile("output", f"{summary.output_tok_s:,.1f}", "tok/s", request_rate)]
     for name, values in (
         ("time to first token", summary.ttft),
@@ -113,15 +113,15 @@ def _tiles(summary: Summary, cost: RunCost | None) -> list[Tile]:
     good = summary.goodput
     if good is not None:
         share = f"{good.attainment:.0%} met [{good.attainment_low:.0%}, {good.attainment_high:.0%}]"
-        tiles.append(Tile("goodput", three_digits(good.goodput_req_s), "req/s", share))
+        tiles.append(Tile("goodput", rounded(good.goodput_req_s), "req/s", share))
     elif cost is not None and cost.per_million_output is not None:
-        tiles.append(Tile("cost", f"${cost.per_million_output:.3g}", "per 1M output tokens"))
+        tiles.append(Tile("cost", f"${rounded(cost.per_million_output)}", "per 1M output tokens"))
     return tiles
 
 
 def short_number(value: float) -> str:
     """Four figures, never in powers of ten."""
-    return f"{value:,.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"
+    return rounded(value, 4) if abs(value) < 9999.5 else f"{value:,.0f}"
 
 
 def _ms(values: Distribution | None, q: float) -> str:
@@ -172,7 +172,7 @@ def _costs(cost: RunCost | None) -> list[tuple[str, str]]:
         ("a request", cost.per_request),
         ("a request that met the SLO", cost.per_good_request),
     )
-    return [(name, f"${value:.4g}") for name, value in rows if value is not None]
+    return [(name, f"${rounded(value, 4)}") for name, value in rows if value is not None]
 
 
 def _warnings(run: RunTrace, summary: Summary) -> list[str]:

@@ -11,6 +11,7 @@ from ridgeline.measure.metrics.latency import outcome
 from ridgeline.measure.metrics.summary import Summary
 from ridgeline.records import RunTrace
 from ridgeline.report import svg
+from ridgeline.report.numbers import rounded
 from ridgeline.report.svg import Scale
 
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 54, 16, 34, 52, 300
@@ -69,13 +70,24 @@ def _latency(points: Sequence[SweepPoint], knee: float | None, width: int) -> Ma
     if knee is not None:
         parts.append(svg.line(x(knee), TOP, x(knee), HEIGHT - BOTTOM, "slo"))
         anchor, shift = ("end", -6) if x(knee) > 0.7 * width else ("start", 6)
-        parts.append(svg.text(x(knee) + shift, TOP - 4, f"knee {knee:.3g}/s", "slo-label", anchor))
+        parts.append(
+            svg.text(x(knee) + shift, TOP - 4, f"knee {rounded(knee)}/s", "slo-label", anchor)
+        )
     for name, series, css in (("p50", p50, "cdf before"), ("p99", p99, "cdf after")):
         parts.append(svg.path([(x(a), y(b)) for a, b in series], css))
         parts.append(svg.text(x(series[-1][0]) - 4, y(series[-1][1]) - 8, name, "tick", "end"))
     for point, (rate, value) in zip(points, p99, strict=False):
         css = "mark bad" if point.holds is False else "mark good"
-        parts.append(svg.mark("circle", x(rate), y(value), 5, css, f"{rate:.3g}/s: {value:.4g} ms"))
+        parts.append(
+            svg.mark(
+                "circle",
+                x(rate),
+                y(value),
+                5,
+                css,
+                f"{rounded(rate)}/s: {rounded(value, 4)} ms",
+            )
+        )
     return svg.drawing(width, HEIGHT, "Latency against rate", *parts)
 
 
@@ -95,7 +107,9 @@ def _throughput(points: Sequence[SweepPoint], width: int) -> Markup:
     parts = [*_axes(x, y, width, "tok/s per user (1 / TPOT p50)", "output tok/s of the device")]
     parts.append(svg.path([(x(a), y(b)) for a, b in series], "way"))
     for point, (a, b) in zip(known, series, strict=True):
-        tip = f"{point.rate:.3g} requests/s: {a:.3g} tok/s per user, {b:.4g} tok/s"
+        tip = (
+            f"{rounded(point.rate)} requests/s: {rounded(a)} tok/s per user, {rounded(b, 4)} tok/s"
+        )
         parts.append(svg.mark("circle", x(a), y(b), 5, "mark after", tip))
     return svg.drawing(width, HEIGHT, "Interactivity against throughput", *parts)
 

@@ -30,6 +30,7 @@ import msgspec
 
 from ridgeline.measure.results.result_file import LATENCIES, RATES, LoadedResult
 from ridgeline.records import BUSY_SHARE
+from ridgeline.report.numbers import rounded
 from ridgeline.stats import (
     LogRatio,
     Outcome,
@@ -98,8 +99,8 @@ def _percent(ratio: float) -> str:
 
 def _value(metric: str, value: float) -> str:
     if metric.split("_")[0] in LATENCIES:
-        return f"{1000 * value:.4g} ms"
-    return f"{value:.4g}/s"
+        return f"{rounded(1000 * value, 4)} ms"
+    return f"{rounded(value, 4)}/s"
 
 
 def load_differences(a: Sequence[LoadedResult], b: Sequence[LoadedResult]) -> tuple[str, ...]:

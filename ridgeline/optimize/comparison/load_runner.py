@@ -18,7 +18,7 @@ from ridgeline.optimize.environment import Deployment, Load
 from ridgeline.optimize.time_budget import TimeBudget
 from ridgeline.records import RunTrace, Slo
 from ridgeline.records.progress import Observer, StageAdvanced
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 from ridgeline.stats import NO_PRIOR, Prior
 
 MAX_RESPONSE_S = 30.0  # longest wait for a response if the SLO does not limit e2e
@@ -141,7 +141,7 @@ class LoadRunner:
         """One measured run. Raises OutOfTimeError instead of exceeding the budget."""
         if not self.budget.affords_runs(1, closing=closing):
             raise OutOfTimeError
-        self.report(f"{doing} at {three_digits(rate)} req/s")
+        self.report(f"{doing} at {rounded(rate)} req/s")
         begun_s = self.budget.spent_s
         load = self.load(rate, seed)
         give_up = None if self.objective == "latency" else StopWhenLost(load, self.slo)

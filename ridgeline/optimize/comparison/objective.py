@@ -34,6 +34,7 @@ from ridgeline.optimize.comparison.early_stop import complete_unfinished
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.optimize.result import ConfigurationFigures, LatencySamples
 from ridgeline.records import RequestTrace, RunTrace, Slo
+from ridgeline.report.numbers import rounded
 from ridgeline.stats import percentile
 
 Objective = Literal["goodput", "latency", "cost"]
@@ -183,7 +184,7 @@ def pool_runs(runs: Sequence[JudgedRun], slo: Slo, objective: Objective) -> Conf
     if objective == "latency":
         scale = 1.0
     return ConfigurationFigures(
-        load=f"{rate:.3g} req/s",
+        load=f"{rounded(rate)} req/s",
         score=score,
         goodput_req_s=scale * delivered["goodput"],
         good_output_tok_s=scale * delivered["cost"],

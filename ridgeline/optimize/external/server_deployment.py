@@ -45,6 +45,7 @@ from ridgeline.measure.workload.arrivals import Closed
 from ridgeline.optimize.environment import Load
 from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace
+from ridgeline.report.numbers import rounded
 
 TokenNumbers = dict[str, int]
 
@@ -303,7 +304,9 @@ def check_rate_limit(run: RunTrace, rate: float) -> None:
     """Refuse a run that a rate limit decided. Raises CannotRun."""
     limited = sum(TOO_MANY in (request.error or "") for request in run.requests)
     if limited > RATE_LIMITED_SHARE * len(run.requests):
-        raise rate_limit_error(f"{limited} of {len(run.requests)} requests at {rate:.3g} req/s")
+        raise rate_limit_error(
+            f"{limited} of {len(run.requests)} requests at {rounded(rate)} req/s"
+        )
 
 
 def rate_limit_error(value: str) -> CannotRun:

@@ -11,7 +11,7 @@ from ridgeline.optimize.cost import TokenCost
 from ridgeline.optimize.quality import QualityVerdict
 from ridgeline.optimize.quality.text_comparison import AGREEMENT, KL_MEAN, PERPLEXITY
 from ridgeline.optimize.result import ConfigurationFigures, Exactness, Trial
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 from ridgeline.stats import Interval
 
 DASH = "–"
@@ -23,17 +23,17 @@ def duration(value: float | None) -> str:
 
 def rate(value: float | None) -> str:
     """A rate with three significant digits."""
-    return DASH if value is None else three_digits(value)
+    return DASH if value is None else rounded(value)
 
 
 def share(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:.3g}%"
+    return DASH if value is None else f"{rounded(100 * value)}%"
 
 
 def dollars(value: float | None) -> str:
     if value is None:
         return "nothing delivered"
-    return f"${value:.3g}" if value < 100 else f"${value:,.0f}"
+    return f"${rounded(value)}" if value < 100 else f"${value:,.0f}"
 
 
 def cost(value: TokenCost) -> str:
@@ -71,7 +71,7 @@ def quality_line(verdict: QualityVerdict) -> str:
     perplexity = verdict.check(PERPLEXITY).measured.mid
     agreement, kl = verdict.check(AGREEMENT).measured.mid, verdict.check(KL_MEAN).measured.mid
     return (
-        f"{verdict.verdict}: perplexity {100 * (perplexity - 1):+.2f}%, KL {kl:.2g}, "
+        f"{verdict.verdict}: perplexity {100 * (perplexity - 1):+.2f}%, KL {rounded(kl, 2)}, "
         f"agreement {100 * agreement:.1f}%"
     )
 

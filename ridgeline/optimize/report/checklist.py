@@ -6,6 +6,7 @@ import msgspec
 
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.result import ConfigurationFigures, ConfigurationSummary, LadderResult
+from ridgeline.report.numbers import rounded
 from ridgeline.stats import Interval
 
 STEADY = 0.25  # run-to-run spread of the objective beyond which a configuration is called unsteady
@@ -66,7 +67,7 @@ def _functional(result: LadderResult) -> tuple[ChecklistLine, ...]:
 
 
 def _perplexity(interval: Interval | None) -> str:
-    return number_format.DASH if interval is None else f"{interval.mid:.4g}"
+    return number_format.DASH if interval is None else rounded(interval.mid, 4)
 
 
 def _higher(

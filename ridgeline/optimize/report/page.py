@@ -17,6 +17,7 @@ from ridgeline.optimize.result import LadderResult
 from ridgeline.records import Slo
 from ridgeline.report.distribution_chart import distribution_figure
 from ridgeline.report.html import HtmlTable, Tile, render_page
+from ridgeline.report.numbers import rounded
 from ridgeline.report.roofline_chart import PHASE_LEGEND, Mark, roofline_figure
 from ridgeline.roofline import RooflinePoint
 
@@ -177,6 +178,9 @@ def _provenance(result: LadderResult) -> list[tuple[str, str]]:
         **{f"model {name}": value for name, value in provenance.model_facts.items()},
     }
     return [
-        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+        (
+            name.replace("_", " "),
+            rounded(value, 4) if isinstance(value, float) else str(value),
+        )
         for name, value in facts.items()
     ]

@@ -13,6 +13,7 @@ from ridgeline.plan.cost.ownership import kwh_per_million
 from ridgeline.plan.fleet.search import Candidate
 from ridgeline.records import Slo
 from ridgeline.records.price import HOUR_S
+from ridgeline.report.numbers import rounded
 
 
 class RequestBill(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +34,14 @@ class RequestBill(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """The bill in words; dollars per 1,000 requests."""
-        parts = [f"1,000 requests take {self.device_hours_per_1000:.3g} device hours"]
+        parts = [f"1,000 requests take {rounded(self.device_hours_per_1000)} device hours"]
         if self.per_success is not None:
             parts.append(
-                f"1,000 successful ones cost at most ${1000 * self.per_success:.3g} "
+                f"1,000 successful ones cost at most ${rounded(1000 * self.per_success)} "
                 f"({self.success_share:.0%} succeed within the SLO)"
             )
         if self.kwh_per_million_output is not None:
-            parts.append(f"1M output tokens at most {self.kwh_per_million_output:.3g} kWh")
+            parts.append(f"1M output tokens at most {rounded(self.kwh_per_million_output)} kWh")
         return "; ".join(parts)
 
 

@@ -27,6 +27,7 @@ from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import OperatingPoint, decode_step_s
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import Slo
+from ridgeline.report.numbers import rounded
 
 _BISECTIONS = 40
 
@@ -243,7 +244,7 @@ def _decide(
         return True, f"no shared fleet of this kind meets the SLO; {pair} do"
     why = (
         f"{pair} need {split.num_devices} devices, a shared fleet {shared.num_devices}; sending a "
-        f"prompt's KV cache takes {transfer_s * 1000:.3g} ms, prompts in decode steps cost "
-        f"{interference_s * 1000:.3g} ms per token"
+        f"prompt's KV cache takes {rounded(transfer_s * 1000)} ms, prompts in decode steps cost "
+        f"{rounded(interference_s * 1000)} ms per token"
     )
     return split.num_devices < shared.num_devices, why

@@ -25,6 +25,7 @@ from ridgeline.plan.fleet.search import (
 )
 from ridgeline.plan.step_time.replica import Replica, StepCost
 from ridgeline.records import Slo
+from ridgeline.report.numbers import rounded
 from ridgeline.roofline import bound
 
 
@@ -40,13 +41,11 @@ def _floor(machine: Replica, cost: StepCost, what: str) -> LatencyFloor:
     least = bound(cost, machine.peaks)
     device, n = machine.device, machine.layout.num_devices
     if least.limit == "bandwidth":
-        limit = (
-            f"{cost.bytes / 1e9:.3g} GB per device at {device.bandwidth_bytes_s / 1e12:.3g} TB/s"
-        )
-        limit += " (memory bandwidth)"
+        limit = f"{rounded(cost.bytes / 1e9)} GB per device at "
+        limit += f"{rounded(device.bandwidth_bytes_s / 1e12)} TB/s (memory bandwidth)"
     else:
         peak = machine.peaks.flops_s / 1e12
-        limit = f"{cost.flops / 1e12:.3g} TFLOP per device at {peak:.4g} TFLOP/s"
+        limit = f"{rounded(cost.flops / 1e12)} TFLOP per device at {rounded(peak, 4)} TFLOP/s"
         limit += f" dense {machine.compute_dtype} (compute)"
     where = f"{n} x {device.name} ({machine.layout}, {machine.weight_dtype})"
     return LatencyFloor(where=where, seconds=least.seconds, why=f"{what} takes {limit}")
@@ -93,7 +92,7 @@ def _physics(name: str, floor: LatencyFloor, limit_s: float) -> CannotRun:
     return CannotRun(
         f"no device of this plan can meet the SLO: {floor.why}",
         value=f"{name} {limit_s * 1000:g} ms",
-        limit=f"at least {floor.seconds * 1000:.3g} ms even on {floor.where}",
+        limit=f"at least {rounded(floor.seconds * 1000)} ms even on {floor.where}",
         fix="relax the SLO, or use a smaller model, fewer bits (--quantization) or more devices",
     )
 
@@ -120,7 +119,7 @@ def _not_physics(slo: Slo, space: SearchSpace, result: SearchResult) -> CannotRu
         value=str(slo),
         limit=(
             f"the fastest is {fastest.layout} on {fastest.device}: "
-            f"TPOT {fastest.tpot_s * 1000:.3g} ms, TTFT {fastest.ttft_s * 1000:.3g} ms"
+            f"TPOT {rounded(fastest.tpot_s * 1000)} ms, TTFT {rounded(fastest.ttft_s * 1000)} ms"
         ),
         fix="relax the SLO, or use fewer bits",
     )

@@ -31,6 +31,7 @@ from ridgeline.records import RunTrace
 from ridgeline.records.progress import Observer, StageFinished, StageStarted, silent
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line, plain
+from ridgeline.report.numbers import rounded
 from ridgeline.report.result import Result
 from ridgeline.stats import Interval, mean_interval
 from ridgeline.workflows.bench.observed_tables import observed_tables
@@ -174,7 +175,7 @@ class BenchSeries(Result, frozen=True, kw_only=True):
     def labelled_runs(self) -> list[tuple[str, SeriesRun]]:
         """The runs by their rate in a sweep, else by their number."""
         if self.points:
-            return [(f"{run.options.request_rate:.3g}", run) for run in self.runs]
+            return [(rounded(run.options.request_rate), run) for run in self.runs]
         return [(str(number), run) for number, run in enumerate(self.runs, 1)]
 
     def save_trace(self, path: str | Path) -> Path:
@@ -234,7 +235,7 @@ class _SeriesRunner:
         options = msgspec.structs.replace(self.options, seed=self.options.seed + number)
         if rate is not None:
             options = msgspec.structs.replace(options, request_rate=rate)
-        name = f"run {number + 1}" + ("" if rate is None else f" at {rate:.3g} req/s")
+        name = f"run {number + 1}" + ("" if rate is None else f" at {rounded(rate)} req/s")
         self._observer(StageStarted(stage=name))
         trace, observed = await self._session.run(options)
         context = run_context(options, observed)

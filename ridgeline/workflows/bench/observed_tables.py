@@ -11,6 +11,7 @@ from ridgeline.measure.monitors.machine_monitor import MachineReport
 from ridgeline.measure.monitors.process_usage import ProcessUsage
 from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.measure.report.bench_page import MonitorTable
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.load.server_monitor import Observed
 from ridgeline.workflows.load.server_utilisation import hit_share
 
@@ -96,7 +97,7 @@ def _energy(energy: EnergyUse, num_tokens: int) -> Iterator[Row]:
 def _joules(joules: float | None, num_tokens: int, scope: str, why: str) -> tuple[str, str]:
     if joules is None:
         return "–", why
-    per_token = f"{joules / num_tokens:.3g} J per output token; " if num_tokens else ""
+    per_token = f"{rounded(joules / num_tokens)} J per output token; " if num_tokens else ""
     return f"{joules:,.0f}", f"J: {per_token}{scope}"
 
 

@@ -8,7 +8,7 @@ from ridgeline.measure.metrics.goodput import Goodput
 from ridgeline.measure.metrics.latency import Distribution
 from ridgeline.measure.metrics.summary import Summary
 from ridgeline.measure.monitors.server_metrics import ServerReport
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.load.server_utilisation import hit_share
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def figure_cells(summary: Summary) -> dict[str, str]:
     """Throughput, latencies in milliseconds, and attainment."""
     return {
-        "served/s": three_digits(summary.request_rate),
+        "served/s": rounded(summary.request_rate),
         "tok/s": f"{summary.output_tok_s:,.1f}",
         "ttft p50": _ms(summary.ttft, 50),
         "ttft p99": _ms(summary.ttft, 99),
@@ -82,4 +82,4 @@ def _attainment(goodput: Goodput | None) -> str:
 
 
 def _ms(values: Distribution | None, q: float) -> str:
-    return "–" if values is None else f"{1000 * values.p(q):,.4g}"
+    return "–" if values is None else rounded(1000 * values.p(q), 4)

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from ridgeline.diagnose.roofline.operators import PhaseTable, Profile
 from ridgeline.report.html import HtmlTable, render_page
+from ridgeline.report.numbers import rounded
 from ridgeline.report.roofline_chart import PHASE_LEGEND, Mark, roofline_figure
 from ridgeline.roofline import Peaks, RooflinePoint
 from ridgeline.workflows.diagnose.finding_text import finding_lines, no_finding, shares_line
@@ -78,8 +79,9 @@ def _phase(profile: Profile, phase: PhaseTable) -> dict[str, object]:
         "roofline_intro": _roofline_intro(profile.peaks),
         "roofline_key": f"{KEY} · numbers: rows of the table",
         "operators": _operators(phase, marks),
-        "operators_intro": f"{1e3 * phase.pass_s:.4g} ms per pass, {1e3 * phase.plain_s:.4g} "
-        f"without timing its operators; mean of the middle half of {phase.num_passes} passes.",
+        "operators_intro": f"{rounded(1e3 * phase.pass_s, 4)} ms per pass, "
+        f"{rounded(1e3 * phase.plain_s, 4)} without timing its operators; "
+        f"mean of the middle half of {phase.num_passes} passes.",
     }
 
 
@@ -98,7 +100,7 @@ def _numbered_marks(phase: PhaseTable, points: Sequence[RooflinePoint]) -> list[
 
 def _roofline_intro(peaks: Peaks, note: str = "") -> str:
     intro = (
-        f"Peaks from {peaks.source}. Left of the ridge ({peaks.ridge:.3g} FLOP per byte) "
+        f"Peaks from {peaks.source}. Left of the ridge ({rounded(peaks.ridge)} FLOP per byte) "
         f"bandwidth is the limit, right of it {peaks.dtype} compute."
     )
     return f"{intro} {note[:1].upper()}{note[1:]}." if note else intro

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.diagnose.roofline.operators import PhaseTable, Row
+from ridgeline.report.numbers import rounded
 
 COLUMNS = (
     "operator",
@@ -29,8 +30,8 @@ def operator_cells(row: Row) -> Sequence[str]:
         f"{1e3 * row.time_s:.3f}",
         f"{row.share:.1%}",
         f"{row.nbytes / 1e6:.2f}" if row.nbytes else "",
-        f"{row.flops / 1e9:.3g}" if row.flops else "",
-        f"{row.intensity:.3g}" if row.intensity else "",
+        rounded(row.flops / 1e9) if row.flops else "",
+        rounded(row.intensity) if row.intensity else "",
         f"{1e3 * row.bound_s:.3f}" if row.limit else "",
         "" if of_bound is None else f"{of_bound:.0%}",
         row.limit,
@@ -45,8 +46,8 @@ def total_cells(phase: PhaseTable) -> Sequence[str]:
         f"{1e3 * phase.pass_s:.3f}",
         f"{1:.1%}",
         f"{sum(row.nbytes for row in phase.rows) / 1e6:.2f}",
-        f"{phase.flops / 1e9:.3g}",
-        f"{phase.flops / phase.memory_bytes:.3g}",
+        rounded(phase.flops / 1e9),
+        rounded(phase.flops / phase.memory_bytes),
         f"{1e3 * phase.bound_s:.3f}",
         f"{phase.bound_s / phase.pass_s:.0%}",
         "",

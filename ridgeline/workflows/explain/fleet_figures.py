@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ridgeline.diagnose.conditions import Value, seconds
+from ridgeline.report.numbers import rounded
 
 Lines = tuple[tuple[str, str], ...]
 
@@ -41,7 +42,7 @@ def _tiers(facts: Mapping[str, Value]) -> Lines:
         (
             "here",
             f"a prompt of {prompt:,.0f} tokens takes at least {seconds(compute_s)} to compute and "
-            f"{seconds(copy_s)} to copy from memory ({_mib(moved)}): {ratio:.3g} times",
+            f"{seconds(copy_s)} to copy from memory ({_mib(moved)}): {rounded(ratio)} times",
         ),
         (
             "a tier pays",
@@ -97,7 +98,7 @@ def _replicas(facts: Mapping[str, Value]) -> Lines:
     lines = (
         (
             "here",
-            f"one server carries at most {carried:.3g} requests/s and holds {_mib(own)}; "
+            f"one server carries at most {rounded(carried)} requests/s and holds {_mib(own)}; "
             f"{memory // own:.0f} fit in this machine's memory, but share its cores and bandwidth",
         ),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.report.numbers import rounded
+
 if TYPE_CHECKING:
     from ridgeline.workflows.lab.case_study import CaseStudy, StageResult
 
@@ -29,7 +31,7 @@ def stage_row(study: CaseStudy, stage: StageResult) -> tuple[str, ...]:
         compile_text(stage),
         "" if gain is None else f"{gain:.2f}x",
         "" if quality is None else f"{quality.agreement:.3f}",
-        "" if quality is None else f"{quality.kl:.2g}",
+        "" if quality is None else rounded(quality.kl, 2),
     )
 
 

@@ -56,7 +56,7 @@ from ridgeline.plan.step_time.tier_loads import require_no_rates, tier_hits, tie
 from ridgeline.records import Slo
 from ridgeline.records.price import Commitment
 from ridgeline.report.files import write_files
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
@@ -94,7 +94,7 @@ class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
             return f"{rent} No price of an API with a model of this architecture is known."
         verdict = "the API is cheaper at this load"
         if self.break_even_rate is not None:
-            verdict = f"renting is cheaper from {three_digits(self.break_even_rate)} requests/s on"
+            verdict = f"renting is cheaper from {rounded(self.break_even_rate)} requests/s on"
         return (
             f"{rent} By API the same requests cost ${self.api_per_month:,.0f} a month "
             f"({self.api}); {verdict}."
@@ -432,8 +432,8 @@ def _tier_notes(model: Replica, demand: Demand, best: Candidate) -> list[str]:
     if loads.tokens:
         notes.append(
             f"of a mean prompt {loads.tokens:,} tokens are loaded from tiers of the KV cache in "
-            f"{1000 * (loads.copy_s + loads.wait_s):.3g} ms; computing them would take "
-            f"{1000 * loads.compute_s:.3g} ms"
+            f"{rounded(1000 * (loads.copy_s + loads.wait_s))} ms; computing them would take "
+            f"{rounded(1000 * loads.compute_s)} ms"
         )
     if loads.declined_tokens:
         notes.append(
@@ -447,7 +447,7 @@ def _adapter_notes(adapters: AdapterLoad, nbytes: float) -> list[str]:
     if not adapters.count:
         return []
     return [
-        f"{adapters.count} LoRA adapters of rank {adapters.rank} take {nbytes / 1e9:.3g} GB "
+        f"{adapters.count} LoRA adapters of rank {adapters.rank} take {rounded(nbytes / 1e9)} GB "
         "of each device, and a step reads all of them; the commands load none"
     ]
 

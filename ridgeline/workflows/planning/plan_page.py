@@ -11,6 +11,7 @@ from ridgeline.plan.fleet.search import Candidate
 from ridgeline.records import Slo
 from ridgeline.report import svg
 from ridgeline.report.html import HtmlTable, render_page
+from ridgeline.report.numbers import rounded
 from ridgeline.report.svg import Scale
 
 if TYPE_CHECKING:
@@ -124,4 +125,4 @@ def _ms_range(seconds: tuple[float, float]) -> str:
 def _ms(seconds: float) -> str:
     """Three digits, without powers of ten."""
     value = 1000 * seconds
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else rounded(value)

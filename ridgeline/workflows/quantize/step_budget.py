@@ -18,6 +18,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.calibrate.step_passes import num_threads
 
 READ_SHARE = 0.9
@@ -66,14 +67,14 @@ def step_budget(model: str, milliseconds: float, lm_head_bits: int | None) -> St
         raise BadInput(
             "the budget is shorter than reading the LM head alone",
             value=f"{milliseconds:g} ms",
-            limit=f"{1e3 * head_bytes / rate:.3g} ms",
+            limit=f"{rounded(1e3 * head_bytes / rate)} ms",
             fix="a larger --step-budget, or --lm-head-bits 8",
         )
     if bits > MAX_BITS:
         raise BadInput(
             "8 bits per weight fit the budget: nothing is gained by fewer",
             value=f"{milliseconds:g} ms",
-            limit=f"{1e3 * (num_layer_weights + head_bytes) / rate:.3g} ms",
+            limit=f"{rounded(1e3 * (num_layer_weights + head_bytes) / rate)} ms",
             fix="--bits 8",
         )
     return StepBudget(bits, milliseconds, rate, head_bytes)

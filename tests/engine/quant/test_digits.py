@@ -113,7 +113,7 @@ def test_rounding_error_is_within_the_bound_of_the_digits(kind: str, isa: str) -
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])
-def test_three_digits_are_as_exact_as_float_products(kind: str) -> None:
+def test_significant_are_as_exact_as_float_products(kind: str) -> None:
     """Nearer to the exact product than torch's of the same weights in float32."""
     packed, x_TI = made(kind, 300, 2000), torch.randn(40, 2000)
     linear = taking(packed, DIGITS["float32"], "auto")

@@ -11,6 +11,7 @@ from rich.text import Text
 from ridgeline.cli.render.console import print_prose
 from ridgeline.optimize.drivers.shell import shell_line
 from ridgeline.optimize.output import number_format
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.optimize.advise import AdvisedChange, ServerAdvice
 from ridgeline.workflows.optimize.dry_run import DryRun
 from ridgeline.workflows.optimize.watch import WatchReport
@@ -46,8 +47,11 @@ def print_watch(console: Console, report: WatchReport) -> None:
     line(f"\n{report.url}: {seen.num_requests} requests in {report.duration_s:.0f} s{rate}", "bold")
     for check in report.checks:
         mark = "drifted" if check.drifted else "as tuned"
-        detail = check.note or (f"p = {check.p_value:.2g}" if check.p_value is not None else "")
-        line(f"  {check.part:16}{check.tuned:10.3g} → {check.seen:<10.3g}{mark:10}{detail}")
+        detail = check.note or (
+            f"p = {rounded(check.p_value, 2)}" if check.p_value is not None else ""
+        )
+        values = f"{rounded(check.tuned):>10} → {rounded(check.seen):<10}"
+        line(f"  {check.part:16}{values}{mark:10}{detail}")
     for part in report.missing:
         line(f"  {part:16}not reported by this server", "dim")
     if not report.drifted:

@@ -22,7 +22,7 @@ from ridgeline.measure.metrics.summary import (
 )
 from ridgeline.measure.report.bench_page import MonitorTable
 from ridgeline.records import RequestTrace, RunTrace
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.bench.bench import BenchResult
 
 TITLES = {
@@ -172,13 +172,13 @@ def _rates(result: BenchResult) -> Table:
         note = f"as the tokenizer of {own.tokenizer} counts the answers"
         table.add_row("  … normalised", f"{own.output_tok_s:,.1f}", note)
     table.add_row("input tok/s", f"{summary.input_tok_s:,.1f}", "")
-    table.add_row("requests/s", three_digits(summary.request_rate), _offered(summary))
-    table.add_row("completed/min", three_digits(60 * summary.request_rate), "")
+    table.add_row("requests/s", rounded(summary.request_rate), _offered(summary))
+    table.add_row("completed/min", rounded(60 * summary.request_rate), "")
     if summary.goodput is not None:
         goodput = summary.goodput
         low, high = goodput.attainment_low, goodput.attainment_high
         share = f"{goodput.attainment:.0%} [{low:.0%}, {high:.0%}]"
-        table.add_row("goodput req/s", three_digits(goodput.goodput_req_s), f"attainment {share}")
+        table.add_row("goodput req/s", rounded(goodput.goodput_req_s), f"attainment {share}")
     counts = (
         ("failed", summary.num_failed),
         ("timed out", summary.num_timeout),
@@ -192,7 +192,7 @@ def _rates(result: BenchResult) -> Table:
 
 
 def _offered(summary: Summary) -> str:
-    return f"offered {three_digits(summary.offered_rate)}" if summary.offered_rate else ""
+    return f"offered {rounded(summary.offered_rate)}" if summary.offered_rate else ""
 
 
 def _groups(

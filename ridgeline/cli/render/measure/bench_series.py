@@ -10,7 +10,7 @@ from rich.table import Table
 from ridgeline.cli.render.console import print_prose
 from ridgeline.measure.metrics.run_cost import cost_line
 from ridgeline.measure.report.charts import SweepPoint
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 from ridgeline.stats import Interval
 from ridgeline.workflows.bench.bench_series import BenchSeries
 from ridgeline.workflows.bench.run_cells import figure_cells, observed_cells
@@ -58,7 +58,7 @@ def sweep_table(points: Sequence[SweepPoint], knee: float | None) -> Table:
         del cells["tpot p99"]  # the table has to fit into 80 columns
     table = _table("req/s", *(rows[0][1] if rows else ()), "")
     for rate, cells in rows:
-        table.add_row(three_digits(rate), *cells.values(), "knee" if rate == knee else "")
+        table.add_row(rounded(rate), *cells.values(), "knee" if rate == knee else "")
     return table
 
 
@@ -67,8 +67,8 @@ def intervals_table(intervals: Mapping[str, Interval], count: int) -> Table:
     table = _table(f"over {count} runs", "mean", "95 % interval")
     table.columns[0].justify = "left"
     for name, interval in intervals.items():
-        ends = f"[{interval.low:,.4g}, {interval.high:,.4g}]"
-        table.add_row(name, f"{interval.mid:,.4g}", ends)
+        ends = f"[{rounded(interval.low, 4)}, {rounded(interval.high, 4)}]"
+        table.add_row(name, rounded(interval.mid, 4), ends)
     return table
 
 

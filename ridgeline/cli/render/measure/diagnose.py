@@ -11,6 +11,7 @@ from rich.table import Table
 from ridgeline.diagnose.nsight import GpuProfile, Kernel
 from ridgeline.diagnose.roofline.operators import PhaseTable, Profile
 from ridgeline.diagnose.roofline.text_chart import roofline_text
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis
 from ridgeline.workflows.diagnose.finding_text import finding_lines, no_finding, shares_line
 from ridgeline.workflows.diagnose.nsight_export import NsightResult
@@ -72,9 +73,11 @@ def print_profile(result: ProfileResult, out: Console) -> None:
 
 
 def _ceilings_line(profile: Profile) -> str:
-    rates = ", ".join(f"{kind} {rate / 1e9:.3g}" for kind, rate in profile.ceilings.flops_s.items())
+    rates = ", ".join(
+        f"{kind} {rounded(rate / 1e9)}" for kind, rate in profile.ceilings.flops_s.items()
+    )
     return (
-        f"ceilings ({profile.peaks.source}): reads {profile.peaks.bytes_s / 1e9:.3g} "
+        f"ceilings ({profile.peaks.source}): reads {rounded(profile.peaks.bytes_s / 1e9)} "
         f"GB/s at this model's size; multiplies {rates} GFLOP/s"
     )
 
@@ -82,9 +85,9 @@ def _ceilings_line(profile: Profile) -> str:
 def _phase_heading(phase: PhaseTable) -> str:
     steps = f", {phase.steps_per_pass} steps each" * (phase.steps_per_pass > 1)
     return (
-        f"{phase.phase}: {phase.what}, {1e3 * phase.pass_s:.4g} ms (without timing its operators "
-        f"{1e3 * phase.plain_s:.4g}), bound {1e3 * phase.bound_s:.4g} ms; {phase.num_passes} "
-        f"passes{steps}"
+        f"{phase.phase}: {phase.what}, {rounded(1e3 * phase.pass_s, 4)} ms (without timing its "
+        f"operators {rounded(1e3 * phase.plain_s, 4)}), "
+        f"bound {rounded(1e3 * phase.bound_s, 4)} ms; {phase.num_passes} passes{steps}"
     )
 
 
@@ -101,7 +104,10 @@ def print_nsight(result: NsightResult, out: Console) -> None:
     """The kernels, and the findings about them."""
     profile = result.profile
     idle = "" if profile.idle_share is None else f", GPU idle {profile.idle_share:.0%} of the time"
-    out.print(f"{profile.source}: {1000 * profile.total_s:.4g} ms in kernels{idle}", style="bold")
+    out.print(
+        f"{profile.source}: {rounded(1000 * profile.total_s, 4)} ms in kernels{idle}",
+        style="bold",
+    )
     kinds = (f"{kind} {share:.0%}" for kind, share in profile.by_kind().items())
     out.print(f"by kind: {', '.join(kinds)}", style="dim")
     out.print(_kernel_table(profile))

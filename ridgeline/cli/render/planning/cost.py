@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.render.console import print_prose
-from ridgeline.report.numbers import three_digits
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.planning.cost import CostResult
 
 
@@ -21,7 +21,7 @@ def print_cost(result: CostResult, out: Console) -> None:
         out,
         f"own: {fleet.num_replicas} x {fleet.device} {fleet.layout} {fleet.weight_dtype}: "
         f"${result.dollars_per_hour:,.2f} an hour, ${result.dollars_per_month:,.0f} a month, "
-        f"${1000 * result.dollars_per_request:.3g} per 1,000 requests ({result.basis})",
+        f"${rounded(1000 * result.dollars_per_request)} per 1,000 requests ({result.basis})",
     )
     print_prose(out, result.requests.sentence)
     if len(result.terms) > 1:
@@ -40,9 +40,9 @@ def _terms_table(result: CostResult) -> Table:
     for terms in result.terms:
         table.add_row(
             terms.name,
-            f"{terms.per_device_hour:.3g}",
+            rounded(terms.per_device_hour),
             f"{terms.per_month:,.0f}",
-            f"{1000 * terms.per_request:.3g}",
+            rounded(1000 * terms.per_request),
             terms.as_of,
         )
     return table
@@ -59,9 +59,9 @@ def _offers_table(result: CostResult) -> Table:
         parts = (request.total, request.input, cache, request.output)
         table.add_row(
             offer.name,
-            *(f"{1000 * part:.3g}" for part in parts),
+            *(rounded(1000 * part) for part in parts),
             f"{offer.per_month:,.0f}",
-            "never" if even.rate is None else f"{three_digits(even.rate)}/s",
+            "never" if even.rate is None else f"{rounded(even.rate)}/s",
             offer.as_of,
         )
     return table

@@ -12,6 +12,7 @@ from ridgeline.cli.render.console import print_prose
 from ridgeline.plan.fleet.pareto_plot import draw_front
 from ridgeline.plan.fleet.search import Candidate
 from ridgeline.records import Slo
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.planning.plan import PlanResult
 
 SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8"}
@@ -75,7 +76,7 @@ def fleet_table(fleets: Sequence[Candidate], attainment: float) -> Table:
             str(fleet.batch),
             f"{fleet.ttft_s * 1000:.0f}",
             _interval_ms(fleet.ttft_interval_s),
-            f"{fleet.tpot_s * 1000:.3g}",
+            rounded(fleet.tpot_s * 1000),
             _interval_ms(fleet.tpot_interval_s),
             _dollars(fleet.dollars_per_hour),
             _dollars(fleet.input_dollars_per_mtok),
@@ -108,7 +109,7 @@ def _short_dtype(dtype: str) -> str:
 
 
 def _dollars(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}" if value < 1 else f"{value:.3g}"
+    return "" if value is None else rounded(value, 2) if value < 1 else rounded(value)
 
 
 def print_manifests(result: PlanResult, paths: Iterable[Path], console: Console) -> None:

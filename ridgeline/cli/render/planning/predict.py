@@ -8,6 +8,7 @@ from rich.table import Table
 from ridgeline.plan.calibration.remote_server import ServerPrediction
 from ridgeline.plan.step_time.predict import Prediction
 from ridgeline.plan.step_time.waterfall import TimeTerm, Waterfall
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.planning.predict import OperatingPointResult
 
 BAR_WIDTH = 22  # characters, so that a row with the longest names takes 79
@@ -31,7 +32,7 @@ def prediction_table(result: OperatingPointResult) -> Table:
     if isinstance(prediction, Prediction):
         _add_bounds(table, prediction)
     else:
-        table.add_row("decode step", f"{prediction.decode_ms:,.4g} ms", "")
+        table.add_row("decode step", f"{rounded(prediction.decode_ms, 4)} ms", "")
     return table
 
 
@@ -43,11 +44,15 @@ def _add_times(table: Table, prediction: Prediction | ServerPrediction) -> None:
     ):
         low, high = prediction.interval[name]
         value = getattr(prediction, name)
-        table.add_row(label, f"{value:,.4g} {unit}", f"{low:,.4g} .. {high:,.4g}")
+        table.add_row(
+            label,
+            f"{rounded(value, 4)} {unit}",
+            f"{rounded(low, 4)} .. {rounded(high, 4)}",
+        )
 
 
 def _add_bounds(table: Table, prediction: Prediction) -> None:
-    decode_ms = f"{prediction.decode_ms:,.4g} ms"
+    decode_ms = f"{rounded(prediction.decode_ms, 4)} ms"
     table.add_row("decode step", decode_ms, f"bound by {prediction.bound}")
     table.add_row("prefill", "", f"bound by {prediction.prefill_bound}")
     shares = f"{prediction.mbu:.1%}, {prediction.mfu:.1%}"
@@ -55,7 +60,9 @@ def _add_bounds(table: Table, prediction: Prediction) -> None:
     loads = prediction.tiers
     if loads is not None:
         took_ms = 1000 * (loads.copy_s + loads.wait_s)
-        detail = f"in {took_ms:,.4g} ms; computing them: {1000 * loads.compute_s:,.4g} ms"
+        detail = (
+            f"in {rounded(took_ms, 4)} ms; computing them: {rounded(1000 * loads.compute_s, 4)} ms"
+        )
         if not loads.tokens:
             detail = f"{loads.declined_tokens:,} are quicker to compute"
         table.add_row("loaded from tiers", f"{loads.tokens:,} tokens", detail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from ridgeline.plan.simulate.summary import FleetSummary, LatencySpread, by_config
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.planning.simulate import SimulationResult
 from ridgeline.workflows.planning.simulate_seeds import HIGH, LOW, SeedsResult
 from ridgeline.workflows.planning.simulate_sweep import SweepCase, SweepResult
@@ -46,19 +47,22 @@ def _spread_cells(spread: LatencySpread | None, unit: float = 1000) -> list[str]
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if value >= 1000 else rounded(value, 4)
 
 
 def _counts(summary: FleetSummary) -> list[tuple[str, str]]:
-    rows = [("served", f"{summary.num_served:,}"), ("requests/s", f"{summary.request_rate:,.4g}")]
+    rows = [
+        ("served", f"{summary.num_served:,}"),
+        ("requests/s", rounded(summary.request_rate, 4)),
+    ]
     if summary.attainment is not None and summary.goodput_req_s is not None:
-        rows.append(("goodput/s", f"{summary.goodput_req_s:,.4g}"))
+        rows.append(("goodput/s", rounded(summary.goodput_req_s, 4)))
         rows.append(("attainment", f"{summary.attainment:.1%}"))
     rows += [
         ("output tok/s", f"{summary.output_tok_s:,.0f}"),
         ("in flight", f"{summary.mean_in_flight:,.1f}"),
         ("busy", f"{summary.utilisation:.0%}"),
-        ("device-hours", f"{summary.device_hours:,.3g}"),
+        ("device-hours", rounded(summary.device_hours)),
         ("steps", f"{summary.num_steps:,}"),
     ]
     if summary.batch is not None:
@@ -87,7 +91,7 @@ def seeds_table(result: SeedsResult) -> Table:
         label = f"{name.removesuffix('_s')}_ms" if is_time else name
         unit = 1000 if is_time else 1
         values = (interval.mid, interval.low, interval.high)
-        table.add_row(label.replace("_", " "), *(f"{unit * value:,.4g}" for value in values))
+        table.add_row(label.replace("_", " "), *(rounded(unit * value, 4) for value in values))
     return table
 
 
@@ -116,9 +120,9 @@ def _case_cells(case: SweepCase) -> list[str]:
         return [case.problem]
     attained = "" if summary.attainment is None else f"{summary.attainment:.1%}"
     goodput = summary.goodput_req_s if summary.goodput_req_s is not None else summary.request_rate
-    cells = [attained, f"{goodput:,.4g}"]
+    cells = [attained, rounded(goodput, 4)]
     for spread in (summary.ttft, summary.tpot):
         cells += (
-            ["", ""] if spread is None else [f"{1e3 * x:,.4g}" for x in (spread.p50, spread.p99)]
+            ["", ""] if spread is None else [rounded(1e3 * x, 4) for x in (spread.p50, spread.p99)]
         )
-    return [*cells, f"{summary.utilisation:.0%}", f"{summary.device_hours:,.3g}"]
+    return [*cells, f"{summary.utilisation:.0%}", rounded(summary.device_hours)]
