@@ -62,6 +62,7 @@ def optimize(
     eval_cmd: str | None = None,
     eval_margin: float = 0.0,
     candidate_model: tuple[str, ...] = (),
+    candidate_drafter: tuple[str, ...] = (),
     gpus: int | None = None,
     api_key: str | None = None,
     start_timeout: float | str = 600.0,
@@ -114,6 +115,8 @@ def optimize(
         eval_margin: By how much the score of --eval-cmd may drop.
         candidate_model: Checkpoint to try in place of the model, such as a quantised one;
             repeatable.
+        candidate_drafter: Drafter to try: eagle3:CHECKPOINT, eagle:CHECKPOINT,
+            draft:CHECKPOINT, mtp; repeatable.
         gpus: GPUs that tensor parallelism and replicas may use (default: as the command has it).
         api_key: API key of the server.
         start_timeout: Maximum time for a start (default: 10m).

@@ -209,6 +209,16 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = ()
+    candidate_drafter: Annotated[
+        tuple[str, ...],
+        About(
+            "Drafter to try: eagle3:CHECKPOINT, eagle:CHECKPOINT, draft:CHECKPOINT, mtp; "
+            "repeatable.",
+            metavar="DRAFTER",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = ()
     gpus: Annotated[
         int | None,
         About(

@@ -103,6 +103,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("eval_cmd", ("url",)),
         Needs("eval_margin", ("eval_cmd",)),
         Needs("candidate_model", ("url",)),
+        Needs("candidate_drafter", ("url",)),
         Displaces("advise", ("eval_cmd", "eval_margin")),
     ),
     "chat": (

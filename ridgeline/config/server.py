@@ -555,7 +555,8 @@ class TwinServerOptions(Section, frozen=True, kw_only=True):
         ),
     ] = "h100-sxm:8"
     speed: Annotated[float, SPEED] = 1.0
-    acceptance: Annotated[float, shared.ACCEPTANCE.but(since="0.3")] = 0.6
+    acceptance: Annotated[float, shared.LOOKUP_ACCEPTANCE] = 0.6
+    drafter_acceptance: Annotated[float, shared.DRAFTER_ACCEPTANCE] = 0.75
     chat_only: Annotated[
         bool,
         About(

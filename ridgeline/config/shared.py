@@ -106,6 +106,12 @@ DRAFT_TOKENS = About(
     range=NON_NEGATIVE_COUNT,
 )
 ACCEPTANCE = About("Speculative decoding: probability that a draft token is accepted.", unit=SHARE)
+LOOKUP_ACCEPTANCE = ACCEPTANCE.but(
+    help="Speculation by lookup: probability that a draft token is accepted.", since="0.3"
+)
+DRAFTER_ACCEPTANCE = LOOKUP_ACCEPTANCE.but(
+    help="Speculation by a head or a draft model: probability that a draft token is accepted."
+)
 
 URL = About("Address of a running server with the OpenAI API.", metavar="URL", ambient=False)
 INTERCONNECT = About(

@@ -22,26 +22,35 @@ from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.modelspec.families.shapes import known_shapes, shape_of_repository
 from ridgeline.modelspec.model import ModelSpec
+from ridgeline.plan.simulate.kv_tiers import TierClock, TierSizes, add_tiers
 from ridgeline.plan.step_time.memory import MemoryBudget, MemoryLimits, memory_budget
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
 from ridgeline.plan.step_time.speculation import SpeculationModel
 from ridgeline.twin.config import STAND_IN, TwinConfig
+from ridgeline.twin.drafters import drafter_memory, drafter_replica
 from ridgeline.twin.masked_choice import MaskedChoice
-from ridgeline.twin.runner import ModelledRunner
+from ridgeline.twin.runner import ModelledRunner, ModelledTiers
 from ridgeline.twin.step_times import TwinStepTimes
 from ridgeline.twin.synthetic_model import SyntheticModel, mix, ordinary_tokens
+
+HOST_BYTES_S = 20e9
+"""Copies between a device and host memory, of blocks in pieces over PCIe 4: assumed."""
 
 NOISE_NATS = {"float8_e4m3": 0.03, "int8": 0.03, "mxfp4": 0.15, "int4": 0.12}
 """Standard deviation of a format's noise on log-probabilities: assumed, of the usual order."""
 
 
 class TwinModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a configuration comes to: the placed model, its memory, and the resolved limits."""
+    """What a configuration comes to: the placed model, its memory, and the resolved limits.
+
+    `offload_bytes`: host memory for what the prefix cache of the replica evicts.
+    """
 
     replica: Replica
     memory: MemoryBudget
+    offload_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -83,9 +92,12 @@ def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = 
             block_size=config.block_size,
         ),
     )
-    if config.kv_tokens is not None:
-        blocks = config.kv_tokens // config.block_size * replica.cost.layout.num_groups
-        memory = replace(memory, kv_tokens=config.kv_tokens, kv_blocks=blocks)
+    kv_tokens = config.kv_tokens
+    if kv_tokens is None:
+        kv_tokens = _tokens_with_drafter(config, replica, memory)
+    if kv_tokens != memory.kv_tokens:
+        blocks = kv_tokens // config.block_size * replica.cost.layout.num_groups
+        memory = replace(memory, kv_tokens=kv_tokens, kv_blocks=blocks)
     blocks = memory.kv_tokens // config.block_size
     if not blocks:
         raise DoesNotFit(
@@ -106,10 +118,45 @@ def plan_twin(config: TwinConfig, catalogue: Mapping[str, Accelerator] | None = 
     return TwinModel(
         replica=replica,
         memory=memory,
+        offload_bytes=config.offload_bytes
+        or int(config.offload_ratio * memory.kv_tokens * replica.cost.kv_bytes_per_token),
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         max_model_len=asked or min(replica.spec.max_positions, capacity),
     )
+
+
+def _placed_drafter(config: TwinConfig, replica: Replica) -> Replica | None:
+    """The drafter on the model's devices; None without one that computes."""
+    drafter = config.drafter
+    draft_spec = twin_spec(drafter.checkpoint) if drafter.kind == "model" else None
+    return drafter_replica(drafter, replica, draft_spec)
+
+
+def _tokens_with_drafter(config: TwinConfig, replica: Replica, memory: MemoryBudget) -> int:
+    """Tokens of the cache that are left where a drafter has its weights and its own cache."""
+    placed = _placed_drafter(config, replica)
+    if placed is None:
+        return memory.kv_tokens
+    taken, per_token = drafter_memory(config.drafter, replica, placed), memory.kv_bytes_per_token
+    share = taken.kv_bytes_per_token / replica.cost.kv_bytes_per_token
+    return max(0, int((memory.kv_bytes - taken.weight_bytes) / (per_token * (1 + share))))
+
+
+def tiers_of(config: TwinConfig, model: TwinModel) -> TierSizes:
+    """Host memory below the prefix cache of one replica, whose devices copy at the same time."""
+    if not model.offload_bytes:
+        return TierSizes()
+    return TierSizes(
+        memory_bytes=model.offload_bytes,
+        memory_bytes_s=HOST_BYTES_S * model.replica.layout.num_devices,
+    )
+
+
+def block_bytes_of(config: TwinConfig, model: TwinModel) -> int:
+    """Bytes of one block of the cache in all devices of a replica."""
+    layout, copies = model.replica.cost.layout, model.replica.kv_copies
+    return int(layout.block_bytes(config.block_size) * copies)
 
 
 def open_engine(
@@ -124,6 +171,8 @@ def open_engine(
     resolved = resolved_settings(config, model, spec)
     masks = make_masks_of(tokenizer, spec)
     words = ordinary_tokens(tokenizer, spec.vocab_size)
+    scheduler = make_scheduler(resolved)
+    add_tiers(scheduler, tiers_of(config, model), block_bytes_of(config, model))
     runner = ModelledRunner(
         step_times_of(config, model.replica),
         SyntheticModel(
@@ -137,12 +186,14 @@ def open_engine(
         speed=config.speed,
         clock=clock,
         sleep=sleep,
+        transfer_s=TierClock(scheduler).transfer_s,
     )
     parts = EngineParts(
         tokenizer=tokenizer,
-        scheduler=make_scheduler(resolved),
+        scheduler=scheduler,
         runner=cast(TorchRunner, runner),  # the engine only runs plans with it
         masks=masks,
+        tiers=ModelledTiers(model.offload_bytes),
         weight_bytes=int(model.memory.weight_bytes * model.replica.layout.num_devices),
     )
     return Engine(resolved, parts, clock=clock), runner
@@ -173,7 +224,11 @@ def step_times_of(config: TwinConfig, replica: Replica) -> TwinStepTimes:
     """The step times of one replica, with its host and its speculation."""
     drafts, speculation = config.num_speculative_tokens, None
     if drafts:
-        speculation = SpeculationModel(num_tokens=drafts, acceptance=config.acceptance)
+        speculation = SpeculationModel(
+            num_tokens=drafts,
+            acceptance=config.acceptance,
+            draft=_placed_drafter(config, replica),
+        )
     return TwinStepTimes(replica, speculation, config.host)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from ridgeline.errors import BadInput
@@ -24,6 +26,18 @@ class HostTime(msgspec.Struct, frozen=True, kw_only=True):
     sequence_s: float = 0.0
 
 
+class TwinDrafter(msgspec.Struct, frozen=True):
+    """What drafts tokens. `kind`: "lookup" costs nothing; a "head" is one layer on the model's last
+    hidden states (EAGLE, MTP), with the model's output layer; a "model" is the `checkpoint`.
+    """
+
+    kind: Literal["none", "lookup", "head", "model"]
+    checkpoint: str = ""
+
+
+NO_DRAFTER = TwinDrafter("none")
+
+
 class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One server to imitate.
 
@@ -32,7 +46,9 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     of the rows. Formats None:
     as stored. Limits None: the defaults of the server. `utilization`: the share of the device's
     memory that is used. `kv_tokens` None: what the memory budget leaves. `acceptance`: the
-    probability that each of `num_speculative_tokens` drafts is accepted. `speed`: modelled seconds
+    probability that each of `num_speculative_tokens` drafts of the `drafter` is accepted. What the
+    prefix cache evicts goes to host memory of `offload_bytes`, or of `offload_ratio` times the
+    cache's own. `speed`: modelled seconds
     per real second. `noise_nats`: standard deviation of the noise on the log-probabilities of the
     synthetic answers, which stands for the loss of a format (None: by format).
     """
@@ -60,6 +76,9 @@ class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: int | None = 1 << 20
     num_speculative_tokens: int = 0
     acceptance: float = 0.0
+    drafter: TwinDrafter = TwinDrafter("lookup")
+    offload_bytes: int = 0
+    offload_ratio: float = 0.0
     host: HostTime = HostTime()
     noise_nats: float | None = None
     speed: float = 1.0

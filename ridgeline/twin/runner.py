@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from ridgeline.engine.kv_tiers.block_tiers import NoBlockTiers
 from ridgeline.engine.scheduler.plan import Run, RunOutput, StepPlan, StepResult
 from ridgeline.errors import CannotRun
 from ridgeline.records import TokenLogprobs
@@ -23,8 +24,28 @@ from ridgeline.twin.synthetic_model import SyntheticModel
 MAX_CATCH_UP_S = 0.05
 
 
+class ModelledTiers(NoBlockTiers):
+    """Host memory below the cache, of which only the time counts: its blocks hold nothing."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+
+    def transfer(self, plan: StepPlan) -> None:
+        """Nothing is copied; the runner waits as long as it would take."""
+
+    def describe(self) -> str:
+        return f"modelled: {self._num_bytes / 1e9:.1f} GB of memory" if self._num_bytes else "none"
+
+
+def no_transfer(plan: StepPlan) -> float:
+    """Copies of a server without tiers take no time."""
+    return 0.0
+
+
 class ModelledRunner:
-    """Runs plans on a modelled device. `speed`: modelled seconds per second of `clock`."""
+    """Runs plans on a modelled device. `speed`: modelled seconds per second of `clock`.
+    `transfer_s`: what a plan's copies to and from host memory add to its step.
+    """
 
     def __init__(
         self,
@@ -35,9 +56,11 @@ class ModelledRunner:
         speed: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
+        transfer_s: Callable[[StepPlan], float] = no_transfer,
     ) -> None:
         self._step_times, self._model, self._masked = step_times, model, masked
         self._speed, self._clock, self._sleep = speed, clock, sleep
+        self._transfer_s = transfer_s
         self._end_s = 0.0  # when the previous step ended, on the modelled device
         self._previous: frozenset[int] = frozenset()
         self.late_s = 0.0
@@ -58,7 +81,8 @@ class ModelledRunner:
         shapes = [(len(run.tokens), run.num_cached) for run in runs]
         num_sampled = sum([run.sample is not None for run in runs])
         began_s = self._began_s(runs)
-        self._end_s = began_s + self._step_times.step_s(shapes, num_sampled) / self._speed
+        took_s = self._step_times.step_s(shapes, num_sampled) + self._transfer_s(plan)
+        self._end_s = began_s + took_s / self._speed
         outputs = tuple([self._output(run) for run in runs])
         left_s = self._end_s - self._clock()
         if left_s > 0:

@@ -34,12 +34,13 @@ from ridgeline.optimize.external.server_deployment import server_info
 from ridgeline.optimize.external.server_rungs import with_server_rungs
 from ridgeline.optimize.ladder import Ladder, load_default_ladder
 from ridgeline.plan.simulate.fleet import simulate_fleet
+from ridgeline.plan.simulate.kv_tiers import add_tiers
 from ridgeline.plan.simulate.records import FleetConfig, ReplicaConfig, SimulatedRequest
 from ridgeline.plan.simulate.summary import traces
 from ridgeline.plan.step_time.simulated import LinearSteps, StepTimes
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, Sampling, StepStat
 from ridgeline.roofline import Peaks, Work
-from ridgeline.twin.build import TwinModel, plan_twin, step_times_of
+from ridgeline.twin.build import TwinModel, block_bytes_of, plan_twin, step_times_of, tiers_of
 from ridgeline.twin.config import TwinConfig
 from ridgeline.twin.servers.behaviour import TwinRun, twin_of
 from ridgeline.twin.servers.command_line import find_command
@@ -86,7 +87,7 @@ class VirtualServers:
 
     `noise`: standard deviation of the speed of a run. `loss_nats`: noise on the log-probabilities
     of servers with a changed KV or weight format. `belief`: factor on the step times that the
-    search's simulator believes, at a batch of 64.
+    search's simulator believes, at a batch of 64. `drafters`: as `--candidate-drafter` has them.
     """
 
     server: str
@@ -99,6 +100,8 @@ class VirtualServers:
     noise: float = 0.01
     loss_nats: float = 0.03
     belief: float = 1.15
+    drafters: tuple[str, ...] = ()
+    drafter_acceptance: float = 0.75
     now_s: float = 0.0
     num_runs: int = 0
     _configs: dict[Settings, TwinConfig] = field(default_factory=dict)
@@ -109,7 +112,12 @@ class VirtualServers:
         device = f"{self.device}:{self.num_devices}"
         command = f"ridgeline twin --device {device} {words} {self.flags} --port {{port}} {{flags}}"
         url = "http://127.0.0.1:{port}"
-        server = RestartableServer(url=url, restart_cmd=command, num_devices=self.num_devices)
+        server = RestartableServer(
+            url=url,
+            restart_cmd=command,
+            num_devices=self.num_devices,
+            candidate_drafters=self.drafters,
+        )
         return server_recipe(server, Path("/nonexistent"))
 
     @cached_property
@@ -122,7 +130,9 @@ class VirtualServers:
 
     @cached_property
     def ladder(self) -> Ladder:
-        return with_server_rungs(load_default_ladder(), self.recipe.flags, self.num_devices)
+        ladder = with_server_rungs(load_default_ladder(), self.recipe.flags, self.num_devices)
+        rungs = (*ladder.rungs, *self.recipe.candidate_rungs)
+        return msgspec.structs.replace(ladder, rungs=rungs)
 
     def clock(self) -> float:
         return self.now_s
@@ -138,7 +148,12 @@ class VirtualServers:
             self.recipe.command.text(self.recipe.flags.words(settings, self.start))
         )
         assert found is not None
-        run = TwinRun(device=self.device, num_devices=self.num_devices, acceptance=self.acceptance)
+        run = TwinRun(
+            device=self.device,
+            num_devices=self.num_devices,
+            acceptance=self.acceptance,
+            drafter_acceptance=self.drafter_acceptance,
+        )
         return twin_of(found[1], run)
 
     def simulate(self, settings: Settings, load: Load, speed: float = 1.0) -> RunTrace:
@@ -255,7 +270,10 @@ def _replica(
         pool = BlockPool(model.num_kv_tokens // COARSE, COARSE)
         is_cached = config.enable_prefix_caching and is_shared
         cache = PrefixCache(pool) if is_cached else NoPrefixCache()
-        return Scheduler(limits, make_policy(config.batching), pool, cache)
+        scheduler = Scheduler(limits, make_policy(config.batching), pool, cache)
+        coarse = msgspec.structs.replace(config, block_size=COARSE)
+        add_tiers(scheduler, tiers_of(coarse, model), block_bytes_of(coarse, model))
+        return scheduler
 
     times: StepTimes = step_times_of(config, model.replica)
     if belief != 1.0:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.optimize.external.drafter_rungs import drafter_flags
 from ridgeline.optimize.external.server_flags import load_server_flags
 from ridgeline.optimize.external.server_rungs import PARALLEL_FLAGS, server_rungs
 from ridgeline.optimize.server_settings import FLAGS, REMOVE
@@ -34,6 +35,7 @@ def used_flags(server: str) -> set[str]:
     ]
     own = {flag.removeprefix(REMOVE) for table in tables for flag in table}
     parallel = {flag for flag in PARALLEL_FLAGS.get(server, ()) if flag is not None}
+    own |= drafter_flags(server)
     return own | parallel | set(flags_in(load_server_flags()[server].flags))
 
 

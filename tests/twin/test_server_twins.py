@@ -14,8 +14,15 @@ from ridgeline.engine.build import make_scheduler
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.measure.monitors.server_metrics import identify_server, parse_page
 from ridgeline.optimize.external.server_flags import server_flags_for
+from ridgeline.plan.simulate.kv_tiers import add_tiers
 from ridgeline.plan.simulate.single import Arrival, SimulationTrace, simulate
-from ridgeline.twin.build import plan_twin, resolved_settings, step_times_of
+from ridgeline.twin.build import (
+    block_bytes_of,
+    plan_twin,
+    resolved_settings,
+    step_times_of,
+    tiers_of,
+)
 from ridgeline.twin.config import TwinConfig
 from ridgeline.twin.servers.behaviour import TwinRun, startup_s, twin_of
 from ridgeline.twin.servers.command_line import ServerLine, read_command, server_kinds
@@ -137,7 +144,6 @@ def test_tensor_parallel_shortens_steps_and_replicas_do_not() -> None:
         ("vllm", """--speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'"""),
         ("sglang", "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4"),
         ("tgi", "--speculate 4"),
-        ("llama-server", "--draft-max 4"),
         ("llama-server", "--spec-type ngram-simple --spec-ngram-simple-size-m 4"),
     ],
 )
@@ -210,8 +216,25 @@ VALUES = {
     "quantization": "fp8",
     "kv_cache_dtype": "fp8",
     "speculation": "ngram",
+    "num_draft_steps": "3",
+    "draft_model": "llama-3.2-1b",
+    "offload_gib": "16",
+    "offload_ratio": "4",
 }
 """A value other than the default of each field."""
+
+STANDALONE = f"--speculative-algorithm STANDALONE --speculative-draft-model {MODEL}"
+NEEDED = {
+    ("sglang", "num_draft_steps"): "--speculative-algorithm EAGLE3",
+    (
+        "sglang",
+        "draft_model",
+    ): f"--speculative-algorithm STANDALONE --speculative-draft-model {MODEL}",
+    ("sglang", "offload_ratio"): "--enable-hierarchical-cache",
+    ("llama-server", "num_draft_steps"): "--spec-type draft-mtp",
+    ("llama-server", "draft_model"): f"--spec-type draft-simple -md {MODEL}",
+}
+"""Flags without which a field has no effect."""
 
 
 def effect(line: ServerLine) -> tuple[object, ...]:
@@ -230,13 +253,43 @@ def test_every_listed_flag_has_an_effect(server: str) -> None:
         value = VALUES[field]
         if flag == "--speculative-config":
             value = """'{"method":"ngram"}'"""
-        assert effect(line_of(f"{flag} {value}", server)) != effect(line_of("", server)), flag
+        needed = NEEDED.get((server, field), "")
+        changed, other = line_of(f"{needed} {flag} {value}", server), line_of(needed, server)
+        assert effect(changed) != effect(other), flag
     base = line_of("-tp 2" if server == "vllm" else "", server)  # experts need several devices
     for flag, fields in kind.switches.items():
         assert fields, flag
         for field, value in fields.items():
             on, off = (msgspec.structs.replace(base, **{field: x}) for x in (value, not value))
             assert effect(on) != effect(off), flag
+
+
+def test_evicted_prefixes_come_back_from_host_memory() -> None:
+    """Six prefixes take turns in a cache that holds two of them."""
+    prompts = [(tuple(range(9000 * (i % 6), 9000 * (i % 6) + 2048))) for i in range(24)]
+    cached, durations = [], []
+    for flags in ("", "--kv-offloading-size 8"):
+        config = msgspec.structs.replace(twin_of(line_of(flags), RUN), kv_tokens=5120)
+        model = plan_twin(config)
+        scheduler = make_scheduler(resolved_settings(config, model, model.replica.spec))
+        add_tiers(scheduler, tiers_of(config, model), block_bytes_of(config, model))
+        arrivals = [
+            Arrival(at_s=float(i), prompt=prompt, num_output=4) for i, prompt in enumerate(prompts)
+        ]
+        times = step_times_of(config, model.replica)
+        run = simulate(scheduler, arrivals, times.step_s, end_s=1e9)
+        cached.append(sum(request.cached_tokens for request in run.requests))
+        durations.append(sum(request.token_s[0] - request.sent_s for request in run.requests))
+    assert cached == [0, 18 * 2032]  # all but the first of each prefix; one block is computed
+    assert durations[1] < 0.75 * durations[0]
+
+
+def test_hierarchical_cache_is_a_multiple_of_the_device_cache() -> None:
+    config = twin_of(line_of("--enable-hierarchical-cache --hicache-ratio 3", "sglang"), RUN)
+    model = plan_twin(config)
+    kv_bytes = model.num_kv_tokens * model.replica.cost.kv_bytes_per_token
+    assert model.offload_bytes == pytest.approx(3 * kv_bytes)
+    assert plan_twin(twin_of(line_of("", "sglang"), RUN)).offload_bytes == 0
 
 
 def test_memory_share_decides_the_cache() -> None:

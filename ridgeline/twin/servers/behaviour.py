@@ -12,13 +12,14 @@ import msgspec
 
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.twin.build import TwinModel
-from ridgeline.twin.config import HostTime, TwinConfig
+from ridgeline.twin.config import HostTime, TwinConfig, TwinDrafter
 from ridgeline.twin.servers.command_line import ServerLine
 
 LAUNCH_LAYER_S = 250e-6  # about 13 kernels of 20 us in each layer, without captured graphs
 SCHEDULE_STEP_S = 0.8e-3  # scheduling and output processing that do not overlap with the device
 SCHEDULE_SEQUENCE_S = 6e-6
 GRAPH_BYTES_SHARE = 0.02  # of the device, for captured graphs
+GIB = 1 << 30
 MAX_SHARE = 0.97  # beyond it, allocations outside of the budget fail while serving
 
 IMPORT_S = 9.0
@@ -64,12 +65,21 @@ def format_of_checkpoint(name: str) -> str | None:
 
 
 class TwinRun(msgspec.Struct, frozen=True, kw_only=True):
-    """How the twin is run: the devices there are, its speed, and what drafts are worth."""
+    """How the twin is run: the devices there are, its speed, and what drafts are worth.
+
+    `acceptance`: the probability that a draft by lookup is accepted; `drafter_acceptance`: that one
+    of a head or a draft model is.
+    """
 
     device: str
     num_devices: int
     speed: float = 1.0
     acceptance: float = 0.6
+    drafter_acceptance: float = 0.75
+
+    def acceptance_of(self, drafter: TwinDrafter) -> float:
+        """The share for lookups, or the one for heads and draft models."""
+        return self.acceptance if drafter.kind == "lookup" else self.drafter_acceptance
 
 
 def twin_of(line: ServerLine, run: TwinRun) -> TwinConfig:
@@ -120,7 +130,10 @@ def twin_of(line: ServerLine, run: TwinRun) -> TwinConfig:
         max_num_queued_reqs=None,
         max_num_queued_tokens=None,
         num_speculative_tokens=line.num_draft_tokens,
-        acceptance=run.acceptance,
+        acceptance=run.acceptance_of(line.drafter),
+        drafter=line.drafter,
+        offload_bytes=int(line.offload_gib * GIB),
+        offload_ratio=line.offload_ratio if line.offloaded else 0.0,
         host=host,
         speed=run.speed,
         seed=line.seed,

@@ -15,6 +15,11 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.twin.config import NO_DRAFTER, TwinDrafter
+
+HEADS = ("eagle", "mtp", "nextn")
+DRAFT_MODELS = ("draft_model", "draft-simple", "standalone")
+"""Parts of the names that servers give to methods of speculation."""
 
 
 class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +27,9 @@ class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
 
     `memory_share`: of the device. `graphs`: steps are replayed from captured graphs. `compiled`:
     kernels are compiled at the start. `overlapped`: the next step is scheduled while the device
-    runs. `speculation`: as the flag gives it. `unknown`: flags without an effect on the twin.
+    runs. `speculation`: as the flag gives it; `draft_model`: the checkpoint that drafts. Blocks
+    evicted from the prefix cache go to host memory of `offload_gib`, or with `offloaded` to
+    `offload_ratio` times the memory of the cache. `unknown`: flags without an effect on the twin.
     """
 
     server: str
@@ -49,23 +56,54 @@ class ServerLine(msgspec.Struct, frozen=True, kw_only=True):
     overlapped: bool = True
     speculation: str = ""
     num_drafts: int = 0
+    num_draft_steps: int = 0
+    draft_model: str | None = None
+    offload_gib: float = 0.0
+    offload_ratio: float = 2.0
+    offloaded: bool = False
     seed: int = 0
     unknown: tuple[str, ...] = ()
 
     @property
     def num_draft_tokens(self) -> int:
         """Draft tokens per step and sequence; 0 without speculation. Raises BadInput."""
-        if self.speculation.lstrip().startswith("{"):
-            try:
-                document = msgspec.json.decode(self.speculation, type=dict[str, Any])
-            except msgspec.MsgspecError as error:
-                raise BadInput(
-                    "the speculative config is not JSON", value=self.speculation, fix=str(error)
-                ) from None
-            return int(document.get("num_speculative_tokens", 3))
+        if self._is_document:
+            return int(self._speculative_document.get("num_speculative_tokens", 3))
         if self.speculation and self.speculation.lower() != "none":
-            return self.num_drafts or 4
+            return self.num_draft_steps or self.num_drafts or 4
         return self.num_drafts
+
+    @property
+    def drafter(self) -> TwinDrafter:
+        """What drafts the tokens. Raises BadInput."""
+        if not self.num_draft_tokens:
+            return NO_DRAFTER
+        checkpoint = self.draft_model
+        method = self.speculation.lower()
+        if self._is_document:
+            document = self._speculative_document
+            checkpoint = document.get("model")
+            method = str(document.get("method", "ngram" if checkpoint is None else "draft_model"))
+        if any(word in method for word in HEADS):
+            return TwinDrafter("head")
+        if any(word in method for word in DRAFT_MODELS):
+            if not checkpoint:
+                raise BadInput(f"{self.server}: speculation by a draft model names none")
+            return TwinDrafter("model", checkpoint)
+        return TwinDrafter("lookup")
+
+    @property
+    def _is_document(self) -> bool:
+        return self.speculation.lstrip().startswith("{")
+
+    @property
+    def _speculative_document(self) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(self.speculation, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise BadInput(
+                "the speculative config is not JSON", value=self.speculation, fix=str(error)
+            ) from None
 
 
 class ServerKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -104,6 +104,7 @@ def advise(
             num_devices=server.num_devices,
             api_key=server.api_key,
             candidate_models=server.candidate_models,
+            candidate_drafters=server.candidate_drafters,
         )
         settings = with_model_of_server(settings, options, recipe)
         job, ladder = prepare_search(settings, options, recipe)

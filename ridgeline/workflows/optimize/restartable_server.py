@@ -19,6 +19,7 @@ from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.modelspec.families.shapes import shape_of_repository
 from ridgeline.optimize.drivers.base import Driver, Report
 from ridgeline.optimize.drivers.server_process import DEFAULT_PORT, ServerCommand
+from ridgeline.optimize.external.drafter_rungs import drafter_flags, drafter_rungs
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
 from ridgeline.optimize.external.server_rungs import (
     PARALLEL_FLAGS,
@@ -53,6 +54,7 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
         eval_cmd=given.eval_cmd,
         eval_margin=given.eval_margin,
         candidate_models=given.candidate_model,
+        candidate_drafters=given.candidate_drafter,
     )
 
 
@@ -83,6 +85,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     eval_cmd: str | None = None
     eval_margin: float = 0.0
     candidate_models: tuple[str, ...] = ()
+    candidate_drafters: tuple[str, ...] = ()
 
     @property
     def twin_device(self) -> str | None:
@@ -96,9 +99,10 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def candidate_rungs(self) -> tuple[Rung, ...]:
-        """Rungs of the checkpoints that the user named. Raises BadInput."""
+        """Rungs of the drafters and checkpoints that the user named. Raises BadInput."""
+        drafters = drafter_rungs(self.flags.name, self.candidate_drafters)
         if not self.candidate_models:
-            return ()
+            return drafters
         found = find_command(self.command.command)
         if found is None:
             raise BadInput(
@@ -107,9 +111,10 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
                 value=self.command.command,
             )
         kind = self.flags.name
-        return candidate_model_rungs(
+        models = candidate_model_rungs(
             kind, self.command.command, found[1].model, self.candidate_models
         )
+        return (*models, *drafters)
 
     @property
     def facts(self) -> dict[str, Value]:
@@ -142,6 +147,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
             change.get(FLAGS, {}) for rung in rungs for change in (rung.changes, *rung.variants)
         )
         known = {flag for table in tables for flag in table}
+        known |= drafter_flags(self.flags.name)
         known |= {flag for flag in PARALLEL_FLAGS.get(self.flags.name, ()) if flag is not None}
         own = self.flags.own_flags(self.command.command, sorted(known))
         return self._settings(settings, {**self.settings_in_command, FLAGS: own})
@@ -192,4 +198,5 @@ def server_recipe(
         eval_cmd=server.eval_cmd,
         eval_margin=server.eval_margin,
         candidate_models=server.candidate_models,
+        candidate_drafters=server.candidate_drafters,
     )

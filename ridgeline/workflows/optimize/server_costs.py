@@ -42,6 +42,7 @@ from ridgeline.workflows.targets import catalogue_peaks
 DEFAULT_SEQS, DEFAULT_TOKENS = 256, 8192  # of a server whose defaults are not known
 UNKNOWN_KV_TOKENS = 1 << 20  # a server's memory is not known: assumed not to limit the batch
 BLOCK_SIZE = 16
+DRAFTER_ACCEPTANCE = 0.7  # of trained heads and draft models, before it is measured
 
 
 class ServerCosts:
@@ -95,7 +96,21 @@ class ServerCosts:
         )
         cached = PrefixCache(pool) if settings.enable_prefix_caching else NoPrefixCache()
         policy = make_policy(settings.batching, wait_s=seconds_of(settings.batch_wait_ms))
-        return Scheduler(limits, policy, pool, cached)
+        scheduler = Scheduler(limits, policy, pool, cached)
+        self._add_host_memory(scheduler, settings)
+        return scheduler
+
+    def _add_host_memory(self, scheduler: Scheduler, settings: Settings) -> None:
+        """What the configuration offloads, below its prefix cache."""
+        config = self.modelled_server(settings)
+        if config is None or not (config.offload_bytes or config.offload_ratio):
+            return
+        from ridgeline.plan.simulate.kv_tiers import add_tiers
+        from ridgeline.twin.build import block_bytes_of, plan_twin, tiers_of
+
+        config = msgspec.structs.replace(config, block_size=BLOCK_SIZE)
+        model = plan_twin(config)
+        add_tiers(scheduler, tiers_of(config, model), block_bytes_of(config, model))
 
     def replicas(self, settings: Settings) -> int:
         """How many replicas share the requests of the configuration."""
@@ -165,8 +180,9 @@ class ServerCosts:
             return None
         from ridgeline.twin.build import plan_twin, step_times_of
 
-        # What drafts are worth depends on the text, so the model says nothing about them.
-        config = msgspec.structs.replace(config, num_speculative_tokens=0)
+        if config.drafter.kind == "lookup":
+            # What these drafts are worth depends on the text: the model says nothing about them.
+            config = msgspec.structs.replace(config, num_speculative_tokens=0)
         return step_times_of(config, plan_twin(config).replica)
 
     def modelled_server(self, settings: Settings) -> TwinConfig | None:
@@ -178,7 +194,11 @@ class ServerCosts:
         model = line.model if present is None else present.model
         config = twin_of(
             msgspec.structs.replace(line, model=model),
-            TwinRun(device=device, num_devices=line.tp * line.dp),
+            TwinRun(
+                device=device,
+                num_devices=line.tp * line.dp,
+                drafter_acceptance=DRAFTER_ACCEPTANCE,
+            ),
         )
         if line.model == model:
             return config

@@ -30,7 +30,8 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     llama-server or ridgeline; None means the one that the command line names. `num_devices`: what
     tensor parallelism and replicas may use (None: as the command has it). `eval_cmd`: the user's
     own quality gate, whose score may drop by `eval_margin`. `candidate_models`: checkpoints to try
-    in place of the model.
+    in place of the model. `candidate_drafters`: heads and draft models to speculate with, as
+    `eagle3:CHECKPOINT`.
     """
 
     url: str
@@ -50,6 +51,7 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     eval_cmd: str | None = None
     eval_margin: float = 0.0
     candidate_models: tuple[str, ...] = ()
+    candidate_drafters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.eval_cmd is not None:

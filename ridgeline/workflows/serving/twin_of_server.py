@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ridgeline.serve.metrics.registry import Metrics
+    from ridgeline.twin.build import TwinModel
     from ridgeline.twin.replicated_engine import ReplicatedEngine
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -33,6 +34,8 @@ def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None
     Waits as long as the server would take to start. Raises BadInput, DoesNotFit or CannotRun where
     the server would refuse to start, and for what no twin imitates.
     """
+    from ridgeline.twin.servers.behaviour import startup_s
+
     kind, line = read_command(options.command)
     with contextlib.ExitStack() as resources:
         server_options = ServerOptions(
@@ -42,9 +45,10 @@ def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None
             api_key=line.api_key,
         )
         check_exposed(server_options)
-        app, engine, start_s = open_twin(kind, line, options, server_options)
+        app, engine, model = open_twin(kind, line, options, server_options)
+        start_s = startup_s(line, model)
         resources.callback(engine.close)
-        for text in _opening_lines(line, engine, start_s):
+        for text in _opening_lines(line, model, engine, start_s):
             observer(Message(text=text))
         time.sleep(start_s / options.speed)
         listener = resources.enter_context(listen(server_options))
@@ -57,18 +61,22 @@ def run_twin(options: TwinServerOptions, *, observer: Observer = silent) -> None
 
 def open_twin(
     kind: ServerKind, line: ServerLine, options: TwinServerOptions, server_options: ServerOptions
-) -> tuple[FastAPI, ReplicatedEngine, float]:
-    """The app with the server's pages, its engine, and the modelled seconds of its start."""
+) -> tuple[FastAPI, ReplicatedEngine, TwinModel]:
+    """The app with the server's pages, its engine, and what its configuration comes to."""
     from ridgeline.serve.app import include_protected
     from ridgeline.twin.build import plan_twin
-    from ridgeline.twin.servers.behaviour import TwinRun, startup_s, twin_of
+    from ridgeline.twin.servers.behaviour import TwinRun, twin_of
     from ridgeline.twin.servers.pages import rename_metrics
     from ridgeline.workflows.serving.twin_dialects import ROUTERS
     from ridgeline.workflows.serving.twin_server import create_twin_app
 
     device, count = parse_devices(options.device)
     run_options = TwinRun(
-        device=device, num_devices=count, speed=options.speed, acceptance=options.acceptance
+        device=device,
+        num_devices=count,
+        speed=options.speed,
+        acceptance=options.acceptance,
+        drafter_acceptance=options.drafter_acceptance,
     )
     config = twin_of(line, run_options)
     model = plan_twin(config)
@@ -86,10 +94,12 @@ def open_twin(
     )
     for router in () if options.chat_only else ROUTERS.get(kind.name, ()):
         include_protected(app, router)
-    return app, engine, startup_s(line, model)
+    return app, engine, model
 
 
-def _opening_lines(line: ServerLine, engine: ReplicatedEngine, start_s: float) -> list[str]:
+def _opening_lines(
+    line: ServerLine, model: TwinModel, engine: ReplicatedEngine, start_s: float
+) -> list[str]:
     info = engine.info
     tokens = info.kv_tokens
     lines = [
@@ -97,6 +107,8 @@ def _opening_lines(line: ServerLine, engine: ReplicatedEngine, start_s: float) -
         f"KV cache {tokens:,} tokens per replica · context {info.max_model_len:,}",
         f"starting takes {start_s:.0f} modelled seconds",
     ]
+    if model.offload_bytes:
+        lines.append(f"host memory for evicted blocks: {model.offload_bytes / 1e9:.1f} GB")
     if line.unknown:
         lines.append(f"without an effect on the twin: {', '.join(line.unknown)}")
     return lines
