@@ -34,6 +34,9 @@ SIZES = {
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8,
+    "hidden_size_per_layer_input": 32,
+    "laurel_rank": 32,
+    "global_head_dim": 32,
 }
 Module = tuple[dict[str, Tensor], Tensor]
 """The tensors of one quantised linear, by suffix, and the dense weight they stand for."""
@@ -200,8 +203,6 @@ UNREAD = {
     "qwen3_next": "gated delta nets are not read",
     "qwen3_5_text": "gated delta nets are not read",
     "qwen3_5_moe_text": "gated delta nets are not read",
-    "gemma3n_text": "layers have separate inputs",
-    "gemma4_text": "layers have separate inputs",
 }
 """Families whose quantised checkpoints are refused, and a part of the reason."""
 
@@ -251,7 +252,10 @@ def quantise(source: Path, quantised: Path, dense: Path, name: str) -> int:
     return count
 
 
-_LEFT_DENSE = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "router", "shared_expert_gate")
+_LEFT_DENSE = (
+    *("embed_tokens", "lm_head", "norm", "mlp.gate.", "router", "shared_expert_gate"),
+    "altup.",  # matrices of as many rows as hidden states, which no published checkpoint quantises
+)
 
 
 def is_quantised(tensor: str, weight: Tensor) -> bool:

@@ -121,6 +121,29 @@ def test_family_refusals(family: str, change: dict[str, Any], named: str) -> Non
         assert named in refusal(family, **change)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": None, "vision_config": None, "auto_map": None},
+        {"use_sliding_window": False, "qkv_bias": False},
+        {"_flash_attn_2_enabled": True, "model_max_length": 4096, "attn_dropout": 0.1},
+        {"eos_token_id": -1},
+    ],
+)
+def test_fields_that_say_nothing_are_left_unread(fields: dict[str, Any]) -> None:
+    config = {"model_type": "llama", **TINY, "eos_token_id": None}
+    plain, found = (spec_from_config(c, name="t") for c in (config, {**config, **fields}))
+    assert found == plain
+
+
+def test_code_published_with_ernie_is_not_needed_and_mlx_is_named() -> None:
+    row = {"model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausalLM"]}
+    code = {"AutoModelForCausalLM": "modeling_ernie4_5.Ernie4_5_ForCausalLM"}
+    assert spec_from_config({**row, "auto_map": code}, name="t").family == "ernie4_5"
+    with pytest.raises(BadModel, match="MLX"):
+        spec_from_config({**row, "quantization": {"bits": 4, "group_size": 64}}, name="t")
+
+
 def test_unknown_family_names_the_nearest_and_the_fields_that_differ() -> None:
     config = {"model_type": "glm6_moe", **TINY, "head_dim": 8, "num_experts_per_tok": 2}
     config |= {"moe_intermediate_size": 16, "n_routed_experts": 8, "routed_scaling_factor": 2.5}

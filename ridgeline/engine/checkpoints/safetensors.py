@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ridgeline.engine.checkpoints.tensor_names import HARMLESS_TENSORS
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.json_files import file_errors
 
@@ -152,7 +153,8 @@ def _sharded(directory: Path, index: Path, dtypes: Mapping[str, int]) -> dict[st
     for tensor, name in weight_map.items():
         if tensor not in shards[name]:
             raise BadModel(f"{INDEX} places tensor {tensor} in a file without it", value=name)
-    stray = next((t for s in shards.values() for t in s if t not in weight_map), None)
+    unlisted = (name for shard in shards.values() for name in shard if name not in weight_map)
+    stray = next((t for t in unlisted if not any(mark in t for mark in HARMLESS_TENSORS)), None)
     if stray is not None:
         raise BadModel(f"a shard holds a tensor that {INDEX} does not list", value=stray)
     return {tensor: shards[name][tensor] for tensor, name in weight_map.items()}

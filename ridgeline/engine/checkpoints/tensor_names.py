@@ -457,6 +457,8 @@ _PREFIXES = (
 
 HARMLESS_TENSORS: Mapping[str, str] = {
     "rotary_emb.inv_freq": "old checkpoints store the rotary frequencies, which follow from config",
+    "rotary_emb.cos_cached": "a table of what follows from config",
+    "rotary_emb.sin_cached": "a table of what follows from config",
     "vision_model.": "encodes images; only text is read",
     "audio_tower.": "encodes sound; only text is read",
     "embed_audio.": "projects sound into the text; only text is read",
@@ -465,6 +467,8 @@ HARMLESS_TENSORS: Mapping[str, str] = {
     "multi_modal_projector.": "projects images into the text; only text is read",
     ".k_scale": "scales keys of an FP8 KV cache; Ridgeline computes its own scales",
     ".v_scale": "scales values of an FP8 KV cache; Ridgeline computes its own scales",
+    ".k_zero_point": "shifts keys of an 8-bit KV cache; Ridgeline's own has no zero-points",
+    ".v_zero_point": "shifts values of an 8-bit KV cache; Ridgeline's own has no zero-points",
     ".kv_scale": "scales an FP8 KV cache; Ridgeline computes its own scales",
     ".q_scale": "scales queries for an FP8 KV cache",
     ".prob_scale": "scales attention weights for an FP8 KV cache",

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.format import Format, dense, format_for
-from ridgeline.modelspec.layer_inputs import refuse_special_layers
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears, map_linears
 
@@ -172,11 +171,6 @@ def with_quantised_formats(
 
 
 def _refuse_states(spec: ModelSpec) -> None:
-    refuse_special_layers(
-        spec,
-        "the reader of quantised checkpoints",
-        "use the unquantised checkpoint, and --quantization int8 or int4",
-    )
     if has_states(spec):
         raise BadModel(
             "quantised checkpoints of models with gated delta nets are not read yet",

@@ -15,8 +15,11 @@ from ridgeline.errors import BadModel
 HARMLESS = frozenset(
     # training, bookkeeping and output switches of transformers' configs, of any version
     """
-    _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout
-    attn_implementation cache_implementation chunk_size_feed_forward dtype embd_pdrop id2label
+    _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path architectures
+    attention_dropout attention_probs_dropout_prob attn_dropout attn_implementation
+    cache_implementation classifier_dropout dropout hidden_dropout hidden_dropout_prob
+    initializer_factor max_sequence_length model_max_length n_ctx use_flash_attention
+    use_flash_attn chunk_size_feed_forward dtype embd_pdrop id2label
     initializer_range is_llama_config label2id model_type name_or_path num_labels
     output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
     problem_type resid_pdrop residual_dropout return_dict router_aux_loss_coef router_jitter_noise
@@ -52,7 +55,15 @@ FIXED: dict[str, tuple[object, ...]] = {
     "use_mrope": (False,),
 }
 
+OFF: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "use_bias"), (False,)),
+    "use_qk_norm": (False,),
+    "use_sliding_window": (False,),
+}
+"""Fields that name what a family without them does not have, at the values that say so."""
+
 _REASONS = {
+    "quantization": "the checkpoint is quantised by MLX (quantization), which is not read",
     "auto_map": "the model requires custom Python code (auto_map); Ridgeline never runs it",
     "quantization_config": "the checkpoint is already quantised (quantization_config), "
     "which this version cannot load",
@@ -66,6 +77,9 @@ OFFICIAL_CODE: Mapping[str, frozenset[str]] = {
             ("kimi_k2", "DeepseekV3"),
         )
     },
+    "ernie4_5": frozenset(
+        f"Ernie4_5{dash}{part}" for dash in ("", "_") for part in ("Config", "Model", "ForCausalLM")
+    ),
     "minimax_m2": frozenset(("MiniMaxM2Config", "MiniMaxM2ForCausalLM")),
     "phi3": frozenset(("Phi3Config", "Phi3ForCausalLM")),
 }
@@ -75,6 +89,7 @@ names of its classes. Code under the same names elsewhere may differ: gte's Qwen
 _FIXES = {
     "auto_map": "if its model_type is one that Ridgeline knows, remove auto_map from config.json",
     "quantization_config": "use the unquantised checkpoint, and --quantization int8",
+    "quantization": "use the unquantised checkpoint, and --quantization int4 or int8",
 }
 
 
@@ -144,12 +159,12 @@ class ConfigFields:
         return known[value]
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """A token id, a list of them, or null."""
+        """A token id, a list of them, or null. -1 is the id of no token."""
         value = self.raw(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < -1 for i in ids):
             raise self.bad(key, "a token id, a list of token ids, or null")
-        return tuple(ids)
+        return tuple(i for i in ids if i >= 0)
 
 
 def bad_field(where: str, key: str, value: object, limit: str) -> BadModel:
@@ -177,13 +192,17 @@ def check_names(
     *,
     where: str,
 ) -> None:
-    """Raise BadModel for the first field that is not understood, harmless, or at a fixed value."""
-    allowed = {**FIXED, **fixed}
+    """Raise BadModel for the first field that is not understood, harmless, or at a fixed value.
+
+    A field that is null says nothing.
+    """
+    off = {key: values for key, values in OFF.items() if key not in understood}
+    allowed = {**off, **FIXED, **fixed}
     for key, value in config.items():
         if key in allowed:
             if value not in allowed[key]:
                 raise _refusal(where, key, value, f"supported: {_or(allowed[key])}")
-        elif key not in understood and key not in HARMLESS:
+        elif key not in understood and key not in HARMLESS and value is not None:
             raise _refusal(where, key, value, None)
 
 

@@ -245,6 +245,9 @@ def test_tensor_that_the_index_omits_is_reported(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": SINGLE}}))
     with pytest.raises(BadModel, match="does not list"):
         entries_of(tmp_path)
+    frequencies = {"layers.0.rotary_emb.inv_freq": torch.ones(2), "w": torch.zeros(2)}
+    save_file(frequencies, tmp_path / SINGLE)
+    assert list(entries_of(tmp_path)) == ["w"]
 
 
 @pytest.mark.parametrize(
