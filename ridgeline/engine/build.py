@@ -240,7 +240,7 @@ def _target(resolved: ResolvedSettings) -> TargetModel:
         resolved.block_size,
         dtype,
         device,
-        kv_format(resolved.kv_cache_dtype),
+        kv_format(resolved.kv_cache_dtype, device),
         resolved.max_num_seqs,
         kv_layout(resolved.spec),
     )

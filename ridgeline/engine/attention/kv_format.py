@@ -19,8 +19,10 @@ them, so that it need not transpose them (that took a third of its time, docs/co
     keys     [D/4, B, 4]   four dimensions of every token side by side
     values   [B/4, D, 4]   four tokens (0 2 1 3) of every dimension side by side
 
-The remainder modulo four follows ([B, D%4], [D, B%4]), then B scales. A tile is as large as its
-rows, and whatever moves blocks (copy-on-write, prefix sharing) moves their scales too.
+The remainder modulo four follows ([B, D%4], [D, B%4]), then B scales. On a GPU (`in_rows`) tiles
+are [B, D] codes, then B scales, and INT8 codes are signed, as the Triton kernels read them. A tile
+is as large as its rows, and whatever moves blocks (copy-on-write, prefix sharing) moves their
+scales too.
 
 Paper. Per-token quantisation of the KV cache as in KVQuant (Hooper et al. 2024, arXiv 2401.18079)
 and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no channel-wise scales.
@@ -125,11 +127,15 @@ class PlainKv:
 
 @dataclass(frozen=True)
 class CodedKv:
-    """Codes of one byte with one float32 scale per token and head."""
+    """Codes of one byte with one float32 scale per token and head.
+
+    `in_rows`: tiles hold the rows of codes one after another, INT8 without its offset.
+    """
 
     name: str = "int8"
     dtype: torch.dtype = torch.int8
     max_code: int = MAX_CODE
+    in_rows: bool = False
     layouts: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def width(self, head_dim: int) -> int:
@@ -178,16 +184,22 @@ class CodedKv:
 
     def _to_codes(self, x_XD: Tensor) -> Tensor:
         """codes_XD as bytes, of numbers up to `max_code` in magnitude."""
-        return x_XD.round().add_(OFFSET).to(torch.uint8).view(torch.int8)
+        codes_XD = x_XD.round()
+        if self.in_rows:
+            return codes_XD.to(torch.int8)
+        return codes_XD.add_(OFFSET).to(torch.uint8).view(torch.int8)
 
     def _from_codes(self, codes_XD: Tensor) -> Tensor:
         """The numbers of codes, in float32."""
+        if self.in_rows:
+            return codes_XD.float()
         return codes_XD.view(torch.uint8).float().sub_(OFFSET)
 
     def _offsets(self, tiles_X2YBW: Tensor) -> Tensor:
         block_size, width = tiles_X2YBW.shape[-2:]
         if (block_size, width) not in self.layouts:
-            offsets_2P = code_offsets(block_size, width - SCALE_BYTES).to(tiles_X2YBW.device)
+            order = row_offsets if self.in_rows else code_offsets
+            offsets_2P = order(block_size, width - SCALE_BYTES).to(tiles_X2YBW.device)
             self.layouts[block_size, width] = offsets_2P
         return self.layouts[block_size, width]
 
@@ -240,6 +252,13 @@ def code_offsets(block_size: int, head_dim: int) -> Tensor:
     return torch.stack([torch.cat([side_BD, scales_B4], dim=1).flatten() for side_BD in sides])
 
 
+def row_offsets(block_size: int, head_dim: int) -> Tensor:
+    """offsets_2P of tiles that are rows of codes, then scales: keys and values alike."""
+    codes_BD = torch.arange(block_size * head_dim).view(block_size, head_dim)
+    scales_B4 = (torch.arange(SCALE_BYTES * block_size) + codes_BD.numel()).view(block_size, -1)
+    return torch.cat([codes_BD, scales_B4], dim=1).flatten().expand(2, -1)
+
+
 def _by_fours(across: int, along: int, order: Sequence[int] = (0, 1, 2, 3)) -> Tensor:
     """Offsets [across, along] if groups of four along `along`, in `order`, are adjacent."""
     whole = along // 4 * 4
@@ -248,10 +267,12 @@ def _by_fours(across: int, along: int, order: Sequence[int] = (0, 1, 2, 3)) -> T
     return torch.cat([fours.reshape(across, -1), rest], dim=1)
 
 
-def kv_format(name: str) -> KvFormat:
-    """The format `name`: that of a float dtype, "int8", "fp8" or "int4"."""
+def kv_format(name: str, device: torch.device | str = "cpu") -> KvFormat:
+    """The format `name` on a device: that of a float dtype, "int8", "fp8" or "int4"."""
     if name == "int4":
         found: KvFormat = import_module("ridgeline.engine.attention.int4.format").Int4Kv()
         return found
-    coded: dict[str, KvFormat] = {"int8": Int8Kv(), "fp8": Fp8Kv()}
-    return coded[name] if name in coded else PlainKv(DTYPES[name])
+    in_rows = torch.device(device).type == "cuda"
+    if name == "int8":
+        return Int8Kv(in_rows=in_rows)
+    return Fp8Kv(in_rows=in_rows) if name == "fp8" else PlainKv(DTYPES[name])

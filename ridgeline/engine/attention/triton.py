@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import CodedKv, Fp8Kv
 from ridgeline.engine.attention.tables import (
     ChunkTables,
     DecodeTables,
@@ -34,7 +35,9 @@ from ridgeline.engine.attention.tables import (
 from ridgeline.engine.kernels.triton import load, why_not
 from ridgeline.modelspec.model import ModelSpec
 
-KV_FORMATS = ("float32", "bfloat16", "float16")
+KV_FORMATS = ("float32", "bfloat16", "float16", "int8", "fp8")
+FP8_CAPABILITY = (8, 9)
+"""Compute capability of the first GPUs (Ada) whose instructions convert E4M3."""
 
 
 def why_no_triton(device: torch.device) -> tuple[str, ...]:
@@ -47,12 +50,23 @@ def why_no_triton(device: torch.device) -> tuple[str, ...]:
     return why_not(device)
 
 
+def why_no_fp8(capability: tuple[int, int]) -> tuple[str, ...]:
+    """Why a GPU of a compute capability cannot read E4M3; empty if it can."""
+    if capability >= FP8_CAPABILITY:
+        return ()
+    return (f"needs compute capability 8.9 for fp8, not {capability[0]}.{capability[1]}",)
+
+
 class TritonKernels:
-    """Ridgeline's Triton kernels over one cache."""
+    """Ridgeline's Triton kernels over one cache, whose codes, if it has any, lie in rows."""
 
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         self.attentions = tuple(layer.attention for layer in spec.layers)
         self.layers, self.block_size = cache.layers, cache.block_size
+        if isinstance(cache.format, CodedKv):
+            assert cache.format.in_rows, "tiles in the order of the CPU's kernels"
+        if isinstance(cache.format, Fp8Kv):  # stored as bytes, which torch can index
+            self.layers = tuple(layer.view(torch.float8_e4m3fn) for layer in cache.layers)
 
     def store(self, kv_T2KD: Tensor, slots_T: Tensor, layer: int) -> None:
         load("rope_store").store_kv(kv_T2KD, self.layers[layer], slots_T)
@@ -107,6 +121,10 @@ class TritonAttention(TableAttention):
         reasons = list(why_no_triton(site.device))
         if site.kv_dtype not in KV_FORMATS:
             reasons.append(f"reads a KV cache of {', '.join(KV_FORMATS)}, not {site.kv_dtype}")
+        if site.kv_dtype in ("int8", "fp8") and any(size % 4 for size in site.head_dims):
+            reasons.append(f"needs heads of a multiple of 4 numbers with {site.kv_dtype}")
+        if site.kv_dtype == "fp8" and not reasons:
+            reasons += why_no_fp8(torch.cuda.get_device_capability(site.device))
         if site.has_latent:
             reasons.append("has no tables of latent rows")
         return tuple(reasons)

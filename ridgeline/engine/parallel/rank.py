@@ -59,7 +59,7 @@ def load_model(config: RankConfig, collectives: Collectives) -> RankModel:
         config.rank_block_size,
         dtype,
         config.device,
-        kv_format(config.kv_cache_dtype),
+        kv_format(config.kv_cache_dtype, config.device),
         config.max_num_seqs,
         kv_layout(spec).only(range(layers.start, layers.stop)),
     )

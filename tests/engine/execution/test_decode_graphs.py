@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.tables import TableAttention
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.graphs.buckets import Bucket
@@ -92,7 +93,8 @@ class Sequences:
 
 def make_runner(model: tuple[ModelSpec, Decoder], *, graphs: bool) -> TorchRunner:
     spec, decoder = model
-    cache = KvCache.allocate(spec, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32, "cpu")
+    format = kv_format(spec.kv_dtype)
+    cache = KvCache.allocate(spec, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32, "cpu", format)
     attention = build_attention("tables" if graphs else "torch", spec, cache)
     runner = TorchRunner(decoder, cache, attention)
     if graphs:

@@ -24,6 +24,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -223,7 +224,7 @@ class TritonForward(FusedForward):
             heads_TXD,
             cos_T1R.squeeze(1),
             sin_T1R.squeeze(1),
-            attend.cache.layers[index],
+            cast(TritonKernels, attend.kernels).layers[index],
             attend.slots_T,
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
