@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -48,6 +49,8 @@ from ridgeline.serve.service import Service
 from ridgeline.serve.web import page
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
+_NO_ROUTE = "Not Found"
+"""Starlette's detail for a path that is no route; this server's own 404s name what they miss."""
 
 
 def create_app(
@@ -173,9 +176,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _respond_to_error(request: Request, error: Exception) -> Response:
     """Every exception becomes an error body of the API that was called."""
     api_error = to_api_error(error)
-    if api_error.status_code == 405:
-        api_error = ApiError(405, api_error.message, headers={"allow": _allowed_methods(request)})
     path = request.scope.get("path", "")
+    if api_error.status_code == 405:
+        allowed = _allowed_methods(request)
+        message = f"{request.method} is not served at this path; limit: {allowed}"
+        api_error = ApiError(405, message, headers={"allow": allowed})
+    elif api_error.status_code == 404 and api_error.message == _NO_ROUTE:
+        api_error = ApiError(404, _name_missing_route(request.app, path))
     return error_response(in_words_of(path, api_error), path)
 
 
@@ -191,6 +198,17 @@ async def _respond_to_invalid_request(request: Request, error: Exception) -> Res
         field = ".".join(map(str, location))
         api_error = ApiError(400, f"{field}: {errors[0]['msg']}", param=field)
     return error_response(api_error, request.scope.get("path", ""))
+
+
+def _name_missing_route(app: FastAPI, path: str) -> str:
+    """The message for a path that is no route, with the routes that it may have meant."""
+    path = path[:80].rstrip("/")
+    paths = {str(route.path) for route in iter_route_contexts(app.routes) if route.path}
+    near = difflib.get_close_matches(path, sorted(paths), n=2, cutoff=0.75)
+    if f"/v1{path}" in paths:
+        near = [f"/v1{path}"]
+    fix = f"did you mean {' or '.join(near)}?" if near else "GET /openapi.json lists the routes"
+    return f"there is no such path; got {path!r}; fix: {fix}"
 
 
 def _allowed_methods(request: Request) -> str:

@@ -243,5 +243,7 @@ def _field_named_by(error: UserError) -> str | None:
         return "prompt"
     if error.what.startswith("a stop string"):
         return "stop"
+    if error.what.startswith("a bad word"):
+        return "bad_words"
     word = error.what.split(maxsplit=1)[0].partition("[")[0]
     return word if word in _REQUEST_FIELDS else None

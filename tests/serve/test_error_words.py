@@ -60,6 +60,26 @@ def message(**fields: Any) -> dict[str, Any]:
          "input.1.content.0.type", "only text is supported"),
         (RESPONSES, {"input": "x" * 300}, "input", "too long"),
         ("/v1/embeddings", {"input": ""}, "input", "input is empty"),
+        (COMPLETIONS, {"prompt": {"a": 1}}, "prompt", "a valid string or a valid list"),
+        (COMPLETIONS, {"prompt": "a", "bad_words": [""]}, "bad_words", "empty"),
+        (CHAT, {"messages": HI, "tool_choice": 5}, "tool_choice", "'required' or an object"),
+        (CHAT, {"messages": HI, "guided_json": 5}, "guided_json",
+         "an object or a valid boolean or a valid string"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]},
+         "messages.0.content", "or a valid list"),
+        (RESPONSES, item(5), "input.1", "should be an object"),
+        (RESPONSES, item({"type": "function_call", "call_id": "c", "name": "", "arguments": "{}"}),
+         "input.1.name", "at least 1"),
+        (RESPONSES, {"input": "x", "tools": [{"type": "function", "name": "a b"}]},
+         "tools.0.name", "pattern"),
+        (MESSAGES, message(tools=[{"name": "", "input_schema": {}}]), "tools.0.name", "at least 1"),
+        (MESSAGES, message(system=5), "system", "or a valid list"),
+        (MESSAGES, message(messages=[{"role": "user", "content": [{"type": "image"}]}]),
+         "messages.0.content.0.type", "only text is supported"),
+        (MESSAGES, message(messages=[{"role": "user", "content": [{"x": 1}]}]),
+         "messages.0.content.0.type", "required"),
+        (MESSAGES, message(messages=[{"role": "user", "content": [{"type": "search_result"}]}]),
+         "messages.0.content.0.type", "'tool_use'"),
     ],
 )  # fmt: skip
 async def test_error_names_the_field_and_the_reason(
@@ -83,3 +103,24 @@ async def test_null_arguments_of_a_call_are_left_out(http: httpx.AsyncClient) ->
     messages[-1] = {"role": "assistant", "tool_calls": [wrong]}
     reply = await http.post(CHAT, json={"messages": messages})
     assert reply.json()["error"]["param"] == "messages.1.tool_calls.0.function.arguments"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/docs", 404, "/openapi.json"),
+        ("GET", "/api/tags", 404, "got '/api/tags'"),
+        ("POST", "/v1/chat/completion", 404, "did you mean /v1/chat/completions"),
+        ("POST", "/chat/completions/", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/" + "x" * 5000, 404, "no such path"),
+        ("GET", "/v1/chat/completions", 405, "limit: POST"),
+        ("DELETE", "/health", 405, "limit: GET"),
+    ],
+)
+async def test_missing_route_is_named_with_what_exists(
+    http: httpx.AsyncClient, method: str, path: str, status: int, words: str
+) -> None:
+    reply = await http.request(method, path)
+    assert reply.status_code == status
+    message = reply.json()["error"]["message"]
+    assert words in message and len(message) < 250

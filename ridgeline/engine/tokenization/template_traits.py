@@ -29,6 +29,7 @@ MissingContent = Literal["absent", "null", "empty"]
 
 _MISSING: tuple[MissingContent, ...] = ("absent", "null", "empty")
 _MARK, _VALUE = "RidgelineProbe", "RidgelineValue"
+_REJECTED = 0
 _TOOL: Message = {
     "type": "function",
     "function": {
@@ -66,9 +67,12 @@ def find_traits(render: Render) -> TemplateTraits:
 
 
 def find_call_traits(render: Render, traits: TemplateTraits) -> CallTraits:
-    """The first forms of a tool call with which its name and arguments are rendered as JSON."""
+    """The first forms of a tool call with which its name and arguments are rendered as JSON.
+
+    Where the template renders no calls, the first forms of the message that it does not reject.
+    """
     question: Any = "x" if traits.takes_text else [text_part("x")]
-    best, best_score = CallTraits(text_arguments=False, missing_content="absent"), 0
+    best, best_score = CallTraits(text_arguments=False, missing_content="absent"), _REJECTED
     for text_arguments, missing in product((False, True), _MISSING):
         arguments: object = f'{{"key": "{_VALUE}"}}' if text_arguments else {"key": _VALUE}
         call = _call({"name": _MARK, "arguments": arguments})
@@ -76,8 +80,9 @@ def find_call_traits(render: Render, traits: TemplateTraits) -> CallTraits:
         if missing != "absent":
             message["content"] = None if missing == "null" else ""
         reply = {"role": "tool", "tool_call_id": "abcdefghi", "name": _MARK, "content": question}
-        out = render([_message("user", question), message, reply], [_TOOL])
-        score = 0 if out is None else _score(out)
+        conversation = [_message("user", question), message, reply]
+        out = render(conversation, [_TOOL]) or render(conversation[:-1], [_TOOL])
+        score = _REJECTED if out is None else _score(out)
         if score > best_score:
             best, best_score = CallTraits(text_arguments, missing), score
     return best
@@ -97,7 +102,8 @@ def _call(function: Mapping[str, object]) -> Message:
 
 
 def _score(out: str) -> int:
-    """0 if the call is lost, 1 if it is rendered as Python source or next to a "None", else 2."""
+    """1 or 2 if the call is lost, 3 if it is rendered as Python source, or next to a "None", else
+    4; a lost call is 1 next to a "None"."""
     if _MARK not in out or _VALUE not in out:
-        return 0
-    return 1 if repr(_VALUE) in out or f'\\"{_VALUE}' in out or "None" in out else 2
+        return 1 if "None" in out else 2
+    return 3 if repr(_VALUE) in out or f'\\"{_VALUE}' in out or "None" in out else 4

@@ -14,6 +14,7 @@ from ridgeline.serve.openai.schemas import (
     CacheSalt,
     ChatCompletionRequest,
     Count,
+    FunctionId,
     Name,
     OpenBody,
     Priority,
@@ -52,7 +53,7 @@ class InputToolUseBlock(CacheableBody):
 
     type: Literal["tool_use"]
     id: Name
-    name: Name
+    name: FunctionId
     input: dict[str, Any]
 
 
@@ -88,7 +89,7 @@ class MessageTool(CacheableBody):
     """A tool that the model may call."""
 
     type: Literal["custom"] | None = None
-    name: Name
+    name: FunctionId
     description: str | None = None
     input_schema: dict[str, Any]
 
@@ -97,7 +98,7 @@ class MessageToolChoice(OpenBody):
     """Whether the model must call a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Name | None = None
+    name: FunctionId | None = None
     disable_parallel_tool_use: bool | None = None
 
 

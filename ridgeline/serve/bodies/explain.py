@@ -15,6 +15,10 @@ import msgspec
 
 MAX_STEPS = 16
 _QUOTED = re.compile(r"'([^']+)'")
+_SHOULD_BE = "Input should be "
+_DICTIONARY = re.compile(
+    r"a valid dictionary( or object to extract fields from| or instance of \w+)?"
+)
 _NOT_TEXT = re.compile(r"image|audio|video|file|document")
 
 
@@ -36,7 +40,7 @@ class _Complaint(msgspec.Struct, frozen=True):
 
 def explain(errors: Sequence[Any], body: Any) -> BodyError:
     """The complaint to report; `errors` as `ValidationError.errors()` lists them."""
-    located = [_locate(error, body) for error in errors]
+    located = [_locate(_without_tag_union(error), body) for error in errors]
     complaints = [
         problem for problem in located if problem.path[:1] == located[0].path[:1]
     ]  # one field
@@ -50,6 +54,22 @@ def explain(errors: Sequence[Any], body: Any) -> BodyError:
     return BodyError(
         chosen.path, _message(chosen, complaints), chosen.error["input"], _is_missing(chosen)
     )
+
+
+def _without_tag_union(error: Any) -> Any:
+    """A complaint about an item whose `type` selects its model, as one about that `type`."""
+    kind = {"union_tag_invalid": "literal_error", "union_tag_not_found": "missing"}.get(
+        error["type"]
+    )
+    if kind is None:
+        return error
+    given = error["input"].get("type") if isinstance(error["input"], dict) else None
+    if kind == "missing" and given is None:
+        at: dict[str, Any] = {"type": kind, "msg": "Field required", "input": error["input"]}
+    else:
+        expected = str(error["msg"]).partition("expected tags:")[2]
+        at = {"type": "literal_error", "msg": f"Input should be {expected}", "input": given}
+    return {**at, "loc": (*error["loc"], "type")}
 
 
 def _locate(error: Any, body: Any) -> _Complaint:
@@ -99,7 +119,7 @@ def _message(chosen: _Complaint, complaints: Sequence[_Complaint]) -> str:
     message = str(chosen.error["msg"])
     value = chosen.error["input"]
     if not _is_tag(chosen):
-        return message
+        return _message_of_union(chosen, complaints) or _plain(message)
     if isinstance(value, str) and _NOT_TEXT.search(value):
         return "only text is supported; fix: send parts of type text"
     if value == "item_reference":
@@ -107,3 +127,21 @@ def _message(chosen: _Complaint, complaints: Sequence[_Complaint]) -> str:
     same = [c for c in complaints if c.path == chosen.path and c.error["type"] == "literal_error"]
     expected = dict.fromkeys(name for c in same for name in _QUOTED.findall(str(c.error["msg"])))
     return "Input should be " + " or ".join(f"'{name}'" for name in expected)
+
+
+def _message_of_union(chosen: _Complaint, complaints: Sequence[_Complaint]) -> str | None:
+    """What all branches take, for a value that none of them takes because of its kind."""
+    same = [c for c in complaints if c.path == chosen.path and _is_of_no_kind(c)]
+    taken = [_plain(str(c.error["msg"])).removeprefix(_SHOULD_BE).split(", un")[0] for c in same]
+    return _SHOULD_BE + " or ".join(dict.fromkeys(taken)) if chosen in same else None
+
+
+def _plain(message: str) -> str:
+    """The message in the words of JSON instead of Python's."""
+    return _DICTIONARY.sub("an object", message)
+
+
+def _is_of_no_kind(complaint: _Complaint) -> bool:
+    """Whether the value itself, not something in it, is of another kind than its branch takes."""
+    is_at_union = complaint.branches and complaint.branches[-1][1] == len(complaint.path)
+    return bool(is_at_union and str(complaint.error["msg"]).startswith(_SHOULD_BE))

@@ -11,6 +11,7 @@ from ridgeline.serve.errors import ApiError
 from ridgeline.serve.openai.schemas import (
     CacheSalt,
     ChatCompletionRequest,
+    FunctionId,
     FunctionType,
     Name,
     OpenBody,
@@ -41,7 +42,7 @@ class InputFunctionCall(OpenBody):
 
     type: Literal["function_call"]
     call_id: Name
-    name: Name
+    name: FunctionId
     arguments: str
 
 
@@ -66,7 +67,7 @@ class ResponseTool(OpenBody):
     """A function; other kinds of tools are not supported."""
 
     type: FunctionType
-    name: Name
+    name: FunctionId
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -76,7 +77,7 @@ class ResponseToolChoice(OpenBody):
     """The function that the model must call."""
 
     type: Literal["function"]
-    name: Name
+    name: FunctionId
 
 
 class ResponseTextFormat(OpenBody):

@@ -32,6 +32,7 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=UINT31.stop)]
 Priority = Annotated[int, Field(ge=-100, le=100)]
 Name = Annotated[str, Field(max_length=200)]
+FunctionId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=512)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -209,7 +210,7 @@ class TextContentPart(OpenBody):
 class FunctionName(OpenBody):
     """A function by its name."""
 
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
+    name: FunctionId
 
 
 class FunctionCall(FunctionName):

@@ -163,3 +163,22 @@ def test_tools_reach_the_template(directory: Path) -> None:
     tokenizer = load_tokenizer(str(with_template(directory, template)))
     tokens = tokenizer.apply_chat_template(TALK, tools=[{"function": {"name": "look_up"}}])
     assert tokenizer.decode(tokens) == "look_up;"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ '<' + m.role + '>' + m['content'] + '\n' }}",
+        "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{{ '<' + m.role + '>' + m.content + '\n' }}",
+        "<{{ m.role }}>{{ m.content | trim }}\n",
+    ],
+)
+def test_null_content_next_to_calls_is_empty_where_the_template_ignores_calls(
+    directory: Path, body: str
+) -> None:
+    template = "{% for m in messages %}" + body + "{% endfor %}"
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    text = rendered(with_template(directory, template), [*talk, {"role": "user", "content": "b"}])
+    assert text == "<user>a\n<assistant>\n<user>b\n"
