@@ -275,8 +275,11 @@ def simulate(
     replicas: int = 1,
     decode_replicas: int = 0,
     router: Router = "least-loaded",
+    further_models: str | Path | None = None,
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     expert_parallel_size: int = 1,
+    attention_dp_size: int = 1,
     context_parallel_size: int = 1,
     sequence_parallel: bool = False,
     interconnect: str | None = None,
@@ -303,6 +306,7 @@ def simulate(
     startup_s: float | str = 120.0,
     mtbf_s: float | str | None = None,
     repair_s: float | str = 120.0,
+    resume: bool = True,
     seed: int = 0,
     step_by_step: bool = False,
     catalogue: str | Path | None = None,
@@ -311,9 +315,7 @@ def simulate(
     """Simulate a fleet under a load, with the engine's own scheduler.
 
     >>> import ridgeline
-    >>> run = ridgeline.simulate(
-    ...     "llama-3.1-8b", accelerator="h100-sxm", request_rate=4, num_prompts=50, slo="ttft:500"
-    ... )
+    >>> run = ridgeline.simulate("qwen3-8b", accelerator="l40s", num_prompts=50, slo="ttft:500")
     >>> run.summary.attainment
     1.0
 
@@ -338,8 +340,11 @@ def simulate(
         decode_replicas: Disaggregation: how many of --replicas decode, while the others
             prefill.
         router: How requests are routed to replicas.
+        further_models: TOML file of [[model]] rows of further models on the same devices.
         tensor_parallel_size: Devices that every layer is split over.
+        pipeline_parallel_size: Stages that the layers are divided into.
         expert_parallel_size: Devices that whole experts are spread over.
+        attention_dp_size: Data-parallel attention groups: separate sequences, shared experts.
         context_parallel_size: Devices, for each one that a layer is split over, that divide the KV
             cache of every sequence.
         sequence_parallel: With tensor parallelism, each process or device normalises a part of a
@@ -377,6 +382,7 @@ def simulate(
         startup_s: Autoscaling: time until a new replica serves.
         mtbf_s: Mean time between failures of a replica (default: never fails).
         repair_s: Time to repair a replica.
+        resume: Requests of a failed replica continue elsewhere behind the tokens that they have.
         seed: Seed of everything random.
         step_by_step: Plan every step; slower, with the same result.
         catalogue: TOML catalogue of accelerators to use instead of the built-in.

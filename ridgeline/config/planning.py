@@ -311,8 +311,11 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
         ),
     ] = 0
     router: Annotated[Router, About("How requests are routed to replicas.")] = "least-loaded"
+    further_models: Annotated[Path | None, shared.FURTHER_MODELS] = None
     tensor_parallel_size: Annotated[int, shared.TENSOR_PARALLEL] = 1
+    pipeline_parallel_size: Annotated[int, shared.PIPELINE_PARALLEL.but(since="0.3")] = 1
     expert_parallel_size: Annotated[int, shared.EXPERT_PARALLEL] = 1
+    attention_dp_size: Annotated[int, shared.ATTENTION_DP] = 1
     context_parallel_size: Annotated[int, shared.CONTEXT_PARALLEL] = 1
     sequence_parallel: Annotated[bool, shared.SEQUENCE_PARALLEL] = False
     interconnect: Annotated[str | None, shared.INTERCONNECT] = None
@@ -378,6 +381,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
         float,
         About("Time to repair a replica.", unit=DURATION, range=NON_NEGATIVE_SECONDS),
     ] = 120.0
+    resume: Annotated[bool, shared.RESUME] = True
     seed: Annotated[int, shared.SEED_OF_ALL.but(panel="Runs")] = 0
     num_seeds: Annotated[
         int, About("Repeat with this many seeds, for confidence intervals.", unit=COUNT)

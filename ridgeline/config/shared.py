@@ -229,6 +229,14 @@ MOE_TENSOR_PARALLEL = About(
     unset="what expert parallelism leaves",
     since="0.3",
 )
+FURTHER_MODELS = About(
+    "TOML file of [[model]] rows of further models on the same devices.", path="input", since="0.3"
+)
+RESUME = About(
+    "Requests of a failed replica continue elsewhere behind the tokens that they have.",
+    negative="--restart",
+    since="0.3",
+)
 BACKEND = About(
     "Engine whose overheads are predicted: vllm, sglang or trtllm.",
     metavar="NAME",

@@ -287,7 +287,7 @@ def test_a_short_run_says_that_its_percentiles_vary(num_requests: int, noted: bo
         {
             **dict.fromkeys(FleetSummary.__struct_fields__, 0),
             **dict.fromkeys(("ttft", "tpot", "e2e", "queue", "batch"), None),
-            "tier_share": {}, "num_requests": num_requests, "mean_in_flight": 48.4,
+            "tier_share": {}, "models": {}, "num_requests": num_requests, "mean_in_flight": 48.4,
         },
         FleetSummary,
     )  # fmt: skip

@@ -27,7 +27,6 @@ from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers, TierTotals
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput, EngineFull
-from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
 from ridgeline.plan.simulate.kv_tiers import add_totals
 from ridgeline.plan.simulate.records import (
     Autoscaling,
@@ -39,6 +38,7 @@ from ridgeline.plan.simulate.records import (
     SimulatedRequest,
 )
 from ridgeline.plan.simulate.replica import FILLER, SimulatedReplica
+from ridgeline.plan.simulate.shared_replica import SharedReplica
 from ridgeline.records import Event, Finished, Preempted, Request, Sampling, Started, Token
 from ridgeline.routing import make_router
 from ridgeline.routing.autoscaler import Autoscaler, FleetSignals, ScalingPolicy
@@ -67,10 +67,7 @@ class _FleetSimulation:
         self.config, self.now_s = config, 0.0
         self.outcomes = [RequestOutcome(request) for request in requests]
         self.rng = np.random.default_rng(config.seed)
-        self.routers: tuple[Router, Router] = (
-            make_router(config.router, config.seed),
-            make_router("least-loaded", config.seed),
-        )
+        self.routers: dict[tuple[int, str], Router] = {}  # by pool and model
         self.heap: list[tuple[float, int, Callable[[], None] | None, FleetReplica | None]] = []
         self.replicas: list[FleetReplica] = []
         self.load = FleetLoad()
@@ -85,6 +82,7 @@ class _FleetSimulation:
             not isinstance(replica.scheduler().cache, NoPrefixCache)
             for replica in dict.fromkeys((*config.replicas, *config.decode))
         )
+        self.has_several = len({replica.models for replica in config.replicas}) > 1
         for pool, replicas in enumerate((config.replicas, config.decode)):
             for replica in replicas:
                 self._add_replica(replica, pool, 0.0)
@@ -156,26 +154,37 @@ class _FleetSimulation:
 
     def _route(self, index: int, pool: int) -> None:
         """Send request `index` to a replica of the pool, or hold it until one is in service."""
-        active = self.active[pool]
+        request = self.outcomes[index].request
+        active = self._active_with(request.model, pool)
         if not active:
             self.held[pool].append(index)
             return
-        request = self.outcomes[index].request
-        replica = self.replicas[self.routers[pool].choose(request, active, self.load)]
+        router = self._router(request.model, pool)
+        replica = self.replicas[router.choose(request, active, self.load)]
         name = str(index)
         if replica.limiter is not None and not self._admit(replica, replica.limiter, name, index):
             return
-        engine_request = self._make_request(name, request, pool)
-        simulated = replica.simulated
-        if pool:
-            insert_transferred_kv(
-                simulated.scheduler, engine_request.prompt, engine_request.tenant, self.now_s
-            )
-        simulated.add(engine_request, self.now_s)
+        engine_request = self._make_request(name, self.outcomes[index], pool)
+        replica.simulated.add(engine_request, self.now_s, request.model, has_kv=pool > 0)
         replica.in_flight[name], replica.sent_s[name] = index, self.now_s
         self.load.note_sent(replica.id, request.num_prompt)
         self.outcomes[index].replica = replica.id
         self._schedule_replica(replica)
+
+    def _active_with(self, model: str, pool: int) -> list[int]:
+        """The replicas in service of a pool that have the model."""
+        active = self.active[pool]
+        if not self.has_several:
+            return active
+        return [i for i in active if model in self.replicas[i].config.models]
+
+    def _router(self, model: str, pool: int) -> Router:
+        """The router of a model's requests; those that bring their cache go where load is least."""
+        router = self.routers.get((pool, model))
+        if router is None:
+            name = "least-loaded" if pool else self.config.router
+            router = self.routers[pool, model] = make_router(name, self.config.seed)
+        return router
 
     def _admit(self, replica: FleetReplica, limiter: QueueLimiter, name: str, index: int) -> bool:
         """Whether the replica's throttle takes the request; a refused one has ended."""
@@ -189,11 +198,14 @@ class _FleetSimulation:
             return False
         return True
 
-    def _make_request(self, name: str, request: SimulatedRequest, pool: int) -> Request:
+    def _make_request(self, name: str, outcome: RequestOutcome, pool: int) -> Request:
+        request, resumed = outcome.request, outcome.num_resumed
         prompt = (
             _prompt(name, request) if self.reads_prompts else _filler_prompt(request.num_prompt)
         )
-        num_output = request.num_output
+        if resumed:  # known tokens, to be computed again like those of the prompt
+            prompt = (*prompt, *(FILLER,) * resumed)
+        num_output = request.num_output - resumed
         if self.config.decode:
             prompt, num_output = (prompt, 1) if pool == 0 else ((*prompt, FILLER), num_output - 1)
         sampling = self.samplings.get(num_output)
@@ -245,9 +257,11 @@ class _FleetSimulation:
     def _finish_stage(self, index: int, replica: FleetReplica, at_s: float) -> None:
         """The request is finished, or its KV goes on to the decode pool."""
         outcome = self.outcomes[index]
-        if self.config.decode and replica.pool == 0 and outcome.request.num_output > 1:
-            transfer_s = self.config.transfer_s
-            delay_s = 0.0 if transfer_s is None else transfer_s(outcome.request.num_prompt)
+        num_left = outcome.request.num_output - outcome.num_resumed
+        if self.config.decode and replica.pool == 0 and num_left > 1:
+            transfer_s, num_known = self.config.transfer_s, outcome.request.num_prompt
+            num_known += outcome.num_resumed
+            delay_s = 0.0 if transfer_s is None else transfer_s(num_known)
             self._schedule(at_s + delay_s, lambda: self._route(index, 1))
             return
         outcome.finished_s = at_s + replica.config.overhead_s
@@ -275,7 +289,18 @@ class _FleetSimulation:
         else:
             self._enter_service(replica)
 
-    def _simulate_replica(self, config: ReplicaConfig, number: int) -> SimulatedReplica:
+    def _simulate_replica(
+        self, config: ReplicaConfig, number: int
+    ) -> SimulatedReplica | SharedReplica:
+        per_model = max(config.num_stages, config.num_groups)
+        if per_model > 1 or config.further:
+            kinds = [(config.model, config.scheduler, config.step_times)]
+            kinds += [(lane.model, lane.scheduler, lane.step_times) for lane in config.further]
+            return SharedReplica(
+                [(model, make(), times) for model, make, times in kinds for _ in range(per_model)],
+                num_stages=config.num_stages,
+                groups=config.num_groups > 1,
+            )
         return SimulatedReplica(
             config.scheduler(),
             config.step_times,
@@ -310,14 +335,14 @@ class _FleetSimulation:
         replica.up = False
         self._deactivate(replica)
         self._record_size()
-        lost, replica.in_flight = list(replica.in_flight.values()), {}
+        lost, replica.in_flight = replica.in_flight, {}
         self.load.clear(replica.id)
         replica.sent_s.clear()
         failed = replica.simulated
         replica.num_busy_s += failed.busy_s
         replica.num_steps += failed.num_steps
-        self._count_tiers(failed.scheduler)
-        failed.stop(self.now_s)
+        self._count_tiers(failed.schedulers)
+        generated = failed.stop(self.now_s, list(lost))
         replica.simulated = self._simulate_replica(replica.config, replica.id)
         replica.simulated.check = failed.check
         replica.limiter = self._new_limiter()
@@ -326,8 +351,11 @@ class _FleetSimulation:
         else:
             back_s = self.now_s + self.config.faults.repair_s
             self._schedule(back_s, lambda: self._enter_service(replica))
-        for index in lost:
-            self.outcomes[index].num_restarts += 1
+        for index, num_tokens in zip(lost.values(), generated, strict=True):
+            outcome = self.outcomes[index]
+            outcome.num_restarts += 1
+            if self.config.resume:
+                outcome.num_resumed += num_tokens + replica.pool  # the first pool made one
             self._route(index, 0)
 
     def _deactivate(self, replica: FleetReplica) -> None:
@@ -367,7 +395,7 @@ class _FleetSimulation:
         for replica in self.replicas:
             replica.num_busy_s += replica.simulated.busy_s
             replica.num_steps += replica.simulated.num_steps
-            self._count_tiers(replica.simulated.scheduler)
+            self._count_tiers(replica.simulated.schedulers)
         return FleetOutcome(
             requests=tuple(self.outcomes),
             replicas=tuple(self.replicas),
@@ -379,10 +407,11 @@ class _FleetSimulation:
             tiers=self.tiers,
         )
 
-    def _count_tiers(self, scheduler: Scheduler) -> None:
+    def _count_tiers(self, schedulers: Iterable[Scheduler]) -> None:
         """Add what a replica has loaded from the tiers of its KV cache."""
-        if isinstance(scheduler.cache.tiers, CacheTiers):
-            self.tiers = add_totals(self.tiers, scheduler.cache.tiers.totals)
+        for scheduler in schedulers:
+            if isinstance(scheduler.cache.tiers, CacheTiers):
+                self.tiers = add_totals(self.tiers, scheduler.cache.tiers.totals)
 
 
 def _autoscaler(scaling: Autoscaling) -> Autoscaler:

@@ -13,6 +13,7 @@ from ridgeline.engine.scheduler.kv.cache_tiers import TierTotals
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.calibration.interference import InterferenceSampler
 from ridgeline.plan.simulate.replica import SimulatedReplica
+from ridgeline.plan.simulate.shared_replica import SharedReplica
 from ridgeline.plan.step_time.simulated import StepTimes
 from ridgeline.records import Slo
 
@@ -23,7 +24,8 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prefix` holds ids of the prompt's leading blocks of `prefix_block` tokens: equal ids stand for
     equal tokens, and tokens after them are unique to the request. `background`: a batch request.
     `not_before_s`: when it may be served at the earliest. `ttft_slo_s`: when its first
-    token is due, for routers that heed it.
+    token is due, for routers that heed it. `model`: which one it names, where replicas have several
+    models.
     """
 
     at_s: float
@@ -36,6 +38,15 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     not_before_s: float = 0.0
     ttft_slo_s: float | None = None
+    model: str = ""
+
+
+class LaneConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of a replica: its name in requests, its schedulers, and how long its steps take."""
+
+    model: str
+    scheduler: Callable[[], Scheduler]
+    step_times: StepTimes
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +54,9 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `overhead_s` is the time of a request outside of steps. `interference` makes the sampler of the
     replica with that number; None where no interference was measured.
+
+    `num_stages` of a pipeline and `num_groups` of attention have a scheduler each (only one of the
+    two can be above 1). `further`: other models on the same devices.
     """
 
     name: str
@@ -51,6 +65,15 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_devices: int = 1
     overhead_s: float = 0.0
     interference: Callable[[int], InterferenceSampler] | None = None
+    model: str = ""
+    num_stages: int = 1
+    num_groups: int = 1
+    further: tuple[LaneConfig, ...] = ()
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that its requests can name."""
+        return frozenset((self.model, *(lane.model for lane in self.further)))
 
 
 class Autoscaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +108,9 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     With `decode` the fleet is disaggregated: those replicas decode, and `transfer_s` gives the
     seconds that the KV of a prompt of that many tokens travels. `check` is called after every
     commit, for tests of invariants. With `throttle` every replica refuses interactive requests
-    while their p95 latencies violate that SLO. `slo`: of all interactive requests.
+    while their p95 latencies violate that SLO. `slo`: of all interactive requests. `resume`:
+    requests of a failed replica continue elsewhere behind the tokens that they have; else they
+    start again.
     """
 
     replicas: tuple[ReplicaConfig, ...]
@@ -99,11 +124,15 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[Scheduler], None] | None = None
     throttle: Slo | None = None
     slo: Slo | None = None
+    resume: bool = False
 
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """What happened to one request; times on the virtual clock (nan: never)."""
+    """What happened to one request; times on the virtual clock (nan: never).
+
+    `num_resumed`: output tokens of failed replicas behind which others continued.
+    """
 
     request: SimulatedRequest
     started_s: float = math.nan
@@ -112,6 +141,7 @@ class RequestOutcome:
     cached: int = 0
     replica: int = -1
     num_restarts: int = 0
+    num_resumed: int = 0
     num_preempted: int = 0
     error: str = ""
 
@@ -122,7 +152,7 @@ class FleetReplica:
 
     id: int
     config: ReplicaConfig
-    simulated: SimulatedReplica
+    simulated: SimulatedReplica | SharedReplica
     pool: int
     from_s: float
     until_s: float = math.inf

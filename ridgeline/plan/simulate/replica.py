@@ -13,12 +13,17 @@ passed. A step that only admits requests is not planned but applied with the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ridgeline.engine.scheduler.plan import RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.calibration.interference import InterferenceSampler
-from ridgeline.plan.simulate.fast_forward_decode import apply_steady_steps, count_steady_steps
+from ridgeline.plan.simulate.fast_forward_decode import (
+    apply_steady_steps,
+    count_steady_steps,
+    insert_transferred_kv,
+)
 from ridgeline.plan.simulate.fast_forward_prefill import (
     AdmissionStep,
     Shapes,
@@ -27,11 +32,31 @@ from ridgeline.plan.simulate.fast_forward_prefill import (
 )
 from ridgeline.plan.simulate.kv_tiers import TierClock
 from ridgeline.plan.step_time.simulated import LinearSteps, StepTimes
-from ridgeline.records import Event, Request
+from ridgeline.records import Event, Finished, Request
 
 FILLER = 0  # every sampled token
 _SAMPLED = RunOutput((FILLER,))
 _NOT_SAMPLED = RunOutput()
+
+
+class Device(Protocol):
+    """Where steps run."""
+
+    def begin_s(self, now_s: float) -> float:
+        """When the next step can begin, `now_s` at the earliest."""
+
+    def end_s(self, now_s: float, step_s: float) -> float:
+        """When a step of `step_s` seconds ends that begins now."""
+
+
+class OwnDevice:
+    """A device that no other scheduler uses."""
+
+    def begin_s(self, now_s: float) -> float:
+        return now_s
+
+    def end_s(self, now_s: float, step_s: float) -> float:
+        return now_s + step_s
 
 
 class SimulatedReplica:
@@ -48,8 +73,10 @@ class SimulatedReplica:
         *,
         fast_forward: bool = True,
         interference: InterferenceSampler | None = None,
+        device: Device | None = None,
     ) -> None:
         self.scheduler, self._step_times, self._interference = scheduler, step_times, interference
+        self._device = OwnDevice() if device is None else device
         self._fast_forward = fast_forward and interference is None
         self._tiers = TierClock(scheduler)
         self.wake_s = math.inf
@@ -60,8 +87,24 @@ class SimulatedReplica:
         self._under_way: StepPlan | AdmissionStep | None = None
         self._decoding: tuple[float, int, LinearSteps] | None = None  # since, steps, their times
 
-    def add(self, request: Request, now_s: float) -> None:
-        """Take a request at `now_s`. Raises what `Scheduler.add` raises."""
+    @property
+    def schedulers(self) -> tuple[Scheduler, ...]:
+        return (self.scheduler,)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a planned step is under way."""
+        return self._under_way is not None
+
+    def add(
+        self, request: Request, now_s: float, _model: str = "", *, has_kv: bool = False
+    ) -> None:
+        """Take a request at `now_s`; `has_kv`: with the cache of its prompt, computed elsewhere.
+
+        Raises what `Scheduler.add` raises.
+        """
+        if has_kv:
+            insert_transferred_kv(self.scheduler, request.prompt, request.tenant, now_s)
         if self._decoding is not None:
             from_s, num_steps, times = self._decoding
             steps_so_far = times.steps_until(now_s - from_s)
@@ -72,10 +115,22 @@ class SimulatedReplica:
         if self._under_way is None and self._decoding is None:
             self.wake_s = max(now_s, self._free_s)
 
-    def stop(self, now_s: float) -> None:
-        """The replica failed: the step under way is lost."""
-        self._under_way = self._decoding = None
+    def stop(self, now_s: float, request_ids: Sequence[str]) -> list[int]:
+        """The replica failed and the step under way is lost: output tokens that each of the
+        requests had until then."""
+        if self._decoding is not None:
+            from_s, num_steps, times = self._decoding
+            steps = min(num_steps, times.steps_until(now_s - from_s))
+            whole = steps - (times.seconds(steps) > now_s - from_s)
+            self._apply_decoding(max(0, whole), all_steps=False)
+        # `add` has applied the step under way, which is lost.
+        early = {seq.request.id for seq in self.scheduler.running} if self._free_s > now_s else ()
+        self._under_way = None
         self.wake_s, self._free_s = math.inf, now_s
+        return [
+            _num_output(self.scheduler.cancel(name, now_s)) - (name in early)
+            for name in request_ids
+        ]
 
     def advance(self, now_s: float) -> list[Event]:
         """Commit the step that ends now and return its events, or plan the next step."""
@@ -90,6 +145,10 @@ class SimulatedReplica:
         return []
 
     def _plan(self, now_s: float) -> None:
+        begins_s = self._device.begin_s(now_s)
+        if begins_s > now_s:
+            self.wake_s = begins_s
+            return
         self._tiers.advance(now_s)
         wake_s = self.scheduler.next_wake_s(now_s)
         if wake_s is None or wake_s > now_s:
@@ -114,7 +173,7 @@ class SimulatedReplica:
             step_s *= self._interference.slowness(shapes, now_s)
         self.num_steps += bool(shapes)
         self.busy_s += step_s
-        self.wake_s = now_s + step_s
+        self.wake_s = self._device.end_s(now_s, step_s)
 
     def _commit(self, now_s: float) -> list[Event]:
         step, self._under_way = self._under_way, None
@@ -153,6 +212,11 @@ class SimulatedReplica:
         if not steps:
             return []
         return apply_steady_steps(self.scheduler, steps, self._free_s, FILLER, all_steps=all_steps)
+
+
+def _num_output(events: Sequence[Event]) -> int:
+    """Output tokens of a request, by the events of its end."""
+    return sum(event.usage.completion_tokens for event in events if isinstance(event, Finished))
 
 
 def _no_check(_scheduler: Scheduler) -> None:

@@ -37,6 +37,19 @@ class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
     e2e: LatencySpread | None
 
 
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one model of several, as in `FleetSummary`."""
+
+    num_requests: int
+    num_served: int
+    request_rate: float
+    output_tok_s: float
+    ttft: LatencySpread | None
+    tpot: LatencySpread | None
+    e2e: LatencySpread | None
+    attainment: float | None
+
+
 class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Counts and rates cover all requests; latencies and the SLO only interactive ones.
 
@@ -44,7 +57,8 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     SLO, unfinished ones included; `goodput_req_s` is their rate. `utilisation` is the share of the
     replicas' paid time in which a step was under way; `device_hours` is the paid time. `tier_share`
     is the part of `hit_share` that came from each tier below the prefix cache, `declined_share` the
-    share of prompt tokens that were there but quicker to compute.
+    share of prompt tokens that were there but quicker to compute. `resumed_tokens` were generated
+    by replicas that failed, and not again. `models`: each of several models by itself.
     """
 
     num_requests: int
@@ -69,6 +83,8 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     tier_share: dict[str, float] = {}
     declined_share: float = 0.0
     batch: BatchSummary | None = None
+    resumed_tokens: int = 0
+    models: dict[str, ModelSummary] = {}
 
 
 def summarise(outcome: FleetOutcome, slo: Slo | None) -> FleetSummary:
@@ -107,7 +123,36 @@ def summarise(outcome: FleetOutcome, slo: Slo | None) -> FleetSummary:
         tier_share={k: n / max(1, prompts) for k, n in outcome.tiers.hit_tokens.items()},
         declined_share=outcome.tiers.declined_tokens / max(1, prompts),
         batch=_batch(outcome.requests),
+        resumed_tokens=sum(request.num_resumed for request in outcome.requests),
+        models=_by_model(outcome.requests, slo, duration_s),
     )
+
+
+def _by_model(
+    requests: Sequence[RequestOutcome], slo: Slo | None, duration_s: float
+) -> dict[str, ModelSummary]:
+    """Interactive requests by the model that they name; {} if all name the same."""
+    groups: dict[str, list[RequestOutcome]] = {}
+    for outcome in requests:
+        if not outcome.request.background:
+            groups.setdefault(outcome.request.model, []).append(outcome)
+    if len(groups) < 2:
+        return {}
+    found = {}
+    for name, group in sorted(groups.items()):
+        done = [outcome for outcome in group if not math.isnan(outcome.finished_s)]
+        met = None if slo is None else sum(meets_slo(outcome, slo) for outcome in done)
+        found[name] = ModelSummary(
+            num_requests=len(group),
+            num_served=len(done),
+            request_rate=len(done) / duration_s,
+            output_tok_s=sum(outcome.request.num_output for outcome in done) / duration_s,
+            ttft=_spread(done, lambda x: x.first_s - x.request.at_s),
+            tpot=_spread([x for x in done if x.request.num_output > 1], tpot_of),
+            e2e=_spread(done, lambda x: x.finished_s - x.request.at_s),
+            attainment=None if met is None else met / len(group),
+        )
+    return found
 
 
 def by_config(outcome: FleetOutcome) -> list[tuple[str, int, float]]:

@@ -85,7 +85,8 @@ def simulate(options: SimulateOptions) -> SimulationResult:
     """
     requests = requests_of(options)
     kinds = kinds_of(options)
-    longest = max(request.num_prompt + request.num_output for request in requests)
+    own = [request for request in requests if request.model in ("", options.model)]
+    longest = max(request.num_prompt + request.num_output for request in own)
     plan = fleet_plan(options, kinds, longest)
     gc.disable()  # there are no reference cycles here, and millions of live records to scan
     try:
@@ -116,12 +117,22 @@ def _length_note(summary: FleetSummary) -> Iterator[str]:
 
 def _notes(options: SimulateOptions, replicas: tuple[Replica, ...]) -> list[str]:
     """What a reader must know to judge the numbers."""
-    worst = max(replicas, key=lambda replica: replica.efficiency.tpot_error)
+    worst = max(replicas, key=lambda replica: replica.tpot_error)
     efficiency = worst.efficiency
     notes = [
         f"step times are modelled ({efficiency.as_of}); the median error of such models on this "
-        f"device is {efficiency.tpot_error:.0%} (TPOT) and {efficiency.ttft_error:.0%} (TTFT)"
+        f"device is {worst.tpot_error:.0%} (TPOT) and {efficiency.ttft_error:.0%} (TTFT)"
     ]
+    if options.further_models is not None:
+        notes.append(
+            "several models share each device: their steps take turns, each model has its part of "
+            "the memory, and what switching between them costs is not counted"
+        )
+    if worst.layout.pp > 1 or worst.layout.num_attention > 1:
+        notes.append(
+            "each pipeline stage or attention group has its own scheduler, with an equal part of "
+            "the KV cache; every step is planned"
+        )
     if options.workload is not None and is_text(options.workload):
         notes.append("the workload is text: lengths are estimated at four bytes per token")
     calibration = worst.calibration

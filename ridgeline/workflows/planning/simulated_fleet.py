@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,14 +27,21 @@ from ridgeline.modelspec.cost.kv_eviction import check_model_evicts
 from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.interference import MEDIAN_LEVEL, InterferenceSampler
 from ridgeline.plan.simulate.block_counter import CountingBlockPool
+from ridgeline.plan.simulate.further_models import FurtherModel, divide_memory
 from ridgeline.plan.simulate.kv_tiers import TierSizes, add_tiers, tier_sizes
-from ridgeline.plan.simulate.records import Autoscaling, FaultModel, FleetConfig, ReplicaConfig
+from ridgeline.plan.simulate.records import (
+    Autoscaling,
+    FaultModel,
+    FleetConfig,
+    LaneConfig,
+    ReplicaConfig,
+)
 from ridgeline.plan.step_time.adapters import with_adapters
 from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryLimits, memory_budget, require_fit
-from ridgeline.plan.step_time.parallel_layout import Layout
+from ridgeline.plan.step_time.parallel_layout import layout_from
 from ridgeline.plan.step_time.predict import resolve_limits
 from ridgeline.plan.step_time.replica import Replica, build_replica
-from ridgeline.plan.step_time.simulated import ModelledStepTimes, StepTimes
+from ridgeline.plan.step_time.simulated import ModelledStepTimes
 from ridgeline.plan.step_time.speculation import SpeculationModel
 from ridgeline.plan.step_time.tier_loads import require_no_rates
 from ridgeline.records import Slo
@@ -42,6 +50,7 @@ from ridgeline.workflows.planning.device_catalogue import (
     parse_stock,
     read_catalogue,
 )
+from ridgeline.workflows.planning.simulated_load import read_further_models
 
 Kind = tuple[Replica, int]
 """A kind of replica, and how many of it the fleet has."""
@@ -80,17 +89,15 @@ def fleet_plan(
             limit=f"below --replicas {options.replicas}",
             fix=f"--replicas {options.decode_replicas + 1}",
         )
-    replicas = [(_build(options, model, longest_request), count) for model, count in kinds]
     if sum(count for _, count in kinds) > MAX_REPLICAS:
         raise BadInput("--accelerator names too many replicas", limit=f"{MAX_REPLICAS:,}")
+    replicas = _builds(options, kinds, longest_request)
     faults = None
     if options.mtbf_s is not None:
         faults = FaultModel(mtbf_s=options.mtbf_s, repair_s=options.repair_s)
     return FleetConfig(
-        replicas=tuple(build for build, count in replicas for _ in range(count))[
-            options.decode_replicas :
-        ],
-        decode=(replicas[0][0],) * options.decode_replicas,
+        replicas=tuple(replicas[: len(replicas) - options.decode_replicas]),
+        decode=tuple(replicas[len(replicas) - options.decode_replicas :]),
         transfer_s=_kv_transfer_s(kinds[0][0]) if options.decode_replicas else None,
         router=options.router,
         scaling=_scaling(options),
@@ -100,7 +107,33 @@ def fleet_plan(
         fast_forward=not (options.step_by_step or options.slo_throttle or _derives_wait(options)),
         throttle=_throttle(options),
         slo=options.parsed_slo if _derives_wait(options) else None,
+        resume=options.resume,
     )
+
+
+def _builds(
+    options: SimulateOptions, kinds: Sequence[Kind], longest_request: int
+) -> list[ReplicaConfig]:
+    """The replicas of a fleet in their order; the first ones have the most models."""
+    models, known, found = read_further_models(options), {}, []
+    wanted = [model.replicas for model in models if model.replicas is not None]
+    size = sum(count for _, count in kinds)
+    if any(count > size for count in wanted):
+        raise BadInput(
+            "a model is to be on more replicas than there are", value=max(wanted), limit=size
+        )
+    if wanted and (options.decode_replicas or options.autoscale is not None):
+        raise BadInput(
+            "replicas of a further model need a fleet of one size, whose replicas are alike",
+            value=str(options.further_models),
+            fix="remove --decode-replicas and --autoscale, or the rows' replicas",
+        )
+    for number, kind in enumerate(i for i, (_, count) in enumerate(kinds) for _ in range(count)):
+        present = tuple(m for m in models if m.replicas is None or number < m.replicas)
+        if (kind, present) not in known:
+            known[kind, present] = _build(options, kinds[kind][0], longest_request, present)
+        found.append(known[kind, present])
+    return found
 
 
 def _derives_wait(options: SimulateOptions) -> bool:
@@ -128,42 +161,122 @@ def _throttle(options: SimulateOptions) -> Slo | None:
 
 
 def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
+    return _with_options(
+        options, options.model, device, options.quantization, options.kv_cache_dtype
+    )
+
+
+def _with_options(
+    options: SimulateOptions,
+    model: str,
+    device: Accelerator,
+    quantization: str | None,
+    kv_cache_dtype: str | None,
+) -> Replica:
+    """A model on the devices of the options' layout."""
+    spec = load_planning_spec(model)
+    layout = layout_from(
+        spec,
+        options.tensor_parallel_size,
+        options.pipeline_parallel_size,
+        options.expert_parallel_size,
+        options.attention_dp_size,
+        None,
+        options.context_parallel_size,
+    )
     machine = build_replica(
-        load_planning_spec(options.model),
+        spec,
         device,
-        Layout(
-            tp=options.tensor_parallel_size,
-            ep=options.expert_parallel_size,
-            cp=options.context_parallel_size,
-            sp=options.sequence_parallel,
-        ),
-        weight_dtype=None
-        if options.quantization is None
-        else parse_weight_dtype(options.quantization),
-        kv_dtype=None if options.kv_cache_dtype is None else parse_kv_dtype(options.kv_cache_dtype),
+        msgspec.structs.replace(layout, sp=options.sequence_parallel),
+        weight_dtype=None if quantization is None else parse_weight_dtype(quantization),
+        kv_dtype=None if kv_cache_dtype is None else parse_kv_dtype(kv_cache_dtype),
     )
     if options.max_loras is None:
         return machine
     return with_adapters(machine, options.max_loras, options.max_lora_rank)
 
 
-def _build(options: SimulateOptions, model: Replica, longest_request: int) -> ReplicaConfig:
-    if model.layout.pp > 1 or model.layout.num_attention > 1:
+def _build(
+    options: SimulateOptions,
+    model: Replica,
+    longest_request: int,
+    further: Sequence[FurtherModel] = (),
+) -> ReplicaConfig:
+    """One kind of replica: `model`, and further models on the same devices."""
+    layout = model.layout
+    if layout.pp > 1 and layout.num_attention > 1:
         raise BadInput(
-            "replicas with pipeline stages or several attention groups cannot be simulated",
-            value=str(model.layout),
-            fix="use tp, and ep up to tp",
+            "replicas with pipeline stages and several attention groups cannot be simulated",
+            value=str(layout),
+            fix="leave one of them out",
         )
     _check_context(options)
+    _check_further(options, model, further)
+    machines = [model]
+    for row in further:
+        machines.append(
+            _with_options(options, row.model, model.device, row.weight_dtype, row.kv_dtype)
+        )
+    limits = _memory_limits(options, model)
+    shares = [limits.utilization]
+    if further:
+        wanted = [None, *(row.gpu_memory_utilization for row in further)]
+        shares = divide_memory(machines, limits, wanted)
+    longest = [longest_request, *(row.isl + row.osl for row in further)]
+    lanes = [
+        LaneConfig(
+            model=name,
+            scheduler=_scheduler_factory(
+                options, machine, msgspec.structs.replace(limits, utilization=share), tokens
+            ),
+            step_times=ModelledStepTimes(machine, _speculation(options)),
+        )
+        for name, machine, share, tokens in zip(
+            (options.model if options.further_models else "", *(row.model for row in further)),
+            machines,
+            shares,
+            longest,
+            strict=True,
+        )
+    ]
+    calibration = model.calibration
+    interference = None if calibration is None else calibration.interference
+    level = MEDIAN_LEVEL if options.num_seeds == 1 else None
+    return ReplicaConfig(
+        name=model.device.name,
+        model=lanes[0].model,
+        scheduler=lanes[0].scheduler,
+        step_times=lanes[0].step_times,
+        further=tuple(lanes[1:]),
+        num_stages=layout.pp,
+        num_groups=layout.num_attention,
+        num_devices=layout.num_devices,
+        overhead_s=0.0 if calibration is None else calibration.overheads.reader_first_s,
+        interference=None
+        if interference is None
+        else partial(InterferenceSampler, interference, options.seed, level=level),
+    )
+
+
+def _memory_limits(options: SimulateOptions, model: Replica) -> MemoryLimits:
     slots, tokens = resolve_limits(model, options.max_num_seqs, options.max_num_batched_tokens)
-    fits = memory_budget(model, MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=slots))
+    return MemoryLimits(max_num_batched_tokens=tokens, max_num_seqs=slots)
+
+
+def _scheduler_factory(
+    options: SimulateOptions, model: Replica, memory: MemoryLimits, longest_request: int
+) -> Callable[[], Scheduler]:
+    """Makes the schedulers of a model: of a pipeline's stage or an attention group, with their part
+    of slots and blocks."""
+    fits = memory_budget(model, memory)
+    num_parts = model.layout.pp * model.layout.num_attention
     policy = options.kv_eviction_config
     check_model_evicts(policy, model.spec)
     if policy is None or policy.needs_scores:  # these have the whole prompt in the cache
-        require_fit(model, fits, longest_request)
+        require_fit(model, fits, longest_request, num_parts)
     limits = SchedulerLimits(
-        max_num_seqs=slots,
-        max_num_batched_tokens=tokens,
+        max_num_seqs=math.ceil(memory.max_num_seqs / model.layout.pp),
+        max_num_batched_tokens=memory.max_num_batched_tokens,
         max_model_len=min(model.spec.max_positions, max(longest_request, 1)),
         kv_layout=model.cost.layout,
         kv_eviction=policy,
@@ -173,7 +286,7 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
     block_bytes = int(limits.kv_layout.block_bytes(BLOCK_SIZE) * model.kv_copies)
 
     def make_scheduler() -> Scheduler:
-        num_blocks = fits.kv_blocks
+        num_blocks = fits.kv_blocks // num_parts
         # Counting free blocks is faster, but only named blocks can be cached or preempted.
         named = options.enable_prefix_caching or options.batch_share
         pool = (BlockPool if named else CountingBlockPool)(num_blocks, BLOCK_SIZE)
@@ -184,20 +297,35 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Re
         add_tiers(scheduler, tiers, block_bytes)
         return scheduler
 
-    step_times: StepTimes = ModelledStepTimes(model, _speculation(options))
-    calibration = model.calibration
-    interference = None if calibration is None else calibration.interference
-    level = MEDIAN_LEVEL if options.num_seeds == 1 else None
-    return ReplicaConfig(
-        name=model.device.name,
-        scheduler=make_scheduler,
-        step_times=step_times,
-        num_devices=model.layout.num_devices,
-        overhead_s=0.0 if calibration is None else calibration.overheads.reader_first_s,
-        interference=None
-        if interference is None
-        else partial(InterferenceSampler, interference, options.seed, level=level),
-    )
+    return make_scheduler
+
+
+def _check_further(
+    options: SimulateOptions, model: Replica, further: Sequence[FurtherModel]
+) -> None:
+    """Raise BadInput for what several models on the same devices are not combined with."""
+    names = [options.model, *(row.model for row in further)]
+    if len(set(names)) < len(names):
+        raise BadInput("--further-models names a model twice", value=", ".join(names))
+    parts = model.layout.pp * model.layout.num_attention
+    if model.calibration is not None and (further or parts > 1):
+        raise BadInput(
+            "a calibration is of one model that has its device for itself",
+            value=str(options.further_models or model.layout),
+            fix="simulate a device of the catalogue",
+        )
+    if further and parts > 1:
+        raise BadInput(
+            "several models of one device cannot be simulated with stages or attention groups",
+            value=str(model.layout),
+            fix="leave --further-models or the layout out",
+        )
+    if (further or parts > 1) and (options.kv_tier_memory or options.kv_tier_size):
+        raise BadInput(
+            "tiers of the KV cache belong to one scheduler",
+            value=f"{len(names) * parts} on a device",
+            fix="leave out --kv-tier-memory and --kv-tier-size",
+        )
 
 
 def _check_context(options: SimulateOptions) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from ridgeline.config.planning import SimulateOptions
-from ridgeline.errors import BadInput
+from ridgeline.config.units import MAX_REQUESTS
+from ridgeline.errors import DECODE_ERRORS, BadInput
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
+from ridgeline.plan.simulate.further_models import FurtherModel
 from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.simulate.records import SimulatedRequest
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
@@ -20,6 +24,65 @@ Lengths = tuple[int, int, tuple[int, ...]]
 
 def requests_of(options: SimulateOptions) -> list[SimulatedRequest]:
     """All requests in order of arrival. Raises BadInput if the options contradict each other."""
+    requests = _requests_of_model(options)
+    models = read_further_models(options)
+    if not models:
+        return requests
+    named = [msgspec.structs.replace(request, model=options.model) for request in requests]
+    for number, model in enumerate(models, 1):
+        named += _further_requests(options, model, requests[-1].at_s, number)
+    return sorted(named, key=lambda request: request.at_s)
+
+
+def read_further_models(options: SimulateOptions) -> list[FurtherModel]:
+    """The rows of `--further-models`; [] without it. Raises BadInput if they cannot be read."""
+    path = options.further_models
+    if path is None:
+        return []
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        models = msgspec.convert(document.get("model", []), list[FurtherModel])
+    except (OSError, *DECODE_ERRORS) as error:
+        raise BadInput("cannot read the models", value=str(path), fix=str(error)) from None
+    if not models:
+        raise BadInput(
+            "the file names no models", value=str(path), fix="write [[model]] rows in it"
+        )
+    return models
+
+
+def _further_requests(
+    options: SimulateOptions, model: FurtherModel, until_s: float, number: int
+) -> list[SimulatedRequest]:
+    """The requests of a further model, Poisson arrivals until `until_s`."""
+    rng = np.random.default_rng((options.seed, number))
+    arrivals_s: list[float] = []
+    at_s = float(rng.exponential(1 / model.rate))
+    while at_s <= until_s:
+        arrivals_s.append(at_s)
+        at_s += float(rng.exponential(1 / model.rate))
+    if len(arrivals_s) > MAX_REQUESTS:
+        raise BadInput(
+            "--further-models makes too many requests",
+            value=f"{len(arrivals_s):,} of {model.model}",
+            limit=f"{MAX_REQUESTS:,}",
+        )
+    slo = options.parsed_slo
+    return [
+        SimulatedRequest(
+            at_s=arrival_s,
+            num_prompt=model.isl,
+            num_output=model.osl,
+            session=f"{model.model} {i}",
+            model=model.model,
+            ttft_slo_s=None if slo is None else slo.ttft_s,
+        )
+        for i, arrival_s in enumerate(arrivals_s)
+    ]
+
+
+def _requests_of_model(options: SimulateOptions) -> list[SimulatedRequest]:
+    """The requests of the command's own model."""
     if options.workload is not None:
         source = parse_workload(options.workload)
         if isinstance(source, TraceWorkload):

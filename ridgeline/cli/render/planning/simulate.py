@@ -36,6 +36,12 @@ def simulation_table(result: SimulationResult) -> Table:
     if len(kinds) > 1:
         for name, served, busy in by_config(outcome):
             table.add_row(f"  {name}", f"{served:,} served", f"{busy:.0%} busy")
+    for name, model in summary.models.items():
+        table.add_section()
+        met = "" if model.attainment is None else f"{model.attainment:.1%} met"
+        table.add_row(name, f"{model.num_served:,} served", f"{model.request_rate:.4g}/s", met)
+        table.add_row("  TTFT ms", *_spread_cells(model.ttft))
+        table.add_row("  TPOT ms", *_spread_cells(model.tpot))
     return table
 
 
@@ -73,6 +79,7 @@ def _counts(summary: FleetSummary) -> list[tuple[str, str]]:
         *((f"  from {k}", f"{share:.1%}", share) for k, share in summary.tier_share.items()),
         ("  declined", f"{summary.declined_share:.1%}", summary.declined_share),
         ("restarts", f"{summary.num_restarts:,}", summary.num_restarts),
+        ("  resumed tokens", f"{summary.resumed_tokens:,}", summary.resumed_tokens),
         ("preempted", f"{summary.num_preempted:,}", summary.num_preempted),
         ("most replicas", str(summary.most_replicas), summary.most_replicas),
     )
