@@ -98,10 +98,15 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     def price(self, commitment: Commitment) -> Price | None:
         """The price under `commitment` that a bill should count with, or None without one.
 
-        Of the newest month, the price of the median provider (the higher of the middle two), each
-        provider counted with its cheapest region.
+        Reserved: the cheapest of the providers that also have the device on demand, so that like is
+        compared with like; without one, and else, the newest month's price of the median provider
+        (the higher of the middle two). Each provider counts with its cheapest region.
         """
         prices = [price for price in self.prices if price.commitment == commitment]
+        if commitment.startswith("reserved"):
+            own = [price for price in prices if self.on_demand_of(price.provider) is not None]
+            if own:
+                return min(own, key=lambda price: price.usd_per_hour)
         newest = max((price.as_of[:7] for price in prices), default="")
         cheapest: dict[str, Price] = {}
         for price in sorted(prices, key=lambda price: price.usd_per_hour):
@@ -109,6 +114,32 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
                 cheapest.setdefault(price.provider, price)
         ranked = list(cheapest.values())
         return ranked[len(ranked) // 2] if ranked else None
+
+    def on_demand_of(self, provider: str) -> Price | None:
+        """The provider's newest price on demand, of its cheapest region; None without one."""
+        prices = [
+            price
+            for price in self.prices
+            if price.commitment == "on-demand" and price.provider == provider
+        ]
+        newest = max((price.as_of[:7] for price in prices), default="")
+        dated = [price for price in prices if price.as_of[:7] == newest]
+        return min(dated, key=lambda price: price.usd_per_hour, default=None)
+
+    def saving(self, price: Price) -> str:
+        """What a spot or reserved price compares with, in words; "" for others."""
+        if price.commitment in ("on-demand", "owned"):
+            return ""
+        own, others = self.on_demand_of(price.provider), self.price("on-demand")
+        words = []
+        if own is not None:
+            words.append(f"on demand, {own.provider} asks ${own.usd_per_hour:.2f}")
+        if others is not None and others.usd_per_hour < price.usd_per_hour:
+            words.append(
+                f"the median provider's ${others.usd_per_hour:.2f} on demand is less than this "
+                "commitment costs"
+            )
+        return "; ".join(words)
 
     def peak(self, dtype: str) -> float:
         """Dense peak of `dtype` in operations/s; float16 and bfloat16 have the same.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ridgeline.errors import BadInput
@@ -13,6 +14,7 @@ from ridgeline.hardware.catalogue import (
     with_prices,
 )
 from ridgeline.hardware.price_tables import read_price_table
+from ridgeline.records.price import Commitment
 
 HEADER = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,SpotPrice\n"
 
@@ -54,6 +56,30 @@ def test_partial_prices_and_unknown_devices_are_left_out_and_named() -> None:
     rows = ",T4,1,,,0.35,us-east1,\nx,Quantum9,1,1,1,2.0,r,\ng5,A10G,1,4,16,0,r,\n"
     table = read_price_table(HEADER + rows, "gcp", source="s", as_of="2026-11-27")
     assert table.prices == {} and table.unknown == ("Quantum9",)
+
+
+def test_reserved_price_is_of_a_provider_that_has_the_device_on_demand() -> None:
+    def price(usd: float, provider: str, commitment: Commitment, as_of: str) -> Price:
+        return Price(
+            usd_per_hour=usd, commitment=commitment, provider=provider, source="s", as_of=as_of
+        )
+
+    prices = [
+        price(1, "a market", "reserved-3y", "2026-11"),
+        price(4, "a", "reserved-3y", "2026-08"),
+        price(5, "b", "reserved-3y", "2026-11"),
+        price(11, "a", "on-demand", "2026-10"),
+        price(3, "c", "on-demand", "2026-10"),
+        price(3, "d", "on-demand", "2026-10"),
+        price(6, "b", "on-demand", "2026-09"),
+    ]
+    device = msgspec.structs.replace(load_catalogue()["t4"], prices=tuple(prices))
+    chosen = device.price("reserved-3y")
+    assert chosen is not None and (chosen.usd_per_hour, chosen.provider) == (4, "a")
+    assert "a asks $11.00" in device.saving(chosen) and "$3.00" in device.saving(chosen)
+    only_market = msgspec.structs.replace(device, prices=tuple(prices[:1]))
+    assert only_market.price("reserved-3y") == prices[0]
+    assert device.saving(prices[4]) == ""
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,8 @@ def _device_price(
         )
     stale = check_fresh(device.name, price.as_of, today, accept_stale=options.accept_stale)
     basis = f"{price.terms}, {price.source}, {price.as_of}"
-    return price.usd_per_hour, basis, [stale] if stale else []
+    warnings = [device.saving(price), stale]
+    return price.usd_per_hour, basis, [text for text in warnings if text]
 
 
 def _payment_terms(

@@ -468,6 +468,8 @@ def _notes(
             f"price: ${price.usd_per_hour:g} per {best.device} and hour, {price.terms}, "
             f"{price.source}, {price.as_of}"
         )
+        saving = catalogue[best.device].saving(price)
+        notes += [f"compared: {saving}"] if saving else []
     if options.workload is not None and is_text(options.workload):
         notes.append("the workload is text: lengths are estimated at four bytes per token")
     if model.weight_dtype not in (quantised_as(model.spec), model.spec.stored_dtype):

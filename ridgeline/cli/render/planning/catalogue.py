@@ -21,9 +21,13 @@ def print_catalogue(result: CatalogueResult, out: Console, *, one: bool) -> None
 
 def _device_table(result: CatalogueResult) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    whose = (
+        "of the cheapest provider that has it on demand, too"
+        if result.commitment.startswith("reserved")
+        else "of the newest month's median provider"
+    )
     table.caption = (
-        f"dense TFLOP/s; $/h {result.commitment}, per device, of the newest month's median "
-        "provider; * too old to plan with"
+        f"dense TFLOP/s; $/h {result.commitment}, per device, {whose}; * too old to plan with"
     )
     table.add_column("device", no_wrap=True)
     for name in ("GB", "TB/s", "bf16", "fp8", "W", "$/h"):
