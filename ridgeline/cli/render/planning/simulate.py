@@ -39,7 +39,7 @@ def simulation_table(result: SimulationResult) -> Table:
     for name, model in summary.models.items():
         table.add_section()
         met = "" if model.attainment is None else f"{model.attainment:.1%} met"
-        table.add_row(name, f"{model.num_served:,} served", f"{model.request_rate:.4g}/s", met)
+        table.add_row(name, f"{model.num_served:,} served", f"{rounded(model.request_rate)}/s", met)
         table.add_row("  TTFT ms", *_spread_cells(model.ttft))
         table.add_row("  TPOT ms", *_spread_cells(model.tpot))
     return table
