@@ -83,7 +83,10 @@ def models_page() -> str:
         "| model_type | engine | plan | GGUF | quantised | tested against | published shapes |",
         "|---|---|---|---|---|---|---|",
     ]
-    gguf = {arch.family for arch in ARCHITECTURES.values()} | {"mixtral"}  # "llama" with experts
+    gguf = {arch.family for arch in ARCHITECTURES.values()} | {
+        "mixtral",
+        "olmo3",
+    }  # "llama" with experts, "olmo2" with windows
     for family in FAMILIES:
         tests = sum(model_type in (family, f"{family}_text") for model_type, _ in TESTED.values())
         against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}"

@@ -8,19 +8,21 @@ them.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.gguf_header import Gguf
+from ridgeline.modelspec.checkpoints.gguf_header import Gguf, float_list
 from ridgeline.modelspec.checkpoints.gguf_tokens import end_of_generation, special_id
 
 ROUTER, EXPERTS = "blk.{}.ffn_gate_inp.weight", "_exps"
 """A layer that has the first is routed: its feed-forward's tensors then end in the second, and hold
 all experts, [experts, outputs, inputs]."""
+
+PREDICTION = "nextn_predict_layers"
+"""The number of layers after the model's own, which predict further tokens and are left unread."""
 
 SAFETENSORS = "use the model's safetensors directory"
 
@@ -30,7 +32,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     `fields`: keys (after the architecture's name) and our config's field for each, in addition to
     those that all architectures share. `paired_rows`: rows of q and k are in the order of a rotary
-    embedding that turns adjacent numbers. `gain_includes_one`: norms are stored as 1 + w.
+    embedding that turns adjacent numbers. `gain_includes_one`: norms are stored as 1 + w. `read`:
+    further keys, which are read one by one.
     `tensors`: names of tensors (after the layer's) that differ from the common ones, by the key of
     their part.
     """
@@ -40,6 +43,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     paired_rows: bool = False
     gain_includes_one: bool = False
     tensors: Mapping[str, str] = {}
+    read: frozenset[str] = frozenset()
 
 
 _EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
@@ -48,6 +52,14 @@ _SOFTCAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 _WINDOW = {"attention.sliding_window": "sliding_window"}
+_CENTRED = {"attention.layer_norm_epsilon": "rms_norm_eps", "logit_scale": "logit_scale"}
+_LAYER_INPUTS = {
+    **_WINDOW,
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
 _NORM_AFTER_ATTENTION = {"mlp_norm": "post_attention_norm"}
 """The norm before the feed-forward layer under the name of one after the attention."""
 
@@ -75,7 +87,57 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         gain_includes_one=True,
     ),
+    "gemma3n": Architecture(
+        family="gemma3n_text",
+        fields={
+            **_LAYER_INPUTS,
+            "altup.active_idx": "altup_active_idx",
+            "altup.num_inputs": "altup_num_inputs",
+        },
+        read=frozenset(("activation_sparsity_scale",)),
+    ),
+    "gemma4": Architecture(
+        family="gemma4_text",
+        fields=_LAYER_INPUTS,
+        read=frozenset(
+            f"{key}_swa"
+            for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        ),
+    ),
     "phi3": Architecture(family="phi3", fields=_WINDOW),
+    "command-r": Architecture(family="cohere", fields=_CENTRED),
+    "cohere2": Architecture(family="cohere2", fields={**_CENTRED, **_WINDOW}),
+    "glm4": Architecture(family="glm4"),
+    "qwen2moe": Architecture(
+        family="qwen2_moe",
+        fields={
+            **_EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+    ),
+    "glm4moe": Architecture(
+        family="glm4_moe",
+        fields={
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_shared_count": "n_shared_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_weights_scale": "routed_scaling_factor",
+            "leading_dense_block_count": "first_k_dense_replace",
+        },
+        tensors=_NORM_AFTER_ATTENTION,
+        read=frozenset(("expert_gating_func", "expert_weights_norm", PREDICTION)),
+    ),
+    "minimax-m2": Architecture(
+        family="minimax_m2",
+        fields={
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        read=frozenset(("expert_gating_func",)),
+    ),
     "smollm3": Architecture(family="smollm3", paired_rows=True),
     "olmo2": Architecture(family="olmo2", fields=_WINDOW),
     "granite": Architecture(
@@ -142,7 +204,7 @@ _HARMLESS = {
     "rope.dimension_sections": "positions of images; on text all sections turn alike",
     "n_deepstack_layers": "layers that take features of images",
     "tensor_data_layout": "names the converter's layout; tensors are checked by shape",
-    "attention.layer_norm_epsilon": "of LayerNorm, which no architecture here has",
+    "attention.layer_norm_epsilon": "of LayerNorm, which the other architectures do not have",
     "interleave_moe_layer_step": "the tensors say which layers are routed",
     "leading_dense_block_count": "the tensors say which layers are routed",
 }
@@ -212,9 +274,14 @@ def gguf_config(file: Gguf) -> dict[str, Any]:
     config.setdefault("rope_theta", 10_000.0)
     if "head_dim" not in config and isinstance(config.get("num_attention_heads"), int):
         config["head_dim"] = _count(file, keys, "embedding_length") // _heads(file, keys)
-    config |= _rope_config(file, keys, config)
+    if row.family == "gemma4_text":
+        config |= _gemma4_config(file, keys)
+    else:
+        config |= _rope_config(file, keys, config)
     config |= _special_config(file, keys, row) | _windowed_config(file, keys, row)
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
+    if row.family in ("gemma3n_text", "gemma4_text"):
+        config |= _layer_input_config(file, keys, row)
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["bos_token_id"] = special_id(file.metadata, "bos")
     config["eos_token_id"] = list(end_of_generation(file.metadata))
@@ -254,7 +321,7 @@ def _heads(file: Gguf, keys: Mapping[str, Any]) -> int:
 
 def _check(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> None:
     start = str(file.metadata["general.architecture"])
-    known = _SHARED.keys() | row.fields.keys() | _ROPE | _HARMLESS.keys()
+    known = _SHARED.keys() | row.fields.keys() | row.read | _ROPE | _HARMLESS.keys()
     for key, value in keys.items():
         if key not in known and value not in _NEUTRAL.get(key, ()):
             raise BadModel(
@@ -299,7 +366,7 @@ def _factors(file: Gguf) -> dict[str, Any]:
     """Frequencies divided one by one: the same factors at every length (Llama 3.1), or two sets."""
     keys = _keys(file)
     attention = float(keys.get("rope.scaling.attn_factor", 1.0))
-    once = _numbers(file, "rope_freqs.weight")
+    once = float_list(file, "rope_freqs.weight")
     if once and any(factor != 1.0 for factor in once):
         _refuse_other_scaling(keys, "rope_freqs.weight")
         return {
@@ -308,7 +375,7 @@ def _factors(file: Gguf) -> dict[str, Any]:
             "long_factor": once,
             "attention_factor": attention,
         }
-    long, short = (_numbers(file, f"rope_factors_{name}.weight") for name in ("long", "short"))
+    long, short = (float_list(file, f"rope_factors_{name}.weight") for name in ("long", "short"))
     if not long and not short:
         return {}
     _refuse_other_scaling(keys, "rope_factors_long.weight")
@@ -348,18 +415,6 @@ def _scaling(keys: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _numbers(file: Gguf, name: str) -> list[float]:
-    """A small float32 tensor; empty where the file has none."""
-    tensor = file.tensors.get(name)
-    if tensor is None:
-        return []
-    if tensor.kind != "F32" or len(tensor.shape) != 1:
-        raise BadModel(f"GGUF tensor {name} must be a list of float32", value=tensor.kind)
-    with tensor.path.open("rb") as stream:
-        stream.seek(tensor.begin)
-        return list(struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.end - tensor.begin)))
-
-
 def _special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
     """What llama.cpp knows of a family without a key that says so."""
     num_layers = keys.get("block_count")
@@ -373,6 +428,12 @@ def _special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> d
                 "rope.scaling.original_context_length", keys.get("context_length")
             )
         }
+    if row.family in ("qwen2_moe", "glm4_moe", "minimax_m2"):
+        return _expert_config(file, keys, row)
+    if row.family == "cohere":
+        return {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+    if row.family == "cohere2":
+        return _gemma_windows(file, keys, 4)
     if row.family not in ("gemma2", "gemma3_text"):
         return {}
     out: dict[str, Any] = {}
@@ -382,6 +443,34 @@ def _special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> d
     else:
         out["query_pre_attn_scalar"] = keys.get("attention.key_length")
     return out | _gemma_windows(file, keys, 2 if row.family == "gemma2" else 6)
+
+
+_SIGMOID = 2
+
+
+def _expert_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """How experts are chosen: scores of Qwen2-MoE are never renormalised in llama.cpp."""
+    if row.family == "qwen2_moe":
+        layers = range(min(_count(file, keys, "block_count"), 4096))
+        plain = [i for i in layers if ROUTER.format(i) not in file.tensors]
+        return {"norm_topk_prob": False, "mlp_only_layers": plain}
+    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise BadModel(
+            "the experts of this GGUF file are chosen by another function than a sigmoid",
+            value=f"expert_gating_func {keys['expert_gating_func']}",
+            limit=_SIGMOID,
+            fix=SAFETENSORS,
+        )
+    if row.family == "minimax_m2":
+        return {"rotary_dim": keys.get("rope.dimension_count"), "partial_rotary_factor": None}
+    depth = _count(file, keys, "block_count") - int(keys.get(PREDICTION) or 0)
+    return {
+        "num_hidden_layers": depth,
+        "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
+        "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
 
 
 _WINDOW_PERIODS = {"olmo3": 4, "exaone4": 4, "gpt_oss": 2}
@@ -432,3 +521,75 @@ def _gemma_windows(file: Gguf, keys: Mapping[str, Any], default: int) -> dict[st
         pattern = [bool((i + 1) % max(1, pattern)) for i in range(min(num_layers, 4096))]
     names = ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
     return {"layer_types": names}
+
+
+def _layer_input_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """Gemma 3n and 4: layers with inputs and shared caches, and what tells which layers slide."""
+    rows = file.tensors.get("per_layer_token_embd.weight", file.tensors["token_embd.weight"])
+    out = {
+        "num_kv_shared_layers": keys.get("attention.shared_kv_layers", 0),
+        "hidden_size_per_layer_input": keys.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": rows.shape[0],
+        **_gemma_windows(file, keys, 5 if row.family == "gemma3n_text" else 6),
+    }
+    if row.family == "gemma3n_text":
+        laurel = file.tensors.get("blk.0.laurel_l.weight")
+        if laurel is None:
+            raise BadModel("the GGUF file lacks a tensor", value="blk.0.laurel_l.weight")
+        out["laurel_rank"] = laurel.shape[0]
+        deviations = keys.get("activation_sparsity_scale")
+        if deviations is not None:  # standard deviations above the mean that a gate must exceed
+            shares = (0.5 * (1.0 + math.erf(x / math.sqrt(2.0))) for x in deviations)
+            out["activation_sparsity_pattern"] = [round(share, 6) for share in shares]
+    return out
+
+
+def _gemma4_config(file: Gguf, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Gemma 4: heads of two sizes, and full layers that rotate a part of each head."""
+    full, sliding = (_count(file, keys, f"attention.key_length{end}") for end in ("", "_swa"))
+    for end, size in (("", full), ("_swa", sliding)):
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if keys.get(key + end, size) != size:
+                raise BadModel(
+                    f"GGUF files of Gemma 4 with another {key}{end} than attention.key_length{end} "
+                    "are not supported",
+                    value=keys[key + end],
+                    limit=size,
+                )
+    factors = float_list(file, "rope_freqs.weight") or [1.0]
+    turned = [factor for factor in factors if factor < _STANDS_STILL]
+    if any(factor != 1.0 for factor in turned):
+        raise BadModel("GGUF files of Gemma 4 with scaled frequencies are not supported")
+    kinds = _gemma_windows(file, keys, 6)["layer_types"]
+    places = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    first_full = places[0] if places else 0
+    out: dict[str, Any] = {
+        "head_dim": sliding,
+        "global_head_dim": full,
+        "attention_k_eq_v": f"blk.{first_full}.attn_v.weight" not in file.tensors,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": len(turned) / len(factors),
+            },
+            "sliding_attention": {},
+        },
+    }
+    for key, ours in (("attention.head_count_kv", "num_key_value_heads"),):
+        by_layer = keys.get(key)
+        if isinstance(by_layer, list) and len(by_layer) == len(kinds):
+            others = [
+                n for n, kind in zip(by_layer, kinds, strict=True) if kind != kinds[first_full]
+            ]
+            out |= {
+                ours: (others or by_layer)[0],
+                "num_global_key_value_heads": by_layer[first_full],
+            }
+    sizes = keys.get("feed_forward_length")
+    if isinstance(sizes, list) and sizes:
+        out |= {"intermediate_size": sizes[0], "use_double_wide_mlp": sizes[-1] == 2 * sizes[0]}
+    return out
+
+
+_STANDS_STILL = 1e20
+"""Numbers whose frequency is divided by this or more do not turn; converters write 1e30."""

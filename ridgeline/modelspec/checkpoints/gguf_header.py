@@ -311,3 +311,15 @@ class _Header:
                 "the GGUF file is truncated", value=len(self._data), limit=end, fix=_AGAIN
             )
         return GgufTensor(self._path, name, shape, begin, end)
+
+
+def float_list(file: Gguf, name: str) -> list[float]:
+    """The numbers of a small float32 tensor; [] where the file has none. Raises BadModel."""
+    tensor = file.tensors.get(name)
+    if tensor is None:
+        return []
+    if tensor.kind != "F32" or len(tensor.shape) != 1:
+        raise BadModel(f"GGUF tensor {name} must be a list of float32", value=tensor.kind)
+    with tensor.path.open("rb") as stream:
+        stream.seek(tensor.begin)
+        return list(struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.end - tensor.begin)))

@@ -27,8 +27,13 @@ _MODULES = {
     "mlp.gate": "ffn_gate",
     "mlp.up": "ffn_up",
     "mlp.down": "ffn_down",
+    "mlp.shared_gate": "ffn_gate_shexp",
+    "mlp.shared_up": "ffn_up_shexp",
+    "mlp.shared_down": "ffn_down_shexp",
     "router": "ffn_gate_inp",
+    "shared_router": "ffn_gate_inp_shexp",
 }
+_OF_EXPERTS = ("mlp.gate", "mlp.up", "mlp.down")
 FUSED: Mapping[str, tuple[str, ...]] = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_up": ("ffn_gate", "ffn_up"),
@@ -48,6 +53,8 @@ def gguf_spec(name: str) -> ModelSpec:
     kinds: set[str] = set()
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        if _is_absent(spec, path):
+            return linear
         tensor = _tensor_of(path, file)
         kinds.add(tensor.kind)
         bias = file.tensors.get(_name_of(path, file, "bias"))
@@ -62,6 +69,15 @@ def gguf_spec(name: str) -> ModelSpec:
     table = computed_format(file.tensors["token_embd.weight"].kind)
     embed_format = None if table.kind == "dense" else table
     return replace(spec, embed_format=embed_format, rewrites=(*spec.rewrites, line))
+
+
+def _is_absent(spec: ModelSpec, path: str) -> bool:
+    """Whether a layer shares another one's keys and values, or has keys for values."""
+    _, _, inner = path.partition(".attention.")
+    if inner not in ("k", "v"):
+        return False
+    attention = spec.layers[int(path.split(".")[1])].attention
+    return attention.shares_kv or (inner == "v" and attention.v_is_k)
 
 
 def tensor_name(name: str, layer: int | None, file: Gguf) -> str:
@@ -118,7 +134,7 @@ def _name_of(path: str, file: Gguf, kind: str = "weight") -> str:
     if path == "lm_head":
         return f"output.{kind}"
     _, layer, inner = path.split(".", 2)
-    routed = inner.startswith("mlp.") and ROUTER.format(layer) in file.tensors
+    routed = inner in _OF_EXPERTS and ROUTER.format(layer) in file.tensors
     name = f"{_MODULES[inner]}{EXPERTS if routed else ''}.{kind}"
     return tensor_name(name, int(layer), file)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,28 @@ import pytest
 import torch
 from transformers import (
     ArceeConfig,
+    Cohere2Config,
+    CohereConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
+    Glm4Config,
+    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     SeedOssConfig,
     SmolLM3Config,
@@ -48,7 +57,14 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.2,
     "rms_norm_eps": 1e-6,
 }  # fmt: skip
-SHARED = {"embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+SHARED = {
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+    "embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.qkv_proj": "attn_qkv",
@@ -73,7 +89,36 @@ NORMED_AFTER = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+LAYER_INPUTS = SANDWICHED | {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
+    "altup.router_norm": "altup_router_norm",
+    "altup.modality_router": "altup_router",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.correct_output_scale": "altup_correct_scale",
+}
+EXPERT_NAMES = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{
+        f"mlp.{shared}.{name}_proj": f"ffn_{name}_shexp"
+        for shared in ("shared_expert", "shared_experts")
+        for name in ("gate", "up", "down")
+    },
+}
 OWN_NAMES = {
+    "qwen2moe": EXPERT_NAMES, "minimax-m2": EXPERT_NAMES,
+    "glm4moe": EXPERT_NAMES | {"post_attention_layernorm": "post_attention_norm"},
+    "glm4": {
+        "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+    },
+    "gemma3n": LAYER_INPUTS, "gemma4": LAYER_INPUTS,
     "gemma2": SANDWICHED, "gemma3": SANDWICHED, "olmo2": NORMED_AFTER, "exaone4": NORMED_AFTER,
     "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
     "gpt-oss": {
@@ -97,11 +142,18 @@ def random_model(config: PretrainedConfig) -> Any:
 def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
     """The tensors as llama.cpp's converter writes them."""
     names = NAMES | OWN_NAMES.get(architecture, {})
-    out = {}
+    out: dict[str, np.ndarray] = {}
+    stacks: dict[str, list[torch.Tensor]] = {}
     for name, value in model.state_dict().items():
+        name += "" if name.endswith(("weight", "bias", "sinks", "_proj")) else ".weight"
         stem, _, kind = name.rpartition(".")
         data = value.float()
-        if architecture.startswith("gemma") and "norm" in stem:
+        if stem.startswith(("model.altup_projections", "model.altup_unembed_projections")):
+            stacks.setdefault(
+                "altup_unembd_proj" if "unembed" in stem else "altup_proj", []
+            ).append(data)
+            continue
+        if architecture in ("gemma", "gemma2", "gemma3") and "norm" in stem:
             data = data + 1
         if architecture in PERMUTED and stem.endswith(("q_proj", "k_proj")):
             halves = data.view(-1, 2, 8, *data.shape[1:])
@@ -109,13 +161,17 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
         if ".layers." in stem:
             _, _, layer, module = stem.split(".", 3)
             if module == "mlp.experts":
-                out |= gpt_oss_experts(f"blk.{layer}.", kind, data)
+                split = gpt_oss_experts if architecture == "gpt-oss" else stacked_experts
+                out |= split(f"blk.{layer}.", kind, data)
+                continue
+            if "e_score_correction" in kind or "e_score_correction" in module:
+                out[f"blk.{layer}.exp_probs_b.bias"] = data.numpy()
                 continue
             kind = "weight" if kind == "sinks" else kind
             out[f"blk.{layer}.{names[module]}.{kind}"] = data.numpy()
         elif stem != "lm_head" or not model.config.tie_word_embeddings:
             out[f"{next(v for k, v in SHARED.items() if k in stem)}.{kind}"] = data.numpy()
-    return out
+    return out | {f"{key}.weight": torch.stack(all).numpy() for key, all in stacks.items()}
 
 
 def gpt_oss_experts(start: str, kind: str, data: torch.Tensor) -> dict[str, np.ndarray]:
@@ -129,6 +185,14 @@ def gpt_oss_experts(start: str, kind: str, data: torch.Tensor) -> dict[str, np.n
         f"{start}ffn_gate_exps.{end}": data[:, ::2].numpy(),
         f"{start}ffn_up_exps.{end}": data[:, 1::2].numpy(),
     }
+
+
+def stacked_experts(start: str, kind: str, data: torch.Tensor) -> dict[str, np.ndarray]:
+    """transformers stores gate before up, [experts, outputs, inputs]."""
+    if kind.startswith("down_proj"):
+        return {f"{start}ffn_down_exps.weight": data.numpy()}
+    gate, up = data.chunk(2, dim=1)
+    return {f"{start}ffn_gate_exps.weight": gate.numpy(), f"{start}ffn_up_exps.weight": up.numpy()}
 
 
 def write(
@@ -169,6 +233,10 @@ def logits(name: str) -> torch.Tensor:
     return TorchRunner(decoder, None, None).logits(IDS)
 
 
+def architecture_of(case: str) -> str:
+    return case if case in ("gpt-oss", "command-r", "minimax-m2") else case.partition("-")[0]
+
+
 def truth_of(model: Any) -> torch.Tensor:
     with torch.inference_mode():
         return model(torch.tensor([IDS])).logits[0]
@@ -180,6 +248,34 @@ def difference(name: str, model: Any) -> float:
 
 FULL = ["full_attention"] * 3
 GEMMA = {"attention.sliding_window": 8}
+GEMMA_INPUTS: dict[str, Any] = {
+    **{key: value for key, value in SIZES.items() if key != "intermediate_size"},
+    "num_hidden_layers": 4,
+    "sliding_window": 8,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+GEMMA_INPUT_KEYS: dict[str, Any] = {
+    **GEMMA,
+    "block_count": 4,
+    "attention.shared_kv_layers": 2,
+    "embedding_length_per_layer_input": 8,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "attention.sliding_window_pattern": [True, False] * 2,
+}
+GEMMA4_KEYS = {
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+}
+PLAIN_SIZES = {key: v for key, v in SIZES.items() if key not in ("head_dim", "rms_norm_eps")}
+CENTRED = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.3}
 CASES = {
     "llama": (LlamaConfig(**SIZES), {}),
     "llama-bias": (LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True), {}),
@@ -218,6 +314,36 @@ CASES = {
         ),
         {**GEMMA, "rope.freq_base": 1e6, "attention.sliding_window_pattern": [True, False, True]},
     ),
+    "gemma3n": (
+        Gemma3nTextConfig(
+            **GEMMA_INPUTS, laurel_rank=4, altup_num_inputs=3,
+            intermediate_size=[96, 64, 96, 96], activation_sparsity_pattern=[0.9, 0.0, 0.0, 0.0],
+        ),
+        {
+            **GEMMA_INPUT_KEYS, "feed_forward_length": [96, 64, 96, 96],
+            "altup.active_idx": 0, "altup.num_inputs": 3, "final_logit_softcapping": 30.0,
+            "activation_sparsity_scale": [1.2815515, -math.inf, -math.inf, -math.inf],
+        },
+    ),
+    "gemma4": (
+        Gemma4TextConfig(
+            **GEMMA_INPUTS, global_head_dim=32, use_double_wide_mlp=True, intermediate_size=96,
+        ),
+        {
+            **GEMMA_INPUT_KEYS, **GEMMA4_KEYS, "feed_forward_length": [96, 96, 192, 192],
+        },
+    ),
+    "gemma4-keys": (
+        Gemma4TextConfig(
+            **GEMMA_INPUTS | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+            global_head_dim=32, attention_k_eq_v=True, num_global_key_value_heads=1,
+            intermediate_size=96,
+        ),
+        {
+            **GEMMA_INPUT_KEYS, **GEMMA4_KEYS, "attention.head_count_kv": [2, 1, 2, 1],
+            "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0,
+        },
+    ),
     "smollm3": (
         SmolLM3Config(**SIZES | {"num_hidden_layers": 4}),
         {"block_count": 4, "rope.freq_base": 2e6},
@@ -252,6 +378,59 @@ CASES = {
             "expert_feed_forward_length": 96,
         },
     ),
+    "command-r": (
+        CohereConfig(**PLAIN_SIZES, logit_scale=0.3, use_qk_norm=True, layer_norm_eps=1e-5),
+        {**CENTRED, "rope.freq_base": 5e5, "rope.scaling.type": "none"},
+    ),
+    "cohere2": (
+        Cohere2Config(
+            **PLAIN_SIZES | {"num_hidden_layers": 4}, logit_scale=0.3, sliding_window=8,
+            layer_norm_eps=1e-5,
+        ),
+        {
+            **CENTRED, "block_count": 4, "attention.sliding_window": 8,
+            "rope.dimension_count": 16, "rope.scaling.type": "none",
+        },
+    ),
+    "glm4": (
+        Glm4Config(**SIZES, partial_rotary_factor=0.5, attention_bias=True),
+        {"rope.dimension_count": 8},
+    ),
+    "qwen2moe": (
+        Qwen2MoeConfig(
+            **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+            shared_expert_intermediate_size=48, decoder_sparse_step=1,
+        ),
+        {
+            "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 48,
+        },
+    ),
+    "glm4moe": (
+        Glm4MoeConfig(
+            **SIZES, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+            n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=1.5,
+            norm_topk_prob=True, use_qk_norm=True, partial_rotary_factor=0.5, n_group=1,
+            topk_group=1,
+        ),
+        {
+            "block_count": 4, "nextn_predict_layers": 1, "expert_count": 4,
+            "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_count": 1,
+            "leading_dense_block_count": 1, "expert_gating_func": 2, "expert_weights_scale": 1.5,
+            "expert_weights_norm": True, "rope.dimension_count": 8,
+        },
+    ),
+    "minimax-m2": (
+        MiniMaxM2Config(
+            **SIZES | {"intermediate_size": 32}, num_local_experts=4, num_experts_per_tok=2,
+            rotary_dim=8,
+        ),
+        {
+            "feed_forward_length": 32, "expert_count": 4, "expert_used_count": 2,
+            "expert_feed_forward_length": 32, "expert_gating_func": 2,
+            "rope.dimension_count": 8, "rope.freq_base": 5e6,
+        },
+    ),
     "phi3": (Phi3Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}), {}),
 }  # fmt: skip
 
@@ -260,8 +439,13 @@ CASES = {
 def test_file_gives_the_logits_of_its_source_model(case: str, tmp_path: Path) -> None:
     config, keys = CASES[case]
     model = random_model(config)
-    architecture = case if case == "gpt-oss" else case.partition("-")[0]
-    name = write(tmp_path / "m.gguf", architecture, tensors_of(model, architecture), keys)
+    architecture = architecture_of(case)
+    tensors = tensors_of(model, architecture)
+    if architecture == "gemma4":  # a quarter of a full layer's head turns
+        tensors["rope_freqs.weight"] = np.array([1.0] * 4 + [1e30] * 12, np.float32)
+    if "nextn_predict_layers" in keys:  # the layer that predicts further tokens
+        tensors["blk.3.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
+    name = write(tmp_path / "m.gguf", architecture, tensors, keys)
     assert difference(name, model) < 2e-3
 
 

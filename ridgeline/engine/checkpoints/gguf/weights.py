@@ -11,6 +11,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
+from string import digits
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_architectures import (
     EXPERTS,
+    PREDICTION,
     SAFETENSORS,
     Architecture,
     architecture_of,
@@ -56,6 +58,30 @@ _NAMES = {
     "expert_up": "blk.{}.ffn_up" + EXPERTS,
     "expert_down": "blk.{}.ffn_down" + EXPERTS,
 }
+_NAMES |= {
+    "router_correction": "blk.{}.exp_probs_b",
+    "shared_gate": "blk.{}.ffn_gate_shexp",
+    "shared_up": "blk.{}.ffn_up_shexp",
+    "shared_down": "blk.{}.ffn_down_shexp",
+    "shared_router": "blk.{}.ffn_gate_inp_shexp",
+    "input_table": "per_layer_token_embd",
+    "input_projection": "per_layer_model_proj",
+    "input_projection_norm": "per_layer_proj_norm",
+    "input_gate": "blk.{}.inp_gate",
+    "input_up": "blk.{}.proj",
+    "input_norm": "blk.{}.post_norm",
+    "output_scale": "blk.{}.layer_output_scale",
+    "laurel_down": "blk.{}.laurel_l",
+    "laurel_up": "blk.{}.laurel_r",
+    "laurel_norm": "blk.{}.laurel_post_norm",
+    "altup_router": "blk.{}.altup_router",
+    "altup_router_norm": "blk.{}.altup_router_norm",
+    "altup_prediction": "blk.{}.altup_predict_coef",
+    "altup_correction": "blk.{}.altup_correct_coef",
+    "altup_gain": "blk.{}.altup_correct_scale",
+}
+_STACKED = {"stream": "altup_proj", "unstream": "altup_unembd_proj"}
+"""Parts with a number, which one tensor holds after one another."""
 _SIZES = {name: (numbers, nbytes) for name, numbers, nbytes in TYPES.values()}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -63,9 +89,11 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 def name_of(part: Part, row: Architecture) -> str:
     """The tensor of a part, or of a part of every expert, where no tensor holds several."""
     key, _, bias = part.key.partition(".")
+    if (numbered := key.rstrip(digits)) in _STACKED:
+        return _STACKED[numbered] + ".weight"
     own = row.tensors.get(key)
     name = _NAMES[key].format(part.layer) if own is None else f"blk.{part.layer}.{own}"
-    return name + (".bias" if bias else ".weight")
+    return name + (".bias" if bias or key == "router_correction" else ".weight")
 
 
 def stored_name(part: Part, file: Gguf) -> str:
@@ -114,26 +142,48 @@ class GgufWeights:
         self._check()
 
     def _check(self) -> None:
-        explained = set()
+        explained = {
+            f"blk.{i}.{name}.weight"
+            for i, layer in enumerate(self._spec.layers)
+            if layer.attention.shares_kv
+            for name in ("attn_k", "attn_k_norm", "attn_v")
+        }
         for siblings in self._by_place.values():
             for part in siblings:
                 name = stored_name(part, self._file)
                 explained.add(name)
-                found = self._file.tensors.get(name)
-                if found is None or found.shape != self._whole(part):
+                found, whole = self._file.tensors.get(name), self._whole(part)
+                # a matrix of one row may be stored as a vector
+                if found is None or found.shape not in (whole, whole[whole[:1] == (1,) :]):
                     raise BadModel(
                         f"the GGUF file's {name} ({part}) does not match its metadata",
                         value=None if found is None else list(found.shape),
-                        limit=list(self._whole(part)),
+                        limit=list(whole),
                     )
+        beyond = tuple(f"blk.{i}." for i in range(len(self._spec.layers), self._depth()))
+        explained |= {name for name in self._file.tensors if name.startswith(beyond)}
         refuse_unexplained(self._file, explained)
+
+    def _depth(self) -> int:
+        """The number of layers with those that predict further tokens."""
+        start = str(self._file.metadata["general.architecture"])
+        further = self._file.metadata.get(f"{start}.{PREDICTION}", 0)
+        return len(self._spec.layers) + (further if isinstance(further, int) else 0)
 
     def _whole(self, part: Part) -> tuple[int, ...]:
         """The shape of the tensor that holds a part."""
+        if part.key.rstrip(digits) in _STACKED:
+            return (len(self._stack(part)), *part.shape)
         rows = sum(other.shape[0] for other in self._fused(part)), *part.shape[1:]
         if part.expert is None or part.layer is None:
             return rows
         return (self._spec.layers[part.layer].mlp.num_experts, *rows)
+
+    def _stack(self, part: Part) -> list[Part]:
+        """The parts of the same key with other numbers, in order."""
+        key = part.key.rstrip(digits)
+        siblings = self._by_place[part.layer, part.expert]
+        return [other for other in siblings if other.key.rstrip(digits) == key]
 
     def _fused(self, part: Part) -> list[Part]:
         """The parts whose rows one tensor holds, in its order."""
@@ -154,7 +204,8 @@ class GgufWeights:
         """Offset and length of a part's bytes."""
         tensor = self._tensor(part)
         row = (tensor.end - tensor.begin) * prod(part.shape[1:]) // prod(tensor.shape)
-        fused = self._fused(part)
+        in_stack = part.key.rstrip(digits) in _STACKED
+        fused = self._stack(part) if in_stack else self._fused(part)
         before = sum(other.shape[0] for other in fused[: fused.index(part)])
         before += (part.expert or 0) * sum(other.shape[0] for other in fused)
         return tensor.begin + before * row, part.shape[0] * row
