@@ -433,7 +433,7 @@ class _Attempt:
         headers = dict(connection.headers)
         if not headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             body = await connection.read_all(_MAX_WHOLE_BYTES)
-            self._note_first()
+            self._note_begun()
             self.call.status, self.call.answer, self.call.num_bytes = 200, body, len(body)
             await response.whole(200, _response_headers(connection), body)
             return True
@@ -515,15 +515,22 @@ class _Attempt:
             self._load.note_lost(self.backend.id, self.call.num_prompt)
         self._load.note_ended(self.backend.id)
 
+    def _note_begun(self) -> None:
+        """The backend has sent something: nobody waits for it any more."""
+        self._waiting.pop(self, None)
+        if self.call.first_s is None:
+            self.call.first_s = self._now_s()
+
     def _note_first(self) -> None:
+        """The first byte of a stream tells how fast its prompt was computed; a whole answer, whose
+        output took most of its time, does not."""
         if not self._has_first:
             self._has_first = True
-            self._waiting.pop(self, None)
+            self._note_begun()
             if self.handle is not None:
                 self.handle.end(self.call, has_first=True)
-            num_tokens, backend_id = self.call.num_prompt, self.backend.id
-            self.call.first_s = self._now_s()
-            self._load.note_first_token(backend_id, num_tokens, self._sent_s, self.call.first_s)
+            num_tokens, now_s = self.call.num_prompt, self._now_s()
+            self._load.note_first_token(self.backend.id, num_tokens, self._sent_s, now_s)
 
 
 def _request(call: RoutedCall, handle: Handle | None) -> tuple[bytes, Headers, bytes]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-_DECAY = 0.9  # of the measured prefill rate, per first token
+_DECAY = 0.95  # of what was measured of prefill, per first token
 
 
 class RoutedRequest(Protocol):
@@ -75,11 +75,13 @@ class FleetLoad:
         began_s = max(sent_s, self._last_first_token_s[replica])
         self._last_first_token_s[replica] = now_s
         if num_tokens:
-            self._computed_tokens[replica] = _DECAY * self._computed_tokens[replica] + num_tokens
-            self._computing_s[replica] = _DECAY * self._computing_s[replica] + now_s - began_s
+            # weighted by length: a short prompt tells what a request costs, and not the rate
+            tokens, seconds = self._computed_tokens, self._computing_s
+            tokens[replica] = _DECAY * tokens[replica] + num_tokens * num_tokens
+            seconds[replica] = _DECAY * seconds[replica] + num_tokens * (now_s - began_s)
 
     def note_lost(self, replica: int, num_tokens: int) -> None:
-        """The request ended without a first token."""
+        """The request ended without a first token, or with its whole answer at once."""
         self.queued_tokens[replica] -= num_tokens
 
     def note_ended(self, replica: int) -> None:

@@ -38,20 +38,30 @@ class PrefixIndex:
     def num_matched(self, prefix: tuple[int, ...], replica: int) -> int:
         """Leading blocks of `prefix` that the replica has seen."""
         own = self._blocks.get(replica)
-        if not own:
+        if not own or not prefix or (0, prefix[0]) not in own:
             return 0
-        for depth, block in enumerate(prefix):
-            if (depth, block) not in own:
-                return depth
-        return len(prefix)
+        low, high = 1, len(prefix)  # whoever has a block has all before it: `add` keeps heads last
+        while low < high:
+            middle = (low + high) // 2
+            if (middle, prefix[middle]) in own:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def add(self, prefix: tuple[int, ...], replica: int) -> None:
         """The replica gets a prompt with this prefix."""
         own = self._blocks.setdefault(replica, OrderedDict())
         for block in reversed(list(enumerate(prefix))):  # a head outlives its tails
-            self._holders.setdefault(block, {})[replica] = None
-            own[block] = None
-            own.move_to_end(block)
+            if block in own:
+                own.move_to_end(block)
+            else:
+                own[block] = None
+            holders = self._holders.get(block)
+            if holders is None:
+                self._holders[block] = {replica: None}
+            else:
+                holders[replica] = None
         while len(own) > self._max_blocks:
             self._forget(own.popitem(last=False)[0], replica)
 

@@ -134,3 +134,14 @@ async def gateway_over(
             server.close()
             backend.abort()
         await asyncio.sleep(0.01)
+
+
+def answering(body: bytes) -> ScriptedBackend:
+    """Answers every POST with one JSON body."""
+
+    async def handle(_: ScriptedBackend, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        length = b"content-length: %d\r\n" % len(body)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length + b"\r\n")
+        writer.write(body)
+
+    return ScriptedBackend(handle)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ridgeline.errors import BadInput
-from tests.fleet.scripted import HEAD, ScriptedBackend, chunk, gateway_over
+from tests.fleet.scripted import HEAD, ScriptedBackend, answering, chunk, gateway_over
 
 BODY = {"model": "m", "prompt": "x", "stream": True}
 TOKENS = range(10, 16)
@@ -210,6 +210,16 @@ async def test_metrics_tell_the_load_and_the_replicas_wanted() -> None:
     assert 'ridgeline_fleet_backends{state="ready"} 1.0' in page
     for name in ("resumed", "migrated", "lost", "retried", "denied", "reconnected"):
         assert f"ridgeline_fleet_{name}_total 0.0" in page
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_only_streams_tell_how_fast_prompts_are_computed(is_stream: bool) -> None:
+    async with gateway_over(ridgeline() if is_stream else answering(b"{}")) as http:
+        body = {"model": "m", "prompt": "a b c", "stream": is_stream}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        backend = (await http.get("/ridgeline/fleet")).json()["backends"][0]
+    assert (backend["prefill_tok_s"] > 0) == is_stream
+    assert (backend["in_flight"], backend["queued_tokens"]) == (0, 0)
 
 
 async def test_models_are_routed_to_the_backends_that_serve_them() -> None:

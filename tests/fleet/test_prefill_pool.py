@@ -12,22 +12,11 @@ import pytest
 from ridgeline.config.server import RouteOptions
 from ridgeline.errors import BadInput
 from ridgeline.workflows.serving.route import route
-from tests.fleet.scripted import ScriptedBackend, gateway_over
+from tests.fleet.scripted import ScriptedBackend, answering, gateway_over
 from tests.fleet.test_gateway import WHOLE, refusing, ridgeline
 
 HANDLE = {"do_remote_prefill": True, "remote_request_id": "abc", "remote_host": "h", "more": [1]}
 LONG = "word " * 200
-
-
-def answering(body: bytes) -> ScriptedBackend:
-    """Answers every POST with one JSON body."""
-
-    async def handle(_: ScriptedBackend, __: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        length = b"content-length: %d\r\n" % len(body)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length + b"\r\n")
-        writer.write(body)
-
-    return ScriptedBackend(handle)
 
 
 def prefill_server() -> ScriptedBackend:
@@ -126,6 +115,7 @@ async def test_prefill_server_answers_when_no_decode_server_is_ready() -> None:
     decode.is_ready = False
     async with gateway_over(prefill=[whole], decode=[decode]) as http:
         assert (await post(http)).status_code == 200
+        assert await results(http) == {"whole": 1}
     assert not decode.bodies
     assert "kv_transfer_params" not in whole.bodies[-1]
 

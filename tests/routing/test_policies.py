@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 
@@ -70,6 +71,21 @@ def test_prefix_memory_is_bounded_and_heads_outlive_tails() -> None:
     assert not index._holders
 
 
+def test_matches_are_those_of_a_search_block_by_block() -> None:
+    rng, index = random.Random(3), PrefixIndex(max_blocks=40)
+    for _ in range(600):
+        prefix = tuple(itertools.accumulate(rng.choices(range(3), k=rng.randint(0, 12)), hash_of))
+        replica = rng.randrange(3)
+        known = index._blocks.get(replica, {})
+        misses = (d for d, block in enumerate(prefix) if (d, block) not in known)
+        assert index.num_matched(prefix, replica) == next(misses, len(prefix))
+        index.add(prefix, replica)
+
+
+def hash_of(chain: int, block: int) -> int:
+    return hash((chain, block))
+
+
 def test_load_guard_breaks_affinity_by_default() -> None:
     aware, load = PrefixAware(), fleet(0, 0)
     request = Wanted((7, 8))
@@ -111,6 +127,28 @@ def test_ttft_packs_prefixes_while_the_slo_holds() -> None:
     assert router.choose(without, [0, 1], load) == 1 - home
 
 
+def test_ttft_takes_predictions_that_are_close_for_equal() -> None:
+    """A replica that seems a little faster does not get everything while nothing is queued."""
+    load = fleet(2, 5, 6)
+    for replica, rate in enumerate((900, 1000, 1100)):
+        measured(load, replica, rate)
+    load.in_flight[:] = [2, 5, 6]
+    assert LeastTtft().choose(Wanted(num_prompt=1000), [0, 1, 2], load) == 0
+    load.queued_tokens[0] = 4000
+    assert LeastTtft().choose(Wanted(num_prompt=1000), [0, 1, 2], load) == 1
+
+
+def test_short_prompts_do_not_make_a_replica_seem_slow() -> None:
+    """Both take 0.1 s per request and 1 ms per token."""
+    load = fleet(0, 0)
+    for i in range(40):
+        for replica, num_tokens in ((0, 20 if i % 8 else 2000), (1, 2000)):
+            load.note_sent(replica, num_tokens)
+            seconds = 0.1 + 1e-3 * num_tokens
+            load.note_first_token(replica, num_tokens, 10.0 * i, 10.0 * i + seconds)
+    assert load.prefill_rate(0) == pytest.approx(load.prefill_rate(1), rel=0.05)
+
+
 def test_prefill_rate_follows_what_was_measured() -> None:
     load = fleet(0)
     assert load.prefill_rate(0) == 0.0
@@ -124,9 +162,12 @@ def test_prefill_rate_follows_what_was_measured() -> None:
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_choice_takes_less_than_a_third_of_a_millisecond(name: str) -> None:
-    router, load = make_router(name), fleet(*[0] * 16)
-    requests = [Wanted((*range(20), *range(i, i + 12)), session=str(i)) for i in range(500)]
+    """100 replicas, prompts of 8,000 tokens that share half of them."""
+    router, load = make_router(name), fleet(*[0] * 100)
+    requests = [
+        Wanted((*range(64), *range(i, i + 64)), 64, 8192, session=str(i)) for i in range(100)
+    ]
     began_s = time.process_time()
     for request in requests:
-        router.choose(request, range(16), load)
+        load.in_flight[router.choose(request, range(100), load)] += 1
     assert (time.process_time() - began_s) / len(requests) < 0.3e-3

@@ -24,7 +24,7 @@ from ridgeline.fleet.upstream import BackendLost
 from ridgeline.serve.generation.handover import TRANSFER_FIELD
 
 PATHS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
-RESULTS = ("handed_over", "short", "no_server", "refused", "no_handle", "lost", "late")
+RESULTS = ("handed_over", "short", "whole", "no_server", "refused", "no_handle", "lost", "late")
 """What came of asking for a handle; all but the first leave the prompt to the decode server."""
 
 MAX_TRIES = 2
@@ -83,10 +83,11 @@ class PrefillPool:
 
     async def begin(self, call: RoutedCall, decoder: Backend) -> Handle | None:
         """Have the prompt computed; None where `decoder` has to compute it."""
-        result, handle = "short", None
-        is_asked = call.path in PATHS and decoder.role == "decode"
-        if is_asked and call.num_prompt >= self._min_tokens:
-            result, handle = await self._ask_servers(call)
+        result, handle = "whole", None
+        if call.path in PATHS and decoder.role == "decode":
+            result = "short"
+            if call.num_prompt >= self._min_tokens:
+                result, handle = await self._ask_servers(call)
         self._counts[result] += 1
         return handle
 
