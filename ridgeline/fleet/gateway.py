@@ -516,7 +516,7 @@ class _Attempt:
         self._load.note_ended(self.backend.id)
 
     def _note_begun(self) -> None:
-        """The backend has sent something: nobody waits for it any more."""
+        """The backend has sent something: the call waits for it no longer."""
         self._waiting.pop(self, None)
         if self.call.first_s is None:
             self.call.first_s = self._now_s()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-_DECAY = 0.95  # of what was measured of prefill, per first token
+_DECAY = 0.95  # of the measurements of prefill, per first token
 
 
 class RoutedRequest(Protocol):

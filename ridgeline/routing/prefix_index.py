@@ -40,7 +40,10 @@ class PrefixIndex:
         own = self._blocks.get(replica)
         if not own or not prefix or (0, prefix[0]) not in own:
             return 0
-        low, high = 1, len(prefix)  # whoever has a block has all before it: `add` keeps heads last
+        low, high = (
+            1,
+            len(prefix),
+        )  # a block is there only with all before it: `add` keeps heads last
         while low < high:
             middle = (low + high) // 2
             if (middle, prefix[middle]) in own:
