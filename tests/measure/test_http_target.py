@@ -91,6 +91,46 @@ def test_chat_stream_with_unusual_chunks(in_virtual_time):
     assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (4, True, 0.0)
 
 
+def choice(**fields):
+    return sse(choices=[{"index": 0, "finish_reason": None, **fields}])
+
+
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "hm "}]}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "text", "tokens"),
+    [
+        ([chat_chunk({"content": [THOUGHT]}), chat_chunk({"content": [{"text": "a"}]})], "hm a", 2),
+        ([chat_chunk({"thinking": "hm "}), chat_chunk({"content": "a"})], "hm a", 2),
+        ([chat_chunk({"reasoning_details": [{"text": "hm "}]})], "hm ", 1),
+        ([chat_chunk({"tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]})],
+         'f{"a": 1}', 1),
+        ([choice(index="0", delta={"content": "a"})], "a", 1),
+        ([choice(delta={"content": "a"}, logprobs=[])], "a", 1),
+        ([choice(delta={"content": "a"}, message="x")], "a", 1),
+        ([sse(error="", choices=[{"delta": {"content": "a"}}])], "a", 1),
+        ([sse(error={"message": ""}, choices=[{"delta": {"content": "a"}}])], "a", 1),
+        ([choice(delta={"content": "a"}), sse(usage={"prompt_tokens": None})], "a", 1),
+        ([choice(delta={"content": "a"}), sse(usage={"completion_tokens": "1"})], "a", 1),
+        ([choice(delta={"content": "a"}), sse(usage={"prompt_tokens": 12.0})], "a", 1),
+        ([choice(delta={"content": "ab"}), sse(choices=[], usage=usage(0))], "ab", 1),
+    ],
+)  # fmt: skip
+def test_fields_of_other_types_are_read_for_what_is_needed(in_virtual_time, chunks, text, tokens):
+    parts = [(0.1 * (i + 1), part) for i, part in enumerate(chunks)]
+    found = send(in_virtual_time, Script(*parts, (1.0, chat_chunk({}, "stop") + DONE)), CHAT)
+    assert (outcome(found), found.error, found.text) == ("ok", None, text)
+    assert found.output_tokens == tokens and ttft_s(found) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("reason", ["error", "internal_error", "ERROR"])
+def test_an_answer_that_ends_with_an_error_failed(in_virtual_time, reason):
+    script = Script((0.1, chat_chunk({"content": "a"})), (0.2, chat_chunk({}, reason) + DONE))
+    found = send(in_virtual_time, script, CHAT)
+    assert outcome(found) == "failed" and reason in found.error
+
+
 @pytest.mark.parametrize(
     ("extra", "started_s"),
     [

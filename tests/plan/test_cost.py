@@ -45,6 +45,18 @@ def test_cost_without_a_shared_prefix_is_tokens_times_price() -> None:
     assert halved.total == pytest.approx(found.total / 2)
 
 
+def test_long_prompts_have_their_own_rates_or_none() -> None:
+    """A quarter of a million tokens cost twice as much; unknown rates are no price."""
+    usage = ApiUsage(isl=250_000, osl=300, rate=0.01)
+    assert request_cost(GEMINI, usage).total == pytest.approx((250_000 * 2.5 + 300 * 15) / 1e6)
+    at_the_limit = request_cost(GEMINI, ApiUsage(isl=200_000, osl=300, rate=0.01))
+    assert at_the_limit.total == pytest.approx((200_000 * 1.25 + 300 * 10) / 1e6)
+    assert OPENAI.for_prompt(250_000) == OPENAI != OPENAI.for_prompt(300_000)
+    assert ANTHROPIC.for_prompt(250_000) is None
+    with pytest.raises(BadInput, match="not known"):
+        request_cost(ANTHROPIC, usage)
+
+
 def test_marked_prefix_costs_more_to_write_and_less_to_read() -> None:
     usage = ApiUsage(isl=6000, osl=1, rate=1.0, prefix=5000, hit_rate=0.75)
     found = request_cost(ANTHROPIC, usage)

@@ -46,6 +46,7 @@ from ridgeline.measure.client.stream_chunks import (
     count_tokens,
     decode_chunk,
     error_message,
+    is_failure,
     output_of,
 )
 from ridgeline.measure.client.target import Now, Recorder
@@ -298,6 +299,8 @@ class _StreamReader:
             if output is not None:
                 self._outputs.append(self._count_by_growth(output, chunk.usage))
             self._reason = choice.finish_reason or self._reason
+            if is_failure(choice.finish_reason):
+                self._record.record_failure(f"the server ended with {choice.finish_reason!r}")
         if chunk.usage is not None:
             self._usage = chunk.usage
         if chunk.metrics is not None or chunk.timings is not None:
@@ -372,7 +375,9 @@ class _StreamReader:
 
     @property
     def _total(self) -> int | None:
-        return self._usage.completion_tokens if self._usage is not None else None
+        """The server's count of output tokens; none where it counts 0 although text came."""
+        total = self._usage.completion_tokens if self._usage is not None else None
+        return total or (None if any(output.text for output in self._outputs) else total)
 
 
 class _WholeResponseReader(_StreamReader):

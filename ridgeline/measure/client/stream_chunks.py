@@ -11,14 +11,19 @@ Servers differ, and most published errors in TTFT and ITL come from these differ
 - The number of tokens of a chunk is that of its token_ids or logprobs; else the growth of a running
   usage count; else one, and the rest of the server's final count is distributed over the chunks by
   the length of their text (largest remainder), so that the total is exact.
+- Fields of another type than OpenAI's (a list of content parts, arguments as an object, numbers as
+  text, null or with a fraction) are read for what a measurement needs, and left out otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+
+from ridgeline.errors import DECODE_ERRORS
 
 _MAX_MS = 1e12  # of a measurement; a JSON integer may be larger than any float
 
@@ -44,25 +49,32 @@ class ChunkToolCall(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
+    """`thinking` and `reasoning_details` (text, or parts with text) are reasoning, too."""
+
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    thinking: Any = None
+    reasoning_details: Any = None
     tool_calls: list[ChunkToolCall] | None = None
 
     @property
     def text(self) -> str:
         calls = (call.function for call in self.tool_calls or ())
         called = [part for f in calls if f is not None for part in (f.name, f.arguments)]
-        parts = [self.reasoning or self.reasoning_content, self.content, *called]
+        parts = [self.reasoned, self.content, *called]
         return "".join(part for part in parts if part)
+
+    @property
+    def reasoned(self) -> str:
+        plain = self.reasoning or self.reasoning_content
+        return plain or _text_in(self.thinking) or _text_in(self.reasoning_details)
 
     @property
     def is_reasoning(self) -> bool:
         """Whether it carries reasoning and nothing that a user sees as the answer."""
-        return bool(self.reasoning or self.reasoning_content) and not (
-            self.content or self.tool_calls
-        )
+        return bool(self.reasoned) and not (self.content or self.tool_calls)
 
     @property
     def is_empty_token(self) -> bool:
@@ -131,16 +143,115 @@ _DECODER = msgspec.json.Decoder(Chunk)
 
 def decode_chunk(data: bytes) -> Chunk:
     """Parse one data line. Raises msgspec.DecodeError if it is not a chunk."""
-    return _DECODER.decode(data)
+    try:
+        return _DECODER.decode(data)
+    except msgspec.ValidationError:
+        body = msgspec.json.decode(data)
+        if not isinstance(body, dict):
+            raise
+        return msgspec.convert(_as_openai(body), Chunk)
+
+
+def _as_openai(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a measurement reads of a chunk, in OpenAI's types."""
+    choices, usage = body.get("choices"), body.get("usage")
+    found: dict[str, Any] = {
+        key: body[key] for key in ("error", "metrics", "timings") if key in body
+    }
+    found |= {key: body[key] for key in ("object", "message") if isinstance(body.get(key), str)}
+    if isinstance(choices, list):
+        found["choices"] = [_choice(choice) for choice in choices if isinstance(choice, dict)]
+    if isinstance(usage, dict):
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        found["usage"] = {
+            "prompt_tokens": _whole(usage.get("prompt_tokens")) or 0,
+            "completion_tokens": _whole(usage.get("completion_tokens")),
+            "prompt_tokens_details": {"cached_tokens": _whole(cached)},
+        }
+    return found
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        key: _delta(choice[key])
+        for key in ("delta", "message")
+        if isinstance(choice.get(key), dict)
+    }
+    found["index"] = _whole(choice.get("index")) or 0
+    for key in ("text", "finish_reason"):
+        if isinstance(choice.get(key), str):
+            found[key] = choice[key]
+    logprobs, ids = choice.get("logprobs"), choice.get("token_ids")
+    if isinstance(logprobs, dict):
+        lists = ("content", "tokens")
+        found["logprobs"] = {key: v for key in lists if isinstance(v := logprobs.get(key), list)}
+    if isinstance(ids, list) and all(isinstance(i, int) for i in ids):
+        found["token_ids"] = ids
+    return found
+
+
+def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        key: value
+        for key in ("role", "content", "reasoning", "reasoning_content")
+        if isinstance(value := delta.get(key), str)
+    }
+    found |= {key: delta.get(key) for key in ("thinking", "reasoning_details")}
+    if isinstance(parts := delta.get("content"), list):
+        thoughts = [part for part in parts if isinstance(part, dict) and "thinking" in part]
+        found["content"] = _text_in([part for part in parts if part not in thoughts])
+        found["thinking"] = thoughts or found["thinking"]
+    calls = delta.get("tool_calls")
+    if isinstance(calls, list):
+        found["tool_calls"] = [_call(call) for call in calls if isinstance(call, dict)]
+    return found
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return {}
+    name, arguments = function.get("name"), function.get("arguments")
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = json.dumps(arguments)
+    return {"function": {"name": name if isinstance(name, str) else None, "arguments": arguments}}
+
+
+def _text_in(value: Any) -> str:
+    """The text of a string, of a part {text | thinking | content}, or of a list of these."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(map(_text_in, value))
+    if not isinstance(value, dict):
+        return ""
+    return next(
+        (_text_in(value[key]) for key in ("text", "thinking", "content") if key in value), ""
+    )
+
+
+def _whole(value: Any) -> int | None:
+    """A number, or its text, as an integer; None if it is none."""
+    try:
+        return int(float(value)) if isinstance(value, int | float | str) else None
+    except (*DECODE_ERRORS, OverflowError):
+        return None
 
 
 def error_message(chunk: Chunk) -> str | None:
     """The error that a chunk reports, in the server's words; None if it reports none."""
     if isinstance(chunk.error, dict) and isinstance(chunk.error.get("message"), str):
-        return str(chunk.error["message"])
-    if chunk.error is not None:
+        message = str(chunk.error["message"])
+        return message if message or not chunk.choices else None
+    if chunk.error or (chunk.error is not None and not chunk.choices):
         return chunk.error if isinstance(chunk.error, str) else repr(chunk.error)
     return chunk.message or "the server reported an error" if chunk.object == "error" else None
+
+
+def is_failure(finish_reason: str | None) -> bool:
+    """Whether a finish_reason says that the server failed: "error", "internal_error"."""
+    return finish_reason is not None and finish_reason.lower().rpartition("_")[2] == "error"
 
 
 class OutputChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,10 +27,20 @@ STALE_DAYS = 365
 MILLION = 1e6
 
 
+class LongPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rates of every token of a request whose prompt is longer than the price's `max_prompt`."""
+
+    input: float
+    output: float
+    source: str
+
+
 class ApiPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """USD per million tokens; shares are of the input price (`batch_share`: of the total).
 
     `model`: the architecture, by its planning name, that an open model's provider serves.
+    `max_prompt`: the longest prompt at these rates (None: every one); `beyond` are those of longer
+    ones (None: not known).
     """
 
     name: str
@@ -47,7 +57,17 @@ class ApiPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     storage_per_hour: float = 0.0
     min_prefix_tokens: int = 0
     batch_share: float = 1.0
+    max_prompt: int | None = None
+    beyond: LongPrompt | None = None
     note: str = ""
+
+    def for_prompt(self, num_tokens: int) -> ApiPrice | None:
+        """The price with the rates of prompts of `num_tokens`; None if these are not known."""
+        if self.max_prompt is None or num_tokens <= self.max_prompt:
+            return self
+        if self.beyond is None:
+            return None
+        return msgspec.structs.replace(self, input=self.beyond.input, output=self.beyond.output)
 
 
 class ApiUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +155,15 @@ def check_fresh(name: str, as_of: str, today: date, *, accept_stale: bool) -> st
 
 
 def request_cost(price: ApiPrice, usage: ApiUsage) -> RequestCost:
-    """USD of one mean request."""
+    """USD of one mean request. Raises BadInput where the rates of such a prompt are not known."""
+    tier = price.for_prompt(usage.isl)
+    if tier is None:
+        raise BadInput(
+            f"the rates of {price.name} for long prompts are not known",
+            value=f"{usage.isl} tokens",
+            limit=f"{price.max_prompt} tokens",
+        )
+    price = tier
     caches = usage.prefix >= max(1, price.min_prefix_tokens) and price.cached_read_share < 1
     prefix = usage.prefix if caches else 0
     discount = price.batch_share if usage.batch else 1.0

@@ -236,9 +236,16 @@ def _offers(
     for price in _provider_prices(options.prices).values():
         if price.model not in ("", options.model):
             continue
+        tier = price.for_prompt(usage.isl)
+        if tier is None:
+            notes.append(
+                f"{price.name} is left out: its rates for prompts of more than "
+                f"{price.max_prompt:,} tokens are not known"
+            )
+            continue
         stale = check_fresh(price.name, price.as_of, today, accept_stale=options.accept_stale)
         notes += [stale] if stale else []
-        offers.append(_offer(price, usage, fleet, hourly))
+        offers.append(_offer(tier, usage, fleet, hourly))
     return tuple(sorted(offers, key=lambda offer: offer.total_per_request)), notes
 
 

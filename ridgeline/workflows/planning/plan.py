@@ -392,7 +392,9 @@ def _bill(
     hosts = [
         (request_cost(row, usage).total, row)
         for row in load_prices().values()
-        if row.model == options.model and age_days(row.name, row.as_of, today) <= STALE_DAYS
+        if row.model == options.model
+        and row.for_prompt(usage.isl) is not None
+        and age_days(row.name, row.as_of, today) <= STALE_DAYS
     ]
     if not hosts:
         return bill
