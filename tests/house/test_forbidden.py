@@ -21,6 +21,7 @@ KEYWORDS = {"trust_remote_code", "allow_pickle", "shell"}
 _PLACES = ("/" + "work/", "/" + "root/", "/" + r"home/\w", "/" + r"Users/\w", "/" + r"tmp/bash")
 ASSETS = ROOT / "ridgeline" / "assets"  # texts of others, who write of their own machines
 MACHINE_PATH = re.compile("|".join(rf"(?<![\w/.-]){place}" for place in _PLACES))
+CONFLICT = ("<<<<<<< ", ">>>>>>> ")
 TEXT = {".py", ".md", ".toml", ".txt", ".cpp", ".h", ".json", ".yml", ".yaml", ".sh", ".html", ""}
 
 
@@ -75,13 +76,13 @@ def test_every_module_says_what_it_is() -> None:
     assert not silent, "\n".join(silent)
 
 
-def test_no_machine_paths() -> None:
+def test_no_machine_paths_and_no_conflict_markers() -> None:
     found = []
     for path in tracked():
         if path.suffix not in TEXT or ASSETS in path.parents:
             continue
         text = path.read_text(encoding="utf-8", errors="ignore")
         for number, line in enumerate(text.splitlines(), 1):
-            if MACHINE_PATH.search(line):
+            if MACHINE_PATH.search(line) or line.startswith(CONFLICT):
                 found.append(f"{name_of(path)}:{number}: {line.strip()[:80]}")
     assert not found, "\n".join(found)
