@@ -1,14 +1,15 @@
 """Attention over a KV cache of each format: time, bytes, and percent of the bandwidth bound.
 
     python benchmarks/bench_attention.py [--threads N] [--rounds 5] [--model dummy:llama-1b-32k]
-        [--kv int8 bfloat16 ...] [--only "decode 1 at 8192"] [--layers 4] [--in-order]
+        [--kv int8 bfloat16 ...] [--only "decode 1 at 8192"] [--layers 4] [--in-order] [--cpu-time]
 
 One layer of the shape, native and torch interleaved, medians. Layers alternate, so that a long
 context comes from memory; with `--layers 1` a short one stays in the processor's caches, and the
 time left is the arithmetic's. `--in-order` lays the blocks one behind the other. The bound of a
 case is the larger of its bytes over the read rate and its multiplications over the format's, both
-measured in every round: the medians over rounds of the best of three samples. (What a format costs
-in quality: `ridgeline eval MODEL MODEL --kv-cache-dtype …`.)
+measured in every round: the medians over rounds of the best of three samples. `--cpu-time` counts
+one thread's CPU time, for machines that do other work meanwhile; what shares a core with it still
+slows it. (What a format costs in quality: `ridgeline eval MODEL MODEL --kv-cache-dtype …`.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
@@ -27,11 +28,13 @@ import torch
 from ridgeline import _native
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.int4.format import encode_groups
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.native import KV_FORMATS
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import kv_bytes_per_token
+from ridgeline.modelspec.cost.kv_layout import kv_layout
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype, with_kv_dtype
 
@@ -51,31 +54,60 @@ RATES = {
     "float16": "float32",
     "bfloat16": "bf16_kv",
     "int8": "int16",
+    "int4": "int16",
     "fp8": "float32",
 }
 """How a format is multiplied, as `ridgeline.hardware.ceilings` names it."""
 
 
+clock: Callable[[], float] = time.perf_counter
+
+
 def seconds(call: Callable[[], object], least_s: float = 0.02) -> float:
-    begun, count = time.perf_counter(), 0
-    while (spent := time.perf_counter() - begun) < least_s or not count:
+    begun, count = clock(), 0
+    while (spent := clock() - begun) < least_s or not count:
         call()
         count += 1
     return spent / count
+
+
+def fill(cache: KvCache, kv_N2KBW: torch.Tensor, head_dim: int) -> None:
+    """Random keys and values, in the cache's format."""
+    if cache.recent:
+        for block in range(len(kv_N2KBW)):
+            like = torch.randn(*kv_N2KBW.shape[1:-1], head_dim)
+            kv_N2KBW[block] = encode_groups(like.unsqueeze(0))[0]
+        return
+    rows_N2KBW = cache.format.encode(torch.randn(*kv_N2KBW.shape[:-1], head_dim))
+    kv_N2KBW[:] = cache.format.to_tiles(rows_N2KBW)
+
+
+def take(order: Iterator[int], count: int) -> tuple[int, ...]:
+    return tuple(next(order) for _ in range(count))
 
 
 def prepare(
     spec: ModelSpec, runs: Runs, in_order: bool
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Native and torch over the same cache: blocks in order, or scattered over it."""
-    attention, blocks = spec.layers[0].attention, [-(-(done + new) // 16) for done, new in runs]
-    cache = KvCache.allocate(spec, sum(blocks), 16, torch.float32, "cpu", kv_format(spec.kv_dtype))
+    attention, layout = spec.layers[0].attention, kv_layout(spec)
+    size = layout.block_tokens
+    blocks = [-(-(done + new) // size) for done, new in runs]
+    total = sum(blocks) * layout.num_groups
+    sizes = (total, size, torch.float32, "cpu", kv_format(spec.kv_dtype))
+    cache = KvCache.allocate(spec, *sizes, layout=layout)
     for layer in cache.layers:
-        rows_N2KBW = cache.format.encode(torch.randn(*layer.shape[:-1], attention.head_dim))
-        layer[:] = cache.format.to_tiles(rows_N2KBW)
-    order = iter(range(sum(blocks)) if in_order else torch.randperm(sum(blocks)).tolist())
+        fill(cache, layer, attention.head_dim)
+    order = iter(range(total) if in_order else torch.randperm(total).tolist())
     plan = [
-        Run(seq, done, (0,) * new, tuple(next(order) for _ in range(count)), None)
+        Run(
+            seq,
+            done,
+            (0,) * new,
+            take(order, count),
+            None,
+            windows=tuple(take(order, count) for _ in layout.windowed),
+        )
         for seq, ((done, new), count) in enumerate(zip(runs, blocks, strict=True))
     ]
     rows = sum(new for _, new in runs)
@@ -129,13 +161,18 @@ def case(
 def measure_rates(num_threads: int, kv: str) -> tuple[float, float]:
     """Bytes read and operations per second with this many threads: the best of three samples,
     so that a bound is what the machine can do, not what it was kept from."""
-    read = _native.read_rates(256 << 20, num_threads, 3, 0.02)
     multiply = _native.multiply_rates(RATES[kv], num_threads, 3, 0.01)
+    if clock is time.thread_time:
+        floats = torch.ones(64 << 20)
+        return floats.nbytes / seconds(floats.sum), max(rate for rate, _ in multiply)
+    read = _native.read_rates(256 << 20, num_threads, 3, 0.02)
     return max(rate for rate, _ in read), max(rate for rate, _ in multiply)
 
 
 def speed(asked: argparse.Namespace) -> None:
-    num_threads: int = asked.threads
+    global clock
+    num_threads: int = 1 if asked.cpu_time else asked.threads
+    clock = time.thread_time if asked.cpu_time else time.perf_counter
     torch.set_num_threads(num_threads)
     full = with_dtype(load_spec(asked.model), "float32")
     spec = type(full)(
@@ -161,6 +198,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--layers", type=int, default=4, help="layers that alternate")
     parser.add_argument("--in-order", action="store_true", help="blocks one behind the other")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread")
     speed(parser.parse_args())
 
 

@@ -56,6 +56,23 @@ def write_kv(plan: AttentionPlan, kv: PagedKv, new_kv: int, stride_row: int, str
 def attend(plan: AttentionPlan, kv: PagedKv, q: int, q_stride_row: int, q_stride_head: int, num_heads: int, out: int, scale: float, window: int, softcap: float, num_threads: int, isa: str, sinks: int = 0) -> None:
     """Attention of q [rows, heads, head dim] over the cache, to out."""
 
+class Int4Kv:
+    """Where one layer's groups in INT4 are, checked against its memory."""
+
+    def __init__(self, k: int, v: int, num_blocks: int, num_kv_heads: int, head_dim: int, stride_block: int, stride_head: int, num_bytes: int) -> None: ...
+
+class Int4Tables:
+    """
+    The blocks of each run's groups in INT4; block ids are checked here, once.
+    """
+
+    def __init__(self, runs: list[tuple[int, ...]], num_blocks: int) -> None: ...
+
+def attend_int4(plan: AttentionPlan, recent: PagedKv, tables: Int4Tables, kv: Int4Kv, q: int, q_stride_row: int, q_stride_head: int, num_heads: int, out: int, scale: float, window: int, softcap: float, num_threads: int, isa: str, sinks: int = 0) -> None:
+    """
+    Attention of q [rows, heads, head dim] over groups in INT4 and recent rows in INT8, to out.
+    """
+
 def publish_counter(counter: int, value: int) -> None:
     """
     Set a counter in shared memory and wake the processes that wait for it.

@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "attention/int4/int4.h"
+
 namespace ridgeline {
 
 // How the cache stores numbers. What one block of B tokens holds of one head's keys, or of its
@@ -148,6 +150,8 @@ struct AttentionOps {
   void (*attend_partials)(const AttentionArgs&, const ContextPart&);
   void (*merge_partials)(const AttentionArgs&, const ContextPart* ranks, int first_row, int end_row);
   int (*num_slots)(const AttentionArgs&);
+  // Attention over a cache in INT4; the arguments are those of its recent rows, which are in INT8.
+  void (*attend_int4)(const AttentionArgs&, const Int4Groups&);
 };
 
 const AttentionOps& attention_ops_portable();

@@ -1,6 +1,6 @@
 #include "attention/amx.h"
 #include "attention/bf16_dot.h"
-#include "attention/work.h"
+#include "attention/ops.h"
 
 namespace ridgeline {
 namespace {

@@ -1,5 +1,5 @@
 #include "attention/bf16_dot.h"
-#include "attention/work.h"
+#include "attention/ops.h"
 
 namespace ridgeline {
 

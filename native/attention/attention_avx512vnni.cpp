@@ -1,4 +1,4 @@
-#include "attention/work.h"
+#include "attention/ops.h"
 
 namespace ridgeline {
 

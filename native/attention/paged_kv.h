@@ -75,6 +75,58 @@ struct AttentionPlan {
   }
 };
 
+// Where one layer's groups in INT4 are (attention/int4/int4.h). Strides are in bytes.
+struct Int4Kv {
+  const char *k, *v;
+  int num_blocks, num_kv_heads, head_dim;
+  int64_t stride_block, stride_head;
+
+  // Throws std::invalid_argument if they reach past `num_bytes`.
+  void check(int64_t num_bytes) const {
+    require(k && v, "the KV cache has no memory");
+    require(num_blocks > 0 && num_kv_heads > 0, "KV cache counts must be positive");
+    require(head_dim > 0 && head_dim <= kMaxHeadDim && head_dim % kInt4Group == 0,
+            "head_dim must be a multiple of 32 up to 256");
+    require(stride_block > 0 && stride_head >= int4_tile_bytes(head_dim),
+            "KV cache strides must be positive and keep heads apart");
+    const int64_t end = (num_blocks - 1) * stride_block + (num_kv_heads - 1) * stride_head +
+                        int4_tile_bytes(head_dim);
+    require(end <= num_bytes, "KV cache strides reach past its memory");
+  }
+};
+
+// The blocks of every run's groups in INT4.
+struct Int4Tables {
+  std::vector<int32_t> table_start{0}, table;
+  int num_blocks;
+
+  void add_run(const std::vector<int32_t>& blocks) {
+    for (int32_t block : blocks) {
+      require(block >= 0 && block < num_blocks, "a block id is outside the KV cache");
+      table.push_back(block);
+    }
+    table_start.push_back(static_cast<int32_t>(table.size()));
+  }
+
+  // The groups before the last row's own one are read.
+  void check(const AttentionPlan& plan, const PagedKv& recent, const Int4Kv& kv) const {
+    require(num_blocks <= kv.num_blocks && table_start.size() == plan.computed.size() + 1,
+            "tables, plan and KV cache disagree");
+    require(recent.kind == KvKind::kInt8 && recent.block_size == kInt4Group &&
+                recent.num_kv_heads == kv.num_kv_heads && recent.head_dim == kv.head_dim,
+            "recent rows and groups in INT4 disagree");
+    for (size_t run = 0; run < plan.computed.size(); ++run) {
+      const int end = plan.computed[run] + plan.row_start[run + 1] - plan.row_start[run];
+      require(end <= 0 || (end - 1) / kInt4Group <= table_start[run + 1] - table_start[run],
+              "a run's block table is too short");
+    }
+  }
+
+  Int4Groups groups(const Int4Kv& kv) const {
+    return {kv.k, kv.v, kv.stride_block, kv.stride_head, table_start.data(), table.data()};
+  }
+};
+
 // Where the partials of a step's rows are if the chunks of keys are on several ranks (ContextPart).
 struct ContextPlan {
   int window, num_ranks;

@@ -78,6 +78,40 @@ void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q
   ops.attend(a);
 }
 
+// The blocks of each run's groups in INT4, the first group first.
+Int4Tables make_tables(nb::typed<nb::list, nb::typed<nb::tuple, int, nb::ellipsis>> runs,
+                       int num_blocks) {
+  Int4Tables tables;
+  tables.num_blocks = num_blocks;
+  for (nb::handle run : runs) {
+    std::vector<int32_t> blocks;
+    for (nb::handle block : nb::cast<nb::tuple>(run)) blocks.push_back(nb::cast<int32_t>(block));
+    tables.add_run(blocks);
+  }
+  return tables;
+}
+
+void attend_int4(const AttentionPlan& plan, const PagedKv& recent, const Int4Tables& tables,
+                 const Int4Kv& kv, uintptr_t q, int64_t q_stride_row, int64_t q_stride_head,
+                 int num_heads, uintptr_t out, float scale, int window, float softcap,
+                 int num_threads, const std::string& isa, uintptr_t sinks) {
+  require(q && out && num_threads > 0, "q and out need memory, and there must be threads");
+  const AttentionParams params = {num_heads, scale, window, softcap,
+                                  reinterpret_cast<const float*>(sinks)};
+  params.check(recent);
+  plan.check(recent);
+  tables.check(plan, recent, kv);
+  AttentionArgs a = attention_args(plan, recent, params);
+  a.q = reinterpret_cast<const float*>(q);
+  a.out = reinterpret_cast<float*>(out);
+  a.q_stride_row = q_stride_row;
+  a.q_stride_head = q_stride_head;
+  a.num_threads = num_threads;
+  const AttentionOps& ops = attention_ops(isa);
+  nb::gil_scoped_release release;
+  ops.attend_int4(a, tables.groups(kv));
+}
+
 // Partials of every row over the chunks of one rank, [num_partials, H, partial_width].
 void attend_partials(const AttentionPlan& plan, const ContextPlan& context, int rank,
                      const PagedKv& kv, uintptr_t q, int64_t q_stride_row, int64_t q_stride_head,
@@ -140,6 +174,41 @@ void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, in
                       stride_row, blocks.data(), plan.within_block.data(), plan.num_rows(),
                       kv.head_dim, kv.block_size, kv.kind, side});
     }
+}
+
+void bind_int4(nb::module_& m) {
+  nb::class_<Int4Kv>(m, "Int4Kv",
+                     "Where one layer's groups in INT4 are, checked against its memory.")
+      .def(
+          "__init__",
+          [](Int4Kv* self, uintptr_t k, uintptr_t v, int num_blocks, int num_kv_heads, int head_dim,
+             int64_t stride_block, int64_t stride_head, int64_t num_bytes) {
+            const Int4Kv kv = {reinterpret_cast<const char*>(k),
+                               reinterpret_cast<const char*>(v),
+                               num_blocks,
+                               num_kv_heads,
+                               head_dim,
+                               stride_block,
+                               stride_head};
+            kv.check(num_bytes);
+            new (self) Int4Kv(kv);
+          },
+          nb::arg("k"), nb::arg("v"), nb::arg("num_blocks"), nb::arg("num_kv_heads"),
+          nb::arg("head_dim"), nb::arg("stride_block"), nb::arg("stride_head"),
+          nb::arg("num_bytes"));
+  nb::class_<Int4Tables>(
+      m, "Int4Tables", "The blocks of each run's groups in INT4; block ids are checked here, once.")
+      .def(
+          "__init__",
+          [](Int4Tables* self, nb::typed<nb::list, nb::typed<nb::tuple, int, nb::ellipsis>> runs,
+             int num_blocks) { new (self) Int4Tables(make_tables(runs, num_blocks)); },
+          nb::arg("runs"), nb::arg("num_blocks"));
+  m.def("attend_int4", &attend_int4, nb::arg("plan"), nb::arg("recent"), nb::arg("tables"),
+        nb::arg("kv"), nb::arg("q"), nb::arg("q_stride_row"), nb::arg("q_stride_head"),
+        nb::arg("num_heads"), nb::arg("out"), nb::arg("scale"), nb::arg("window"),
+        nb::arg("softcap"), nb::arg("num_threads"), nb::arg("isa"), nb::arg("sinks") = 0,
+        "Attention of q [rows, heads, head dim] over groups in INT4 and recent rows in INT8, to "
+        "out.");
 }
 
 }  // namespace
@@ -214,6 +283,7 @@ void bind_attention(nb::module_& m) {
         nb::arg("window"), nb::arg("softcap"), nb::arg("num_threads"), nb::arg("isa"),
         nb::arg("sinks") = 0,
         "Attention of q [rows, heads, head dim] over the cache, to out.");
+  bind_int4(m);
 }
 
 }  // namespace ridgeline

@@ -60,6 +60,8 @@ check_kernels() { # variants... : linears, attention, and layers around both
   compile_variants attention attention "$@"
   # shellcheck disable=SC2046
   run check_attention $(objects_of attention)
+  # shellcheck disable=SC2046
+  run check_int4_attention $(objects_of attention)
   compile_variants layer row_ops "$@"
   for file in segment rows operators gate attention_op experts; do
     compile "op_$file" layer/$file.cpp

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline import _native
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.attention.int4.format import decode_groups, encode_groups
 from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.attention.native import ISA_VARIABLE
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -25,7 +27,7 @@ from ridgeline.modelspec.rewrite import with_dtype, with_kv_dtype
 from tests.conformance.test_attention import spec_of
 
 SIZE = 32  # tokens of a group
-NUM_BLOCKS = 24
+NUM_BLOCKS = 160
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
 KINDS: list[tuple[int | None, float | None]] = [(None, None), (40, None), (None, 2.0)]
 
@@ -117,9 +119,16 @@ def random_text(seed: int, num_tokens: int) -> tuple[Tensor, Tensor]:
     return q_THD, kv_T2KD
 
 
-def in_steps(q_THD: Tensor, kv_T2KD: Tensor, steps: list[int], layer: int, seed: int) -> Tensor:
+def in_steps(
+    q_THD: Tensor,
+    kv_T2KD: Tensor,
+    steps: list[int],
+    layer: int,
+    seed: int,
+    backend: str = "torch",
+) -> Tensor:
     spec = make_spec()
-    attention = build_attention("torch", spec, make_cache(spec))
+    attention = build_attention(backend, spec, make_cache(spec))
     tables, out, start = Tables(random.Random(seed)), [], 0
     for count in steps:
         rows = slice(start, start + count)
@@ -127,6 +136,96 @@ def in_steps(q_THD: Tensor, kv_T2KD: Tensor, steps: list[int], layer: int, seed:
         out.append(step(q_THD[rows], kv_T2KD[rows], layer))
         start += count
     return torch.cat(out)
+
+
+def row_errors(found_THD: Tensor, want_THD: Tensor) -> Tensor:
+    return (found_THD - want_THD).flatten(1).norm(dim=1) / want_THD.flatten(1).norm(dim=1)
+
+
+def variants() -> list[str]:
+    """The kernel's variants that this CPU runs."""
+    names = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512amx")
+    return [name for name in names if runs_here(name)]
+
+
+def runs_here(isa: str) -> bool:
+    try:
+        _native.attention_rounds("bfloat16", isa)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("isa", variants())
+@pytest.mark.parametrize("layer", range(len(KINDS)))
+def test_the_kernel_computes_the_definition_with_the_same_bits_however_it_is_cut(
+    isa: str, layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries and weights of 16 bits add an error far below that of 4-bit codes."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    seed = random.randrange(1 << 30)
+    q_THD, kv_T2KD = random_text(seed, 100)
+    slow = in_steps(q_THD, kv_T2KD, [100], layer, seed)
+    whole = in_steps(q_THD, kv_T2KD, [100], layer, seed, "native")
+    assert float(row_errors(whole, slow).max()) < 1e-3, seed
+    for steps in ([31, 1, 1, 67], [5, 60, 35], [1] * 100):
+        assert torch.equal(in_steps(q_THD, kv_T2KD, steps, layer, seed + 1, "native"), whole), seed
+
+
+def test_the_kernel_gives_long_contexts_the_same_bits_on_several_threads() -> None:
+    """A context of several chunks is cut where one sequence would leave threads idle."""
+    q_THD, kv_T2KD = random_text(11, 1500)
+    steps, before = [1400, 99, 1], torch.get_num_threads()
+    slow = in_steps(q_THD, kv_T2KD, steps, 0, 11)
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(in_steps(q_THD, kv_T2KD, steps, 0, 11, "native"))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+    assert float(row_errors(found[0], slow).max()) < 1e-3
+
+
+def test_the_kernel_computes_a_batch_with_the_bits_of_its_sequences() -> None:
+    texts = [random_text(seed, length) for seed, length in ((1, 70), (2, 40))]
+    spec = make_spec()
+    attention = build_attention("native", spec, make_cache(spec))
+    both, other = Tables(random.Random(3)), Tables(random.Random(3))
+    other.free = both.free  # one pool
+    step = attention.prepare([both.run(0, 70), other.run(0, 40)])
+    q_THD, kv_T2KD = (torch.cat(parts) for parts in zip(*texts, strict=True))
+    alone = [in_steps(*text, [len(text[0])], 2, 9, "native") for text in texts]
+    assert torch.equal(step(q_THD, kv_T2KD, 2), torch.cat(alone))
+
+
+def test_the_kernel_adds_sinks_to_the_softmax() -> None:
+    q_THD, kv_T2KD = random_text(4, 70)
+    spec, sinks_H = make_spec(), torch.randn(HEADS)
+    found = []
+    for backend in ("torch", "native"):
+        attention = build_attention(backend, spec, make_cache(spec))
+        step = attention.prepare([Tables(random.Random(1)).run(0, 70)])
+        found.append(step(q_THD, kv_T2KD, 0, sinks_H))
+    assert float(row_errors(found[1], found[0]).max()) < 1e-3
+
+
+def test_the_kernel_refuses_tables_that_are_too_short() -> None:
+    run = Tables(random.Random(1)).run(0, 70)
+    q_THD, kv_T2KD = random_text(4, 70)
+    spec = make_spec()
+    attention = build_attention("native", spec, make_cache(spec))
+    short = msgspec.structs.replace(
+        run,
+        start=65,
+        tokens=(0,),
+        blocks=run.blocks[:1],
+        windows=tuple(table[2:] for table in run.windows),
+        first_place=2,
+    )
+    with pytest.raises(ValueError, match="table is too short"):
+        attention.prepare([short])(q_THD[:1], kv_T2KD[:1], 0)
 
 
 @pytest.mark.parametrize("layer", range(len(KINDS)))
@@ -140,7 +239,7 @@ def test_steps_compute_the_definition_however_the_text_is_cut(layer: int) -> Non
         slow_attention(q_THD, kv_T2KD, window, softcap, spec.layers[0].attention.scale)
     )
     whole = in_steps(q_THD, kv_T2KD, [num_tokens], layer, seed)
-    rows = (whole - want).flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)
+    rows = row_errors(whole, want)
     # A number between two codes may be rounded to the other one; few rows can be affected.
     assert float(rows.median()) < 1e-5 and float(rows.max()) < 0.05, seed
     for steps in ([31, 1, 1, num_tokens - 33], [5, 60, num_tokens - 65], [1] * num_tokens):

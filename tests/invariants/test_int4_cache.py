@@ -22,11 +22,11 @@ SEEDED = Sampling(temperature=1.2, top_p=0.95, seed=7, max_tokens=14, ignore_eos
 SIZE = 32
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
+@pytest.fixture(scope="module", params=["torch", "native"])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Model.load("demo", "torch", None, "int4")
+    yield Model.load("demo", request.param, None, "int4")
     torch.set_num_threads(before)
 
 

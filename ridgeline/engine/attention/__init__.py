@@ -6,6 +6,7 @@ name in `AUTO` (best first). `reference` is the oracle and is only used if reque
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -67,9 +68,7 @@ def choose(requested: str, site: AttentionSite) -> tuple[str, tuple[str, ...]]:
 def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:
     """Build the backend `name` on `cache`, with states for the recurrent layers of `spec`."""
     if cache.recent:
-        from ridgeline.engine.attention.int4.attention import Int4Attention
-
-        return Int4Attention(spec, cache)
+        return _int4_attention(name)(spec, cache)
     backend = attention_backend_of(name)
     if cache.layout.windowed and not getattr(backend, "has_groups", False):
         from ridgeline.engine.attention.groups import GroupedAttention
@@ -83,3 +82,13 @@ def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:
 
     device = cache.layers[0].device
     return StatefulAttention(attention, StateCache(spec, cache.num_states, device))
+
+
+def _int4_attention(name: str) -> Callable[[ModelSpec, KvCache], Attention]:
+    if name == "native":
+        from ridgeline.engine.attention.int4.native import NativeInt4Attention
+
+        return NativeInt4Attention
+    from ridgeline.engine.attention.int4.attention import Int4Attention
+
+    return Int4Attention

@@ -30,10 +30,11 @@ import ridgeline._native as _native
 from ridgeline.engine.attention.base import AttentionSite
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.scheduler.plan import Run, stored_runs
+from ridgeline.modelspec.format import KV_GROUP
 from ridgeline.modelspec.model import ModelSpec
 
 MAX_HEAD_DIM = 256
-KV_FORMATS = ("float32", "bfloat16", "float16", "int8", "fp8")
+KV_FORMATS = ("float32", "bfloat16", "float16", "int8", "fp8", "int4")
 ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: attention_isa.h names them
 
 
@@ -63,6 +64,8 @@ class NativeAttention:
             reasons.append(f"computes in float32 only, not in {site.dtype}")
         if site.kv_dtype not in KV_FORMATS:
             reasons.append(f"reads a KV cache of {', '.join(KV_FORMATS)}, not {site.kv_dtype}")
+        if site.kv_dtype == "int4" and site.block_size != KV_GROUP:
+            reasons.append(f"reads INT4 in blocks of {KV_GROUP} tokens only")
         if site.has_chunk:
             reasons.append("has no kernel for attention within chunks")
         if site.has_latent:

@@ -102,6 +102,8 @@ def check_context(settings: Settings, site: AttentionSite, max_model_len: int) -
     reasons = list(NativeAttention.why_not(site))
     if settings.attention_backend not in ("auto", "native"):
         reasons.append(f"--attention-backend {settings.attention_backend} is not native")
+    if site.kv_dtype == "int4":
+        reasons.append("groups of keys in INT4 are not divided among ranks")
     if max_model_len <= CHUNK_TOKENS:
         reasons.append(f"{max_model_len} tokens are no more than one chunk of {CHUNK_TOKENS}")
     if reasons:

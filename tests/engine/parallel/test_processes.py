@@ -123,6 +123,37 @@ def test_exact_layouts_have_the_bits_of_one_process(
         assert tokens_of(several, GREEDY) == tokens_of(single, GREEDY)
 
 
+@pytest.mark.parametrize(
+    ("collectives", "sequence_parallel"), [("shm", False), ("gloo", False), ("gloo", True)]
+)
+def test_context_ranks_have_the_bits_of_tensor_ranks_alone(
+    collectives: str, sequence_parallel: bool
+) -> None:
+    """Four processes, on a text that reaches into the second rank's chunk of keys."""
+    long = SETTINGS | {"max_model_len": 640, "max_num_seqs": 2, "kv_cache_memory_bytes": 6 << 20}
+    plain: dict[str, Any] = {"quantization": "int8", **long}
+    layout = {"context_parallel_size": 2, "sequence_parallel": sequence_parallel}
+    plain |= {"tensor_parallel_size": 2, "collectives": collectives}
+    with (
+        Engine.open("demo", **(plain | layout)) as several,
+        Engine.open("demo", **plain) as tensor,
+    ):
+        tokens = tensor.tokenizer.encode("def add(a, b):\n    return a + b\n" * 60)[:600]
+        prompts = [tensor.tokenizer.decode(tokens)]
+        with_logprobs = Sampling(temperature=0.0, max_tokens=12, logprobs=2)
+        assert answers_of(several, prompts, with_logprobs) == answers_of(
+            tensor, prompts, with_logprobs
+        )
+
+
+def answers_of(engine: Engine, prompts: list[str], sampling: Sampling) -> list[Any]:
+    """Tokens and their log-probabilities."""
+    return [
+        [(answer.tokens, answer.logprobs) for answer in own.answers]
+        for own in engine.generate(prompts, sampling)
+    ]
+
+
 def test_worker_that_cannot_load_reports_its_error() -> None:
     config = config_of("demo", ParallelSizes(pipeline=2), model="no-such-folder")
     group = RankGroup(config)

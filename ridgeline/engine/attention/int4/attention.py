@@ -10,8 +10,8 @@ again.
 Paper. KIVI (Liu et al. 2024, arXiv 2402.02750), whose residual window is here the group that is
 being filled.
 
-When it loses. In time, always: keys and values are widened to float32 before use, run by run. A
-kernel would read a third of bfloat16's bytes; there is none yet.
+When it loses. In time: keys and values are widened to float32 before use, run by run. The kernel
+(`native.py`) reads the codes as they are.
 
 Shape legend: T new tokens, H query heads, K key heads, G = H/K, M groups, N blocks, B tokens of a
 group, L keys, D head_dim, R bytes of a recent row.
@@ -60,14 +60,14 @@ class Int4Step:
         ]
         positions = [range(run.start, run.start + len(run.tokens)) for run in runs]
         self.within_T = torch.tensor([at % size for position in positions for at in position])
-        self.filled = [_filled_groups(runs, group, size) for group in range(2)]
+        self.filled = [filled_groups(runs, group, size) for group in range(2)]
 
     def __call__(
         self, q_THD: Tensor, kv_T2KD: Tensor, layer: int, sinks_H: Tensor | None = None
     ) -> Tensor:
         self._write(kv_T2KD, layer)
-        self._code_filled(layer)
         attention = self.attentions[layer]
+        code_filled(self.cache, attention, layer, self.filled[self.cache.recent[layer][1]])
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for run in self.runs:
             old_2KLD = self._coded(run.coded_blocks(attention), layer, q_THD.dtype)
@@ -93,27 +93,10 @@ class Int4Step:
         )
         memory_NP.view(-1).index_copy_(0, at_T2KR.flatten(), rows_T2KR.flatten())
 
-    def _code_filled(self, layer: int) -> None:
-        """Code the groups whose last token this step has written."""
-        recent_M, coded_M = self.filled[self.cache.recent[layer][1]]
-        if len(recent_M):
-            kv_M2KBD = self._recent_blocks(recent_M, layer, torch.float32)
-            self.cache.layers[layer].index_copy_(0, coded_M, encode_groups(kv_M2KBD))
-
-    def _recent_blocks(self, blocks_M: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
-        """kv_M2KBD of blocks of recent rows."""
-        memory_NP, format = self.cache.recent[layer][0], self.cache.format
-        attention, size = self.attentions[layer], self.cache.block_size
-        assert isinstance(format, Int4Kv)
-        shape = (2, attention.num_kv_heads, size, format.recent_width(attention.head_dim))
-        num_bytes = shape[0] * shape[1] * shape[2] * shape[3]
-        tiles = memory_NP[:, :num_bytes].index_select(0, blocks_M).view(-1, *shape)
-        return format.decode(format.from_tiles(tiles), dtype)
-
     def _recent(self, run: PlacedRun, layer: int, dtype: torch.dtype) -> Tensor:
         """kv_2KLD from the start of the run's first group to its last token."""
         blocks_M = run.recent_blocks[self.cache.recent[layer][1]]
-        kv_M2KBD = self._recent_blocks(blocks_M, layer, dtype)
+        kv_M2KBD = recent_groups(self.cache, self.attentions[layer], layer, blocks_M, dtype)
         return kv_M2KBD.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : run.num_recent]
 
     def _coded(self, blocks_M: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
@@ -121,6 +104,28 @@ class Int4Step:
         tiles_M2KBW = self.cache.layers[layer].index_select(0, blocks_M)
         kv_M2KBD = decode_groups(tiles_M2KBW, self.attentions[layer].head_dim, dtype)
         return kv_M2KBD.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+def code_filled(
+    cache: KvCache, attention: AttentionSpec, layer: int, filled: tuple[Tensor, Tensor]
+) -> None:
+    """Code the groups whose last token a step has written: recent blocks [M] to coded ones [M]."""
+    recent_M, coded_M = filled
+    if len(recent_M):
+        kv_M2KBD = recent_groups(cache, attention, layer, recent_M, torch.float32)
+        cache.layers[layer].index_copy_(0, coded_M, encode_groups(kv_M2KBD))
+
+
+def recent_groups(
+    cache: KvCache, attention: AttentionSpec, layer: int, blocks_M: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """kv_M2KBD of blocks of recent rows."""
+    memory_NP, format, size = cache.recent[layer][0], cache.format, cache.block_size
+    assert isinstance(format, Int4Kv)
+    shape = (2, attention.num_kv_heads, size, format.recent_width(attention.head_dim))
+    num_bytes = shape[0] * shape[1] * shape[2] * shape[3]
+    tiles = memory_NP[:, :num_bytes].index_select(0, blocks_M).view(-1, *shape)
+    return format.decode(format.from_tiles(tiles), dtype)
 
 
 @dataclass(frozen=True)
@@ -247,7 +252,7 @@ def _written_blocks(run: Run, group: int, size: int) -> Tensor:
     return torch.tensor([table[place] for place in places], dtype=torch.int64)
 
 
-def _filled_groups(runs: Sequence[Run], group: int, size: int) -> tuple[Tensor, Tensor]:
+def filled_groups(runs: Sequence[Run], group: int, size: int) -> tuple[Tensor, Tensor]:
     """Recent and coded blocks of the groups whose last token the runs write."""
     recent, coded = [], []
     for run in runs:
