@@ -175,12 +175,18 @@ def features(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
     return {name: np.array(values).T for name, values in columns.items()}
 
 
+Steps = Callable[[Mapping[str, float], Mapping[str, Any], str], NDArray[Any]]
+"""Seconds of the steps of a name, of all points, by the parameters."""
+
+
 # ---- the sums ------------------------------------------------------------------------------------
 
 
-def step_seconds(value: Mapping[str, float], data: Mapping[str, Any], step: str) -> NDArray[Any]:
-    """Seconds of the steps named `step` of all points."""
-    part, (layers, routed, latent) = data[step], data["layers"]
+def part_seconds(
+    value: Mapping[str, float], data: Mapping[str, Any], step: str
+) -> dict[str, NDArray[Any]]:
+    """Seconds of the parts of the steps named `step` of all points, without the engine's."""
+    part, latent = data[step], data["layers"][2]
     shares = [
         np.where(data["fp8"][i], value["fp8"], 1.0)
         * np.where(data["fp4"][i], value["fp4"], 1.0)
@@ -188,20 +194,34 @@ def step_seconds(value: Mapping[str, float], data: Mapping[str, Any], step: str)
         for i in (0, 1)
     ]
     compute = np.minimum(value["compute"], data["achievable"])
-    busy = np.maximum(part[0] / value["bandwidth"], part[1] / (compute * shares[0]))
-    busy += np.maximum(
+    experts = np.maximum(
         part[2] / value["expert_bandwidth"], part[3] / (value["expert_compute"] * shares[1])
     )
-    busy += np.maximum(part[4] / value["bandwidth"], part[5] / compute)
     attention = np.where(latent > 0, value["latent_compute"], 1.0)
-    busy += np.maximum(part[6] / value["kv_bandwidth"], part[7] / attention)
-    busy += np.maximum(part[8] / value["kv_bandwidth"], part[9] / value["prompt_compute"])
-    busy += part[10] * value["activation_passes"] + part[11] * value["expert_passes"]
+    return {
+        "products": np.maximum(part[0] / value["bandwidth"], part[1] / (compute * shares[0])),
+        "experts": experts + part[11] * value["expert_passes"],
+        "head": np.maximum(part[4] / value["bandwidth"], part[5] / compute),
+        "decode": np.maximum(part[6] / value["kv_bandwidth"], part[7] / attention),
+        "prompt": np.maximum(part[8] / value["kv_bandwidth"], part[9] / value["prompt_compute"]),
+        "collectives": part[13] * value["collective_s"] + part[14] / value["link"],
+        "activations": part[10] * value["activation_passes"],
+    }
+
+
+def engine_seconds(value: Mapping[str, float], data: Mapping[str, Any], step: str) -> NDArray[Any]:
+    """Seconds of the engine in the steps named `step` of all points."""
+    layers, routed, latent = data["layers"]
     host = own(value, data, "step_s") + layers * own(value, data, "layer_s")
     host += routed * own(value, data, "routed_layer_s") + latent * value["latent_layer_s"]
     host *= np.where(data["newer"], value["host"], 1.0)
-    wires = part[13] * value["collective_s"] + part[14] / value["link"]
-    return busy + host + part[12] * value["run_s"] + wires
+    return host + data[step][12] * value["run_s"]
+
+
+def step_seconds(value: Mapping[str, float], data: Mapping[str, Any], step: str) -> NDArray[Any]:
+    """Seconds of the steps named `step` of all points."""
+    parts = part_seconds(value, data, step)
+    return sum(parts.values(), start=engine_seconds(value, data, step))
 
 
 def own(value: Mapping[str, float], data: Mapping[str, Any], name: str) -> NDArray[Any]:
@@ -210,10 +230,12 @@ def own(value: Mapping[str, float], data: Mapping[str, Any], name: str) -> NDArr
     return np.minimum(factors, BY_ENGINE[name].limit)[data["engine"]]
 
 
-def tpot(value: Mapping[str, float], data: Mapping[str, Any]) -> NDArray[Any]:
-    """Seconds per output token of all points."""
-    decode = step_seconds(value, data, "decode")
-    mixed = step_seconds(value, data, "mixed")
+def tpot(
+    value: Mapping[str, float], data: Mapping[str, Any], steps: Steps = step_seconds
+) -> NDArray[Any]:
+    """Seconds per output token of all points, where `steps` gives those of a step."""
+    decode = steps(value, data, "decode")
+    mixed = steps(value, data, "mixed")
     found = decode + data["mixed_share"] * np.maximum(mixed - decode, 0.0)
     return found * np.where(data["pool"], own(value, data, "disaggregated"), 1.0)
 
@@ -236,10 +258,12 @@ def fit_values(
     start: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """The parameters by name; points of weight 0 have no part in them."""
-    return _fit(priors(), lambda value: np.log(tpot(value, data) / measured), weight, start=start)
+    return fit_parameters(
+        priors(), lambda value: np.log(tpot(value, data) / measured), weight, start=start
+    )
 
 
-def _fit(
+def fit_parameters(
     known: Mapping[str, Prior],
     errors: Callable[[Mapping[str, float]], NDArray[Any]],
     weight: NDArray[Any],
@@ -263,6 +287,38 @@ def _fit(
     bounds = (mean - 12, upper)
     logs = least_squares(residuals, np.minimum(first, upper - 1e-9), bounds=bounds).x
     return dict(zip(known, map(float, np.exp(logs)), strict=True))
+
+
+RESAMPLES, LOW, HIGH = 20, 10, 90
+
+
+def parameter_intervals(
+    rows: Sequence[Row],
+    data: Mapping[str, Any],
+    measured: NDArray[Any],
+    weight: NDArray[Any],
+    values: Mapping[str, float],
+) -> dict[str, tuple[float, float]]:
+    """By parameter as `efficiency_from` gives it ("layer_s vllm": an engine's own): the 10th and
+    90th percentile over fits to campaigns that are drawn with replacement."""
+    names = sorted({row.campaign for row in rows})
+    place = {name: number for number, name in enumerate(names)}
+    campaign = np.array([place[row.campaign] for row in rows])
+    rng = np.random.default_rng(0)
+    found: dict[str, list[float]] = collections.defaultdict(list)
+    for _ in range(RESAMPLES):
+        drawn = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))
+        sample = fit_values(data, measured, weight * drawn[campaign], values)
+        for name in SHARED:
+            found[name].append(sample[name])
+        for name, prior in BY_ENGINE.items():
+            for engine in backends():
+                own_value = sample[name] * sample[f"{name} {engine}"]
+                found[f"{name} {engine}"].append(min(own_value, prior.limit))
+    return {
+        name: (float(np.percentile(samples, LOW)), float(np.percentile(samples, HIGH)))
+        for name, samples in found.items()
+    }
 
 
 def check_sums(values: Mapping[str, float], data: Mapping[str, Any], rows: Sequence[Row]) -> None:
@@ -340,7 +396,7 @@ def fit_first_token(
     data: FirstTokenData, measured: NDArray[Any], weight: NDArray[Any]
 ) -> dict[str, float]:
     """The parameters of `ttft` by name; points of weight 0 have no part in them."""
-    return _fit(
+    return fit_parameters(
         first_token_priors(),
         lambda value: np.log(ttft(value, data) / measured),
         weight,

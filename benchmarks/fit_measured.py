@@ -1,11 +1,14 @@
-"""Fits the overheads next to measured operators, and says how wrong `--operators measured` is.
+"""Fits what `--operators measured` adds to measured operators, and says how wrong it is.
 
     python benchmarks/fit_measured.py POINTS.csv --fit     print the rows of `[measured]`
     python benchmarks/fit_measured.py POINTS.csv --output FILE     errors next to the analytic ones
 
-Needs `pip install 'ridgeline[silicon]'`. The points and their division are those of
-published_points.py. Only overheads are fitted, to points that are not kept: seconds per step, layer
-and routed layer by engine, and the factor of decode pools.
+Needs `pip install 'ridgeline[silicon]'`. Points, division, priors and loss are those of
+efficiency_fit.py. A part of a step takes the weighted mean, in logarithms, of its measured and its
+analytic time, because both err: the tables are of other releases than the published runs and time
+kernels alone, the analytic model knows no kernels. The weight and the engines' overheads are
+fitted, the analytic shares stay as they are. For models that are left out, both fits are repeated
+without them.
 """
 
 from __future__ import annotations
@@ -13,140 +16,147 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from ridgeline.errors import UserError
-from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.modelspec.cost.parameters import count_layers
-from ridgeline.plan.calibration.published_efficiency import backends, efficiency_of
-from ridgeline.plan.step_time.predict import predict
 
 if __package__:
-    from benchmarks.published_points import (
-        Row,
-        loop_steps,
-        machine_of,
-        quantile_of,
-        read,
-        roomy,
-        summary,
+    from benchmarks.efficiency_fit import (
+        SHARED,
+        Prior,
+        campaign_weights,
+        engine_seconds,
+        features,
+        fit_parameters,
+        fit_values,
+        part_seconds,
+        priors,
+        tpot,
     )
+    from benchmarks.published_points import Row, loop_steps, machine_of, quantile, read
 else:
-    from published_points import Row, loop_steps, machine_of, quantile_of, read, roomy, summary
-
-BY_ENGINE = {
-    "step_s": 5e-4,
-    "layer_s": 2e-5,
-    "routed_layer_s": 2e-5,
-    "latent_layer_s": 2e-5,
-    "disaggregated": 0.7,
-}
-"""Fitted parameters of each engine, and where the fit starts."""
-
-
-def features(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-    columns: dict[str, list[Any]] = {name: [] for name in ("decode", "mixed", "chunks", "counts")}
-    for row in rows:
-        point = row.point
-        eff = efficiency_of(find_accelerator(point.device), point.backend)
-        machine = machine_of(point, eff, measured=True)
-        steps = loop_steps(point, machine)
-        for name, groups in (("decode", steps.decode), ("mixed", steps.mixed)):
-            cost = machine.grouped(groups, steps.batch)
-            columns[name].append(cost.busy_s + cost.communication_s)
-        columns["chunks"].append(steps.mixed_share)
-        layers = count_layers(machine.spec)
-        columns["counts"].append(
-            (
-                1,
-                len(machine.spec.layers),
-                sum(n for layer, n in layers.items() if layer.mlp.num_experts),
-                sum(n for layer, n in layers.items() if layer.attention.latent is not None),
-                eff.run_s * steps.batch,
-            )
-        )
-    return {
-        **{name: np.array(values, float) for name, values in columns.items()},
-        "engine": np.array([backends().index(str(row.point.backend)) for row in rows]),
-        "newer": np.array([row.point.device == "b200" for row in rows]),
-        "pool": np.array([row.point.decode is not None for row in rows]),
-    }
-
-
-def tpot(value: Mapping[str, float], data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    def own(name: str) -> NDArray[Any]:
-        return np.array([value[f"{name} {engine}"] for engine in backends()])[data["engine"]]
-
-    names = ("step_s", "layer_s", "routed_layer_s", "latent_layer_s")
-    overhead = sum(data["counts"][:, i] * own(name) for i, name in enumerate(names))
-    overhead = overhead * np.where(data["newer"], value["host"], 1.0) + data["counts"][:, 4]
-    found = data["decode"] + overhead
-    found = found + data["chunks"] * np.maximum(data["mixed"] - data["decode"], 0.0)
-    return found * np.where(data["pool"], own("disaggregated"), 1.0)
-
-
-def fit(rows: Sequence[Row]) -> None:
-    data = features(rows)
-    names = [f"{name} {engine}" for name in BY_ENGINE for engine in backends()] + ["host"]
-    start = np.log([v for v in BY_ENGINE.values() for _ in backends()] + [0.8])
-    upper = np.log(
-        [1.0 if n == "disaggregated" else 30 * v for n, v in BY_ENGINE.items() for _ in backends()]
-        + [1.0]
+    from efficiency_fit import (
+        SHARED,
+        Prior,
+        campaign_weights,
+        engine_seconds,
+        features,
+        fit_parameters,
+        fit_values,
+        part_seconds,
+        priors,
+        tpot,
     )
-    measured = np.array([row.tpot_s for row in rows])
-    weight = np.sqrt([0.0 if row.kept else row.weight for row in rows])
+    from published_points import Row, loop_steps, machine_of, quantile, read
 
-    def residuals(logs: NDArray[Any]) -> NDArray[Any]:
-        found = tpot(dict(zip(names, np.exp(logs), strict=True)), data)
-        return np.concatenate([weight * np.log(found / measured), 0.05 * (logs - start)])
-
-    bounds = (upper - 12, upper)
-    best = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.2).x
-    for name, log in zip(names, best, strict=True):
-        print(f"{name} = {math.exp(log):.3g}")
-    found = tpot(dict(zip(names, np.exp(best), strict=True)), data) / measured - 1
-    report("kept, of the fit", rows, found)
+PARTS = ("products", "experts", "head", "decode", "prompt", "collectives")
+"""The parts that tables have, in the order of `MeasuredParts`."""
+REFITTED = ("latent_layer_s", "host")
+WEIGHT = Prior(0.5, 0.7, 1.0)
 
 
-PARTS = (("", None), (", aggregated", False), (", disaggregated", True))
+def measured_seconds(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+    """By step: seconds of `PARTS` of all points, nan where a shape was not measured."""
+    found: dict[str, list[Any]] = {"decode": [], "mixed": []}
+    known: dict[Any, Any] = {}
+    for row in rows:
+        machine = machine_of(row.point, measured=True)
+        steps = loop_steps(row.point, machine)
+        for name, groups in (("decode", steps.decode), ("mixed", steps.mixed)):
+            key = (msgspec.structs.replace(row.point, isl=1, osl=1, batch=1), groups, steps.batch)
+            if key not in known:
+                assert machine.operators is not None
+                known[key] = machine.operators.parts(groups, steps.batch)
+            found[name].append([np.nan if s is None else s for s in known[key]])
+    return {name: np.array(values, float).T for name, values in found.items()}
 
 
-def picked(rows: Sequence[Row], errors: Sequence[float], wanted: bool | None) -> list[Any]:
-    """(error, weight) of the kept rows; `wanted`: only disaggregated ones, or only others."""
-    return [
-        (error, row.weight)
-        for error, row in zip(errors, rows, strict=True)
-        if row.kept and wanted in (None, row.point.decode is not None)
-    ]
+def blended_tpot(
+    value: Mapping[str, float],
+    analytic: Mapping[str, float],
+    data: Mapping[str, Any],
+    measured: Mapping[str, NDArray[Any]],
+) -> NDArray[Any]:
+    """Seconds per token with measured operators; `analytic`: the values of the analytic fit."""
+    merged = {**analytic, **value}
+
+    def steps(value: Mapping[str, float], data: Mapping[str, Any], step: str) -> NDArray[Any]:
+        parts = part_seconds(value, data, step)
+        for name, seconds in zip(PARTS, measured[step], strict=True):
+            both = (parts[name] > 0) & (seconds > 0)  # neither absent nor unknown
+            weight = np.where(both, value["measured_weight"], 0.0)
+            ratio = np.where(both, seconds, 1.0) / np.where(both, parts[name], 1.0)
+            parts[name] = parts[name] * ratio**weight
+        return sum(parts.values(), start=engine_seconds(value, data, step))
+
+    return tpot(merged, data, steps)
 
 
-def report(name: str, rows: Sequence[Row], errors: Sequence[float]) -> None:
-    for part, wanted in PARTS:
-        print(f"{name}{part}: {summary(picked(rows, errors, wanted))}")
+def fit_measured(
+    analytic: Mapping[str, float],
+    data: Mapping[str, Any],
+    measured: Mapping[str, NDArray[Any]],
+    tpot_s: NDArray[Any],
+    weight: NDArray[Any],
+) -> dict[str, float]:
+    """The weight of measured times and the overheads next to them."""
+    known = {name: prior for name, prior in priors().items() if name not in SHARED}
+    known |= {name: SHARED[name] for name in REFITTED} | {"measured_weight": WEIGHT}
+    return fit_parameters(
+        known,
+        lambda value: np.log(blended_tpot(value, analytic, data, measured) / tpot_s),
+        weight,
+    )
 
 
-def result(rows: Sequence[Row], errors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def figures(name: str, error: NDArray[Any], weight: NDArray[Any]) -> list[Any]:
+    texts = [f"{quantile(abs(error), weight, share):.1%}" for share in (0.5, 0.9)]
+    texts.append(f"{quantile(error, weight, 0.5):+.1%}")
+    return [name, len(error), *(text.replace("%", " %") for text in texts)]
+
+
+def result(rows: Sequence[Row], *, print_values: bool) -> dict[str, Any]:
     """The record of benchmarks/results."""
+    data, measured, weight = features(rows), measured_seconds(rows), campaign_weights(rows)
+    tpot_s, once = np.array([row.tpot_s for row in rows]), np.array([row.weight for row in rows])
+    kept, pool = np.array([row.kept for row in rows]), np.array(data["pool"])
+    models = np.array([row.point.model for row in rows])
+    errors = {way: np.zeros(len(rows)) for way in ("analytic", "measured")}
+    left_out = {way: np.zeros(len(rows)) for way in errors}
+    start = None
+    for model in (None, *sorted(set(models))):
+        unseen = kept if model is None else models == model
+        seen = np.where(unseen, 0.0, weight)
+        values = fit_values(data, tpot_s, seen, start)
+        start = start or values
+        added = fit_measured(values, data, measured, tpot_s, seen)
+        into = errors if model is None else left_out
+        into["analytic"][unseen] = (tpot(values, data) / tpot_s - 1)[unseen]
+        blended = blended_tpot(added, values, data, measured)
+        into["measured"][unseen] = (blended / tpot_s - 1)[unseen]
+        if model is None and print_values:
+            for name in (*added, *SHARED):
+                print(f"{name} = {(added if name in added else values)[name]:.3g}")
     table = []
-    for name, values in errors.items():
-        for part, wanted in PARTS:
-            pairs = picked(rows, values, wanted)
-            sizes = [(abs(error), weight) for error, weight in pairs]
-            figures = [f"{quantile_of(sizes, share):.1%}" for share in (0.5, 0.9)]
-            figures.append(f"{quantile_of(pairs, 0.5):+.1%}")
-            table.append([name + part, len(pairs), *(f.replace("%", " %") for f in figures)])
+    for way, error in errors.items():
+        for name, chosen in (("", kept), (", aggregated", kept & ~pool)):
+            table.append(figures(way + name, error[chosen], once[chosen]))
+    for way, error in left_out.items():
+        for name, chosen in (("", pool | ~pool), (", aggregated", ~pool)):
+            name = f"{way}, models left out{name}"
+            table.append(figures(name, error[chosen], once[chosen]))
     return {
         "machine": "H100, H200 and B200 (measured by others, 2025-10 to 2026-04)",
         "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/fit_measured.py POINTS.csv --output FILE",
-        "note": "TPOT of the points that were kept from both fits; aiconfigurator-core 0.12.0.",
+        "note": "TPOT of the points that were kept from both fits, and of models without which "
+        "both were repeated; aiconfigurator-core 0.12.0.",
         "columns": ["operators", "points", "median error", "90 %", "bias"],
         "rows": table,
     }
@@ -158,22 +168,11 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
-    rows = read(chosen.points)
-    if chosen.fit:
-        fit(rows)
-        return
-    kept, catalogue = [row for row in rows if row.kept], roomy()
-    errors = {
-        name: [
-            predict(row.point, catalogue, measured=measured).tpot_ms / 1000 / row.tpot_s - 1
-            for row in kept
-        ]
-        for name, measured in (("analytic", False), ("measured", True))
-    }
-    for name, values in errors.items():
-        report(name, kept, values)
+    found = result(read(chosen.points), print_values=chosen.fit)
+    for line in found["rows"]:
+        print(*line)
     if chosen.output is not None:
-        text = json.dumps(result(kept, errors), indent=2, ensure_ascii=False)
+        text = json.dumps(found, indent=2, ensure_ascii=False)
         chosen.output.write_text(f"{text}\n")
 
 

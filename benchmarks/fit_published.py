@@ -2,6 +2,7 @@
 
     python benchmarks/fit_published.py POINTS.csv            errors of the present table
     python benchmarks/fit_published.py POINTS.csv --fit      fit on four fifths, print the values
+    python benchmarks/fit_published.py POINTS.csv --intervals     and the 80 % interval of each
 
 The points are those of published_points.py, the fit that of efficiency_fit.py.
 """
@@ -27,6 +28,7 @@ if __package__:
         first_token_data,
         fit_first_token,
         fit_values,
+        parameter_intervals,
         tpot,
         ttft,
     )
@@ -40,6 +42,7 @@ else:
         first_token_data,
         fit_first_token,
         fit_values,
+        parameter_intervals,
         tpot,
         ttft,
     )
@@ -108,14 +111,27 @@ def fit(rows: Sequence[Row]) -> None:
     print("TTFT of kept points:", summary(kept))
 
 
+def intervals(rows: Sequence[Row]) -> None:
+    """Print the rows of `[interval]`: of fits to campaigns that are drawn with replacement."""
+    data, measured = features(rows), np.array([row.tpot_s for row in rows])
+    weight = np.where([row.kept for row in rows], 0.0, campaign_weights(rows))
+    values = fit_values(data, measured, weight)
+    found = parameter_intervals(rows, data, measured, weight, values)
+    for name, (low, high) in found.items():
+        print(f'"{name}" = [{low:.3g}, {high:.3g}]')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("points", type=Path)
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--intervals", action="store_true")
     chosen = parser.parse_args()
     rows = read(chosen.points)
     if chosen.fit:
         fit(rows)
+    elif chosen.intervals:
+        intervals(rows)
     else:
         errors(rows)
 

@@ -21,6 +21,7 @@ from ridgeline.modelspec.cost import (
 from ridgeline.modelspec.cost.serving_formats import checkpoint_bytes, quantised_as
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.families.shapes import known_shapes, planning_config, planning_table
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import build_replica
 
 
@@ -183,3 +184,18 @@ def test_unsupported_families_say_why_the_engine_cannot_run_them() -> None:
     assert load_planning_spec("deepseek-v3").layers[-1].attention.latent is not None
     with pytest.raises(BadModel, match="share a KV cache"):
         spec_from_config(planning_config("hunyuan-large"), name="hunyuan")
+
+
+def test_cache_of_models_with_unusual_attention() -> None:
+    # MiMo-V2-Flash: 9 full layers of 4 heads, 39 with a window of 8; keys of 192, values of 128.
+    mimo = load_planning_spec("XiaomiMiMo/MiMo-V2-Flash")
+    full = [layer.attention for layer in mimo.layers if layer.attention.window is None]
+    assert len(full) == 9 and {a.num_kv_heads for a in full} == {4}
+    assert kv_per_token("mimo-v2-flash") == (9 * 4 + 39 * 8) * (192 + 128) * 2
+    machine = build_replica(mimo, find_accelerator("h200-sxm"), Layout(tp=8))
+    assert machine.layout.tp == 8  # its blocks of scales lie across heads: engines divide them
+    # Kimi K3: 24 latent layers keep 576 numbers per token, the 69 others a state.
+    assert kv_per_token("kimi-k3") == 24 * 576 * 2
+    assert checkpoint_bytes(load_planning_spec("kimi-k3")) == pytest.approx(1.56e12, rel=0.01)
+    # Llama 3.3 Nemotron Super: 49 of 80 layers have attention.
+    assert kv_per_token("llama-3.3-nemotron-super-49b") == 49 * 8 * 128 * 2 * 2

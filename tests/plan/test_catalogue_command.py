@@ -13,6 +13,8 @@ from ridgeline.cli.main import main
 from ridgeline.config.planning import PlanOptions
 from ridgeline.config.tools import CatalogueOptions
 from ridgeline.errors import BadInput, DownloadFailed
+from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.plan.calibration.published_efficiency import efficiency_of, fitted_parameters
 from ridgeline.workflows.planning import catalogue as workflow
 from ridgeline.workflows.planning.plan import plan
 
@@ -104,3 +106,20 @@ def test_plan_without_a_price_under_the_commitment_says_so() -> None:
     )
     assert found.bill is None
     assert any("no reserved-1y price of h100-nvl" in note for note in found.notes)
+
+
+def test_a_device_has_its_fitted_numbers_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {
+        (fitted.name, fitted.engine): fitted
+        for fitted in fitted_parameters(load_catalogue()["b200"])
+    }
+    assert {"bandwidth", "link", "host", "layer_s"} <= {name for name, _ in found}
+    for fitted in found.values():
+        assert 0 < fitted.low <= fitted.value * 1.001 and fitted.value <= fitted.high * 1.001
+    efficiency = efficiency_of(load_catalogue()["h100-sxm"], "sglang")
+    assert found["layer_s", "sglang"].value == efficiency.layer_s
+    assert ("host", "") not in {
+        (fitted.name, fitted.engine) for fitted in fitted_parameters(load_catalogue()["h100-sxm"])
+    }
+    assert main(["catalogue", "b200"]) == 0
+    assert "fitted numbers" in capsys.readouterr().out

@@ -3,6 +3,10 @@
     hunyuan      groups of `cla_share_factor` layers share one KV cache; shared and routed experts
     opt          MLPs without a gate, biases, learned positions
     nemotron_h   blocks of Mamba-2, attention, an MLP or experts, each alone in its layer
+    nemotron-nas layers without attention, and MLPs of different sizes
+    mimo_v2_flash   keys and values of different sizes, fewer KV heads in layers without a window
+    minimax_m3   attention to chosen blocks, planned as dense: an upper bound of what is read
+    kimi_linear  Kimi K3: delta attention and gated latent attention, experts in a smaller space
 
 `planned_as` reduces further families to one that is known. Those with a sparse attention over
 latent vectors (DeepSeek-V3.2, GLM-5) are planned with dense attention and an indexer, an upper
@@ -28,6 +32,7 @@ from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
     AttentionSpec,
     DeltaSpec,
+    LatentSpec,
     LayerSpec,
     LinearSpec,
     MlpSpec,
@@ -39,6 +44,10 @@ from ridgeline.modelspec.model import (
 UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         "hunyuan": "the engine does not share a KV cache between layers",
+        "kimi_linear": "the engine has no delta attention with a decay per channel",
+        "mimo_v2_flash": "the engine has no attention whose values are smaller than its keys",
+        "minimax_m3": "the engine has no attention to chosen blocks",
+        "nemotron-nas": "the engine has no layers without attention",
         "nemotron_h": "some layers are state-space models (Mamba)",
         "opt": "the engine has no learned positions and no MLP without a gate",
     }
@@ -64,7 +73,9 @@ _SPARSE = "the engine has no sparse attention over latent vectors"
 _FLAT: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"deepseek_v32": ("deepseek_v3", _SPARSE), "glm_moe_dsa": ("deepseek_v3", _SPARSE)}
 )
-_NESTED: Mapping[str, str] = MappingProxyType({"kimi_k25": "kimi_k2", "qwen3_vl_moe": "qwen3_moe"})
+_NESTED: Mapping[str, str] = MappingProxyType(
+    {"kimi_k25": "kimi_k2", "kimi_k3": "kimi_linear", "qwen3_vl_moe": "qwen3_moe"}
+)
 _IGNORED = frozenset(
     (
         "index_head_dim",
@@ -301,6 +312,174 @@ def _nemotron_experts(values: ConfigFields, fmt: Format) -> MlpSpec:
     )
 
 
+def _nas_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
+    """Nemotron-NAS: `block_configs` says what each layer has. An MLP's inner size is 2/3 of
+    `ffn_mult` hidden sizes, rounded up to 256."""
+    hidden_size, layers = values.count("hidden_size"), []
+    for block in values.raw("block_configs"):
+        heads = block["attention"].get("n_heads_in_group")
+        attention = _no_mixer(values) if not heads else _attention(values, fmt)
+        if heads:
+            kv_heads = attention.num_heads // int(heads)
+            keys = replace(attention.k, num_out=kv_heads * attention.head_dim)
+            attention = replace(attention, num_kv_heads=kv_heads, k=keys, v=keys)
+        mult = block["ffn"].get("ffn_mult")
+        inner = 256 * math.ceil(int(2 * mult * hidden_size / 3) / 256) if mult else 0
+        layers.append(
+            LayerSpec(attention=attention, mlp=_mlp(values, inner, fmt) if inner else _NO_MLP)
+        )
+    return tuple(layers)
+
+
+def _mimo_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
+    """Layers with a window have KV heads of their own. `head_dim` is the mean of the sizes of keys
+    and values, by which the cache and the products of attention are exact."""
+    hidden_size, layers = values.count("hidden_size"), []
+    experts = _experts(
+        values,
+        fmt,
+        inner=values.count("moe_intermediate_size"),
+        num_experts_key="n_routed_experts",
+        top_k_key="num_experts_per_tok",
+    )
+    dense_mlp = _mlp(values, values.count("intermediate_size"), fmt)
+    for windowed, routed in zip(
+        values.raw("hybrid_layer_pattern"), values.raw("moe_layer_freq"), strict=True
+    ):
+        prefix = "swa_" if windowed else ""
+        heads = values.count(f"{prefix}num_attention_heads")
+        kv_heads = values.count(f"{prefix}num_key_value_heads")
+        key, value = values.count(f"{prefix}head_dim"), values.count(f"{prefix}v_head_dim")
+        plain = _attention(values, fmt)
+        attention = replace(
+            plain,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=(key + value) // 2,
+            q=replace(plain.q, num_out=heads * key),
+            k=replace(plain.k, num_out=kv_heads * key),
+            v=replace(plain.v, num_out=kv_heads * value),
+            o=LinearSpec(num_out=hidden_size, num_in=heads * value, format=fmt),
+            window=values.count("sliding_window") if windowed else None,
+        )
+        layers.append(LayerSpec(attention=attention, mlp=experts if routed else dense_mlp))
+    return tuple(layers)
+
+
+def _minimax_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
+    experts = _experts(
+        values,
+        fmt,
+        inner=values.count("moe_intermediate_size"),
+        num_experts_key="num_local_experts",
+        top_k_key="num_experts_per_tok",
+    )
+    experts = _with_shared(experts, values.count("n_shared_experts"))
+    dense_mlp = _mlp(values, values.count("dense_intermediate_size"), fmt)
+    attention = _attention(values, fmt)
+    return tuple(
+        LayerSpec(attention=attention, mlp=experts if routed else dense_mlp)
+        for routed in values.raw("moe_layer_freq")
+    )
+
+
+def _kimi_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
+    """Kimi K3: latent attention in the layers of `full_attn_layers` (counted from 1), delta
+    attention (arXiv:2510.26692) in the others. The projections into the experts' space and back
+    count as further columns of the shared experts, gates of latent attention with its latents."""
+    experts = _experts(
+        values,
+        fmt,
+        inner=values.count("moe_intermediate_size"),
+        num_experts_key="num_experts",
+        top_k_key="num_experts_per_token",
+    )
+    small, shared_size = values.count("routed_expert_hidden_size"), experts.up.num_out
+    shared_size *= values.count("num_shared_experts")
+    inner = replace(experts.up, num_in=small)
+    wide = replace(experts.up, num_out=shared_size + small)
+    mlp = replace(
+        experts,
+        gate=inner,
+        up=inner,
+        down=replace(experts.down, num_out=small),
+        shared=SharedExpertSpec(
+            gate=replace(wide, num_out=shared_size),
+            up=wide,
+            down=replace(experts.down, num_in=wide.num_out),
+        ),
+    )
+    first = _mlp(values, values.count("intermediate_size"), fmt)
+    num_dense, linear = values.count("first_k_dense_replace"), values.raw("linear_attn_config")
+    full = frozenset(linear["full_attn_layers"])
+    latent, delta = _gated_latent(values, fmt), _kimi_delta(values, fmt, linear)
+    return tuple(
+        LayerSpec(attention=latent if i + 1 in full else delta, mlp=first if i < num_dense else mlp)
+        for i in range(num_layers(values))
+    )
+
+
+def _gated_latent(values: ConfigFields, fmt: Format) -> AttentionSpec:
+    """Latent attention whose output is multiplied by a gate of its size."""
+    hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
+    nope, rope = values.count("qk_nope_head_dim"), values.count("qk_rope_head_dim")
+    rank, q_rank = values.count("kv_lora_rank"), values.count("q_lora_rank")
+    value = values.count("v_head_dim")
+
+    def linear(num_out: int, num_in: int) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
+
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=1,
+        head_dim=nope + rope,
+        scale=(nope + rope) ** -0.5,
+        rope=RopeSpec(dim=0, theta=1.0),
+        q=linear(heads * (nope + rope), q_rank),
+        k=linear(heads * nope, rank),
+        v=linear(heads * value, rank),
+        o=linear(hidden_size, heads * value),
+        latent=LatentSpec(
+            rank=rank,
+            rope_dim=rope,
+            kv_down=linear(rank + rope + heads * value, hidden_size),
+            q_down=linear(q_rank, hidden_size),
+        ),
+    )
+
+
+def _kimi_delta(values: ConfigFields, fmt: Format, config: Mapping[str, Any]) -> AttentionSpec:
+    """Delta attention with a decay per channel, which two products of rank `head_dim` make."""
+    hidden_size = values.count("hidden_size")
+    heads, size = int(config["num_heads"]), int(config["head_dim"])
+
+    def linear(num_out: int, num_in: int = hidden_size) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
+
+    delta = DeltaSpec(
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_dim=size,
+        value_dim=size,
+        conv_size=int(config["short_conv_kernel_size"]),
+        z=linear(heads * size),
+        b=linear(heads),
+        a=linear(size + math.ceil(size * heads * size / hidden_size)),
+    )
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=0,
+        head_dim=size,
+        scale=1.0,
+        rope=RopeSpec(dim=0, theta=1.0),
+        q=linear(heads * size),
+        k=linear(heads * size),
+        v=linear(heads * size),
+        o=linear(hidden_size, heads * size),
+        delta=delta,
+    )
+
+
 def _attention(values: ConfigFields, fmt: Format, *, bias: bool = False) -> AttentionSpec:
     hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
     kv_heads = values.opt_count("num_key_value_heads") or heads
@@ -361,6 +540,10 @@ def _experts(
 _LAYERS: Mapping[str, Callable[[ConfigFields, Format], tuple[LayerSpec, ...]]] = MappingProxyType(
     {
         "hunyuan": _hunyuan_layers,
+        "kimi_linear": _kimi_layers,
+        "mimo_v2_flash": _mimo_layers,
+        "minimax_m3": _minimax_layers,
+        "nemotron-nas": _nas_layers,
         "nemotron_h": _nemotron_layers,
         "opt": _opt_layers,
     }

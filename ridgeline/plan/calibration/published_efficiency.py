@@ -40,6 +40,9 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps, and for a share `together` of the other clients' prompts, of which half are before it;
     `pool_first_s` and `pool_together` are those of a pool that only computes prompts.
 
+    `measured_weight`: share of a measured operator's time in the mean, in logarithms, with its
+    analytic one.
+
     `disaggregated`: factor on the decode steps of a pool that only decodes. `tpot_error`,
     `ttft_error`: median relative error to expect; `routed_tpot_error` of models with routed
     experts, and `pool_tpot_error` of decode pools, where they are larger.
@@ -70,6 +73,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     together: float = 0.0
     pool_first_s: float = 0.0
     pool_together: float = 0.0
+    measured_weight: float = 1.0
     disaggregated: float = 1.0
     tpot_error: float
     ttft_error: float
@@ -131,6 +135,7 @@ def efficiency_of(
     row = dict(document["default"])
     row |= _backend_row(document["backend"], backend)
     if measured:
+        row |= document["measured"]["default"]
         row |= _backend_row(document["measured"]["backend"], backend)
     for specific in document["device"]:
         if device.name in specific["names"]:
@@ -142,10 +147,44 @@ def efficiency_of(
             row |= {k: value for k, value in specific.items() if k not in ("names", "host")}
             row["source"] = f"{document['default']['source']}; {specific['source']}"
     if measured:
-        row |= document["measured"]["default"]
+        row["source"] = document["measured"]["default"]["source"]
     if device.achievable is not None:
         row["compute"] = min(row["compute"], device.achievable)
     return msgspec.convert(row, Efficiency)
+
+
+class FittedParameter(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of the step-time model: its value, and the 80 % interval of fits to other draws of
+    the measurement campaigns. `engine`: whose it is, "" where all engines share it."""
+
+    name: str
+    engine: str
+    value: float
+    low: float
+    high: float
+    as_of: str
+
+
+def fitted_parameters(device: Accelerator) -> tuple[FittedParameter, ...]:
+    """The fitted numbers that predictions on a device use, before `host` scales the engines'."""
+    document = _document()
+    intervals = dict(document["interval"])
+    as_of = intervals.pop("as_of")
+    default, rows = document["default"], {row["name"]: row for row in document["backend"]}
+    hosts = [row.get("host") for row in document["device"] if device.name in row["names"]]
+    found = []
+    for key, (low, high) in intervals.items():
+        name, _, engine = key.partition(" ")
+        value = rows[engine][name] if engine else default.get(name)
+        if name == "host":
+            value = next((host for host in hosts if host is not None), None)
+        if value is not None:
+            found.append(
+                FittedParameter(
+                    name=name, engine=engine, value=value, low=low, high=high, as_of=as_of
+                )
+            )
+    return tuple(found)
 
 
 def _backend_row(rows: list[dict[str, Any]], backend: str | None) -> dict[str, float]:

@@ -181,8 +181,9 @@ def _check_shards(layout: Layout, spec: ModelSpec) -> None:
         a, m = layer.attention, layer.mlp
         kv_parts = min(layout.tp, a.num_kv_heads)
         sharded = [("attention output", a.o, a.o.num_in, layout.tp)]
-        sharded += [("query projection", a.q, a.q.num_out, layout.tp)] if _in_blocks(a.q) else []
-        sharded += [("key projection", a.k, a.k.num_out, kv_parts)] if _in_blocks(a.k) else []
+        if a.latent is not None or not _straddles(a.k.num_out // max(1, a.num_kv_heads)):
+            sharded += [("query projection", a.q, a.q.num_out, layout.tp)] * _in_blocks(a.q)
+            sharded += [("key projection", a.k, a.k.num_out, kv_parts)] * _in_blocks(a.k)
         parts = layout.num_expert_devices // layout.ep if m.num_experts else layout.tp
         sharded += [("feed-forward layer", m.down, m.down.num_in, parts)]
         sharded += [("feed-forward layer", m.up, m.up.num_out, parts)] * _in_blocks(m.up)
@@ -198,6 +199,11 @@ def _check_shards(layout: Layout, spec: ModelSpec) -> None:
                     fix="lower tp"
                     + (", or distribute whole experts with ep" if m.num_experts else ""),
                 )
+
+
+def _straddles(head_size: int) -> bool:
+    """Whether heads of a size begin within blocks, which engines then divide themselves."""
+    return head_size % _BLOCK != 0 and _BLOCK % max(1, head_size) != 0
 
 
 def _in_blocks(linear: LinearSpec) -> bool:

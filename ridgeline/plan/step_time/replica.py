@@ -16,7 +16,7 @@ allow several micro-batches in flight.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -62,10 +62,10 @@ from ridgeline.roofline import Peaks
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
 
 
-CACHE_READS = "KV cache reads"
+CACHE_READS, EXPERTS, PERMUTATION = "KV cache reads", "routed experts", "expert permutation"
 PART_NAMES = (
-    *("dense weights", "routed experts", "LM head", CACHE_READS, "prompt attention"),
-    *("activations", "expert permutation"),
+    *("dense weights", EXPERTS, "LM head", CACHE_READS, "prompt attention"),
+    *("activations", PERMUTATION),
 )
 
 
@@ -309,20 +309,19 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             )
             attention = self.cost.attention_of_groups(groups)
             parts = self._part_seconds(self.rates, num_tokens, num_sampled, attention, expert_bytes)
-            known = {} if measured is None else _measured_seconds(measured)
             for name, (memory_s, compute_s) in zip(PART_NAMES, parts, strict=True):
-                seconds = known.get(name)
-                analytic_s = max(memory_s, compute_s)
-                terms[name] = StepTerm(
-                    memory_s, compute_s, analytic_s if seconds is None else seconds
-                )
+                terms[name] = StepTerm(memory_s, compute_s, max(memory_s, compute_s))
+            if measured is not None:
+                terms |= _with_measured_seconds(terms, measured, self.efficiency.measured_weight)
             terms["engine, per step and layer"] = StepTerm(0.0, 0.0, self.step_overhead_s)
             per_run_s = self.efficiency.run_s * num_runs
             terms["engine, per sequence"] = StepTerm(0.0, 0.0, per_run_s)
         fixed_s, per_token_s = self.wires.fixed_s, self.wires.per_token_s * num_tokens
         if measured is not None and measured.collectives_s is not None:
-            per_token_s = max(0.0, measured.collectives_s - fixed_s)
-            fixed_s = measured.collectives_s - per_token_s
+            total_s, weight = fixed_s + per_token_s, self.efficiency.measured_weight
+            both_s = _weighted_mean(measured.collectives_s, total_s, weight)
+            fixed_s = min(fixed_s, both_s)
+            per_token_s = both_s - fixed_s
         terms["collectives, latency"] = StepTerm(0.0, 0.0, fixed_s)
         terms["collectives, bytes"] = StepTerm(0.0, 0.0, per_token_s)
         return terms
@@ -376,11 +375,27 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout.tp / min(self.layout.tp, self.num_kv_heads)
 
 
-def _measured_seconds(measured: MeasuredParts) -> dict[str, float | None]:
-    """Seconds by the name of the part. Measured experts include their permutation."""
-    known = dict(zip(PART_NAMES, measured[:-1], strict=False))
-    permutation_s = None if measured.experts_s is None else 0.0
-    return {**known, "expert permutation": permutation_s}
+def _with_measured_seconds(
+    terms: Mapping[str, StepTerm], measured: MeasuredParts, weight: float
+) -> dict[str, StepTerm]:
+    """The parts of which there are measurements. Measured experts include their permutation."""
+    found = {}
+    for name, seconds in zip(PART_NAMES, measured[:-1], strict=False):
+        if seconds is None:
+            continue
+        analytic_s = terms[name].seconds
+        if name == EXPERTS:
+            analytic_s += terms[PERMUTATION].seconds
+            found[PERMUTATION] = terms[PERMUTATION]._replace(seconds=0.0)
+        found[name] = terms[name]._replace(seconds=_weighted_mean(seconds, analytic_s, weight))
+    return found
+
+
+def _weighted_mean(measured_s: float, analytic_s: float, weight: float) -> float:
+    """The mean in logarithms; 0 for what the model does not have."""
+    if measured_s <= 0 or analytic_s <= 0:
+        return analytic_s
+    return measured_s**weight * analytic_s ** (1 - weight)
 
 
 def build_replica(

@@ -20,6 +20,7 @@ from ridgeline.hardware.catalogue import (
     with_prices,
 )
 from ridgeline.hardware.price_tables import CLOUDS, merge_prices, read_price_table
+from ridgeline.plan.calibration.published_efficiency import FittedParameter, fitted_parameters
 from ridgeline.plan.cost.api_prices import STALE_DAYS, age_days
 from ridgeline.records.price import Commitment
 from ridgeline.records.progress import Observer, silent, stage
@@ -43,11 +44,15 @@ class DevicePrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CatalogueRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A device, the price that plans count with under the chosen commitment, and all others."""
+    """A device, the price that plans count with under the chosen commitment, and all others.
+
+    `parameters`: the fitted numbers that predictions on it use, where one device was asked for.
+    """
 
     device: Accelerator
     chosen: DevicePrice | None
     prices: tuple[DevicePrice, ...]
+    parameters: tuple[FittedParameter, ...] = ()
 
 
 class CatalogueResult(Result, frozen=True, kw_only=True):
@@ -73,6 +78,9 @@ def catalogue(options: CatalogueOptions, observer: Observer = silent) -> Catalog
         write_file(options.output, [prices_toml(devices).encode()])
     names = [options.device] if options.device is not None else list(devices)
     rows = [_row(find_accelerator(name, devices), options.commitment, today) for name in names]
+    if options.device is not None:
+        parameters = fitted_parameters(rows[0].device)
+        rows = [msgspec.structs.replace(rows[0], parameters=parameters)]
     return CatalogueResult(commitment=options.commitment, rows=tuple(rows), notes=tuple(notes))
 
 

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.render.console import print_prose
+from ridgeline.report.numbers import rounded
 from ridgeline.workflows.planning.catalogue import CatalogueResult, CatalogueRow, DevicePrice
 
 
@@ -71,6 +72,7 @@ def _print_device(row: CatalogueRow, out: Console) -> None:
     )
     print_prose(out, f"dense TFLOP/s: {peaks or 'unknown'}")
     print_prose(out, f"source: {device.source}, {device.as_of}", "dim")
+    out.print(_parameter_table(row))
     if not row.prices:
         out.print("no price is known; give --price-per-hour to plan with it")
         return
@@ -84,3 +86,18 @@ def _print_device(row: CatalogueRow, out: Console) -> None:
             f"{listed.usd_per_hour:.2f}{_mark(price)}", listed.terms, listed.as_of, listed.source
         )
     out.print(table)
+
+
+def _parameter_table(row: CatalogueRow) -> Table:
+    """Fitted numbers with their intervals; an engine's in its own row."""
+    dated = row.parameters[0].as_of if row.parameters else ""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
+    table.title = f"fitted numbers of predictions, and their 80 % intervals ({dated})"
+    for name in ("number", "engine", "value", "low", "high"):
+        table.add_column(name, justify="left" if name in ("number", "engine") else "right")
+    for fitted in row.parameters:
+        in_us = fitted.name.endswith("_s")
+        texts = (rounded(x * 1e6 if in_us else x) for x in (fitted.value, fitted.low, fitted.high))
+        label = f"{fitted.name.removesuffix('_s')}, us" if in_us else fitted.name
+        table.add_row(label.replace("_", " "), fitted.engine, *texts)
+    return table
