@@ -3,7 +3,7 @@
     python benchmarks/aiconfigurator_points.py points POINTS.csv --output points.jsonl
     python benchmarks/aiconfigurator_points.py estimate points.jsonl --output estimates.jsonl
 
-The second command runs in an environment of its own with `pip install aiconfigurator` and nothing
+The second command runs in a separate environment with `pip install aiconfigurator` and nothing
 of this project; `published_table.py --aiconfigurator estimates.jsonl` compares. Every point is
 estimated as a user would: its layout, batch and formats, the newest tables of its engine, all other
 arguments as they are by default. A point that the package refuses keeps its reason.

@@ -5,7 +5,7 @@
     nemotron_h   blocks of Mamba-2, attention, an MLP or experts, each alone in its layer
     nemotron-nas layers without attention, and MLPs of different sizes
     mimo_v2_flash   keys and values of different sizes, fewer KV heads in layers without a window
-    minimax_m3   attention to chosen blocks, planned as dense: an upper bound of what is read
+    minimax_m3   attention to chosen blocks, planned as dense, an upper bound
     kimi_linear  Kimi K3: delta attention and gated latent attention, experts in a smaller space
 
 `planned_as` reduces further families to one that is known. Those with a sparse attention over
@@ -332,7 +332,7 @@ def _nas_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
 
 
 def _mimo_layers(values: ConfigFields, fmt: Format) -> tuple[LayerSpec, ...]:
-    """Layers with a window have KV heads of their own. `head_dim` is the mean of the sizes of keys
+    """Layers with a window have a separate number of KV heads. `head_dim` is the mean size of keys
     and values, by which the cache and the products of attention are exact."""
     hidden_size, layers = values.count("hidden_size"), []
     experts = _experts(

@@ -395,7 +395,7 @@ def _weighted_mean(measured_s: float, analytic_s: float, weight: float) -> float
     """The mean in logarithms; 0 for what the model does not have."""
     if measured_s <= 0 or analytic_s <= 0:
         return analytic_s
-    return measured_s**weight * analytic_s ** (1 - weight)
+    return float(measured_s**weight * analytic_s ** (1 - weight))
 
 
 def build_replica(
