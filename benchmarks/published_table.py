@@ -106,12 +106,14 @@ def main() -> None:
     if estimates is not None:
         note += (
             " AIConfigurator 0.12.0 by its own defaults and newest tables, estimated where it has"
-            " no measurement; points drawn at random of those that it answers."
+            " no measurement; a random part of the points, without those that it refuses."
         )
     result = {
         "machine": "H100, H200 and B200 (measured by others, 2025-10 to 2026-04)",
         "date": datetime.date.today().isoformat(),
-        "command": "python benchmarks/published_table.py POINTS.csv --output FILE",
+        "command": "python benchmarks/published_table.py POINTS.csv "
+        + ("" if estimates is None else "--aiconfigurator ESTIMATES.jsonl ")
+        + "--output FILE",
         "note": note,
         "columns": COLUMNS if estimates is None else [*COLUMNS, *COMPARED],
         "rows": table,
