@@ -166,7 +166,28 @@ def test_manifests_left_out_have_a_reason() -> None:
     ]
     assert group["replicas"] == 2 * BEST.num_replicas and "kubernetes.yaml" in wide.left_out
     amd = written(start("mi300x"))
-    assert set(amd.left_out) == {"ray-service.yaml"}
+    others = {"kubernetes-sglang.yaml", "kubernetes-tensorrt-llm.yaml"}
+    assert set(amd.left_out) == {"ray-service.yaml", *others}
     assert "vLLM has no int8" in written(start(kv_dtype="int8")).left_out["kubernetes.yaml"]
     made = written(start(weight_dtype="int4")).files["kubernetes.yaml"]
     assert "# first: hf download" in made and next(yaml.safe_load_all(made))
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "image"),
+    [
+        ("kubernetes-sglang.yaml", "sglang", "lmsysorg/sglang:v"),
+        ("kubernetes-tensorrt-llm.yaml", "tensorrt-llm", "nvcr.io/nvidia/tensorrt-llm/release:"),
+    ],
+)
+def test_other_engines_have_the_deployment_with_their_command(
+    name: str, engine: str, image: str
+) -> None:
+    asked = start(layout=Layout(tp=2))
+    deployment, *_ = yaml.safe_load_all(written(asked).files[name])
+    (pod,) = deployment["spec"]["template"]["spec"]["containers"]
+    words = launch_commands(asked)[engine].split()
+    assert pod["command"] == [*words, "--host", "0.0.0.0", "--port", "8000"]
+    assert "args" not in pod and pod["image"].startswith(image)
+    assert require_pinned(pod["image"]) == pod["image"]
+    assert pod["resources"]["limits"]["nvidia.com/gpu"] == 2

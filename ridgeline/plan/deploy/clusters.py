@@ -36,6 +36,8 @@ class _Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     as_of: str
     ray: str | None = None
+    sglang: str | None = None
+    trtllm: str | None = None
 
 
 class _Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +68,8 @@ class ManifestOptions(msgspec.Struct, frozen=True, kw_only=True):
 class DeploymentTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes and images of a deployment: node label `label` = `value`, device resource `resource`.
 
-    `ray_image` None: no Ray image with an LLM engine is known for the vendor's devices.
+    `ray_image` None: no Ray image with an LLM engine is known for the vendor's devices, and so for
+    SGLang and TensorRT-LLM. `image`: of vLLM.
     """
 
     label: str
@@ -74,6 +77,8 @@ class DeploymentTarget(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     image: str
     ray_image: str | None
+    sglang_image: str | None = None
+    trtllm_image: str | None = None
 
 
 def resolve_target(device: Accelerator, options: ManifestOptions) -> DeploymentTarget:
@@ -97,6 +102,8 @@ def resolve_target(device: Accelerator, options: ManifestOptions) -> DeploymentT
         resource=image.resource,
         image=require_pinned(options.image or image.vllm),
         ray_image=require_pinned(options.ray_image) if options.ray_image else image.ray,
+        sglang_image=image.sglang,
+        trtllm_image=image.trtllm,
     )
 
 

@@ -128,7 +128,8 @@ def vllm_command(start: LaunchPlan) -> LaunchCommand:
     return LaunchCommand(first=first, words=["vllm", "serve", model, *sizes, *words])
 
 
-def _sglang(start: LaunchPlan) -> LaunchCommand:
+def sglang_command(start: LaunchPlan) -> LaunchCommand:
+    """The SGLang command of one replica. Raises CannotLaunch."""
     candidate, layout = start.candidate, start.candidate.layout
     first, model, words = _weights("SGLang", start)
     if candidate.kv_dtype == "int8":
@@ -169,7 +170,8 @@ def _split(flag: str, number: int) -> list[str]:
     return [flag, str(number)] if number > 1 else []
 
 
-def _trtllm(start: LaunchPlan) -> LaunchCommand:
+def trtllm_command(start: LaunchPlan) -> LaunchCommand:
+    """The `trtllm-serve` command of one replica. Raises CannotLaunch."""
     candidate, layout, weights = (
         start.candidate,
         start.candidate.layout,
@@ -200,5 +202,10 @@ def _trtllm(start: LaunchPlan) -> LaunchCommand:
 
 
 _ENGINES: Mapping[str, Callable[[LaunchPlan], LaunchCommand]] = MappingProxyType(
-    {"ridgeline": _ridgeline, "vllm": vllm_command, "tensorrt-llm": _trtllm, "sglang": _sglang}
+    {
+        "ridgeline": _ridgeline,
+        "vllm": vllm_command,
+        "tensorrt-llm": trtllm_command,
+        "sglang": sglang_command,
+    }
 )

@@ -20,7 +20,14 @@ from types import MappingProxyType
 import msgspec
 
 from ridgeline.plan.deploy.clusters import DeploymentTarget
-from ridgeline.plan.deploy.launch import CannotLaunch, LaunchCommand, LaunchPlan, vllm_command
+from ridgeline.plan.deploy.launch import (
+    CannotLaunch,
+    LaunchCommand,
+    LaunchPlan,
+    sglang_command,
+    trtllm_command,
+    vllm_command,
+)
 from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES
 
 GIB = 1 << 30
@@ -41,13 +48,15 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 
 class FleetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the manifests. `weight_bytes`: size of the model's files as downloaded;
-    `summary`: the demand and SLO, for the comment at the top."""
+    `summary`: the demand and SLO, for the comment at the top. `whole_command`: the image's entry
+    point is not the server, so that the pod names the whole command."""
 
     start: LaunchPlan
     place: DeploymentTarget
     command: LaunchCommand
     weight_bytes: float
     summary: str
+    whole_command: bool = False
 
     @property
     def name(self) -> str:
@@ -82,12 +91,11 @@ def render_manifests(
     files, left_out = {}, {}
     for name, write in _WRITERS.items():
         try:
-            command = vllm_command(start)
             files[name] = write(
                 FleetManifest(
                     start=start,
                     place=place,
-                    command=command,
+                    command=_COMMANDS.get(name, vllm_command)(start),
                     weight_bytes=weight_bytes,
                     summary=summary,
                 )
@@ -146,8 +154,41 @@ def _head(fleet: FleetManifest) -> str:
     ]
     lines += [f"# first: {line.removeprefix('# ')}" for line in fleet.command.first]
     if fleet.command.first or not fleet.start.on_hub:
-        lines.append(f"# and mount {fleet.command.words[2]} into the pods: it is not on the hub")
+        model = _model(fleet.command)
+        lines.append(f"# and mount {model} into the pods: it is not on the hub")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _model(command: LaunchCommand) -> str:
+    """The model that a server's command names."""
+    words = command.words
+    if "--model-path" in words:
+        return words[words.index("--model-path") + 1]
+    return words[1] if words[0] == "trtllm-serve" else words[2]
+
+
+def render_sglang(fleet: FleetManifest) -> str:
+    """The Deployment with SGLang."""
+    return _render_other(fleet, fleet.place.sglang_image, "SGLang")
+
+
+def render_trtllm(fleet: FleetManifest) -> str:
+    """The Deployment with TensorRT-LLM."""
+    return _render_other(fleet, fleet.place.trtllm_image, "TensorRT-LLM")
+
+
+def _render_other(fleet: FleetManifest, image: str | None, engine: str) -> str:
+    if image is None:
+        raise CannotLaunch(f"no {engine} image is known for {fleet.start.device.vendor} devices")
+    words = [*fleet.command.words, "--host", "0.0.0.0", "--port", "8000"]
+    return render_kubernetes(
+        msgspec.structs.replace(
+            fleet,
+            place=msgspec.structs.replace(fleet.place, image=image),
+            command=msgspec.structs.replace(fleet.command, words=words),
+            whole_command=True,
+        )
+    )
 
 
 def _labels(fleet: FleetManifest) -> str:
@@ -174,11 +215,12 @@ def _where(fleet: FleetManifest) -> str:
 
 
 def _container(fleet: FleetManifest) -> str:
-    words = "".join(f'    - "{word}"\n' for word in fleet.command.words[2:])
+    chosen = fleet.command.words[0 if fleet.whole_command else 2 :]
+    words = "".join(f'    - "{word}"\n' for word in chosen)
     candidate = fleet.start.candidate
     return f"""- name: engine  # one replica on {candidate.layout.num_devices} x {candidate.device}
   image: {fleet.place.image}
-  args:
+  {"command" if fleet.whole_command else "args"}:
 {words}{indent(_environment(), "  ")}  ports:
     - {{name: http, containerPort: 8000}}
   startupProbe:  # downloads and loads the weights: up to {fleet.startup_s // 60} minutes
@@ -292,7 +334,7 @@ def _application(fleet: FleetManifest) -> str:
       llm_configs:
         - model_loading_config:
             model_id: {fleet.name}
-            model_source: {fleet.command.words[2]}
+            model_source: {_model(fleet.command)}
           deployment_config:
             num_replicas: {start.candidate.num_replicas}
             max_ongoing_requests: {2 * start.candidate.max_num_seqs}
@@ -370,9 +412,17 @@ def _ray_version(image: str) -> str:
     return f'    rayVersion: "{version[1]}"\n' if version else ""
 
 
+_COMMANDS: Mapping[str, Callable[[LaunchPlan], LaunchCommand]] = MappingProxyType(
+    {
+        "kubernetes-sglang.yaml": sglang_command,
+        "kubernetes-tensorrt-llm.yaml": trtllm_command,
+    }
+)
 _WRITERS: Mapping[str, Callable[[FleetManifest], str]] = MappingProxyType(
     {
         "kubernetes.yaml": render_kubernetes,
+        "kubernetes-sglang.yaml": render_sglang,
+        "kubernetes-tensorrt-llm.yaml": render_trtllm,
         "ray-serve.yaml": render_ray_serve,
         "ray-service.yaml": render_ray_service,
     }
