@@ -229,13 +229,14 @@ class LayerInputSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     A table has a row of `size` numbers per layer for each of `vocab_size` tokens. The sum of this
     row and a projection of the token's embedding multiplies the `gate`, and `up` leads the product
-    back to the hidden size.
+    back to the hidden size. `table_format`: of a packed table (None: as the checkpoint has it).
     """
 
     vocab_size: int
     size: int
     gate: LinearSpec
     up: LinearSpec
+    table_format: Format | None = None
 
 
 class AltUpSpec(msgspec.Struct, frozen=True, kw_only=True):

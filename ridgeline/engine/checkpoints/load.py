@@ -81,6 +81,7 @@ from ridgeline.modelspec.model import (
     AltUpSpec,
     AttentionSpec,
     LatentSpec,
+    LayerInputSpec,
     LayerSpec,
     LinearSpec,
     MlpSpec,
@@ -290,16 +291,26 @@ class DecoderBuilder:
         inputs = self.spec.layers[0].layer_input
         if inputs is None:
             return None
-        shape = (inputs.vocab_size, len(self.spec.layers) * inputs.size)
-        rows = self._tensor("input_table", shape).to(DTYPES[self.spec.stored_dtype])
-        self.nbytes += rows.nbytes
+        table = self._input_table(inputs)
+        self.nbytes += table.nbytes
         return LayerInputs(
-            PlainTable(rows),
+            table,
             torch.tensor(inputs.size**0.5, dtype=self.dtype).item(),
             self._around("input_projection"),
             self._norm("input_projection_norm", (inputs.size,), None),
             inputs.size,
         )
+
+    def _input_table(self, inputs: LayerInputSpec) -> EmbeddingTable:
+        """The rows of all layers; packed where the file has them so and the CPU computes."""
+        shape = (inputs.vocab_size, len(self.spec.layers) * inputs.size)
+        if inputs.table_format is not None and self.device.type == "cpu":
+            linear = LinearSpec(num_out=shape[0], num_in=shape[1], format=inputs.table_format)
+            packed = self.weights.packed(linear, ["input_table"], None, None)
+            assert isinstance(packed, Packed), "a spec with a packed table, and no such weights"
+            return PackedTable(packed)
+        rows, wide = self._tensor("input_table", shape), DTYPES[self.spec.stored_dtype]
+        return PlainTable(rows if rows.dtype.itemsize < wide.itemsize else rows.to(wide))
 
     def _hidden_streams(self) -> HiddenStreams | None:
         altup = self.spec.layers[0].altup

@@ -16,7 +16,7 @@ from ridgeline.modelspec.checkpoints.gguf_architectures import (
 from ridgeline.modelspec.checkpoints.gguf_header import Gguf, GgufTensor, read_gguf
 from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.format import Format, blocks, blocks_of_all, dense
-from ridgeline.modelspec.model import LinearSpec, ModelSpec
+from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears, map_linears
 
 _MODULES = {
@@ -60,7 +60,7 @@ def gguf_spec(name: str) -> ModelSpec:
         bias = file.tensors.get(_name_of(path, file, "bias"))
         return replace(linear, format=computed_format(tensor.kind), bias=bias is not None)
 
-    spec = map_linears(spec, on_linear)
+    spec = _with_input_table(map_linears(spec, on_linear), file)
     spec = _computed_together(spec)
     bits = [int(linear.format.bits) for linear in linears(spec).values()]
     run = ", ".join(f"{bits.count(n)} linears run as int{n}" for n in (4, 8) if n in bits)
@@ -69,6 +69,22 @@ def gguf_spec(name: str) -> ModelSpec:
     table = computed_format(file.tensors["token_embd.weight"].kind)
     embed_format = None if table.kind == "dense" else table
     return replace(spec, embed_format=embed_format, rewrites=(*spec.rewrites, line))
+
+
+def _with_input_table(spec: ModelSpec, file: Gguf) -> ModelSpec:
+    """The spec with the format of the table of layer inputs, if the file has a packed one."""
+    table = file.tensors.get("per_layer_token_embd.weight")
+    if table is None or computed_format(table.kind).kind == "dense":
+        return spec
+    layers = []
+    same: dict[LayerSpec, LayerSpec] = {}
+    for layer in spec.layers:
+        inputs = layer.layer_input
+        if inputs is not None:
+            inputs = replace(inputs, table_format=computed_format(table.kind))
+        new = replace(layer, layer_input=inputs)
+        layers.append(same.setdefault(new, new))
+    return replace(spec, layers=tuple(layers))
 
 
 def _is_absent(spec: ModelSpec, path: str) -> bool:

@@ -23,8 +23,16 @@ def weight_bytes(spec: ModelSpec, num_tokens: int | None = None) -> float:
 
 def resident_weight_bytes(spec: ModelSpec) -> float:
     """Bytes of weights in memory, including the embedding table unless the LM head shares it."""
-    inputs = input_table_params(spec) * BYTES_OF_DTYPE[spec.stored_dtype]
-    return weight_bytes(spec) + inputs + (0 if shares_table(spec) else table_bytes(spec))
+    table = 0 if shares_table(spec) else table_bytes(spec)
+    return weight_bytes(spec) + _input_table_bytes(spec) + table
+
+
+def _input_table_bytes(spec: ModelSpec) -> float:
+    """Bytes of the table of layer inputs; 0 if there is none."""
+    inputs = spec.layers[0].layer_input if spec.layers else None
+    if inputs is None or inputs.table_format is None:
+        return input_table_params(spec) * BYTES_OF_DTYPE[spec.stored_dtype]
+    return inputs.table_format.nbytes(inputs.vocab_size, len(spec.layers) * inputs.size)
 
 
 def shares_table(spec: ModelSpec) -> bool:

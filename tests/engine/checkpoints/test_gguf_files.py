@@ -45,6 +45,7 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
 
@@ -219,7 +220,8 @@ def write(
         for key, number in zip(("no", "count", "tensors.count"), split, strict=True):
             writer.add_uint16(f"split.{key}", number)
     for name, data in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(data))
+        kind = gguf.GGMLQuantizationType.Q8_0 if data.dtype == np.uint8 else None
+        writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -447,6 +449,25 @@ def test_file_gives_the_logits_of_its_source_model(case: str, tmp_path: Path) ->
         tensors["blk.3.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
     name = write(tmp_path / "m.gguf", architecture, tensors, keys)
     assert difference(name, model) < 2e-3
+
+
+def test_a_packed_table_of_layer_inputs_stays_packed(tmp_path: Path) -> None:
+    config, keys = CASES["gemma3n"]
+    model = random_model(config)
+    table = model.model.embed_tokens_per_layer.weight
+    blocks = gguf.quants.quantize(table.detach().numpy(), gguf.GGMLQuantizationType.Q8_0)
+    rows = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)
+    table.data = torch.from_numpy(rows.reshape(table.shape).copy())
+    tensors = tensors_of(model, "gemma3n") | {"per_layer_token_embd.weight": blocks}
+    name = write(tmp_path / "m.gguf", "gemma3n", tensors, keys)
+    assert difference(name, model) < 2e-3
+    spec, whole = load_spec(name), load_spec_of_plain(model, tmp_path, keys)
+    saved = resident_weight_bytes(whole) - resident_weight_bytes(spec)
+    assert saved == table.numel() * 4 - spec.layers[0].layer_input.table_format.nbytes(*table.shape)
+
+
+def load_spec_of_plain(model: Any, folder: Path, keys: Mapping[str, Any]) -> ModelSpec:
+    return load_spec(write(folder / "plain.gguf", "gemma3n", tensors_of(model, "gemma3n"), keys))
 
 
 @pytest.fixture(scope="module")
