@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray test-loop slow-tests
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray test-hosts test-loop slow-tests
 
 install: $(STAMP)
 
@@ -85,6 +85,10 @@ $(RAY)/.installed: pyproject.toml
 	$(RAY)/bin/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
 	$(RAY)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev,fleet]"
 	touch $@
+
+# A fleet over two hosts, one of them a network namespace whose cable is cut. Needs root.
+test-hosts: install
+	RIDGELINE_HOSTS=1 $(BIN)/python -m pytest -q tests/fleet/test_two_hosts.py
 
 # A whole search over HTTP, of a twin in a process of its own (four minutes, on a machine that does little else), the twenty
 # handicaps (four minutes), and every playbook.

@@ -139,6 +139,8 @@ class Setup:
 class UnreliableStorage:
     """Storage that writes and reads late, and now and then not at all."""
 
+    max_blocks = 0.0
+
     def __init__(self, memory: MemoryTier) -> None:
         self.slots: list[Content] = [[] for _ in range(memory.num_slots)]
         self.num_loaded = 0

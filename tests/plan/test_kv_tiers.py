@@ -12,6 +12,7 @@ from ridgeline.cli.main import main
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.cache_tiers import CacheTiers
 from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
@@ -71,7 +72,7 @@ def test_returning_conversation_waits_for_simulated_files() -> None:
     read_s = 0.001 + 37 * BLOCK_BYTES / 1e7
     assert loaded == pytest.approx(read_s + STEP_S + 8 * TOKEN_S, rel=1e-3)
     *_, (_, lost) = returning(msgspec.structs.replace(sizes, file_bytes=None), num_others=4)
-    assert lost == 0
+    assert lost < 592 / 2  # most of it was displaced
 
 
 def test_slow_tier_is_declined_as_in_the_engine() -> None:
@@ -79,6 +80,35 @@ def test_slow_tier_is_declined_as_in_the_engine() -> None:
     (plain, _), (evicting, _), (_, cached) = returning(slow)
     assert cached == 0
     assert evicting > plain  # blocks are saved before anybody knows whether they come back
+
+
+def stored_blocks(starts: list[int]) -> int:
+    """Blocks saved while prompts of 600 tokens come one after another; equal starts, equal
+    prompts. The tier holds 100 blocks, the cache 38."""
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=1024, max_model_len=608)
+    pool = BlockPool(38, 16)
+    scheduler = Scheduler(limits, make_policy("continuous"), pool, PrefixCache(pool))
+    add_tiers(scheduler, TierSizes(memory_bytes=100 * BLOCK_BYTES), BLOCK_BYTES)
+    arrivals = [
+        Arrival(at_s=10.0 * i, prompt=tuple(range(start, start + 600)), num_output=4)
+        for i, start in enumerate(starts)
+    ]
+    simulate(scheduler, arrivals, step_s, end_s=1e4)
+    assert isinstance(scheduler.cache.tiers, CacheTiers)
+    return scheduler.cache.tiers.totals.stored_blocks
+
+
+def test_only_a_sample_is_saved_after_the_tier_was_filled_in_vain() -> None:
+    new = [1000 * i for i in range(42)]
+    assert 3 * 37 <= stored_blocks(new) <= (4 + 40 // 8) * 37
+    back = [1000 * (i - i % 2) for i in range(84)]  # each prompt comes twice: it is hit in the pool
+    assert stored_blocks(back) >= 40 * 37
+
+
+def test_saving_goes_on_once_a_block_came_back() -> None:
+    in_vain = [1000 * i for i in range(9)]
+    one_returns = [*in_vain, 8000, 50_000, 8000, *(60_000 + 1000 * i for i in range(3))]
+    assert stored_blocks(one_returns) >= stored_blocks(in_vain) + 3 * 37
 
 
 def test_prediction_loads_from_memory_what_is_cheaper_than_computing() -> None:

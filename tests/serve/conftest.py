@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from ridgeline.config.server import ServerOptions
+from ridgeline.fleet.app import GatewayService
 from ridgeline.serve.app import create_app
 from ridgeline.serve.server import GracefulServer, listen, url_of, uvicorn_config
 from tests.serve.fake_engine import FakeEngine
@@ -30,11 +32,14 @@ async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @contextmanager
-def running(app: FastAPI, options: ServerOptions | None = None) -> Iterator[str]:
-    """The URL of a server over `app` on a loopback port, in a thread."""
+def running(
+    app: ASGIApp, options: ServerOptions | None = None, service: GatewayService | None = None
+) -> Iterator[str]:
+    """The URL of a server over `app` on a loopback port, in a thread; `service` of a gateway."""
     options = options or ServerOptions()
     with listen(ServerOptions(port=0)) as listener:
-        server = GracefulServer(uvicorn_config(app, options), app.state.service, lambda: None)
+        own: Any = service or app.state.service  # type: ignore[attr-defined]
+        server = GracefulServer(uvicorn_config(app, options), own, lambda: None)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         deadline = time.monotonic() + 10

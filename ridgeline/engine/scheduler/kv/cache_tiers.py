@@ -19,8 +19,11 @@ Invariants.
     tokens at the measured rate of prompts; the rest is counted as declined.
   * Second chance: only blocks of a prefix that was hit, of a preempted sequence, or of a sequence
     of at least `min_tokens` are saved, so texts read once do not displace conversations.
+  * Once as many blocks as the tiers hold were saved and none of them was loaded, only one long
+    sequence in `PROBE_SHARE` is saved, until a block is loaded again.
 
-When it loses. Texts that never come back cost a copy per evicted block. Prompts are computed faster
+When it loses. Texts that never come back cost a copy per evicted block until the tiers are full,
+and an eighth of that from then on. Prompts are computed faster
 than they are read: small models on GPUs over slow disks, where every load is declined.
 """
 
@@ -59,6 +62,9 @@ from ridgeline.records import KvTransferParams
 MIN_TOKENS = 256
 """Length from which a sequence's blocks are saved although none of them was ever hit."""
 
+PROBE_SHARE = 8
+"""One in eight long sequences is saved while no saved block comes back."""
+
 PROMPT_STEP_TOKENS = 32
 """Tokens from which a step counts as one that computes prompts."""
 
@@ -91,6 +97,11 @@ class Rate:
 class Storage(Protocol):
     """Tiers below memory. Its methods return at once; threads of its own do the rest."""
 
+    @property
+    def max_blocks(self) -> float:
+        """Blocks that it holds at most; inf if it has no bound."""
+        ...
+
     def find(self, key: Key) -> str | None:
         """The tier that has a block; None if none has."""
         ...
@@ -121,6 +132,8 @@ class Storage(Protocol):
 
 class NoStorage:
     """Memory is the only tier."""
+
+    max_blocks = 0.0
 
     def find(self, key: Key) -> str | None:
         return None
@@ -181,6 +194,7 @@ class CacheTiers:
         self._pool, self._cache, self._layout = pool, cache, layout
         self._num_full = int(bool(layout.full))
         self._min_tokens = min_tokens
+        self._num_unused = 0  # blocks saved since one was loaded
         self._prompt_token_s: float | None = None
         self._worth = bytearray(pool.num_blocks)  # blocks that deserve a copy
         self._stores: list[tuple[int, int]] = []
@@ -201,16 +215,22 @@ class CacheTiers:
         if slot is None:
             self.totals.dropped_blocks += 1
         elif self.memory.publish(key, slot, pinned=True):
+            self._num_unused += 1
             self._stores.append((block, slot))
             self._stored.append((key, slot))
 
     def note_release(self, seq: Sequence, *, resumes: bool = False) -> None:
-        if resumes or seq.num_known >= self._min_tokens:
+        if resumes or (seq.num_known >= self._min_tokens and self._may_return(seq)):
             self._mark(seq.all_blocks)
         if not resumes:
             self._end_fetch(seq)
             if seq.request.lease:
                 self.exports.note_released(seq)
+
+    def _may_return(self, seq: Sequence) -> bool:
+        """False if all that the tiers hold was saved in vain, but for a sample."""
+        capacity = self.memory.num_slots + self.storage.max_blocks
+        return self._num_unused <= capacity or seq.id % PROBE_SHARE == 0
 
     def note_published(self, seq: Sequence) -> None:
         if seq.request.lease:
@@ -303,6 +323,7 @@ class CacheTiers:
     def _count_hit(self, key: Key) -> None:
         source, hits = self.memory.take_source(key), self.totals.hit_tokens
         self.totals.loaded_blocks += 1
+        self._num_unused = 0
         # With several groups of layers, a position is in a block of each.
         hits[source] = hits.get(source, 0) + self._pool.block_size // self._layout.num_groups
 
