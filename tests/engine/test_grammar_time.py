@@ -13,6 +13,7 @@ import pytest
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.structured_output import guidance
 from ridgeline.engine.structured_output.guidance import GuidanceMasks
+from ridgeline.engine.structured_output.heap import heap_bytes
 from ridgeline.errors import BadInput
 from ridgeline.records import OutputGrammar, Sampling
 
@@ -143,7 +144,7 @@ def test_lexers_of_their_own_are_bounded(engine: Engine, monkeypatch: pytest.Mon
         masks._states[key] = masks._own_state(key, can_wait=False)
         masks._limit_own_lexers()
     assert [key for key in keys if key in masks._states] == keys[3:]
-    assert not masks._compiling_for
+    assert not masks._jobs
 
 
 def test_ambiguous_grammars_end_soon_however_many_run(
@@ -177,3 +178,73 @@ def test_ambiguous_grammars_end_soon_however_many_run(
     assert sum("items" in error for error in errors) >= 6, errors  # an answer may end before
     assert len(compiled) == len(hostile)
     assert time.process_time() - began_s < 20  # it takes 2; two such rows took 25 without a bound
+
+
+def test_memory_of_compiled_grammars_is_bounded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that have ended keep no more of their grammars than the bound."""
+    monkeypatch.setattr(guidance, "MAX_KEPT_BYTES", 24 << 20)
+    grammars = [OutputGrammar("regex", f"a{{{20_000 + i}}}") for i in range(12)]  # 8 MB each
+    engine.generate([PROMPT], Sampling(max_tokens=1, structured=grammars[0], seed=1))
+    before = heap_bytes()
+    if before is None:
+        pytest.skip("this C library does not tell what it has handed out")
+    for grammar in grammars:
+        engine.generate([PROMPT], Sampling(max_tokens=1, structured=grammar, seed=1))
+    after = heap_bytes()
+    assert after is not None and after - before < 40 << 20
+    masks = masks_of(engine)
+    assert grammars[-1] in masks._compiled and grammars[1] not in masks._compiled
+    assert not any(key[0] == grammars[1] for key in masks._states)
+
+
+def test_grammar_that_several_requests_bring_at_once_is_compiled_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks, compiled = masks_of(engine), list[OutputGrammar]()
+    real = masks._compile
+
+    def counted(structured: OutputGrammar) -> Any:
+        compiled.append(structured)
+        return real(structured)
+
+    monkeypatch.setattr(masks, "_compile", counted)
+    grammar = OutputGrammar("regex", "b{5000}")
+    threads = [threading.Thread(target=masks.prepare, args=(grammar,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert compiled == [grammar]
+
+
+def test_rows_beyond_the_jobs_wait_and_jobs_of_rows_that_left_are_dropped(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guidance, "MAX_JOBS", 2)
+    monkeypatch.setattr(guidance, "STALE_STEPS", 3)
+    masks = masks_of(engine)
+    begin = threading.Event()
+
+    def waits(structured: OutputGrammar) -> Any:
+        begin.wait(10)
+        return guidance._Compiled(None, 0)  # type: ignore[arg-type]  # no mask is computed
+
+    monkeypatch.setattr(masks, "_compile", waits)
+    left, other, waiting = ((WORD, seed, 1) for seed in range(3))
+    try:
+        for key in (left, other, waiting):
+            with pytest.raises(guidance._NotYetError):
+                masks._own_state(key, can_wait=True)
+        assert list(masks._jobs) == [left, other]
+        masks._step += 4
+        masks._jobs[other].asked_in_step = masks._step
+        with pytest.raises(guidance._NotYetError):
+            masks._own_state(waiting, can_wait=True)
+        assert list(masks._jobs) == [other, waiting]
+    finally:
+        begin.set()
+    for key in (other, waiting):
+        assert masks._own_state(key, can_wait=False).has_own_lexer
+    assert not masks._jobs

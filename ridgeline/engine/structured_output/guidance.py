@@ -14,6 +14,10 @@ Copies of a matcher share its lexer, and so use up its limits (states, expressio
 answer that reaches them starts again with a separate lexer, for which its row waits while another
 thread compiles: its failure does not depend on earlier requests with the same grammar.
 
+Compiled grammars are kept within a number and within `MAX_KEPT_BYTES`, by their measured size: a
+regular expression of eight characters can take 20 MB. Matchers keep the lexer of their grammar in
+memory, and are dropped with it.
+
 Matchers are cached by (grammar, seed, length and a sample of the prompt), each with the output it
 has consumed. An output that does not continue it (another request with the same seed, a rejected
 draft) starts from a fresh copy, which consumes the whole output. So a matcher is never wrong, at
@@ -34,8 +38,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -46,6 +51,7 @@ from ridgeline.engine.structured_output.base import (
     needs_mask,
     restrict_to,
 )
+from ridgeline.engine.structured_output.heap import heap_bytes
 from ridgeline.engine.structured_output.json_schema import (
     CALL_SPACE,
     JSON_SPACE,
@@ -59,9 +65,13 @@ if TYPE_CHECKING:
     import llguidance
     from torch import Tensor
 
-MAX_COMPILED = 32  # a regex of eight characters can take 20 MB
+MAX_COMPILED = 32
+MAX_KEPT_BYTES = 128 << 20  # of shared lexers, and again of separate ones
+UNMEASURED_BYTES = 8 << 20  # of a compiled grammar, where the C library does not tell
 MAX_MATCHERS = 1024
 MAX_OWN_LEXERS = 32
+MAX_JOBS = 8  # compilations of separate lexers that run, wait, or were not fetched yet
+STALE_STEPS = 64  # a job that no row has asked for in so many steps is dropped
 MAX_CHOICES = 2048
 STEP_S = 0.02  # for the masks of one step; the row that is under way may take 10 ms more
 CHEAP_S = 0.001  # a row that took no longer goes first
@@ -86,6 +96,21 @@ _POSITION = re.compile(r"^at \d+\(\d+\): ")
 _Key = tuple[OutputGrammar, int, int]
 
 
+class _Compiled(NamedTuple):
+    """A compiled grammar and its memory."""
+
+    matcher: llguidance.LLMatcher
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Job:
+    """The compilation of a separate lexer, and the latest step in which its row asked for it."""
+
+    result: Future[_Compiled]
+    asked_in_step: int
+
+
 class _NotYetError(Exception):
     """The mask of a row is not ready: the row has to wait for another step."""
 
@@ -103,10 +128,12 @@ class _MatcherState:
         matcher: llguidance.LLMatcher,
         ends: Sequence[int],
         *,
-        has_own_lexer: bool = False,
+        own_bytes: int | None = None,
     ) -> None:
         self._structured, self.matcher, self._ends = structured, matcher, ends
-        self.has_own_lexer = has_own_lexer  # no other state has used up any of its limits
+        self.own_bytes = own_bytes or 0  # of a separate lexer
+        # A separate lexer: no other state has used up any of its limits.
+        self.has_own_lexer = own_bytes is not None
         self.consumed: list[int] = []
         self.has_ended = False
         self.cost_s: float | None = None  # of the latest mask
@@ -170,14 +197,16 @@ class GuidanceMasks:
         self._eos = list(eos_token_ids)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[OutputGrammar, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[OutputGrammar, _Compiled] = OrderedDict()
+        self._num_evicted = self._num_evicted_seen = 0
         self._states: OrderedDict[_Key, _MatcherState] = OrderedDict()
         self._compiler: ThreadPoolExecutor | None = None
-        self._compiling_for: OrderedDict[_Key, Future[llguidance.LLMatcher]] = OrderedDict()
+        self._jobs: OrderedDict[_Key, _Job] = OrderedDict()
+        self._step = 0
         self._late: frozenset[_Key] = frozenset()  # keys of the rows that the latest step left
 
     def prepare(self, structured: OutputGrammar) -> None:
-        self._matcher_of(structured)
+        self._keep_compiled(structured)
 
     def apply(self, logits_SV: Tensor, points: Sequence[SamplePoint]) -> Tensor:
         return self.apply_in_time(logits_SV, points, [False] * len(points))[0]
@@ -190,6 +219,7 @@ class GuidanceMasks:
         logits_SV = logits_SV.clone()
         restrict_to(logits_SV, points)
         end_s = time.perf_counter() + STEP_S
+        self._step += 1
         late: dict[int, _Key] = {}
         failed: dict[int, Exception] = {}
         unreachable = has_tried_costly = False
@@ -262,23 +292,46 @@ class GuidanceMasks:
 
     def _own_state(self, key: _Key, *, can_wait: bool) -> _MatcherState:
         """A state with a separate lexer, which another thread compiles."""
-        job = self._compiling_for.get(key)
+        job = self._jobs.get(key)
         if job is None:
+            self._drop_stale_jobs()
+            if can_wait and len(self._jobs) >= MAX_JOBS:
+                raise _NotYetError
             if self._compiler is None:
                 self._compiler = ThreadPoolExecutor(1, thread_name_prefix="ridgeline-grammar")
-            job = self._compiling_for[key] = self._compiler.submit(self._compile, key[0])
-            while len(self._compiling_for) > MAX_OWN_LEXERS:
-                self._compiling_for.popitem(last=False)
-        if can_wait and not job.done():
+            job = self._jobs[key] = _Job(self._compiler.submit(self._compile, key[0]), self._step)
+        job.asked_in_step = self._step
+        if can_wait and not job.result.done():
             raise _NotYetError
-        self._compiling_for.pop(key, None)
-        return _MatcherState(key[0], job.result(), self._eos, has_own_lexer=True)
+        self._jobs.pop(key, None)
+        compiled = job.result.result()
+        return _MatcherState(key[0], compiled.matcher, self._eos, own_bytes=compiled.num_bytes)
+
+    def _drop_stale_jobs(self) -> None:
+        """Drop the jobs of rows that have left: their clients went away, or they were preempted."""
+        for key, job in list(self._jobs.items()):
+            if job.asked_in_step < self._step - STALE_STEPS:
+                job.result.cancel()
+                del self._jobs[key]
 
     def _limit_own_lexers(self) -> None:
         """Drop the states with separate lexers that were not used for the longest time."""
-        own = [key for key, state in self._states.items() if state.has_own_lexer]
-        for key in own[:-MAX_OWN_LEXERS]:
-            del self._states[key]
+        num, num_bytes = 0, 0
+        for key, state in reversed(list(self._states.items())):
+            if state.has_own_lexer:
+                num, num_bytes = num + 1, num_bytes + state.own_bytes
+                if num > 1 and (num > MAX_OWN_LEXERS or num_bytes > MAX_KEPT_BYTES):
+                    del self._states[key]
+
+    def _drop_states_of_evicted(self) -> None:
+        """Drop the states whose grammar is kept no longer: they would keep it in memory."""
+        with self._lock:
+            if self._num_evicted == self._num_evicted_seen:
+                return
+            self._num_evicted_seen, kept = self._num_evicted, frozenset(self._compiled)
+        for key, state in list(self._states.items()):
+            if not state.has_own_lexer and key[0] not in kept:
+                del self._states[key]
 
     def _forget(self, key: _Key, state: _MatcherState) -> None:
         """Drop a failed matcher: neither it nor others that share its lexer recover."""
@@ -288,14 +341,14 @@ class GuidanceMasks:
                 self._compiled.pop(key[0], None)
 
     def _state_for(self, key: _Key, output: Sequence[int], *, can_wait: bool) -> _MatcherState:
+        self._drop_states_of_evicted()
         state = self._states.get(key)
         if state is None or not state.is_prefix_of(output):
-            with self._lock:
-                compiled = self._compiled.get(key[0])
+            compiled = self._find_compiled(key[0])
             if compiled is None:
                 state = self._own_state(key, can_wait=can_wait)
             else:
-                state = _MatcherState(key[0], compiled.deep_copy(), self._eos)
+                state = _MatcherState(key[0], compiled.matcher.deep_copy(), self._eos)
             self._states[key] = state
             self._limit_own_lexers()
         self._states.move_to_end(key)
@@ -303,24 +356,31 @@ class GuidanceMasks:
             self._states.popitem(last=False)
         return state
 
-    def _matcher_of(self, structured: OutputGrammar) -> llguidance.LLMatcher:
-        """The compiled grammar.
+    def _keep_compiled(self, structured: OutputGrammar) -> None:
+        """Compile the grammar if it is not kept; drop what was not prepared for the longest time.
 
-        Compilation does not block lookups, so the engine thread never waits.
+        Compilation does not block lookups, so the engine thread never waits. Requests that come
+        at once with the same grammar compile it once.
         """
-        with self._lock:
-            matcher = self._compiled.get(structured)
-        if matcher is None:
+        compiled = self._find_compiled(structured)
+        if compiled is None:
             with self._compiling:
-                matcher = self._compile(structured)
+                compiled = self._find_compiled(structured) or self._compile(structured)
         with self._lock:
-            self._compiled[structured] = matcher
+            self._compiled[structured] = compiled
             self._compiled.move_to_end(structured)
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return matcher
+            num_bytes = sum(own.num_bytes for own in self._compiled.values())
+            while len(self._compiled) > 1 and (
+                len(self._compiled) > MAX_COMPILED or num_bytes > MAX_KEPT_BYTES
+            ):
+                num_bytes -= self._compiled.popitem(last=False)[1].num_bytes
+                self._num_evicted += 1
 
-    def _compile(self, structured: OutputGrammar) -> llguidance.LLMatcher:
+    def _find_compiled(self, structured: OutputGrammar) -> _Compiled | None:
+        with self._lock:
+            return self._compiled.get(structured)
+
+    def _compile(self, structured: OutputGrammar) -> _Compiled:
         if len(structured.text) > MAX_TEXT:
             raise BadInput(
                 "the grammar is too long",
@@ -333,11 +393,15 @@ class GuidanceMasks:
                 self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos
             )
         limits = library.LLParserLimits(**_LIMITS)
+        before = heap_bytes()
         matcher: llguidance.LLMatcher = library.LLMatcher(
             self._tokenizer, _grammar(library, structured), log_level=0, limits=limits
         )
         _check_first_step(structured, matcher)
-        return matcher
+        after = heap_bytes()
+        if before is None or after is None:
+            return _Compiled(matcher, UNMEASURED_BYTES)
+        return _Compiled(matcher, max(after - before, 0))
 
 
 def _key_of(point: SamplePoint, structured: OutputGrammar) -> _Key:
