@@ -104,7 +104,7 @@ def accepts(engine: Engine, wanted: OutputGrammar, text: str) -> bool:
     engine._masks.prepare(wanted)
     masks = engine._masks
     assert isinstance(masks, GuidanceMasks)
-    matcher = masks._matcher_of(wanted).deep_copy()
+    matcher = masks._compiled[wanted].matcher.deep_copy()
     tokens = engine.tokenizer.encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 

@@ -58,6 +58,7 @@ from ridgeline.engine.structured_output.json_schema import (
     embed_schemas,
     supported_schema,
 )
+from ridgeline.engine.structured_output.repeats import check_repeats, step_fuel
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.records import OutputGrammar
 
@@ -71,7 +72,7 @@ UNMEASURED_BYTES = 8 << 20  # of a compiled grammar, where the C library does no
 MAX_MATCHERS = 1024
 MAX_OWN_LEXERS = 32
 MAX_JOBS = 8  # compilations of separate lexers that run, wait, or were not fetched yet
-STALE_STEPS = 64  # a job that no row has asked for in so many steps is dropped
+STALE_STEPS = 64  # a job that no row has asked for in that many steps is dropped
 MAX_CHOICES = 2048
 STEP_S = 0.02  # for the masks of one step; the row that is under way may take 10 ms more
 CHEAP_S = 0.001  # a row that took no longer goes first
@@ -81,7 +82,7 @@ MAX_TEXT = 256 << 10  # characters of one grammar; the server's limit is lower
 
 _LIMITS = {
     "max_items_in_row": 1000,
-    "initial_lexer_fuel": 2_000_000,
+    "initial_lexer_fuel": 500_000,  # schemas take up to 100,000
     "step_lexer_fuel": 100_000,
     "step_max_items": 5_000,  # JSON schemas take hundreds; ambiguous rules take 0.3 s for 25,000
     "max_lexer_states": 50_000,
@@ -392,7 +393,7 @@ class GuidanceMasks:
             self._tokenizer = library.LLTokenizer(
                 self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos
             )
-        limits = library.LLParserLimits(**_LIMITS)
+        limits = library.LLParserLimits(**_limits_of(structured))
         before = heap_bytes()
         matcher: llguidance.LLMatcher = library.LLMatcher(
             self._tokenizer, _grammar(library, structured), log_level=0, limits=limits
@@ -432,6 +433,13 @@ def _library() -> Any:
     return llguidance
 
 
+def _limits_of(structured: OutputGrammar) -> dict[str, int]:
+    if structured.kind not in ("regex", "grammar"):
+        return _LIMITS
+    fuel = step_fuel(_LIMITS["step_lexer_fuel"], structured.text)
+    return {**_LIMITS, "step_lexer_fuel": fuel}
+
+
 def _grammar(library: Any, structured: OutputGrammar) -> str:
     """The grammar in llguidance's format."""
     matcher, text = library.LLMatcher, structured.text
@@ -439,6 +447,8 @@ def _grammar(library: Any, structured: OutputGrammar) -> str:
         if structured.kind in ("json", "call"):
             layout = {"whitespace_pattern": JSON_SPACE if structured.kind == "json" else CALL_SPACE}
             return str(matcher.grammar_from_json_schema(supported_schema(text), overrides=layout))
+        if structured.kind in ("regex", "grammar"):
+            check_repeats(text)
         if structured.kind == "regex":
             return str(matcher.grammar_from_regex(text))
         if structured.kind == "choice":

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ridgeline.engine.structured_output.repeats import check_repeats
+
 KNOWN_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
@@ -46,7 +48,8 @@ _APPLICATORS = frozenset((
 def supported_schema(text: str) -> str:
     """The schema without keywords that constrain nothing; `text` itself if it has none.
 
-    Raises ValueError for text that is not JSON, and for the schema `false`, which allows no value.
+    Raises ValueError for text that is not JSON, for the schema `false`, which allows no value, and
+    for a pattern with too many repetitions.
     """
     schema = json.loads(text)
     supported = _supported(schema)
@@ -83,9 +86,18 @@ def _simplified(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = {key: _part(key, value) for key, value in schema.items()}
+    _check_patterns(schema)
     for simplify in _SIMPLIFY:
         simplify(kept)
     return kept
+
+
+def _check_patterns(schema: _Schema) -> None:
+    if isinstance(pattern := schema.get("pattern"), str):
+        check_repeats(pattern)
+    if isinstance(by_pattern := schema.get("patternProperties"), dict):
+        for pattern in by_pattern:
+            check_repeats(pattern)
 
 
 def _part(key: str, value: Any) -> Any:

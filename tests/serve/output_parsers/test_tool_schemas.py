@@ -49,7 +49,7 @@ def engine() -> Iterator[Engine]:
 def accepts(engine: Engine, grammar: OutputGrammar, text: str) -> bool:
     """Whether the whole text is an output that the grammar allows."""
     engine._masks.prepare(grammar)
-    matcher = engine._masks._matcher_of(grammar).deep_copy()  # type: ignore[attr-defined]
+    matcher = engine._masks._compiled[grammar].matcher.deep_copy()  # type: ignore[attr-defined]
     tokens = engine.tokenizer.encode(text)
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
