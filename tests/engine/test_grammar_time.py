@@ -231,7 +231,7 @@ def test_rows_beyond_the_jobs_wait_and_jobs_of_rows_that_left_are_dropped(
 
     def waits(structured: OutputGrammar) -> Any:
         begin.wait(10)
-        return guidance._Compiled(None, 0)  # type: ignore[arg-type]  # no mask is computed
+        return guidance._CompiledGrammar(None, 0)  # type: ignore[arg-type]  # no mask is computed
 
     monkeypatch.setattr(masks, "_compile", waits)
     left, other, waiting = ((WORD, seed, 1) for seed in range(3))

@@ -97,7 +97,7 @@ _POSITION = re.compile(r"^at \d+\(\d+\): ")
 _Key = tuple[OutputGrammar, int, int]
 
 
-class _Compiled(NamedTuple):
+class _CompiledGrammar(NamedTuple):
     """A compiled grammar and its memory."""
 
     matcher: llguidance.LLMatcher
@@ -108,7 +108,7 @@ class _Compiled(NamedTuple):
 class _Job:
     """The compilation of a separate lexer, and the latest step in which its row asked for it."""
 
-    result: Future[_Compiled]
+    result: Future[_CompiledGrammar]
     asked_in_step: int
 
 
@@ -198,7 +198,7 @@ class GuidanceMasks:
         self._eos = list(eos_token_ids)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[OutputGrammar, _Compiled] = OrderedDict()
+        self._compiled: OrderedDict[OutputGrammar, _CompiledGrammar] = OrderedDict()
         self._num_evicted = self._num_evicted_seen = 0
         self._states: OrderedDict[_Key, _MatcherState] = OrderedDict()
         self._compiler: ThreadPoolExecutor | None = None
@@ -377,11 +377,11 @@ class GuidanceMasks:
                 num_bytes -= self._compiled.popitem(last=False)[1].num_bytes
                 self._num_evicted += 1
 
-    def _find_compiled(self, structured: OutputGrammar) -> _Compiled | None:
+    def _find_compiled(self, structured: OutputGrammar) -> _CompiledGrammar | None:
         with self._lock:
             return self._compiled.get(structured)
 
-    def _compile(self, structured: OutputGrammar) -> _Compiled:
+    def _compile(self, structured: OutputGrammar) -> _CompiledGrammar:
         if len(structured.text) > MAX_TEXT:
             raise BadInput(
                 "the grammar is too long",
@@ -401,8 +401,8 @@ class GuidanceMasks:
         _check_first_step(structured, matcher)
         after = heap_bytes()
         if before is None or after is None:
-            return _Compiled(matcher, UNMEASURED_BYTES)
-        return _Compiled(matcher, max(after - before, 0))
+            return _CompiledGrammar(matcher, UNMEASURED_BYTES)
+        return _CompiledGrammar(matcher, max(after - before, 0))
 
 
 def _key_of(point: SamplePoint, structured: OutputGrammar) -> _Key:
