@@ -97,6 +97,15 @@ def test_int8_weights_split_over_ranks_change_no_bit(name: str, checkpoint: Chec
     compare(checkpoint(name), TP2, bits=True, quantization="int8")
 
 
+def test_int8_rows_of_a_long_text_are_rounded_as_by_one_process() -> None:
+    """A scale that is rounded twice moves one row in some hundreds to another code."""
+    config = config_of("demo", TP2, quantization="int8", max_model_len=640)
+    text = [(i * i * 7 + 11 * i) % 4000 for i in range(600)]
+    alone = one_process(msgspec.structs.replace(config, sizes=ParallelSizes())).logits(text)
+    with EmulatedRanks(config) as ranks:
+        assert torch.equal(ranks.runner.logits(text), alone)
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "quantization"),
     [
