@@ -93,8 +93,8 @@ class RowParallelInt8:
             return x_TI.new_empty(0, len(self._scale_O), dtype=self._dtype)
         x_TI = x_TI.float()
         top_T1 = self._group.maximum(x_TI.abs().amax(1, keepdim=True))
-        # Tensor by tensor, as the kernels divide: torch computes scalar / tensor as a reciprocal and
-        # a product, which rounds twice and moved one row in some hundreds to another code.
+        # Tensor by tensor, as the kernels divide: torch computes scalar / tensor as a reciprocal
+        # and a product, which rounds twice and moved one row in some hundreds to another code.
         inverse_T1 = torch.where(top_T1 > 0, top_T1.new_tensor(LARGEST) / top_T1, 0.0)
         p_TI = (x_TI * inverse_T1).round_()
         total_TO = torch.zeros((len(x_TI), len(self._scale_O)), dtype=torch.int32)
