@@ -8,7 +8,6 @@ spec.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -35,6 +34,7 @@ from ridgeline.engine.parallel.resolve import (
     choose_rank_layers,
     parallel_sizes,
 )
+from ridgeline.engine.plain_settings import derive_plain
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.eviction import SequenceEviction
@@ -252,7 +252,7 @@ def resolve(settings: Settings, memory_bytes: int | None = None) -> ResolvedSett
         speculative_config=speculation,
         kv_eviction_config=settings.kv_eviction_config,
         spec=spec,
-        derivations=why | _as_asked(settings, why),
+        derivations=why | derive_plain(settings, why),
         default_sampling=default_sampling,
         embeddings=embedding_settings(settings.model),
         **{name: getattr(settings, name) for name in PlainSettings.__struct_fields__},
@@ -298,16 +298,6 @@ def _background(settings: Settings, why: dict[str, str]) -> None:
     if tokens == 0:
         effect = "background requests pause while interactive requests are served"
     why["background_tokens"] = f"as requested: {effect}"
-
-
-def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:
-    """Derivations of plain settings: "as requested" or "default"."""
-    default = Settings()
-    return {
-        name: "default" if getattr(settings, name) == getattr(default, name) else "as requested"
-        for name in PlainSettings.__struct_fields__
-        if name not in why
-    }
 
 
 def _asked_or(settings: Settings, name: str, default: int, why: dict[str, str]) -> int:
@@ -409,6 +399,8 @@ def _formats(
         why["quantization"] = f"as requested: {_kernel(spec.layers[-1].mlp.gate, device)}"
     spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
     if settings.activations == "int8":
+        if all(linear.format.kind == "dense" for linear in linears(spec).values()):
+            why["activations"] = "no effect: the weights are not quantised"
         return spec
     if device.type != "cpu":
         raise CannotRun(

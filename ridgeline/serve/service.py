@@ -461,7 +461,7 @@ def _check_size(num_tokens: int, sampling: Sampling) -> None:
     check_limit("prompt", num_tokens, LIMITS.max_prompt_tokens, "prompt tokens in one request")
     if sampling.prompt_logprobs is not None:
         num_values = num_tokens * (sampling.prompt_logprobs + 1)
-        what = "log-probabilities (prompt tokens x (prompt_logprobs + 1)) in one request"
+        what = "log-probabilities of prompt tokens (logprobs with echo, too) in one request"
         check_limit("prompt_logprobs", num_values, LIMITS.max_prompt_logprobs, what)
 
 

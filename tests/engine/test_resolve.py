@@ -265,3 +265,14 @@ def test_steps_after_pooling_are_refused_before_weights_are_loaded(tmp_path: Pat
 
 def test_kv_cache_of_a_small_model_has_the_dtype_of_the_computation() -> None:
     assert resolve(Settings(model="demo", device="cpu")).kv_cache_dtype == "float32"
+
+
+def test_derivations_say_which_defaults_have_no_effect() -> None:
+    plain = resolve(Settings(model="demo", enable_prefix_caching=False, max_loras=2)).derivations
+    assert plain["activations"] == "no effect: the weights are not quantised"
+    assert plain["prefix_cache_ttl_s"] == "no effect: enable_prefix_caching is false"
+    assert plain["disaggregation_port"] == "no effect: disaggregation_mode is none"
+    assert plain["max_loras"] == "as requested"
+    used = resolve(Settings(model="demo", quantization="int8", enable_lora=True)).derivations
+    assert used["activations"] == used["prefix_cache_ttl_s"] == "default"
+    assert "no effect" not in used["max_loras"]
