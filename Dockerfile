@@ -18,6 +18,9 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY native /src/native
 COPY ridgeline /src/ridgeline
 RUN /opt/ridgeline/bin/pip install --no-cache-dir "/src${EXTRAS}"
+# What only builds and tests of PyTorch need: 190 MB.
+RUN rm -rf /opt/ridgeline/lib/python3.*/site-packages/torch/test /opt/ridgeline/lib/python3.*/site-packages/torch/include \
+ && find /opt/ridgeline/lib/python3.*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete
 
 FROM ${PYTHON_IMAGE}
 # The kernels use OpenMP by the library that PyTorch brings along: nothing else has to be installed.

@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-$(SOURCES)
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray test-hosts test-loop slow-tests
+.PHONY: install demo test simulate test-real test-clients check house lint docs clean stubs dist prometheus check-dist check-native check-isa check-readback bench-peers sbom deploy-tools test-drivers test-ray test-hosts test-image test-loop slow-tests
 
 install: $(STAMP)
 
@@ -89,6 +89,11 @@ $(RAY)/.installed: pyproject.toml
 # A fleet over two hosts, one of them a network namespace whose cable is cut. Needs root.
 test-hosts: install
 	RIDGELINE_HOSTS=1 $(BIN)/python -m pytest -q tests/fleet/test_two_hosts.py
+
+# The image of the Dockerfile, built and run by buildah on a base from debootstrap: no registry of images is needed.
+# Needs root and Debian's packages buildah and debootstrap. IMAGE_FLAGS: further flags of `buildah bud`.
+test-image:
+	scripts/check_image.sh build/image $(IMAGE_FLAGS)
 
 # A whole search over HTTP, of a twin in a process of its own (four minutes, on a machine that does little else), the twenty
 # handicaps (four minutes), and every playbook.
