@@ -491,7 +491,8 @@ class LadderSearch:
         if trial.verdict == "quality failed" or (trial.verdict == "regressed" and not trial.ratio):
             self._predictor.learn_failure(trial.rung)
         if trial.ratio is not None:
-            self._predictor.learn_trial(trial.rung, trial.predicted, trial.ratio.mid)
+            kept = trial.verdict == "kept"
+            self._predictor.learn_trial(trial.rung, trial.predicted, trial.ratio.mid, kept=kept)
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.optimize.external.server_rungs import server_rungs
 from ridgeline.optimize.ladder import RungCandidate, candidates_of, load_default_ladder
 from ridgeline.optimize.ranking.failure_bounds import FailureBounds, numbers_of
+from ridgeline.optimize.ranking.joint_proposals import JointProposals
 from ridgeline.optimize.ranking.joint_search import (
     Dimension,
     JointPoint,
@@ -19,6 +22,8 @@ from ridgeline.optimize.ranking.joint_search import (
     is_worth_a_trial,
     joint_candidate,
 )
+from ridgeline.optimize.ranking.predictor import Forecast
+from ridgeline.optimize.result import GainPrediction
 from ridgeline.optimize.server_settings import FLAGS, ServerSettings, merge_flags
 
 START = settings_from({"model": "demo", "max_num_seqs": 8, "max_num_batched_tokens": 256})
@@ -140,3 +145,55 @@ def test_flags_without_numbers_are_no_numbers(flag: str, value: str) -> None:
     numbers = numbers_of(settings)
     assert flag not in numbers and math.isclose(numbers[SHARE], 0.9)
     assert FLAGS not in numbers
+
+
+# ---- which points are proposed -----------------------------------------------------------------
+
+
+class Additive:
+    """Stands for the predictor: the score of settings, and that of two rungs together."""
+
+    def __init__(self, together: float) -> None:
+        self.together = together
+
+    def score(self, settings: Settings, rate: float, near: object = None) -> float:
+        more = (settings.max_num_seqs or 1) > 8
+        cached = settings.enable_prefix_caching
+        return {(0, 0): 10.0, (1, 0): 12.0, (0, 1): 12.0}.get((more, cached), 10 * self.together)
+
+    def bracket_of(self, settings: Settings) -> None:
+        return None
+
+    def forecast(self, incumbent: Settings, option: RungCandidate, rate: float) -> Forecast:
+        gain = self.score(option.settings, rate) / self.score(incumbent, rate)
+        predicted = GainPrediction(gain=gain, low=gain, high=gain)
+        return Forecast(candidate=option, predicted=predicted)
+
+    def is_promising(self, forecast: Forecast) -> bool:
+        return True
+
+
+def proposed(together: float, num_affordable: float) -> list[Forecast]:
+    """With slots and prefix caching, each of which gains a fifth alone."""
+    start = settings_from({"model": "demo", "max_num_seqs": 8, "enable_prefix_caching": False})
+    predictor: Any = Additive(together)
+    rungs = {rung.id: rung for rung in load_default_ladder().rungs}
+    possible = [
+        (rungs[name], list(candidates_of(rungs[name], start, {})))
+        for name in ("prefix-caching", "batch-limit")
+    ]
+    promising = [
+        max((predictor.forecast(start, o, 1.0) for o in options), key=lambda f: f.predicted_gain)
+        for _, options in possible
+    ]
+    incumbent: Any = SimpleNamespace(settings=start, rate=1.0)
+    joint = JointProposals(predictor, lambda settings: None, seed=0)
+    return joint.propose(possible, promising, incumbent, [], num_affordable, lambda: True)
+
+
+def test_switches_are_joined_only_if_time_is_scarce_or_they_interact() -> None:
+    assert not proposed(together=1.2 * 1.2, num_affordable=9)
+    assert proposed(together=1.2 * 1.2, num_affordable=2)
+    [interacting] = proposed(together=3.0, num_affordable=9)
+    assert interacting.candidate.settings.enable_prefix_caching
+    assert (interacting.candidate.settings.max_num_seqs or 0) > 8

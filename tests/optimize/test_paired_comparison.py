@@ -39,7 +39,13 @@ def runner(fake: Fake, seed: int, objective: str = "goodput", total_s: float = 1
 
 
 async def fight(
-    seed: int, speed: float, *, noise: float = 0.03, objective: str = "goodput", start: float = 1.0
+    seed: int,
+    speed: float,
+    *,
+    noise: float = 0.03,
+    objective: str = "goodput",
+    start: float = 1.0,
+    rounds: int = 6,
 ) -> PairedComparison:
     """A against B, which is `speed` times as fast."""
     fake = Fake()
@@ -51,7 +57,7 @@ async def fight(
         ComparisonSide("a", a, 30.0, fixed=objective == "latency"),
         ComparisonSide("b", b, 30.0 * start, fixed=objective == "latency"),
     )
-    return await compare_in_rounds(runner(fake, seed, objective), *sides, max_rounds=6)
+    return await compare_in_rounds(runner(fake, seed, objective), *sides, max_rounds=rounds)
 
 
 @pytest.mark.slow
@@ -123,6 +129,15 @@ async def test_rounds_alternate_and_share_their_seed() -> None:
     seeds = [seed for _, seed in order]
     assert seeds[::2] == seeds[1::2]
     assert len(set(seeds)) == 4
+
+
+@pytest.mark.slow
+async def test_what_seems_to_gain_gets_more_rounds_than_equals() -> None:
+    gains = [await fight(seed, 1.12, rounds=5) for seed in (0, 3)]
+    assert all(5 < len(found.log_ratios) <= 8 for found in gains)
+    assert any(found.outcome == "improved" for found in gains)
+    equal = await fight(0, 1.0, rounds=5)
+    assert len(equal.log_ratios) <= 5
 
 
 async def test_round_beyond_the_time_budget_is_not_started() -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from ridgeline.config.settings import Settings
-from ridgeline.optimize.ladder import candidates_of, load_default_ladder
+from ridgeline.optimize.environment import Load
+from ridgeline.optimize.ladder import RungCandidate, candidates_of, load_default_ladder
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.ranking.rung_ranking import Ranking
+from ridgeline.records import RequestTrace, RunTrace, Slo
 
 
 def test_a_rung_that_cannot_run_keeps_its_reason_when_the_time_limit_is_reached() -> None:
@@ -30,6 +34,7 @@ def test_variant_without_a_predicted_change_is_tried_before_one_that_loses() -> 
     predictor._known = {start: 1.0} | {
         option.settings: 0.83 if option.settings.max_num_seqs == 2 else 1.0 for option in options
     }
+    predictor._searched.add((start, 1.0))
     budget = SimpleNamespace(spent_s=0.0)
     ranking = Ranking(*cast("list[Any]", [None, None, ladder, predictor, budget]))
     best = ranking._best(rung, options, cast("Any", SimpleNamespace(settings=start, rate=1.0)), 5.0)
@@ -50,3 +55,106 @@ def test_variant_does_not_inherit_the_prediction_of_another_one() -> None:
     assert later is not None and later.predicted_gain == 1.0
     same = ranking._best(rung, options, nothing, 5.0)
     assert same is not None and same.candidate == options[2]
+
+
+class KneeSimulator:
+    """Serves every request in 10 ms up to the knee of its settings, and in a minute beyond it."""
+
+    def __init__(self, knees: dict[int, float]) -> None:
+        self.knees, self.runs = knees, list[tuple[int, float]]()
+
+    def learn(self, settings: Settings, steps: object) -> None: ...
+
+    def run(self, settings: Settings, load: Load) -> RunTrace:
+        slots = settings.max_num_seqs or 0
+        self.runs.append((slots, load.rate))
+        took_s = 0.01 if load.rate <= self.knees[slots] else 60.0
+        requests = tuple(
+            RequestTrace(
+                id=str(i),
+                kind="x",
+                scheduled_s=at_s,
+                sent_s=at_s,
+                started_s=at_s,
+                token_s=(at_s + took_s,),
+                token_counts=(1,),
+                finished_s=at_s + took_s,
+                prompt_tokens=1,
+                cached_tokens=0,
+                output_tokens=1,
+                requested_tokens=1,
+                finish_reason="length",
+            )
+            for i, at_s in enumerate(n / load.rate for n in range(max(1, int(10 * load.rate))))
+        )
+        return RunTrace(
+            target="t",
+            workload="w",
+            arrivals="even",
+            seed=0,
+            started_unix_s=0.0,
+            duration_s=10.0,
+            requests=requests,
+        )
+
+
+def knee_predictor(simulator: KneeSimulator) -> Predictor:
+    return Predictor(
+        simulator,
+        Slo.parse("ttft:500"),
+        "goodput",
+        load_default_ladder().weights,
+        lambda rate: Load(rate=rate, seed=0, window_s=10.0, grace_s=1.0),
+    )
+
+
+def slots(number: int) -> Settings:
+    return Settings(model="demo", max_num_seqs=number)
+
+
+def candidate(number: int) -> RungCandidate:
+    rung = next(rung for rung in load_default_ladder().rungs if rung.id == "batch-limit")
+    return RungCandidate(
+        rung=rung, label=str(number), changes={"max_num_seqs": number}, settings=slots(number)
+    )
+
+
+def test_incumbent_that_gained_much_is_searched_again_from_its_own_load() -> None:
+    """Its search as a candidate ended below its knee: all others would seem to gain the rest."""
+    simulator = KneeSimulator({1: 1.0, 2: 200.0, 4: 200.0})
+    predictor = knee_predictor(simulator)
+    first = predictor.forecast(slots(1), candidate(2), 1.0)
+    assert 5 < first.predicted_gain < 150
+    later = predictor.forecast(slots(2), candidate(4), 190.0)
+    assert later.predicted_gain == 1.0
+
+
+def test_gains_of_a_twentieth_are_seen() -> None:
+    predictor = knee_predictor(KneeSimulator({1: 10.0, 2: 10.8, 4: 10.0}))
+    assert predictor.forecast(slots(1), candidate(2), 10.0).predicted_gain > 1.02
+    assert predictor.forecast(slots(1), candidate(4), 10.0).predicted_gain == 1.0
+
+
+def test_error_of_a_kept_rung_is_in_the_incumbent_and_not_in_its_other_variants() -> None:
+    predictor = knee_predictor(KneeSimulator({1: 10.0, 2: 20.0, 4: 40.0}))
+    forecast = predictor.forecast(slots(1), candidate(2), 10.0)
+    assert forecast.predicted is not None
+    predictor.learn_trial("batch-limit", forecast.predicted, 1.4, kept=True)
+    kept = predictor.forecast(slots(2), candidate(4), 14.0).predicted_gain
+    assert kept == pytest.approx(2, rel=0.1)
+    predictor.learn_trial("batch-limit", forecast.predicted, 1.0)
+    assert predictor.forecast(slots(2), candidate(4), 14.0).predicted_gain < 0.6 * kept
+
+
+def test_rung_that_loses_is_simulated_again_for_another_incumbent_only() -> None:
+    simulator = KneeSimulator({1: 10.0, 2: 5.0, 4: 10.0})
+    predictor, start = knee_predictor(simulator), slots(1)
+    budget = SimpleNamespace(spent_s=0.0)
+    ranking = Ranking(*cast("list[Any]", [None, None, load_default_ladder(), predictor, budget]))
+    option = candidate(2)
+    ranked = [
+        ranking._best(option.rung, [option], cast("Any", SimpleNamespace(settings=s, rate=r)), 5.0)
+        for s, r in ((start, 10.0), (start, 9.0), (slots(4), 10.0))
+    ]
+    assert all(forecast is not None and forecast.predicted_gain < 0.7 for forecast in ranked)
+    assert ranking._ranked_for == {"batch-limit": slots(4)}

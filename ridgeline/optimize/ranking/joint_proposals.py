@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ridgeline.config.settings import Settings
@@ -21,6 +22,8 @@ from ridgeline.optimize.ranking.joint_search import (
 )
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.result import Trial
+
+SYNERGY = 1.25
 
 Possible = Sequence[tuple[Rung, Sequence[RungCandidate]]]
 
@@ -44,8 +47,9 @@ class JointProposals:
     ) -> list[Forecast]:
         """At most two: the best point, and the same point without its lossy parts.
 
-        A rung that is tried alone shows what it is worth. So switches are joined only if more rungs
-        gain than the budget affords trials (`num_affordable`); numbers, which interact, always.
+        A rung that is tried alone shows what it is worth. So a point with switches is proposed only
+        if more rungs gain than the budget affords trials (`num_affordable`), or if it gains
+        `SYNERGY` times what its parts gain alone; one of numbers, which interact, always.
         Rungs that quantise weights first, and those whose effect the simulator does not see, are
         not joined: each needs a separate trial. A kind that failed once is not proposed again.
         """
@@ -62,8 +66,7 @@ class JointProposals:
         ]
         num_gains = sum(forecast.predicted_gain > 1 + MIN_GAIN for forecast in visible.values())
         # A change that is kept leaves the others to be tried again, so one more trial is needed.
-        if num_affordable >= num_gains + 1:
-            dimensions = [d for d in dimensions if d.number is not None]
+        is_scarce = num_affordable < num_gains + 1
         if len(dimensions) < 2 or not visible or JOINT in failed:
             return []
         near = self._predictor.bracket_of(incumbent.settings)
@@ -78,10 +81,28 @@ class JointProposals:
         best = search.best(_first_points(dimensions, visible), may_go_on)
         points = [] if best is None else [best, search.only(best, "exact")]
         forecasts = [
-            self._forecast(point, incumbent, visible) for point in points if point is not None
+            self._forecast(point, incumbent, visible)
+            for point in points
+            if point is not None and (is_scarce or self._has_synergy(point, incumbent, visible))
         ]
         unique = {f.candidate.settings: f for f in forecasts if f is not None}
         return list(unique.values())
+
+    def _has_synergy(
+        self, point: JointPoint, incumbent: RunningConfiguration, visible: Mapping[str, Forecast]
+    ) -> bool:
+        """Whether a point gains more than its parts would one after another, or is of numbers."""
+        if all(dimension.number is not None for dimension, _ in point.parts):
+            return True
+        before = self._predictor.score(incumbent.settings, incumbent.rate)
+        if isinstance(before, str):
+            return False
+        singles = [
+            max(1.0, visible[dimension.rung.id].predicted_gain)
+            for dimension, _ in point.parts
+            if dimension.rung.id in visible
+        ]
+        return point.score > SYNERGY * math.prod(singles) * before
 
     def _forecast(
         self, point: JointPoint, incumbent: RunningConfiguration, visible: Mapping[str, Forecast]

@@ -39,7 +39,7 @@ limit is not reached."""
 SEARCH_STEP = 1.5
 STEP_GROWTH = 1.3  # of the exponent: a change that gains eightfold is found in four steps
 MAX_PROBES = 6
-FINE_STEP, MAX_BISECTIONS = 1.11, 4  # width at which a bracket is narrow enough
+FINE_STEP, MAX_BISECTIONS = 1.05, 5  # width at which a bracket is narrow enough
 
 
 class KneeBracket(NamedTuple):
@@ -93,6 +93,7 @@ class Predictor:
         self._failed: set[str] = set()
         self._known: dict[Settings, float | str] = {}
         self._brackets: dict[Settings, KneeBracket] = {}
+        self._searched: set[tuple[Settings, float]] = set()
 
     def learn_steps(self, settings: Settings, steps: Sequence[StepStat]) -> None:
         """Refit the simulator and drop everything simulated before."""
@@ -100,12 +101,17 @@ class Predictor:
             self._simulator.learn(settings, steps)
             self._known.clear()
             self._brackets.clear()
+            self._searched.clear()
 
-    def learn_trial(self, rung: str, predicted: GainPrediction, measured: float) -> None:
-        """Record the error of a prediction."""
+    def learn_trial(
+        self, rung: str, predicted: GainPrediction, measured: float, *, kept: bool = False
+    ) -> None:
+        """Record the error of a prediction, which also applies to the rung's other variants."""
         miss = math.log(measured / predicted.gain)
         self._misses.append(miss)
-        self._of_rung[rung] = self._of_rung.get(rung, 0.0) + miss
+        # What was kept is in the incumbent, and with it the error: the ratio of two of its variants
+        # does not have it.
+        self._of_rung[rung] = 0.0 if kept else self._of_rung.get(rung, 0.0) + miss
 
     def learn_failure(self, rung: str) -> None:
         """One variant failed the quality gate: its siblings rank after everything else."""
@@ -141,7 +147,7 @@ class Predictor:
 
     def forecast(self, incumbent: Settings, candidate: RungCandidate, rate: float) -> Forecast:
         """Simulate candidate and incumbent near the incumbent's best load."""
-        before = self.score(incumbent, rate)
+        before = self._score_incumbent(incumbent, rate)
         after = self.score(candidate.settings, rate, self._brackets.get(incumbent))
         if isinstance(before, str) or isinstance(after, str):
             problem = after if isinstance(after, str) else str(before)
@@ -201,6 +207,18 @@ class Predictor:
             except UserError as error:
                 self._known[settings] = str(error)
         return self._known[settings]
+
+    def _score_incumbent(self, settings: Settings, rate: float) -> float | str:
+        """The score of settings that carry `rate`, from a search that begins there.
+
+        As a candidate they were searched from the load of the incumbent before them, and where they
+        gained much that search may have ended below their knee: every other candidate would then
+        seem to gain the rest.
+        """
+        if settings not in self._brackets and (settings, rate) not in self._searched:
+            self._searched.add((settings, rate))
+            self._known.pop(settings, None)
+        return self.score(settings, rate)
 
     def bracket_of(self, settings: Settings) -> KneeBracket | None:
         """Where the knee of simulated settings is; None if it was not found."""

@@ -25,7 +25,7 @@ from ridgeline.optimize.result_builder import collect_facts
 from ridgeline.optimize.time_budget import TimeBudget
 
 RANKING_SHARE = 0.03  # share of the budget for one ranking; a trial must still fit after it
-CLEAR_LOSS = 0.9  # a rung that was predicted to lose as much is not simulated again
+CLEAR_LOSS = 0.9  # a rung predicted to lose as much is simulated again for another incumbent only
 JOINT_SHARE = 0.5  # additional time for joint candidates, as a share of the ranking's
 SCARCE_TRIALS = 3.0  # with fewer left, several changes are tried together first
 Tried = Set[tuple[Settings, str | None]]
@@ -45,6 +45,7 @@ class Ranking:
         self._job, self._environment, self._ladder = job, environment, ladder
         self._predictor, self._budget = predictor, budget
         self._last: dict[str, Forecast] = {}
+        self._ranked_for: dict[str, Settings] = {}  # incumbent of the last forecast, by rung
         self._left_out: dict[str, NotTried] = {}
         self._defaults_left_out: tuple[NotTried, ...] = ()
         self._trials: Sequence[Trial] = ()
@@ -153,8 +154,8 @@ class Ranking:
         stop_s: float,
     ) -> Forecast | None:
         last = self._last.get(rung.id)
-        if last is not None and last.predicted is not None and last.predicted.gain < CLEAR_LOSS:
-            # Numbers that may pay off later are in the joint search: no run for them here.
+        lost = last is not None and last.predicted is not None and last.predicted.gain < CLEAR_LOSS
+        if lost and self._ranked_for.get(rung.id) == incumbent.settings:
             return self._last_forecast(rung, options)
         forecasts: list[Forecast] = []
         for option in options:
@@ -163,6 +164,7 @@ class Ranking:
             forecasts.append(self._predictor.forecast(incumbent.settings, option, incumbent.rate))
         if not forecasts:
             return self._last_forecast(rung, options)
+        self._ranked_for[rung.id] = incumbent.settings
         predictor = self._predictor
         # A variant that the simulator does not see is still better than a predicted loss.
         self._last[rung.id] = best = max(
