@@ -63,6 +63,7 @@ def optimize(
     eval_margin: float = 0.0,
     candidate_model: tuple[str, ...] = (),
     candidate_drafter: tuple[str, ...] = (),
+    candidate_cmd: tuple[str, ...] = (),
     gpus: int | None = None,
     api_key: str | None = None,
     start_timeout: float | str = 600.0,
@@ -117,6 +118,8 @@ def optimize(
             repeatable.
         candidate_drafter: Drafter to try: eagle3:CHECKPOINT, eagle:CHECKPOINT,
             draft:CHECKPOINT, mtp; repeatable.
+        candidate_cmd: Another command that starts it, such as prefill and decode apart; {flags}
+            and {port} are filled in; repeatable.
         gpus: GPUs that tensor parallelism and replicas may use (default: as the command has it).
         api_key: API key of the server.
         start_timeout: Maximum time for a start (default: 10m).

@@ -219,6 +219,16 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
             since="0.3",
         ),
     ] = ()
+    candidate_cmd: Annotated[
+        tuple[str, ...],
+        About(
+            "Another command that starts it, such as prefill and decode apart; {flags} and {port} "
+            "are filled in; repeatable.",
+            metavar="COMMAND",
+            ambient=False,
+            since="0.3",
+        ),
+    ] = ()
     gpus: Annotated[
         int | None,
         About(

@@ -104,6 +104,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("eval_margin", ("eval_cmd",)),
         Needs("candidate_model", ("url",)),
         Needs("candidate_drafter", ("url",)),
+        Needs("candidate_cmd", ("restart_cmd",)),
         Displaces("advise", ("eval_cmd", "eval_margin")),
     ),
     "chat": (

@@ -19,6 +19,9 @@ REMOVE = "!"
 REPLACE = "@"
 """Before a word of the command line, such as the model: the value takes its place."""
 
+WHOLE_COMMAND = f"{REPLACE}the command"
+"""In place of a word: the value is another command line, which starts the model in another way."""
+
 FlagPairs = tuple[tuple[str, str], ...]
 
 

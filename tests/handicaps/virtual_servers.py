@@ -87,7 +87,8 @@ class VirtualServers:
 
     `noise`: standard deviation of the speed of a run. `loss_nats`: noise on the log-probabilities
     of servers with a changed KV or weight format. `belief`: factor on the step times that the
-    search's simulator believes, at a batch of 64. `drafters`: as `--candidate-drafter` has them.
+    search's simulator believes, at a batch of 64. `drafters`, `commands`: as the options
+    `--candidate-drafter` and `--candidate-cmd` have them.
     """
 
     server: str
@@ -102,6 +103,7 @@ class VirtualServers:
     belief: float = 1.15
     drafters: tuple[str, ...] = ()
     drafter_acceptance: float = 0.75
+    commands: tuple[str, ...] = ()
     now_s: float = 0.0
     num_runs: int = 0
     _configs: dict[Settings, TwinConfig] = field(default_factory=dict)
@@ -117,6 +119,7 @@ class VirtualServers:
             restart_cmd=command,
             num_devices=self.num_devices,
             candidate_drafters=self.drafters,
+            candidate_commands=self.commands,
         )
         return server_recipe(server, Path("/nonexistent"))
 

@@ -340,7 +340,12 @@ def _last_round(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_rounds: 
 
 
 def _cannot_be_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_rounds: int) -> bool:
-    """Whether the remaining rounds could not decide if they continued like the ones so far."""
+    """Whether the remaining rounds could not decide if they continued like the ones so far.
+
+    Those of a side that met the SLO in every round do not: its load is still rising.
+    """
+    if b.rising and not a.rising:
+        return False
     now, count = _interval(a, b, LEVEL, prior), len(a.runs)
     mid, half = math.log(now.mid), math.log(now.high / now.mid)
     freedom = prior.freedom

@@ -28,12 +28,13 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.drivers.base import ServerHandle, Shell
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.shell import sleep_unless_interrupted
-from ridgeline.optimize.server_settings import REMOVE, REPLACE
+from ridgeline.optimize.server_settings import REMOVE, REPLACE, WHOLE_COMMAND
 
 POLL_S = 0.1
 END_S = 20.0
 NEEDS_KEY = (401, 403)
 TAIL_CHARS = 600
+MAX_LIST_BYTES = 1 << 16
 DEFAULT_PORT = 8000  # of the commands that are printed
 
 
@@ -68,13 +69,21 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
     def words(self, flags: Sequence[str], port: int | None) -> list[str]:
         """The command line, ready to run: flags replace those that it already has."""
         filled: list[str] = []
-        words, added = replace_flags(shlex.split(self.command), flags)
+        command, flags = self._command_of(flags)
+        words, added = replace_flags(shlex.split(command), flags)
         for word in words:
             if word == "{flags}":
                 filled += added
             else:
                 filled.append(word if port is None else word.replace("{port}", str(port)))
         return filled
+
+    def _command_of(self, flags: Sequence[str]) -> tuple[str, Sequence[str]]:
+        """The command line, or the one that the flags put in its place, and the other flags."""
+        if WHOLE_COMMAND not in flags:
+            return self.command, flags
+        place = list(flags).index(WHOLE_COMMAND)
+        return flags[place + 1], [*flags[:place], *flags[place + 2 :]]
 
     def text(self, flags: Sequence[str]) -> str:
         """The command line with these flags, as one would type it."""
@@ -318,10 +327,14 @@ def models_url(url: str) -> str:
 
 
 def answers(url: str) -> bool:
-    """Whether a GET succeeds, or is refused only for want of a key."""
+    """Whether a GET succeeds, or is refused only for want of a key.
+
+    An empty list of models is that of a router whose servers are still starting.
+    """
     try:
         with urllib.request.urlopen(url, timeout=5) as reply:
-            return bool(reply.status == 200)
+            is_empty = b'"data":[]' in b"".join(reply.read(MAX_LIST_BYTES).split())
+            return bool(reply.status == 200) and not is_empty
     except urllib.error.HTTPError as error:
         return error.code in NEEDS_KEY  # it is up, and wants a key that the measurement has
     except (urllib.error.URLError, OSError, ValueError):

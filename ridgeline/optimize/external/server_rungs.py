@@ -10,7 +10,7 @@ import msgspec
 
 from ridgeline.optimize.external.server_flags import ServerFlags
 from ridgeline.optimize.ladder import Ladder, Rung, parse_rungs, setting_of
-from ridgeline.optimize.server_settings import FLAGS, REPLACE
+from ridgeline.optimize.server_settings import FLAGS, REPLACE, WHOLE_COMMAND
 
 PARALLEL_FLAGS = {
     "vllm": ("--tensor-parallel-size", "--data-parallel-size"),
@@ -54,6 +54,26 @@ def candidate_model_rungs(
             variants=({FLAGS: {f"{REPLACE}{model}": name, **kept_name}},),
         )
         for number, name in enumerate(names, 1)
+    )
+
+
+def candidate_command_rungs(commands: Sequence[str]) -> tuple[Rung, ...]:
+    """One rung for each command line that starts the model in another way."""
+    return tuple(
+        Rung(
+            id=f"command-{number}",
+            title="Another way to start it",
+            technique="",
+            honesty="exact",
+            term="what the layout changes: prefill and decode apart, replicas behind a router",
+            why="Prompts no longer delay decodes where they have servers of their own.",
+            hurts_when="Keys and values travel between the servers, and the half with less work "
+            "idles.",
+            risk=1,
+            complexity=2,
+            variants=({FLAGS: {WHOLE_COMMAND: command}},),
+        )
+        for number, command in enumerate(commands, 1)
     )
 
 

@@ -64,7 +64,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_small(self) -> bool:
         """Whether the prediction leaves the load that the candidate carries about the same."""
-        return 1 / (1 + CLEAR_GAIN) <= self.predicted_gain <= 1 + CLEAR_GAIN
+        return 1 / FINE_STEP <= self.predicted_gain <= FINE_STEP
 
 
 class PredictorState(msgspec.Struct, frozen=True, kw_only=True):

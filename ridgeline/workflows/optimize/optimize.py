@@ -42,6 +42,7 @@ from ridgeline.optimize.report.page import report
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.search import optimize as search
 from ridgeline.optimize.search_state import StateFile
+from ridgeline.optimize.server_settings import WHOLE_COMMAND, flags_of
 from ridgeline.optimize.time_budget import SMALLEST_BUDGET_S
 from ridgeline.plan.calibration.calibration import Calibration, load_calibration
 from ridgeline.records import Slo
@@ -316,6 +317,8 @@ def _server_files(result: LadderResult, recipe: ServerRecipe, settings: Settings
     script = recipe.serve_script(final_settings(result), recipe.start_settings(settings))
     page = report(result, {"serve.sh": VllmCommand(script)})
     files = dict(zip(SERVER_FILES, (page, ladder_json(result), script), strict=True))
+    if WHOLE_COMMAND in dict(flags_of(final_settings(result))):
+        return files  # a layout of several processes, which no single container is
     words = program_words(shlex.split(script.splitlines()[-1].removeprefix("exec ")), recipe.flags)
     if recipe.flags.name in STARTS:
         named, _ = split_command(words, recipe.flags.name)

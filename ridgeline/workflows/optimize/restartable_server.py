@@ -23,6 +23,7 @@ from ridgeline.optimize.external.drafter_rungs import drafter_flags, drafter_run
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
 from ridgeline.optimize.external.server_rungs import (
     PARALLEL_FLAGS,
+    candidate_command_rungs,
     candidate_model_rungs,
     server_rungs,
 )
@@ -55,6 +56,7 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
         eval_margin=given.eval_margin,
         candidate_models=given.candidate_model,
         candidate_drafters=given.candidate_drafter,
+        candidate_commands=given.candidate_cmd,
     )
 
 
@@ -86,6 +88,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     eval_margin: float = 0.0
     candidate_models: tuple[str, ...] = ()
     candidate_drafters: tuple[str, ...] = ()
+    candidate_commands: tuple[str, ...] = ()
 
     @property
     def twin_device(self) -> str | None:
@@ -99,10 +102,13 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def candidate_rungs(self) -> tuple[Rung, ...]:
-        """Rungs of the drafters and checkpoints that the user named. Raises BadInput."""
-        drafters = drafter_rungs(self.flags.name, self.candidate_drafters)
+        """Rungs of the drafters, commands and checkpoints that the user named. Raises BadInput."""
+        others = (
+            *drafter_rungs(self.flags.name, self.candidate_drafters),
+            *candidate_command_rungs(self.candidate_commands),
+        )
         if not self.candidate_models:
-            return drafters
+            return others
         found = find_command(self.command.command)
         if found is None:
             raise BadInput(
@@ -114,7 +120,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         models = candidate_model_rungs(
             kind, self.command.command, found[1].model, self.candidate_models
         )
-        return (*models, *drafters)
+        return (*models, *others)
 
     @property
     def facts(self) -> dict[str, Value]:
@@ -199,4 +205,5 @@ def server_recipe(
         eval_margin=server.eval_margin,
         candidate_models=server.candidate_models,
         candidate_drafters=server.candidate_drafters,
+        candidate_commands=server.candidate_commands,
     )

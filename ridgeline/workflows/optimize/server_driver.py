@@ -31,7 +31,7 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     tensor parallelism and replicas may use (None: as the command has it). `eval_cmd`: the user's
     own quality gate, whose score may drop by `eval_margin`. `candidate_models`: checkpoints to try
     in place of the model. `candidate_drafters`: heads and draft models to speculate with, as
-    `eagle3:CHECKPOINT`.
+    `eagle3:CHECKPOINT`. `candidate_commands`: to try in place of `restart_cmd`.
     """
 
     url: str
@@ -52,12 +52,15 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     eval_margin: float = 0.0
     candidate_models: tuple[str, ...] = ()
     candidate_drafters: tuple[str, ...] = ()
+    candidate_commands: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.eval_cmd is not None:
             check_command(self.eval_cmd)
         given = [name for name in WAYS_TO_APPLY if getattr(self, name) is not None]
         flags = [f"--{name.replace('_', '-')}" for name in given]
+        for command in self.candidate_commands:
+            _command(self, command)  # raises where it lacks a placeholder
         if len(given) > 1:
             raise BadInput("two ways of applying a configuration", value=" and ".join(flags))
         if self.docker or self.kubernetes or self.ray or self.apply_cmd:
