@@ -84,7 +84,7 @@ def is_running(pid: int) -> bool:
 def test_processes_of_the_layout_start_and_end_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script starts a half of its own, as one with prefill and decode servers does."""
+    """The script starts a second process, as one with prefill and decode servers does."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "router.py").write_text(ROUTER)
     recipe = recipe_with(tmp_path, f"{sys.executable} router.py {{port}} {{flags}}")

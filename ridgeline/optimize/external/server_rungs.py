@@ -66,7 +66,7 @@ def candidate_command_rungs(commands: Sequence[str]) -> tuple[Rung, ...]:
             technique="",
             honesty="exact",
             term="what the layout changes: prefill and decode apart, replicas behind a router",
-            why="Prompts no longer delay decodes where they have servers of their own.",
+            why="Prompts no longer delay decodes where separate servers compute them.",
             hurts_when="Keys and values travel between the servers, and the half with less work "
             "idles.",
             risk=1,
