@@ -306,7 +306,7 @@ def _mutate_gguf(rng: random.Random, data: bytes) -> bytes:
     # The later of two keys of one name wins; the new one goes last by going in twice.
     body = data[24:]
     at = body.find(_gguf_text("t0"))
-    return head + (count + 1).to_bytes(8, "little") + body[:at] + extra + body[at:]
+    return head + ((count + 1) % 2**64).to_bytes(8, "little") + body[:at] + extra + body[at:]
 
 
 def _read_gguf_file(path: Path) -> None:
