@@ -65,6 +65,7 @@ def optimize(
     candidate_drafter: tuple[str, ...] = (),
     candidate_cmd: tuple[str, ...] = (),
     gpus: int | None = None,
+    accelerator: str | None = None,
     api_key: str | None = None,
     start_timeout: float | str = 600.0,
     observer: Observer = silent,
@@ -121,6 +122,8 @@ def optimize(
         candidate_cmd: Another command that starts it, such as prefill and decode apart; {flags}
             and {port} are filled in; repeatable.
         gpus: GPUs that tensor parallelism and replicas may use (default: as the command has it).
+        accelerator: Device that the server runs on, by its name in the catalogue, to predict with
+            (default: this machine's GPU or CPU).
         api_key: API key of the server.
         start_timeout: Maximum time for a start (default: 10m).
         observer: Called with every progress event; `print` shows them as lines.

@@ -306,7 +306,7 @@ def simulate(
     startup_s: float | str = 120.0,
     mtbf_s: float | str | None = None,
     repair_s: float | str = 120.0,
-    resume: bool = True,
+    resume_requests: bool = True,
     seed: int = 0,
     step_by_step: bool = False,
     catalogue: str | Path | None = None,
@@ -382,7 +382,8 @@ def simulate(
         startup_s: Autoscaling: time until a new replica serves.
         mtbf_s: Mean time between failures of a replica (default: never fails).
         repair_s: Time to repair a replica.
-        resume: Requests of a failed replica continue elsewhere behind the tokens that they have.
+        resume_requests: Requests of a failed replica continue elsewhere behind the tokens that they
+            have.
         seed: Seed of everything random.
         step_by_step: Plan every step; slower, with the same result.
         catalogue: TOML catalogue of accelerators to use instead of the built-in.

@@ -110,6 +110,7 @@ RARE = frozenset(
         # of an optimisation
         *("ready_url", "start_timeout", "dry_run", "shared_machine", "slurm", "ray", "calibration"),
         *("eval_margin", "server_cmd", "ladder", "resume", "served_model_name", "server"),
+        *("candidate_drafter", "candidate_cmd"),
         *("kv_cache_memory_bytes", "output_json", "sweep"),
         # of a simulation
         *("off_peak", "batch_share", "repair_s", "startup_s", "target_in_flight", "num_workers"),

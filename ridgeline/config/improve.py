@@ -238,6 +238,7 @@ class TargetServerOptions(Section, frozen=True, kw_only=True):
             ambient=False,
         ),
     ] = None
+    accelerator: Annotated[str | None, shared.SERVER_ACCELERATOR] = None
     api_key: Annotated[str | None, shared.API_KEY] = None
     start_timeout: Annotated[
         float, About("Maximum time for a start.", unit=DURATION, unset="10m", ambient=False)
@@ -307,6 +308,7 @@ class WatchOptions(Section, frozen=True, kw_only=True):
             ambient=False,
         ),
     ] = None
+    accelerator: Annotated[str | None, shared.SERVER_ACCELERATOR] = None
     api_key: Annotated[str | None, shared.API_KEY] = None
     cronjob: Annotated[
         bool,

@@ -381,7 +381,7 @@ class SimulateOptions(Section, frozen=True, kw_only=True):
         float,
         About("Time to repair a replica.", unit=DURATION, range=NON_NEGATIVE_SECONDS),
     ] = 120.0
-    resume: Annotated[bool, shared.RESUME] = True
+    resume_requests: Annotated[bool, shared.RESUME_REQUESTS] = True
     seed: Annotated[int, shared.SEED_OF_ALL.but(panel="Runs")] = 0
     num_seeds: Annotated[
         int, About("Repeat with this many seeds, for confidence intervals.", unit=COUNT)

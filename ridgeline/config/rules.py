@@ -95,6 +95,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Needs("ready_url", ("apply_cmd", "docker", "kubernetes", "ray")),
         Needs("dry_run", ("url",)),
         Needs("advise", ("url",)),
+        Needs("accelerator", ("url",)),
         Displaces("advise", ("dry_run", "output", "ready_url", "start_timeout")),
         Needs("server", ("url",)),
         Needs("served_model_name", ("url",)),

@@ -147,6 +147,13 @@ ACCELERATOR = About(
     old_names=("device",),
     since="0.2",
 )
+SERVER_ACCELERATOR = ACCELERATOR.but(
+    help="Device that the server runs on, by its name in the catalogue, to predict with.",
+    unset="this machine's GPU or CPU",
+    old_names=(),
+    ambient=False,
+    since="0.3",
+)
 CATALOGUE = About("TOML catalogue of accelerators to use instead of the built-in.", path="input")
 CALIBRATION = About(
     "Calibration written by `ridgeline calibrate`; adds its device, this-machine.", path="input"
@@ -232,9 +239,8 @@ MOE_TENSOR_PARALLEL = About(
 FURTHER_MODELS = About(
     "TOML file of [[model]] rows of further models on the same devices.", path="input", since="0.3"
 )
-RESUME = About(
+RESUME_REQUESTS = About(
     "Requests of a failed replica continue elsewhere behind the tokens that they have.",
-    negative="--restart",
     since="0.3",
 )
 BACKEND = About(

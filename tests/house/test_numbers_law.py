@@ -20,7 +20,7 @@ def test_large_numbers_have_no_exponents() -> None:
     assert [rounded(x) for x in (0.01234, 44.56, 999.4, 999.6, 12_345.0, -1234.5)] == [
         *("0.0123", "44.6", "999", "1,000", "12,345", "-1,234"),
     ]
-    assert (rounded(9999.4, 4), rounded(9999.6, 4), rounded(97.4, 2)) == ("9999", "10,000", "97")
+    assert (rounded(9999.4, 4), rounded(9999.6, 4), rounded(97.4, 2)) == ("9,999", "10,000", "97")
 
 
 def test_significant_digits_are_those_of_one_function() -> None:

@@ -127,18 +127,6 @@ def test_chrome_trace_reuses_rows_of_finished_requests(request_trace, run_trace,
     assert prefill_share(run_trace([requests[1]])) == pytest.approx(0.15 / 0.25)
 
 
-def test_page_has_no_exponents() -> None:
-    from ridgeline.measure.report.bench_page import short_number
-
-    assert [short_number(v) for v in (0.1234567, 72.573, 1381.2, 13812.4, 9999.9)] == [
-        "0.1235",
-        "72.57",
-        "1,381",
-        "13,812",
-        "10,000",
-    ]
-
-
 @pytest.mark.slow
 def test_each_repeated_run_keeps_its_server_report(tmp_path):
     """One log per run, each diagnosed like a single run, with the server's metrics per rate."""

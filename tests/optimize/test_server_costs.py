@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
+from ridgeline.errors import BadInput
 from ridgeline.workflows.optimize.restartable_server import model_of_server, server_recipe
 from ridgeline.workflows.optimize.server_costs import ServerCosts
 from ridgeline.workflows.optimize.server_driver import RestartableServer
@@ -47,6 +48,22 @@ def test_peaks_of_a_twin_are_those_of_its_device_in_the_served_dtype() -> None:
     costs, start = costs_of(TWIN, "dummy:llama-3.1-8b")
     assert costs.peaks(start).dtype == "bfloat16"
     assert costs.peaks(start).bytes_s == pytest.approx(300e9)
+
+
+def test_named_device_gives_peaks_and_memory_to_a_server_that_runs_elsewhere() -> None:
+    command = "vllm serve llama-3.1-8b --port {port} {flags}"
+    far = msgspec.structs.replace(server_of(command), accelerator="l4")
+    recipe = server_recipe(far, Path())
+    start = recipe.start_settings(Settings(model="dummy:llama-3.1-8b"))
+    costs = ServerCosts(None, recipe, start)
+    twin, twin_start = costs_of(TWIN, "dummy:llama-3.1-8b")
+    assert costs.peaks(start) == twin.peaks(twin_start)
+    assert costs.scheduler(start).pool.num_blocks == twin.scheduler(twin_start).pool.num_blocks
+    unnamed = server_recipe(server_of(command), Path())
+    assert "--accelerator" in unnamed.assumed_device(has_gpu=False)
+    assert recipe.assumed_device(has_gpu=False) == unnamed.assumed_device(has_gpu=True) == ""
+    with pytest.raises(BadInput, match="l5"):
+        _ = msgspec.structs.replace(recipe, accelerator="l5").device
 
 
 def test_model_larger_than_this_machine_can_be_searched() -> None:

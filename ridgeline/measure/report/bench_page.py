@@ -119,13 +119,8 @@ def _tiles(summary: Summary, cost: RunCost | None) -> list[Tile]:
     return tiles
 
 
-def short_number(value: float) -> str:
-    """Four figures, never in powers of ten."""
-    return rounded(value, 4) if abs(value) < 9999.5 else f"{value:,.0f}"
-
-
 def _ms(values: Distribution | None, q: float) -> str:
-    return short_number(1000 * values.p(q)) if values is not None else "–"
+    return rounded(1000 * values.p(q), 4) if values is not None else "–"
 
 
 def _run_tables(series: RunSeries) -> Iterator[HtmlTable]:
@@ -157,7 +152,7 @@ def _latencies(summary: Summary) -> HtmlTable:
         values: Distribution | None = getattr(summary, name)
         if values is not None:
             percentiles = (_ms(values, q) for q in (50, 90, 95, 99))
-            mean = short_number(1000 * values.mean)
+            mean = rounded(1000 * values.mean, 4)
             rows.append((title, mean, *percentiles, str(values.count)))
     return HtmlTable(columns=("", "mean", "p50", "p90", "p95", "p99", "n"), rows=rows)
 

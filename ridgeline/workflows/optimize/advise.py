@@ -102,6 +102,7 @@ def advise(
             driver=FixedServer(server.url),
             served_model_name=server.served_model_name,
             num_devices=server.num_devices,
+            accelerator=server.accelerator,
             api_key=server.api_key,
             candidate_models=server.candidate_models,
             candidate_drafters=server.candidate_drafters,
@@ -111,7 +112,9 @@ def advise(
         load_planning_spec(settings.model)
         observer(Message(text="probing this machine (a probe is kept for a day)"))
         workload = parse_workload(job.workload)
-        environment = server_environment(job.settings, workload, probe(), recipe, Path(folder))
+        machine = probe()
+        device = recipe.assumed_device(has_gpu=bool(machine.gpus))
+        environment = server_environment(job.settings, workload, machine, recipe, Path(folder))
         environment = msgspec.structs.replace(
             environment, start_description="measuring the server as it runs"
         )
@@ -127,7 +130,7 @@ def advise(
     return ServerAdvice(
         server_kind=recipe.flags.name,
         command=command.command.replace("{flags}", "").strip(),
-        assumed=_assumed(server, recipe),
+        assumed="; ".join(filter(None, (_assumed(server, recipe), device))),
         baseline=ranked.baseline,
         rate=ranked.rate,
         changes=changes,

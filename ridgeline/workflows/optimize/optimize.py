@@ -132,7 +132,12 @@ def optimize(
         else:
             load_planning_spec(settings.model)
         observer(Message(text="probing this machine (a probe is kept for a day)"))
-        environment = _environment(job, workload, probe(), calibration, recipe, logs)
+        machine = probe()
+        if recipe is not None:
+            assumed = recipe.assumed_device(has_gpu=bool(machine.gpus))
+            if assumed:
+                observer(Message(text=assumed))
+        environment = _environment(job, workload, machine, calibration, recipe, logs)
         left_s = job.budget_s - (time.perf_counter() - started_s)
         job = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
         clock = time.perf_counter

@@ -14,6 +14,7 @@ from ridgeline.config.server import TwinServerOptions
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import BadInput
+from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.client.http_target import base_url
 from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.modelspec.families.shapes import shape_of_repository
@@ -34,6 +35,7 @@ from ridgeline.twin.servers.command_line import find_command, server_kinds
 from ridgeline.workflows.optimize.server_driver import RestartableServer, open_driver
 
 WITHOUT_GRAPHS = ("--enforce-eager", "--disable-cuda-graph", "--disable-cuda-graphs")
+CPU_SERVERS = ("llama-server", "ridgeline")
 WITHOUT_OVERLAP = ("--no-async-scheduling", "--disable-overlap-schedule")
 
 
@@ -52,6 +54,7 @@ def restartable_server(given: TargetServerOptions) -> RestartableServer | None:
         api_key=given.api_key,
         start_timeout_s=given.start_timeout,
         num_devices=given.gpus,
+        accelerator=given.accelerator,
         eval_cmd=given.eval_cmd,
         eval_margin=given.eval_margin,
         candidate_models=given.candidate_model,
@@ -83,6 +86,7 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
     driver: Driver
     served_model_name: str | None = None
     num_devices: int | None = None
+    accelerator: str | None = None
     api_key: str | None = None
     eval_cmd: str | None = None
     eval_margin: float = 0.0
@@ -99,6 +103,25 @@ class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
         given = [value for flag, value in pairwise(words) if flag == "--device"]
         given += [word.partition("=")[2] for word in words if word.startswith("--device=")]
         return parse_devices([*given, TwinServerOptions(command="").device][0])[0]
+
+    @property
+    def device(self) -> str | None:
+        """The catalogue's device that the server runs on; None if it is that of this machine."""
+        if self.accelerator is None:
+            return self.twin_device
+        return find_accelerator(self.accelerator).name
+
+    def assumed_device(self, *, has_gpu: bool) -> str:
+        """What predictions take for granted about the server's device; "" if that is known.
+
+        `has_gpu`: whether this machine has one.
+        """
+        if self.device is not None or has_gpu or self.flags.name in CPU_SERVERS:
+            return ""
+        return (
+            "the server is taken to run on this machine, which has no GPU; "
+            "--accelerator names its device"
+        )
 
     @property
     def candidate_rungs(self) -> tuple[Rung, ...]:
@@ -200,6 +223,7 @@ def server_recipe(
         driver=driver,
         served_model_name=server.served_model_name,
         num_devices=server.num_devices,
+        accelerator=server.accelerator,
         api_key=server.api_key,
         eval_cmd=server.eval_cmd,
         eval_margin=server.eval_margin,

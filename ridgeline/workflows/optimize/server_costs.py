@@ -48,7 +48,7 @@ DRAFTER_ACCEPTANCE = 0.7  # of trained heads and draft models, before it is meas
 class ServerCosts:
     """Step costs, peaks and schedulers of a server's configurations.
 
-    The peaks are those of this machine, or of the device that a twin imitates.
+    The peaks are those of the device that the user names or a twin imitates, else of this machine.
     """
 
     def __init__(self, machine: Machine | None, recipe: ServerRecipe, start: Settings) -> None:
@@ -147,10 +147,10 @@ class ServerCosts:
         return StepBounds(model=cost_model(spec), peaks=self._peaks(spec))
 
     def _peaks(self, spec: ModelSpec) -> Peaks:
-        device, machine = self._recipe.twin_device, self._machine
+        device, machine = self._recipe.device, self._machine
         if device is not None:
             return catalogue_peaks(device, "bfloat16")[1]
-        assert machine is not None, "only twins need no machine"
+        assert machine is not None, "only a device of the catalogue needs no machine"
         if machine.gpus:
             gpu = machine.gpus[0]
             flops_s, dtype = gpu.gemm_flops.get("bfloat16"), "bfloat16"
@@ -207,9 +207,9 @@ class ServerCosts:
         return msgspec.structs.replace(config, weight_dtype=weights)
 
     def _device(self) -> str | None:
-        """The catalogue's name of the twin's device, or of this machine's GPU."""
-        if self._recipe.twin_device is not None:
-            return self._recipe.twin_device
+        """The catalogue's name of the server's device, or of this machine's GPU."""
+        if self._recipe.device is not None:
+            return self._recipe.device
         if self._machine is None or not self._machine.gpus:
             return None
         try:

@@ -28,7 +28,8 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     `{node}`. `ray`: the Serve configuration that is deployed. `ready_url`: answers once a
     configuration is up (None: the list of models). `server`: vllm, sglang, trtllm, tgi,
     llama-server or ridgeline; None means the one that the command line names. `num_devices`: what
-    tensor parallelism and replicas may use (None: as the command has it). `eval_cmd`: the user's
+    tensor parallelism and replicas may use (None: as the command has it). `accelerator`: the
+    catalogue's device that it runs on (None: that of this machine). `eval_cmd`: the user's
     own quality gate, whose score may drop by `eval_margin`. `candidate_models`: checkpoints to try
     in place of the model. `candidate_drafters`: heads and draft models to speculate with, as
     `eagle3:CHECKPOINT`. `candidate_commands`: to try in place of `restart_cmd`.
@@ -48,6 +49,7 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     start_timeout_s: float = 600.0
     num_devices: int | None = None
+    accelerator: str | None = None
     eval_cmd: str | None = None
     eval_margin: float = 0.0
     candidate_models: tuple[str, ...] = ()

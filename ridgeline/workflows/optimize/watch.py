@@ -254,6 +254,7 @@ def _recipe(tuned: TunedFolder, options: WatchOptions) -> ServerRecipe:
         flags=server_flags_for(tuned.command),
         driver=FixedServer(options.url),
         num_devices=options.gpus,
+        accelerator=options.accelerator,
         api_key=options.api_key,
     )
 

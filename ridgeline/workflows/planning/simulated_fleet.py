@@ -107,7 +107,7 @@ def fleet_plan(
         fast_forward=not (options.step_by_step or options.slo_throttle or _derives_wait(options)),
         throttle=_throttle(options),
         slo=options.parsed_slo if _derives_wait(options) else None,
-        resume=options.resume,
+        resume=options.resume_requests,
     )
 
 
