@@ -20,7 +20,7 @@ from ridgeline.engine.checkpoints.tensor_names import layouts_of, parts
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.engine.tokenization.gguf import chat_templates
 from ridgeline.engine.tokenization.tokenizer import HfTokenizer
-from ridgeline.modelspec.checkpoints.gguf_architectures import gguf_config
+from ridgeline.modelspec.checkpoints.gguf_architectures.config import gguf_config
 from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
 from ridgeline.modelspec.checkpoints.load import load_spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ridgeline.engine.execution.layers.native import NativeForward
-from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES
+from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURES
 from ridgeline.modelspec.cost import cost_model
 from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.families.shapes import planning_config, planning_table, shape_table

@@ -30,7 +30,7 @@ from ridgeline.engine.checkpoints.gguf.weights import name_of
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
-from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES, Architecture
+from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURES, Architecture
 from ridgeline.modelspec.checkpoints.gguf_header import TYPES
 from ridgeline.modelspec.model import MlpSpec, ModelSpec, RopeSpec
 from ridgeline.modelspec.rope import inv_freq

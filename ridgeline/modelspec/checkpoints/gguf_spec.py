@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.gguf_architectures import (
-    EXPERTS,
-    ROUTER,
-    architecture_of,
-    gguf_config,
-)
+from ridgeline.modelspec.checkpoints.gguf_architectures.config import gguf_config
+from ridgeline.modelspec.checkpoints.gguf_architectures.rows import EXPERTS, ROUTER, architecture_of
 from ridgeline.modelspec.checkpoints.gguf_header import Gguf, GgufTensor, read_gguf
 from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.format import Format, blocks, blocks_of_all, dense

@@ -12,7 +12,7 @@ from ridgeline.config.improve import QuantizeOptions
 from ridgeline.engine.checkpoints.gguf.weights import GgufWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.checkpoints.tensor_names import parts
-from ridgeline.modelspec.checkpoints.gguf_architectures import ARCHITECTURES
+from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURES
 from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.workflows.quantize.quantize import quantize

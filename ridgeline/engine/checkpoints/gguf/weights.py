@@ -24,7 +24,7 @@ from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.blocks import merge_blocks, pack
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.checkpoints.gguf_architectures import (
+from ridgeline.modelspec.checkpoints.gguf_architectures.rows import (
     EXPERTS,
     PREDICTION,
     SAFETENSORS,

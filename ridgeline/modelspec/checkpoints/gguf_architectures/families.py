@@ -1,0 +1,125 @@
+"""What llama.cpp knows of a family without a key that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.gguf_architectures.keys import count, heads
+from ridgeline.modelspec.checkpoints.gguf_architectures.rope import frequency_factors, scaling_of
+from ridgeline.modelspec.checkpoints.gguf_architectures.rows import (
+    PREDICTION,
+    ROUTER,
+    SAFETENSORS,
+    Architecture,
+)
+from ridgeline.modelspec.checkpoints.gguf_header import Gguf
+
+
+def special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """What llama.cpp knows of a family without a key that says so."""
+    num_layers = keys.get("block_count")
+    if row.family == "qwen3_moe":  # llama.cpp renormalises, whatever the original says
+        depth = range(num_layers if isinstance(num_layers, int) and num_layers < 4096 else 0)
+        plain = [i for i in depth if ROUTER.format(i) not in file.tensors]
+        return {"norm_topk_prob": True, "mlp_only_layers": plain}
+    if row.family == "phi3":
+        return {
+            "original_max_position_embeddings": keys.get(
+                "rope.scaling.original_context_length", keys.get("context_length")
+            )
+        }
+    if row.family in ("qwen2_moe", "glm4_moe", "minimax_m2"):
+        return _expert_config(file, keys, row)
+    if row.family == "cohere":
+        return {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+    if row.family == "cohere2":
+        return window_kinds(file, keys, 4)
+    if row.family not in ("gemma2", "gemma3_text"):
+        return {}
+    out: dict[str, Any] = {}
+    largest = 46 if row.family == "gemma2" else 62  # the 27B models scale by the width
+    if num_layers == largest:
+        out["query_pre_attn_scalar"] = count(file, keys, "embedding_length") // heads(file, keys)
+    else:
+        out["query_pre_attn_scalar"] = keys.get("attention.key_length")
+    return out | window_kinds(file, keys, 2 if row.family == "gemma2" else 6)
+
+
+_SIGMOID = 2
+
+
+def _expert_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """How experts are chosen: scores of Qwen2-MoE are never renormalised in llama.cpp."""
+    if row.family == "qwen2_moe":
+        layers = range(min(count(file, keys, "block_count"), 4096))
+        plain = [i for i in layers if ROUTER.format(i) not in file.tensors]
+        return {"norm_topk_prob": False, "mlp_only_layers": plain}
+    if keys.get("expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise BadModel(
+            "the experts of this GGUF file are chosen by another function than a sigmoid",
+            value=f"expert_gating_func {keys['expert_gating_func']}",
+            limit=_SIGMOID,
+            fix=SAFETENSORS,
+        )
+    if row.family == "minimax_m2":
+        return {"rotary_dim": keys.get("rope.dimension_count"), "partial_rotary_factor": None}
+    depth = count(file, keys, "block_count") - int(keys.get(PREDICTION) or 0)
+    return {
+        "num_hidden_layers": depth,
+        "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
+        "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
+_WINDOW_PERIODS = {"olmo3": 4, "exaone4": 4, "gpt_oss": 2}
+_LAYERS_OF_WINDOWED_EXAONE = 64
+
+
+def windowed_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """Windows and rotary embeddings as llama.cpp computes them, whatever the original says."""
+    if row.family == "granite" and keys.get("rope.scaling.finetuned") is False:
+        raise BadModel(
+            "GGUF files of Granite without rotary embeddings are not supported",
+            value="granite.rope.scaling.finetuned false",
+            fix=SAFETENSORS,
+        )
+    if row.family not in _WINDOW_PERIODS:
+        return {}
+    num_layers = count(file, keys, "block_count")
+    if row.family == "exaone4" and num_layers != _LAYERS_OF_WINDOWED_EXAONE:
+        if keys.get("attention.sliding_window"):
+            raise BadModel(
+                "llama.cpp reads windows of EXAONE 4 only in models of "
+                f"{_LAYERS_OF_WINDOWED_EXAONE} layers",
+                value=f"{num_layers} layers, a window of {keys['attention.sliding_window']}",
+                fix=SAFETENSORS,
+            )
+        return {"sliding_window": None}
+    out = window_kinds(file, keys, _WINDOW_PERIODS[row.family])
+    if row.family == "exaone4":
+        out.setdefault("sliding_window", keys.get("attention.sliding_window") or 4096)
+    if row.family == "gpt_oss" and not frequency_factors(file) and not scaling_of(keys):
+        out["rope_scaling"] = {"rope_type": "default"}  # the family's own default is yarn
+    if row.family == "olmo3" and scaling_of(keys):
+        raise BadModel(
+            "GGUF files of OLMo 3 whose rotary embedding is scaled are not supported",
+            value=str(keys.get("rope.scaling.type")),
+            fix=SAFETENSORS,
+        )
+    return out
+
+
+def window_kinds(file: Gguf, keys: Mapping[str, Any], default: int) -> dict[str, Any]:
+    """Which layers slide: a period, or a flag per layer."""
+    pattern = keys.get("attention.sliding_window_pattern", default)
+    num_layers = count(file, keys, "block_count")
+    if default == 6 and not keys.get("attention.sliding_window"):
+        pattern = [False] * num_layers
+    if isinstance(pattern, int):
+        pattern = [bool((i + 1) % max(1, pattern)) for i in range(min(num_layers, 4096))]
+    names = ["sliding_attention" if sliding else "full_attention" for sliding in pattern]
+    return {"layer_types": names}

@@ -1,0 +1,185 @@
+"""The rows of llama.cpp's architectures: their family, their keys, and what is stored otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.gguf_header import Gguf
+
+ROUTER, EXPERTS = "blk.{}.ffn_gate_inp.weight", "_exps"
+"""A layer that has the first is routed: its feed-forward's tensors then end in the second, and hold
+all experts, [experts, outputs, inputs]."""
+
+PREDICTION = "nextn_predict_layers"
+"""The number of layers after the model's own, which predict further tokens and are left unread."""
+
+SAFETENSORS = "use the model's safetensors directory"
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """How llama.cpp stores a family.
+
+    `fields`: keys (after the architecture's name) and our config's field for each, in addition to
+    those that all architectures share. `paired_rows`: rows of q and k are in the order of a rotary
+    embedding that turns adjacent numbers. `gain_includes_one`: norms are stored as 1 + w. `read`:
+    further keys, which are read one by one.
+    `tensors`: names of tensors (after the layer's) that differ from the common ones, by the key of
+    their part.
+    """
+
+    family: str
+    fields: Mapping[str, str] = {}
+    paired_rows: bool = False
+    gain_includes_one: bool = False
+    tensors: Mapping[str, str] = {}
+    read: frozenset[str] = frozenset()
+
+
+_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_SOFTCAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CENTRED = {"attention.layer_norm_epsilon": "rms_norm_eps", "logit_scale": "logit_scale"}
+_LAYER_INPUTS = {
+    **_WINDOW,
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+_NORM_AFTER_ATTENTION = {"mlp_norm": "post_attention_norm"}
+"""The norm before the feed-forward layer under the name of one after the attention."""
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(family="llama", paired_rows=True),
+    "mistral3": Architecture(family="mistral", paired_rows=True),
+    "qwen2": Architecture(family="qwen2"),
+    "qwen2vl": Architecture(family="qwen2"),
+    "qwen3": Architecture(family="qwen3"),
+    "qwen3vl": Architecture(family="qwen3"),
+    "qwen3moe": Architecture(
+        family="qwen3_moe",
+        fields={**_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+    ),
+    "gemma": Architecture(family="gemma", gain_includes_one=True),
+    "gemma2": Architecture(
+        family="gemma2", fields={**_SOFTCAPS, **_WINDOW}, gain_includes_one=True
+    ),
+    "gemma3": Architecture(
+        family="gemma3_text",
+        fields={
+            **_WINDOW,
+            "final_logit_softcapping": "final_logit_softcapping",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        gain_includes_one=True,
+    ),
+    "gemma3n": Architecture(
+        family="gemma3n_text",
+        fields={
+            **_LAYER_INPUTS,
+            "altup.active_idx": "altup_active_idx",
+            "altup.num_inputs": "altup_num_inputs",
+        },
+        read=frozenset(("activation_sparsity_scale",)),
+    ),
+    "gemma4": Architecture(
+        family="gemma4_text",
+        fields=_LAYER_INPUTS,
+        read=frozenset(
+            f"{key}_swa"
+            for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        ),
+    ),
+    "phi3": Architecture(family="phi3", fields=_WINDOW),
+    "command-r": Architecture(family="cohere", fields=_CENTRED),
+    "cohere2": Architecture(family="cohere2", fields={**_CENTRED, **_WINDOW}),
+    "glm4": Architecture(family="glm4"),
+    "qwen2moe": Architecture(
+        family="qwen2_moe",
+        fields={
+            **_EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+    ),
+    "glm4moe": Architecture(
+        family="glm4_moe",
+        fields={
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_shared_count": "n_shared_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_weights_scale": "routed_scaling_factor",
+            "leading_dense_block_count": "first_k_dense_replace",
+        },
+        tensors=_NORM_AFTER_ATTENTION,
+        read=frozenset(("expert_gating_func", "expert_weights_norm", PREDICTION)),
+    ),
+    "minimax-m2": Architecture(
+        family="minimax_m2",
+        fields={
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        read=frozenset(("expert_gating_func",)),
+    ),
+    "smollm3": Architecture(family="smollm3", paired_rows=True),
+    "olmo2": Architecture(family="olmo2", fields=_WINDOW),
+    "granite": Architecture(
+        family="granite",
+        fields={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        paired_rows=True,
+    ),
+    "seed_oss": Architecture(family="seed_oss", tensors=_NORM_AFTER_ATTENTION),
+    "exaone4": Architecture(family="exaone4", fields=_WINDOW),
+    "ernie4_5": Architecture(family="ernie4_5"),
+    "arcee": Architecture(family="arcee", paired_rows=True),
+    "gpt-oss": Architecture(
+        family="gpt_oss",
+        fields={
+            **_WINDOW,
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        tensors=_NORM_AFTER_ATTENTION,
+    ),
+}
+_OLMO3 = Architecture(family="olmo3", fields=_WINDOW)
+_MIXTRAL = Architecture(
+    family="mixtral",
+    fields={**_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+    paired_rows=True,
+)
+_WINDOWED_LLAMA = Architecture(family="mistral", fields=_WINDOW, paired_rows=True)
+
+
+def architecture_of(file: Gguf) -> Architecture:
+    """The row of the file's architecture. Raises BadModel for those that are not read."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise BadModel(
+            "the architecture of this GGUF file is not supported",
+            value=str(name),
+            limit=", ".join(sorted(ARCHITECTURES)),
+            fix=SAFETENSORS,
+        )
+    if name == "llama" and file.metadata.get("llama.expert_count"):
+        return _MIXTRAL
+    if name == "llama" and file.metadata.get("llama.attention.sliding_window"):
+        return _WINDOWED_LLAMA
+    if name == "olmo2" and file.metadata.get("olmo2.attention.sliding_window"):
+        return _OLMO3
+    return ARCHITECTURES[name]
