@@ -17,6 +17,9 @@ from tests.conformance.tiny_models import FAMILIES as TESTED
 
 TESTED_FORMATS = matrix()
 
+NO_GGUF = {"helium": "no: llama.cpp has no such architecture"}
+"""Why a family has no GGUF files."""
+
 TESTED_AS = {"kimi_k2": "deepseek_v3"}
 """Families that no test configures, and the family whose layers they are."""
 HEAD = """\
@@ -92,7 +95,7 @@ def models_page() -> str:
         against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}"
         if not tests:
             against = f"as `{TESTED_AS[family]}`, which it is run as"
-        read = "yes" if family in gguf else "no"
+        read = "yes" if family in gguf else NO_GGUF.get(family, "no")
         cells = (f"`{family}`", _layers(family), _plans(family), read, _quantised(family))
         lines.append(f"| {' | '.join((*cells, against, _shapes(family)))} |")
     text = WRAPPED.splitlines()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    ApertusConfig,
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
@@ -26,6 +27,7 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MistralConfig,
@@ -113,7 +115,17 @@ EXPERT_NAMES = {
         for name in ("gate", "up", "down")
     },
 }
+LLAMA4_NAMES = {
+    "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    **{
+        f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp"
+        for name in ("gate", "up", "down")
+    },
+}
 OWN_NAMES = {
+    "apertus": {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
+    "llama4": LLAMA4_NAMES,
     "qwen2moe": EXPERT_NAMES, "minimax-m2": EXPERT_NAMES,
     "glm4moe": EXPERT_NAMES | {"post_attention_layernorm": "post_attention_norm"},
     "glm4": {
@@ -146,7 +158,8 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
     out: dict[str, np.ndarray] = {}
     stacks: dict[str, list[torch.Tensor]] = {}
     for name, value in model.state_dict().items():
-        name += "" if name.endswith(("weight", "bias", "sinks", "_proj")) else ".weight"
+        if not name.endswith(("weight", "bias", "sinks", "_proj")) and "act_fn" not in name:
+            name += ".weight"
         stem, _, kind = name.rpartition(".")
         data = value.float()
         if stem.startswith(("model.altup_projections", "model.altup_unembed_projections")):
@@ -161,6 +174,11 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
             data = halves.transpose(1, 2).reshape(data.shape)
         if ".layers." in stem:
             _, _, layer, module = stem.split(".", 3)
+            if module == "feed_forward.experts":  # [experts, inputs, outputs]
+                out |= stacked_experts(f"blk.{layer}.", kind, data.transpose(1, 2))
+                continue
+            if module == "mlp.act_fn":
+                continue
             if module == "mlp.experts":
                 split = gpt_oss_experts if architecture == "gpt-oss" else stacked_experts
                 out |= split(f"blk.{layer}.", kind, data)
@@ -202,6 +220,7 @@ def write(
     tensors: Mapping[str, np.ndarray],
     keys: Mapping[str, Any],
     split: tuple[int, int, int] | None = None,
+    arrays: Mapping[str, list[float]] | None = None,
 ) -> str:
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in (KEYS | dict(keys)).items():
@@ -219,6 +238,8 @@ def write(
     if split is not None:
         for key, number in zip(("no", "count", "tensors.count"), split, strict=True):
             writer.add_uint16(f"split.{key}", number)
+    for key, numbers in (arrays or {}).items():
+        writer.add_array(key, numbers)
     for name, data in tensors.items():
         kind = gguf.GGMLQuantizationType.Q8_0 if data.dtype == np.uint8 else None
         writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
@@ -369,6 +390,23 @@ CASES = {
     "exaone4": (Exaone4Config(**SIZES, sliding_window=None, layer_types=FULL), {}),
     "ernie4_5": (Ernie4_5Config(**SIZES), {"rope.freq_base": 5e5}),
     "arcee": (ArceeConfig(**SIZES), {}),
+    "apertus": (
+        ApertusConfig(
+            **PLAIN_SIZES, rope_parameters={"rope_type": "default", "rope_theta": 1.2e7}
+        ),
+        {"rope.freq_base": 1.2e7, "attention.layer_norm_rms_epsilon": 1e-5},
+    ),
+    "llama4": (
+        Llama4TextConfig(
+            **SIZES | {"num_hidden_layers": 4, "intermediate_size": 32}, intermediate_size_mlp=96,
+            num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2,
+        ),
+        {
+            "block_count": 4, "expert_count": 4, "expert_used_count": 1,
+            "expert_feed_forward_length": 32, "interleave_moe_layer_step": 2,
+            "rope.freq_base": 5e5,
+        },
+    ),
     "gpt-oss": (
         GptOssConfig(
             **SIZES, sliding_window=8, num_local_experts=4, num_experts_per_tok=2,
@@ -447,8 +485,42 @@ def test_file_gives_the_logits_of_its_source_model(case: str, tmp_path: Path) ->
         tensors["rope_freqs.weight"] = np.array([1.0] * 4 + [1e30] * 12, np.float32)
     if "nextn_predict_layers" in keys:  # the layer that predicts further tokens
         tensors["blk.3.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
-    name = write(tmp_path / "m.gguf", architecture, tensors, keys)
+    arrays = xielu_numbers(model) if architecture == "apertus" else {}
+    name = write(tmp_path / "m.gguf", architecture, tensors, keys, arrays=arrays)
     assert difference(name, model) < 2e-3
+
+
+def xielu_numbers(model: Any) -> dict[str, list[float]]:
+    """Numbers of the activations, as keys without the architecture's name, one per layer."""
+    acts = [layer.mlp.act_fn for layer in model.model.layers]
+    with torch.no_grad():
+        for i, act in enumerate(acts):
+            act.alpha_p.add_(0.1 * i)
+            act.alpha_n.sub_(0.2 * i)
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    return {f"xielu.{name}": [getattr(act, name).item() for act in acts] for name in names}
+
+
+def test_activations_of_apertus_need_a_number_per_layer(tmp_path: Path) -> None:
+    config, keys = CASES["apertus"]
+    model = random_model(config)
+    numbers = xielu_numbers(model)
+    short = numbers | {"xielu.beta": numbers["xielu.beta"][:2]}
+    name = write(tmp_path / "m.gguf", "apertus", tensors_of(model, "apertus"), keys, arrays=short)
+    with pytest.raises(BadModel, match=r"xielu\.beta"):
+        logits(name)
+
+
+@pytest.mark.parametrize(("keys", "chunk"), [({}, 8192), ({"attention.sliding_window": 0}, None)])
+def test_llama_4_has_the_chunks_of_llama_cpp(
+    keys: dict[str, Any], chunk: int | None, tmp_path: Path
+) -> None:
+    config, own = CASES["llama4"]
+    tensors = tensors_of(random_model(config), "llama4")
+    spec = load_spec(write(tmp_path / "m.gguf", "llama4", tensors, own | keys))
+    ropes = [layer.attention.rope for layer in spec.layers]
+    assert [layer.attention.chunk for layer in spec.layers] == [chunk] * 3 + [None]
+    assert (ropes[3].dim, ropes[3].query_floor) == ((0, 8192) if chunk else (16, None))
 
 
 def test_a_packed_table_of_layer_inputs_stays_packed(tmp_path: Path) -> None:

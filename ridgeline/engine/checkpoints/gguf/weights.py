@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.gguf.decode_blocks import decode_blocks, nibbles
 from ridgeline.engine.checkpoints.gguf.pack_blocks import READERS, packed_blocks
-from ridgeline.engine.checkpoints.tensor_names import Part, parts
+from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part, parts
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.blocks import merge_blocks, pack
 from ridgeline.engine.quant.grid import Grid
@@ -138,7 +138,10 @@ class GgufWeights:
                 self._maps[path] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         self._by_place: dict[tuple[int | None, int | None], list[Part]] = {}
         for part in parts(spec):
-            self._by_place.setdefault((part.layer, part.expert), []).append(part)
+            if part.key in XIELU_PARTS:
+                self._xielu(part)
+            else:
+                self._by_place.setdefault((part.layer, part.expert), []).append(part)
         self._check()
 
     def _check(self) -> None:
@@ -163,6 +166,19 @@ class GgufWeights:
         beyond = tuple(f"blk.{i}." for i in range(len(self._spec.layers), self._depth()))
         explained |= {name for name in self._file.tensors if name.startswith(beyond)}
         refuse_unexplained(self._file, explained)
+
+    def _xielu(self, part: Part) -> float:
+        """A number of a layer's activation, which the file has in its metadata."""
+        key = part.key.replace("xielu_", "xielu.")
+        numbers = self._file.metadata.get(key)
+        depth = len(self._spec.layers)
+        if not isinstance(numbers, list) or len(numbers) != depth or part.layer is None:
+            raise BadModel(
+                f"the GGUF key {key} must be a list of one number per layer",
+                value=str(numbers)[:80],
+                limit=depth,
+            )
+        return float(numbers[part.layer])
 
     def _depth(self) -> int:
         """The number of layers with those that predict further tokens."""
@@ -217,6 +233,8 @@ class GgufWeights:
         """The mapping stays alive as long as tensors point into it."""
 
     def get(self, part: Part) -> Tensor:
+        if part.key in XIELU_PARTS:
+            return torch.full(part.shape, self._xielu(part))
         tensor = self._tensor(part)
         if tensor.kind in _PLAIN:
             flat = torch.frombuffer(

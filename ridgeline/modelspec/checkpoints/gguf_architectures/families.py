@@ -32,6 +32,10 @@ def special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> di
         }
     if row.family in ("qwen2_moe", "glm4_moe", "minimax_m2"):
         return _expert_config(file, keys, row)
+    if row.family == "apertus" and not frequency_factors(file) and not scaling_of(keys):
+        return {"rope_scaling": {"rope_type": "default"}}  # the family's own default is llama3
+    if row.family == "llama4_text":
+        return _llama4_config(file, keys)
     if row.family == "cohere":
         return {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
     if row.family == "cohere2":
@@ -73,6 +77,27 @@ def _expert_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> di
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
     }
+
+
+_LARGEST_LLAMA4 = 128
+"""Experts of the model whose heads are not normalised."""
+
+
+def _llama4_config(file: Gguf, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Chunks of 8192 and every fourth layer without rotation, unless the window is 0."""
+    pattern = keys.get("attention.sliding_window_pattern", 4)
+    if pattern != 4:
+        raise BadModel(
+            "GGUF files of Llama 4 with another pattern of layers are not supported",
+            value=str(pattern)[:80],
+            limit=4,
+            fix=SAFETENSORS,
+        )
+    out: dict[str, Any] = {"use_qk_norm": keys.get("expert_count") != _LARGEST_LLAMA4}
+    if keys.get("attention.sliding_window") == 0:
+        depth = min(count(file, keys, "block_count"), 4096)
+        return out | {"attention_chunk_size": None, "no_rope_layers": [1] * depth}
+    return out
 
 
 _WINDOW_PERIODS = {"olmo3": 4, "exaone4": 4, "gpt_oss": 2}

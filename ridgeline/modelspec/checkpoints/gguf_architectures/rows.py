@@ -1,4 +1,4 @@
-"""The rows of llama.cpp's architectures: their family, their keys, and what is stored otherwise."""
+"""The architectures of llama.cpp: the family of each, its keys and its names of tensors."""
 
 from __future__ import annotations
 
@@ -146,6 +146,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone4": Architecture(family="exaone4", fields=_WINDOW),
     "ernie4_5": Architecture(family="ernie4_5"),
     "arcee": Architecture(family="arcee", paired_rows=True),
+    "apertus": Architecture(family="apertus"),
+    "llama4": Architecture(
+        family="llama4_text",
+        fields={
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+            "feed_forward_length": "intermediate_size_mlp",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        read=frozenset(("attention.sliding_window",)),
+    ),
     "gpt-oss": Architecture(
         family="gpt_oss",
         fields={
