@@ -49,6 +49,11 @@ class ServedTokenizer(Protocol):
         ...
 
     @property
+    def template_uses_calls(self) -> bool:
+        """Whether the chat template mentions the tool calls of a conversation."""
+        ...
+
+    @property
     def template_uses_documents(self) -> bool:
         """Whether the chat template mentions the documents of a request."""
         ...

@@ -180,7 +180,7 @@ class Service:
             raise ApiError(400, f"{RESUME_FIELD} has more choices than the request")
         own_id, num_resumed = identity.id, resume.num_tokens if resume else 0
         sent_id = request_id(http_request.headers, options.request_id, own_id)
-        _check_size(num_tokens, sampling)
+        _check_size(num_tokens, sampling, options.scoring_field)
         budget = self.budgets.of(caller, self.now())
         request = GenerationRequest(
             id=own_id,
@@ -456,13 +456,13 @@ def _tier_secret(engine: ServedEngine) -> bytes | None:
     return tenant_secret(directory, url)
 
 
-def _check_size(num_tokens: int, sampling: Sampling) -> None:
+def _check_size(num_tokens: int, sampling: Sampling, scoring_field: str) -> None:
     """ApiError 400 for more prompt tokens or log-probabilities than one request may have."""
     check_limit("prompt", num_tokens, LIMITS.max_prompt_tokens, "prompt tokens in one request")
     if sampling.prompt_logprobs is not None:
         num_values = num_tokens * (sampling.prompt_logprobs + 1)
-        what = "log-probabilities of prompt tokens (logprobs with echo, too) in one request"
-        check_limit("prompt_logprobs", num_values, LIMITS.max_prompt_logprobs, what)
+        what = "log-probabilities of prompt tokens in one request"
+        check_limit(scoring_field, num_values, LIMITS.max_prompt_logprobs, what)
 
 
 def _result_text(found: FoundAnswer | None, index: SemanticIndex | None) -> str:

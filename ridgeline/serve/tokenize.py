@@ -20,8 +20,8 @@ from ridgeline.serve.openai.schemas import (
     ChatMessage,
     ChatTool,
     ChatToolChoice,
-    Count,
     ReasoningEffort,
+    TokenIds,
 )
 from ridgeline.serve.openapi import error_responses
 from ridgeline.serve.service import ServiceDep
@@ -60,7 +60,7 @@ class DetokenizeRequest(RequestModel):
 
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
-    tokens: list[Count]
+    tokens: TokenIds
 
 
 class DetokenizeResponse(TypedDict):

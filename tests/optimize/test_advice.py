@@ -14,7 +14,9 @@ from ridgeline.cli.main import main
 from ridgeline.cli.render.improve.advice import print_advice
 from ridgeline.config.improve import OptimizeOptions
 from ridgeline.config.settings import Settings
+from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.drivers.fixed_server import FixedServer
 from ridgeline.optimize.environment import Deployment
 from ridgeline.optimize.job import OptimizeJob
@@ -22,6 +24,7 @@ from ridgeline.optimize.ladder import Ladder, candidates_of, load_default_ladder
 from ridgeline.optimize.ranking.predictor import Forecast
 from ridgeline.optimize.result import GainPrediction
 from ridgeline.optimize.search import RankedRungs, rank_rungs
+from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload, prompt_of
 from ridgeline.workflows.optimize import advise as workflow
 from ridgeline.workflows.optimize.server_driver import RestartableServer, read_server
 from tests.optimize.simulated_servers import Fake
@@ -51,6 +54,17 @@ async def test_changes_are_ranked_by_prediction_and_only_the_baseline_is_opened(
     first = result.forecasts[0].predicted
     assert first is not None and first.low < first.gain < first.high
     assert result.left_out
+
+
+def test_texts_without_a_tokenizer_here_name_what_a_user_can_do() -> None:
+    model = "dummy:llama-3.1-8b"
+    texts = TokenizedWorkload(parse_workload("chat"), load_tokenizer(model))
+    with pytest.raises(BadInput, match=f"{model} has no tokenizer here.*MODEL.*synthetic:"):
+        texts.requests(2, 0)
+    ids = TokenizedWorkload(
+        parse_workload("synthetic:input=8,output=4"), load_tokenizer(model)
+    ).requests(2, 0)
+    assert [len(prompt_of(request)) for request in ids] == [8, 8]
 
 
 SERVER_CMD = "vllm serve dummy:llama-3.1-8b --max-num-seqs 8"

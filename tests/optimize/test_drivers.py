@@ -28,11 +28,38 @@ from ridgeline.optimize.drivers.kubernetes import KubernetesWorkload
 from ridgeline.optimize.drivers.kubernetes_copy import copy_manifest
 from ridgeline.optimize.drivers.ray_serve import engine_arguments
 from ridgeline.optimize.drivers.server_process import free_port
-from ridgeline.optimize.drivers.shell import run, shell_line
+from ridgeline.optimize.drivers.shell import join_lines, run, shell_line
 from ridgeline.workflows.optimize.server_driver import RestartableServer, open_driver
 from tests.optimize import fake_tools
 
 TOOLS = Path(fake_tools.__file__)
+
+
+@pytest.mark.parametrize(
+    ("command", "joined"),
+    [
+        ("vllm serve m \\\n  --port 8000 \\\r\n {flags}", "vllm serve m   --port 8000  {flags}"),
+        ('sh -c "a \\\n b"', 'sh -c "a  b"'),
+        ("sh -c 'a \\\n b'", "sh -c 'a \\\n b'"),
+        ("a\\\\\n b \\n", "a\\\\\n b \\n"),
+        ("""it\\'s \\\nx "don't \\\n" '""", """it\\'s x "don't " '"""),
+    ],
+)
+def test_a_backslash_at_a_line_end_continues_the_command_as_in_a_shell(
+    command: str, joined: str
+) -> None:
+    assert join_lines(command) == joined
+
+
+def test_every_command_of_a_server_may_have_several_lines() -> None:
+    lines = "vllm serve m \\\n--port 1 {flags}"
+    given = RestartableServer(url="http://h", restart_cmd=lines, candidate_commands=(lines,))
+    assert given.restart_cmd == "vllm serve m --port 1 {flags}"
+    assert given.candidate_commands == (given.restart_cmd,)
+    measured = RestartableServer(
+        url="http://h", server_cmd="vllm serve m \\\n-x", eval_cmd="pytest \\\n--url {url}"
+    )
+    assert (measured.server_cmd, measured.eval_cmd) == ("vllm serve m -x", "pytest --url {url}")
 
 
 class Place:

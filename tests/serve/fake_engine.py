@@ -56,6 +56,7 @@ class CharTokenizer:
         return None
 
     template_uses_tools = True
+    template_uses_calls = True
     template_uses_documents = False
 
     def apply_chat_template(

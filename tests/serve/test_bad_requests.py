@@ -63,6 +63,9 @@ async def refused(
         ({"prompt": None}, "prompt"),
         ({"prompt": {"text": "x"}}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [1], "echo": True, "logprobs": 21}, "logprobs"),
+        ({"prompt": [5] * 6250, "echo": True, "logprobs": 20}, "logprobs"),
+        ({"prompt": [5] * 6250, "prompt_logprobs": 20}, "prompt_logprobs"),
         ({"prompt": ["x"] * 100, "n": 64}, "prompt"),
         ({"prompt": ["x"] * 257}, "prompt"),
         ({"n": 65}, "n"),
@@ -88,6 +91,42 @@ async def test_out_of_range_fields_are_refused(
     assert error["type"] == "BadRequestError"
     assert named in error["message"]
     assert (error["param"] or "").startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": [True]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, False]}, "prompt"),
+        (COMPLETIONS, {"prompt": [[1, True]]}, "prompt"),
+        (COMPLETIONS, {"stop_token_ids": [True]}, "stop_token_ids.0"),
+        (COMPLETIONS, {"allowed_token_ids": [1, True]}, "allowed_token_ids.1"),
+        (COMPLETIONS, {"logit_bias": {"5": True}}, "logit_bias.5"),
+        (COMPLETIONS, {"logit_bias": {"true": 1}}, "logit_bias.true"),
+        (COMPLETIONS, {"max_tokens": True}, "max_tokens"),
+        (COMPLETIONS, {"n": True}, "n"),
+        (COMPLETIONS, {"seed": True}, "seed"),
+        (COMPLETIONS, {"logprobs": True}, "logprobs"),
+        (COMPLETIONS, {"temperature": True}, "temperature"),
+        (CHAT, {**HELLO, "top_logprobs": True, "logprobs": True}, "top_logprobs"),
+        ("/v1/messages", {**HELLO, "model": "m", "max_tokens": True}, "max_tokens"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": True}, "max_output_tokens"),
+        ("/v1/embeddings", {"input": [True]}, "input"),
+        ("/v1/embeddings", {"input": [[1], [True]]}, "input"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"], "top_n": True}, "top_n"),
+        ("/v1/score", {"text_1": "x", "text_2": "y", "truncate_prompt_tokens": True},
+         "truncate_prompt_tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens.0"),
+    ],
+)  # fmt: skip
+async def test_booleans_are_no_numbers(
+    http: httpx.AsyncClient, path: str, fields: dict[str, Any], param: str
+) -> None:
+    prompt = {"prompt": "x"} if path == COMPLETIONS else {}
+    reply = await http.post(path, json={**prompt, **fields})
+    error = reply.json()["error"]
+    assert reply.status_code == 400, reply.text
+    assert param in error["message"] or param == error["param"], error
 
 
 @pytest.mark.parametrize(

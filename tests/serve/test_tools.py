@@ -407,6 +407,54 @@ async def test_tools_that_the_template_leaves_out_are_named_as_ignored(
         assert "x-ridgeline-ignored-fields" not in forced.headers
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (
+            CHAT,
+            {"messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "f"}}]},
+                {"role": "tool", "tool_call_id": "c1", "content": "5"},
+            ]},
+            "messages.tool_calls",
+        ),
+        (
+            "/v1/messages",
+            {"model": "fake", "max_tokens": 4, "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [
+                    {"type": "tool_use", "id": "c1", "name": "f", "input": {}}]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": "5"}]},
+            ]},
+            "messages.content.tool_use",
+        ),
+        (
+            "/v1/responses",
+            {"input": [
+                {"role": "user", "content": "hi"},
+                {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "5"},
+            ]},
+            "input.function_call",
+        ),
+    ],
+)  # fmt: skip
+async def test_calls_that_the_template_leaves_out_are_named_as_ignored(
+    path: str, body: dict[str, Any], named: str
+) -> None:
+    for has_place in (True, False):
+        engine = FakeEngine()
+        engine.tokenizer.template_uses_calls = has_place
+        async with client_of(engine) as http:
+            reply = await http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        ignored = reply.headers.get("x-ridgeline-ignored-fields", "").split(",")
+        assert (named in ignored) is not has_place
+
+
 @pytest.mark.parametrize("kind", ["web_search", "mcp", "local_shell", "custom"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 async def test_tools_of_other_kinds_are_refused_with_the_reason(

@@ -31,10 +31,11 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate(Protocol):
-    """Formats conversations for a model. `uses_tools`, `uses_documents`: whether it mentions
-    theirs."""
+    """Formats conversations for a model. `uses_tools`, `uses_calls`, `uses_documents`: whether it
+    mentions theirs."""
 
     uses_tools: bool
+    uses_calls: bool
     uses_documents: bool
 
     def render(self, chat: Chat) -> str:
@@ -61,7 +62,7 @@ class Chat:
 class NoChatTemplate:
     """For models without a chat template."""
 
-    uses_tools = uses_documents = False
+    uses_tools = uses_calls = uses_documents = False
 
     def render(self, chat: Chat) -> str:
         raise BadInput("the model has no chat template", fix="use text completion instead of chat")
@@ -77,6 +78,7 @@ class JinjaTemplate:
     def __init__(self, sources: Mapping[str, str], names: Mapping[str, str]) -> None:
         self._sources, self._names = dict(sources), dict(names)
         self.uses_tools = any("tools" in source for source in sources.values())
+        self.uses_calls = any("tool_calls" in source for source in sources.values())
         self.uses_documents = any("documents" in source for source in sources.values())
         self._compiled: dict[str, _Compiled] = {}
 

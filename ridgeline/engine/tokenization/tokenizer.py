@@ -53,6 +53,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def template_uses_calls(self) -> bool:
+        """Whether the chat template mentions the tool calls of a conversation."""
+        ...
+
+    @property
     def template_uses_documents(self) -> bool:
         """Whether the chat template mentions the documents of a request."""
         ...
@@ -224,6 +229,7 @@ class HfTokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, template: ChatTemplate) -> None:
         self.inner, self._template = inner, template
         self.template_uses_tools = template.uses_tools
+        self.template_uses_calls = template.uses_calls
         self.template_uses_documents = template.uses_documents
         self._table = ByteTable(inner) if _is_byte_level(inner) else None
         vocabulary = inner.get_vocab(with_added_tokens=True)
@@ -366,6 +372,10 @@ class NoTokenizer:
 
     @property
     def template_uses_tools(self) -> bool:
+        return False
+
+    @property
+    def template_uses_calls(self) -> bool:
         return False
 
     @property

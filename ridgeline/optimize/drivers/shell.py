@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -21,6 +22,21 @@ from ridgeline.optimize.drivers.base import Report, Shell
 
 COMMAND_TIMEOUT_S = 120.0
 ERROR_CHARS = 600
+_QUOTED_OR_ESCAPED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\\r?.""", re.DOTALL)
+_ESCAPED = re.compile(r"\\\r?.", re.DOTALL)
+
+
+def join_lines(command: str) -> str:
+    """The command line without backslashes at line ends, as a shell reads it; `shlex` takes them
+    for characters of a word."""
+
+    def joined(found: re.Match[str]) -> str:
+        text = found[0]
+        if text.startswith("'"):
+            return text
+        return _ESCAPED.sub(lambda pair: "" if pair[0].endswith("\n") else pair[0], text)
+
+    return _QUOTED_OR_ESCAPED.sub(joined, command)
 
 
 def run(

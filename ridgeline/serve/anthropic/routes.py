@@ -15,7 +15,7 @@ from ridgeline.serve.anthropic.schemas import (
 from ridgeline.serve.anthropic.stream import MessageStream
 from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.generation.respond import json_response, respond
-from ridgeline.serve.openai.chat import chat_output_format, submit_chat
+from ridgeline.serve.openai.chat import Translation, chat_output_format, submit_chat
 from ridgeline.serve.openai.sampling_params import chat_prompt
 from ridgeline.serve.openapi import error_responses, json_or_events
 from ridgeline.serve.service import ServiceDep
@@ -40,8 +40,11 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
         "msg",
         to_chat(body),
         streamed=streamed,
-        ignored_fields=ignored_fields(body),
-        thinking_budget=None if budget is None else ("thinking.budget_tokens", budget),
+        translation=Translation(
+            ignored_fields=ignored_fields(body),
+            thinking_budget=None if budget is None else ("thinking.budget_tokens", budget),
+            calls_field="messages.content.tool_use",
+        ),
     )
     serializer = MessageStream(stream, model, output_format)
     response = await respond(request, stream, serializer, streamed=streamed)

@@ -15,7 +15,9 @@ from ridgeline.serve.openai.schemas import (
     ChatCompletionRequest,
     Count,
     FunctionId,
+    Integer,
     Name,
+    Number,
     OpenBody,
     Priority,
     dropped_fields,
@@ -140,10 +142,10 @@ class CountTokensRequest(OpenBody):
 class MessagesRequest(CountTokensRequest):
     """Body of `POST /v1/messages`."""
 
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    max_tokens: Annotated[Integer, Field(ge=1, lt=2**31)]
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     priority: Priority | None = None

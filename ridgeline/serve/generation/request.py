@@ -45,9 +45,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a request that concern its service and not its output, as the client sent them.
 
     `ignored`: names of fields that have no effect. `prediction`: the output that the client
-    expects, in tokens. `model`: the served model or an adapter. `cache`: what the prefix cache
-    keeps. `question`: what an answer is looked up by, if similar ones will do.
-    `headers` go with the response.
+    expects, in tokens. `scoring_field`: the field that asked for log-probabilities of the prompt.
+    `model`: the served model or an adapter. `cache`: what the prefix cache keeps. `question`: what
+    an answer is looked up by, if similar ones will do. `headers` go with the response.
     """
 
     priority: int | None = None
@@ -57,6 +57,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     ignored: tuple[str, ...] = ()
     prediction: tuple[int, ...] = ()
+    scoring_field: str = "prompt_logprobs"
     model: str | None = None
     cache: CachePolicy | None = None
     question: Question | None = None

@@ -54,6 +54,22 @@ _SAME_ANSWER = {
 """Fields that do not change an answer, or that its place in the cache has in another form."""
 
 
+class Translation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API that a chat was translated from calls its fields.
+
+    `ignored_fields`: fields of its body that have no effect. `thinking_budget`: the field of a
+    thinking budget, and its tokens; the field is ignored where the budget cannot be kept.
+    `calls_field`: where the conversation has its tool calls.
+    """
+
+    ignored_fields: Sequence[str] = ()
+    thinking_budget: tuple[str, int] | None = None
+    calls_field: str = "messages.tool_calls"
+
+
+NO_TRANSLATION = Translation()
+
+
 async def submit_chat(
     service: Service,
     request: Request,
@@ -61,14 +77,9 @@ async def submit_chat(
     body: ChatCompletionRequest,
     *,
     streamed: bool,
-    ignored_fields: Sequence[str] = (),
-    thinking_budget: tuple[str, int] | None = None,
+    translation: Translation = NO_TRANSLATION,
 ) -> tuple[ResponseStream, OutputFormat]:
-    """The stream of a conversation's response, and how to parse it.
-
-    `ignored_fields`: fields of the body that this one was translated from, `thinking_budget` one
-    whose thinking budget is ignored where it cannot be kept.
-    """
+    """The stream of a conversation's response, and how to parse it."""
     check_supported(body)
     tokenizer = service.engine.tokenizer
     output_format = chat_output_format(body, service.options)
@@ -84,9 +95,9 @@ async def submit_chat(
             grammar, begins = with_thinking(sampling.structured, body, prompt, tokenizer)
             sampling = msgspec.structs.replace(sampling, structured=grammar)
         output_format = msgspec.structs.replace(output_format, begins_in_reasoning=begins)
-    without_effect = [*ignored_fields]
-    if thinking_budget is not None:
-        name, num_tokens = thinking_budget
+    without_effect = [*translation.ignored_fields]
+    if translation.thinking_budget is not None:
+        name, num_tokens = translation.thinking_budget
         marks = output_format.thinking_marks
         if marks is None or sampling.is_masked:
             without_effect.append(name)
@@ -98,6 +109,8 @@ async def submit_chat(
         without_effect.append("stop")
     if output_format.call_format is not None and not tokenizer.template_uses_tools:
         without_effect.append("tools")  # the template leaves them out: the model cannot know them
+    if not tokenizer.template_uses_calls and any(m.tool_calls for m in body.messages):
+        without_effect.append(translation.calls_field)
     options = msgspec.structs.replace(request_options(body, without_effect), headers=headers)
     prediction = await predicted_tokens(body, tokenizer)
     cache = await chat_cache_policy(body, prompt.tokens, service.engine)

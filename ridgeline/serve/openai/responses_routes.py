@@ -7,7 +7,12 @@ from fastapi import APIRouter, Request, Response
 from ridgeline.serve.bodies.routing import JsonRoute
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.generation.respond import json_response, respond
-from ridgeline.serve.openai.chat import chat_output_format, fitting_chat, submit_chat
+from ridgeline.serve.openai.chat import (
+    Translation,
+    chat_output_format,
+    fitting_chat,
+    submit_chat,
+)
 from ridgeline.serve.openai.objects import InputTokenCount, ResponseObject
 from ridgeline.serve.openai.responses_schemas import ResponsesRequest, to_chat
 from ridgeline.serve.openai.responses_stream import ResponsesStream
@@ -36,7 +41,9 @@ async def create_response(
         "resp",
         to_chat(body),
         streamed=streamed,
-        ignored_fields=sorted(dropped_fields(body)),
+        translation=Translation(
+            ignored_fields=sorted(dropped_fields(body)), calls_field="input.function_call"
+        ),
     )
     serializer = ResponsesStream(body, stream, model, output_format)
     return await respond(request, stream, serializer, streamed=streamed)

@@ -13,7 +13,9 @@ from ridgeline.serve.openai.schemas import (
     ChatCompletionRequest,
     FunctionId,
     FunctionType,
+    Integer,
     Name,
+    Number,
     OpenBody,
     Priority,
     ReasoningEffort,
@@ -116,9 +118,9 @@ class ResponsesRequest(OpenBody):
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    max_output_tokens: Annotated[Integer, Field(ge=1, lt=2**31)] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
     stream: bool | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None

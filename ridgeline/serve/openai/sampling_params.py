@@ -73,6 +73,13 @@ def completion_sampling(
     return defaults.fill(**params)
 
 
+def _scoring_field(body: CompletionRequestBase) -> str:
+    """What asks for log-probabilities of the prompt; `echo` returns them as `logprobs`."""
+    if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
+        return "logprobs" if body.logprobs >= (body.prompt_logprobs or 0) else "prompt_logprobs"
+    return "prompt_logprobs"
+
+
 def is_score_only(body: CompletionRequest) -> bool:
     """Whether the client wants its prompt back with log-probabilities, and no new token."""
     return bool(body.echo) and _max_tokens(body) == 0
@@ -132,6 +139,7 @@ def request_options(
         slo_class=body.slo_class,
         timeout_ms=body.timeout_ms,
         request_id=body.request_id,
+        scoring_field=_scoring_field(body),
         model=body.model,
         ignored=(*ignored_fields(body), *without_effect),
     )

@@ -28,9 +28,20 @@ from ridgeline.serve.errors import ApiError, from_validation
 MAX_ENTRIES = 4096
 """Of a list of prompts; routes have lower limits."""
 UINT31 = range(2**31)
-Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Count = Annotated[int, Field(ge=0, lt=UINT31.stop)]
-Priority = Annotated[int, Field(ge=-100, le=100)]
+
+
+def _refuse_boolean(value: Any) -> Any:
+    """Python takes true for the integer 1: by accident a token id, a limit or a seed."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "Input should be a number, not true or false")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_refuse_boolean)]
+Number = Annotated[float, BeforeValidator(_refuse_boolean)]
+Int64 = Annotated[Integer, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[Integer, Field(ge=0, lt=UINT31.stop)]
+Priority = Annotated[Integer, Field(ge=-100, le=100)]
 Name = Annotated[str, Field(max_length=200)]
 FunctionId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=512)]
@@ -52,6 +63,10 @@ def _validate_prompts(values: Any, validate: ValidatorFunctionWrapHandler) -> An
     return validate(values)
 
 
+def _validate_ids(values: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    return values if are_counts(values) else validate(values)
+
+
 def _check_logit_bias(values: Any) -> Any:
     """An error for each of a million entries would take seconds."""
     if isinstance(values, dict) and len(values) > LIMITS.max_logit_bias:
@@ -59,9 +74,10 @@ def _check_logit_bias(values: Any) -> Any:
     return values
 
 
-LogitBias = Annotated[dict[Count, float], BeforeValidator(_check_logit_bias)]
+LogitBias = Annotated[dict[Count, Number], BeforeValidator(_check_logit_bias)]
+TokenIds = Annotated[list[Count], WrapValidator(_validate_ids)]
 Prompts = Annotated[
-    str | list[str] | list[Count] | list[list[Count]], WrapValidator(_validate_prompts)
+    str | list[str] | list[Count] | list[TokenIds], WrapValidator(_validate_prompts)
 ]
 """A text, several, a list of token ids, or several of those."""
 
@@ -145,24 +161,24 @@ class CompletionRequestBase(OpenBody):
     """Fields that completions and chat completions share."""
 
     model: str | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    n: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
     logit_bias: LogitBias | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[Count] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Integer | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     stream: bool | None = None
@@ -170,26 +186,26 @@ class CompletionRequestBase(OpenBody):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     cache_control: CacheControlParam | None = None
-    best_of: int | None = None
+    best_of: Integer | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    allowed_token_ids: list[Count] | None = None
+    allowed_token_ids: TokenIds | None = None
     kv_eviction: dict[str, Any] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=1, lt=2**31)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     use_beam_search: bool | None = None
-    length_penalty: float | None = None
+    length_penalty: Number | None = None
     early_stopping: bool | Literal["never"] | None = None
     bad_words: list[str] | None = None
     thinking_token_budget: Count | None = None
     request_id: Name | None = None
     slo_class: Name | None = None
-    timeout_ms: Annotated[float, Field(gt=0, le=86_400_000, allow_inf_nan=False)] | None = None
+    timeout_ms: Annotated[Number, Field(gt=0, le=86_400_000, allow_inf_nan=False)] | None = None
 
 
 class CompletionRequest(CompletionRequestBase):
@@ -197,7 +213,7 @@ class CompletionRequest(CompletionRequestBase):
 
     prompt: Prompts
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Integer | None = None
 
 
 class TextContentPart(OpenBody):
@@ -336,7 +352,7 @@ class ChatCompletionRequest(CompletionRequestBase):
     messages: list[ChatMessage] = Field(min_length=1)
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     echo: Literal[False] | None = None
     tools: list[ChatTool] | None = None
     tool_choice: ChatToolChoice | None = None

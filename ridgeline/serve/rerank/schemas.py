@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ridgeline.serve.openai.objects import EmbeddingUsage, NonNegative
-from ridgeline.serve.openai.schemas import CacheSalt, Count, OpenBody, Priority
+from ridgeline.serve.openai.schemas import CacheSalt, Count, Integer, OpenBody, Priority
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -29,9 +29,9 @@ class RerankRequest(OpenBody):
     model: str | None = None
     query: Text
     documents: Annotated[list[Text | DocumentText], Field(min_length=1)]
-    top_n: Annotated[int, Field(ge=1)] | None = None
+    top_n: Annotated[Integer, Field(ge=1)] | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
+    max_tokens_per_doc: Annotated[Integer, Field(ge=1)] | None = None
     instruction: str | None = None
     user: str | None = None
     priority: Priority | None = None

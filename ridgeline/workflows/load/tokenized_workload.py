@@ -12,7 +12,7 @@ from functools import cache
 import msgspec
 
 from ridgeline.diagnose.conditions import Value
-from ridgeline.engine.tokenization import Tokenizer
+from ridgeline.engine.tokenization import NoTokenizer, Tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload import ChatPrompt, LoadRequest, Workload, plain_chat
 from ridgeline.records.traffic import LengthProfile, TrafficProfile
@@ -46,6 +46,13 @@ class TokenizedWorkload:
     def _tokens(self, request: LoadRequest) -> Sequence[int]:
         if isinstance(request.prompt, tuple):
             return request.prompt
+        if isinstance(self._tokenizer, NoTokenizer):
+            raise BadInput(
+                f"{self._tokenizer.model} has no tokenizer here for the workload's texts",
+                value=self._tokenizer.reason,
+                fix="name a MODEL with a tokenizer: a directory, a .gguf file or a model of the "
+                "Hugging Face Hub; or choose --workload synthetic:… (prompts of token ids)",
+            )
         if isinstance(request.prompt, str):
             return self._tokenizer.encode(request.prompt)
         return self._chat_tokens(request.prompt)

@@ -13,6 +13,7 @@ from ridgeline.optimize.drivers.base import Driver, Report, ServerControl
 from ridgeline.optimize.drivers.in_place import InPlaceDriver, Readiness
 from ridgeline.optimize.drivers.restore_script import RESTORE_SCRIPT, RestoreScript
 from ridgeline.optimize.drivers.server_process import ProcessDriver, ServerCommand
+from ridgeline.optimize.drivers.shell import join_lines
 from ridgeline.optimize.external.server_flags import load_server_flags
 from ridgeline.workflows.evaluate.eval_command import check_command
 
@@ -57,6 +58,11 @@ class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
     candidate_commands: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("restart_cmd", "apply_cmd", "server_cmd", "eval_cmd"):
+            if (line := getattr(self, name)) is not None:
+                msgspec.structs.force_setattr(self, name, join_lines(line))
+        lines = tuple(map(join_lines, self.candidate_commands))
+        msgspec.structs.force_setattr(self, "candidate_commands", lines)
         if self.eval_cmd is not None:
             check_command(self.eval_cmd)
         given = [name for name in WAYS_TO_APPLY if getattr(self, name) is not None]

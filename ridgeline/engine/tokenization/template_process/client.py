@@ -46,6 +46,7 @@ class ProcessTemplate:
         limits: RenderLimits | None = None,
     ) -> None:
         self.uses_tools = any("tools" in source for source in sources.values())
+        self.uses_calls = any("tool_calls" in source for source in sources.values())
         self.uses_documents = any("documents" in source for source in sources.values())
         self._limits = limits or RenderLimits()
         self._setup = pack(
