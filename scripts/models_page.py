@@ -89,7 +89,10 @@ def models_page() -> str:
     gguf = {arch.family for arch in ARCHITECTURES.values()} | {
         "mixtral",
         "olmo3",
-    }  # "llama" with experts, "olmo2" with windows
+        "deepseek_v2",
+        "kimi_k2",
+        "glm4_moe_lite",
+    }  # "llama" with experts, "olmo2" with windows, all of latent attention as "deepseek2"
     for family in FAMILIES:
         tests = sum(model_type in (family, f"{family}_text") for model_type, _ in TESTED.values())
         against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}"

@@ -20,6 +20,8 @@ _MODULES = {
     "attention.k": "attn_k",
     "attention.v": "attn_v",
     "attention.o": "attn_output",
+    "attention.q_down": "attn_q_a",
+    "attention.kv_down": "attn_kv_a_mqa",
     "mlp.gate": "ffn_gate",
     "mlp.up": "ffn_up",
     "mlp.down": "ffn_down",
@@ -32,11 +34,12 @@ _MODULES = {
 _OF_EXPERTS = ("mlp.gate", "mlp.up", "mlp.down")
 FUSED: Mapping[str, tuple[str, ...]] = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "attn_q_b": ("attn_q",),
     "ffn_up": ("ffn_gate", "ffn_up"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
 }
 """A tensor of a layer that holds the rows of several, in this order. Where a layer has `ffn_up` and
-no `ffn_gate`, it holds both."""
+no `ffn_gate`, it holds both. q of a compressed query is `attn_q_b`."""
 
 
 def gguf_spec(name: str) -> ModelSpec:
@@ -85,6 +88,8 @@ def _with_input_table(spec: ModelSpec, file: Gguf) -> ModelSpec:
 
 def _is_absent(spec: ModelSpec, path: str) -> bool:
     """Whether a layer shares another one's keys and values, or has keys for values."""
+    if ".kv_up." in path:  # latent attention multiplies these as plain numbers
+        return True
     _, _, inner = path.partition(".attention.")
     if inner not in ("k", "v"):
         return False

@@ -53,6 +53,13 @@ _NAMES = {
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
     "sinks": "blk.{}.attn_sinks",
+    "q_down": "blk.{}.attn_q_a",
+    "q_down_norm": "blk.{}.attn_q_a_norm",
+    "kv_down": "blk.{}.attn_kv_a_mqa",
+    "kv_down_norm": "blk.{}.attn_kv_a_norm",
+    "kv_up": "blk.{}.attn_kv_b",
+    "k_up": "blk.{}.attn_k_b",
+    "v_up": "blk.{}.attn_v_b",
     "router": "blk.{}.ffn_gate_inp",
     "expert_gate": "blk.{}.ffn_gate" + EXPERTS,
     "expert_up": "blk.{}.ffn_up" + EXPERTS,
@@ -141,7 +148,8 @@ class GgufWeights:
             if part.key in XIELU_PARTS:
                 self._xielu(part)
             else:
-                self._by_place.setdefault((part.layer, part.expert), []).append(part)
+                place = self._by_place.setdefault((part.layer, part.expert), [])
+                place += self._halves(part) if self._is_split(part) else [part]
         self._check()
 
     def _check(self) -> None:
@@ -179,6 +187,20 @@ class GgufWeights:
                 limit=depth,
             )
         return float(numbers[part.layer])
+
+    def _is_split(self, part: Part) -> bool:
+        """Whether the up-projection of latent attention is two tensors, as since April 2025."""
+        whole = f"blk.{part.layer}.attn_kv_b.weight"
+        return part.key == "kv_up" and whole not in self._file.tensors
+
+    def _halves(self, part: Part) -> list[Part]:
+        """Keys [heads, rank, size], which are transposed, and values [heads, size, rank]."""
+        assert part.layer is not None
+        attention = self._spec.layers[part.layer].attention
+        heads, rank = attention.num_heads, part.shape[1]
+        k_shape = (heads, rank, attention.k.num_out // heads)
+        v_shape = (heads, attention.v.num_out // heads, rank)
+        return [Part("k_up", k_shape, part.layer), Part("v_up", v_shape, part.layer)]
 
     def _depth(self) -> int:
         """The number of layers with those that predict further tokens."""
@@ -235,6 +257,9 @@ class GgufWeights:
     def get(self, part: Part) -> Tensor:
         if part.key in XIELU_PARTS:
             return torch.full(part.shape, self._xielu(part))
+        if self._is_split(part):  # rows of keys and values alternate by head
+            k_HRK, v_HVR = (self.get(half) for half in self._halves(part))
+            return torch.cat((k_HRK.transpose(1, 2), v_HVR), dim=1).reshape(part.shape)
         tensor = self._tensor(part)
         if tensor.kind in _PLAIN:
             flat = torch.frombuffer(

@@ -16,6 +16,7 @@ from ridgeline.modelspec.checkpoints.gguf_architectures.families import (
     windowed_config,
 )
 from ridgeline.modelspec.checkpoints.gguf_architectures.keys import SHARED, count, heads, keys_of
+from ridgeline.modelspec.checkpoints.gguf_architectures.latent import LATENT, latent_config
 from ridgeline.modelspec.checkpoints.gguf_architectures.layer_inputs import (
     gemma4_config,
     layer_input_config,
@@ -102,6 +103,8 @@ def gguf_config(file: Gguf) -> dict[str, Any]:
         config["head_dim"] = count(file, keys, "embedding_length") // heads(file, keys)
     if row.family == "gemma4_text":
         config |= gemma4_config(file, keys)
+    elif row.family in LATENT:
+        config |= latent_config(file, keys, row)
     else:
         config |= rope_config(file, keys, config)
     config |= special_config(file, keys, row) | windowed_config(file, keys, row)

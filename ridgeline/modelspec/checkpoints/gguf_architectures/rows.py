@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import Gguf
@@ -146,6 +147,30 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone4": Architecture(family="exaone4", fields=_WINDOW),
     "ernie4_5": Architecture(family="ernie4_5"),
     "arcee": Architecture(family="arcee", paired_rows=True),
+    "deepseek2": Architecture(
+        family="deepseek_v3",
+        fields={
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "rope.dimension_count": "qk_rope_head_dim",
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        read=frozenset(
+            (
+                "attention.q_lora_rank",
+                "attention.key_length_mla",
+                "attention.value_length_mla",
+                "expert_gating_func",
+                "expert_group_count",
+                "expert_group_used_count",
+                "expert_shared_count",
+                "expert_weights_norm",
+                "expert_weights_scale",
+                "rope.scaling.yarn_log_multiplier",
+            )
+        ),
+    ),
     "apertus": Architecture(family="apertus"),
     "llama4": Architecture(
         family="llama4_text",
@@ -178,6 +203,26 @@ _MIXTRAL = Architecture(
 _WINDOWED_LLAMA = Architecture(family="mistral", fields=_WINDOW, paired_rows=True)
 
 
+_SOFTMAX, _SIGMOID = 1, 2
+
+
+def _scores_are_sigmoids(file: Gguf) -> bool:
+    """DeepSeek-V3 and later, against V2. Files without the key are of V2, but for one model."""
+    function = file.metadata.get("deepseek2.expert_gating_func") or 0
+    if function == 0:  # as llama.cpp recognises GLM-4.7-Flash
+        rows = file.tensors.get("token_embd.weight")
+        is_flash = file.metadata.get("deepseek2.block_count") == 47
+        return is_flash and rows is not None and rows.shape[0] == 154_880
+    if function not in (_SOFTMAX, _SIGMOID):
+        raise BadModel(
+            "the experts of this GGUF file are chosen by an unknown function",
+            value=f"expert_gating_func {function}",
+            limit="1 (softmax), 2 (sigmoid)",
+            fix=SAFETENSORS,
+        )
+    return bool(function == _SIGMOID)
+
+
 def architecture_of(file: Gguf) -> Architecture:
     """The row of the file's architecture. Raises BadModel for those that are not read."""
     name = file.metadata.get("general.architecture")
@@ -188,6 +233,8 @@ def architecture_of(file: Gguf) -> Architecture:
             limit=", ".join(sorted(ARCHITECTURES)),
             fix=SAFETENSORS,
         )
+    if name == "deepseek2" and not _scores_are_sigmoids(file):
+        return replace(ARCHITECTURES[name], family="deepseek_v2")
     if name == "llama" and file.metadata.get("llama.expert_count"):
         return _MIXTRAL
     if name == "llama" and file.metadata.get("llama.attention.sliding_window"):
