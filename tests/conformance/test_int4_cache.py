@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from ridgeline import _native
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.attention.full import FullAttention, piecewise_attention
 from ridgeline.engine.attention.int4.format import decode_groups, encode_groups
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.native import ISA_VARIABLE
@@ -170,6 +171,27 @@ def test_the_kernel_computes_the_definition_with_the_same_bits_however_it_is_cut
     assert float(row_errors(whole, slow).max()) < 1e-3, seed
     for steps in ([31, 1, 1, 67], [5, 60, 35], [1] * 100):
         assert torch.equal(in_steps(q_THD, kv_T2KD, steps, layer, seed + 1, "native"), whole), seed
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_scored_texts_have_the_results_of_steps(backend: str) -> None:
+    """The kernel's rounding is in scores: they are computed by it, in parts or at once."""
+    seed = random.randrange(1 << 30)
+    q_THD, kv_T2KD = random_text(seed, 100)
+    spec = make_spec()
+    cache = make_cache(spec)
+    begin = piecewise_attention(spec, q_THD, cache, build_attention(backend, spec, cache))
+    assert begin is not None
+    for layer in range(len(KINDS)):
+        want = in_steps(q_THD, kv_T2KD, [100], layer, seed, backend)
+        for ends in ([100], [40, 64, 100]):
+            text, parts = begin([0] * 100), []
+            for start, end in itertools.pairwise([0, *ends]):
+                parts.append(text(start, end)(q_THD[start:end], kv_T2KD[start:end], layer))
+            found = torch.cat(parts)
+            if backend == "native":
+                assert torch.equal(found, want), seed
+            torch.testing.assert_close(found, want, atol=2e-6, rtol=1e-5)
 
 
 def test_the_kernel_gives_long_contexts_the_same_bits_on_several_threads() -> None:

@@ -18,6 +18,7 @@ from ridgeline.engine.attention.latent import LatentUp
 from ridgeline.engine.attention.states import StateCache
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.modelspec.cost.kv_cache import has_states
+from ridgeline.modelspec.cost.kv_layout import ONE_GROUP
 from ridgeline.modelspec.format import KV_GROUP
 from ridgeline.modelspec.model import ModelSpec
 
@@ -105,22 +106,27 @@ def piecewise_attention(
     """A function from the tokens of one text to the `Attend` of each of its parts.
 
     It uses the same backend and a temporary cache of the same format as the steps do, so that
-    scores include the kernel's rounding. None without `cache` and `attention`, for layers that keep
-    a state per sequence, and for caches that keep recent tokens apart.
+    scores include the kernel's rounding. None without `cache` and `attention`, and for layers that
+    keep a state per sequence.
     """
-    if cache is None or attention is None or has_states(spec) or cache.recent:
+    if cache is None or attention is None or has_states(spec):
         return None
     backend = getattr(attention, "backend", type(attention))  # an attention that wraps another
     size = cache.block_size
     dtype, format = cache.dtype, cache.format
+    # Recent tokens in separate blocks (INT4) are found by two further tables; all are kept here.
+    num_tables, layout = (3, cache.layout) if cache.recent else (1, ONE_GROUP)
 
     def begin(tokens: Sequence[int]) -> AttendRange:
-        blocks = tuple(range(-(-len(tokens) // size)))
-        own = KvCache.allocate(spec, len(blocks), size, dtype, like.device, format)
-        whole = cast(AttentionBackend, backend)(spec, own)
+        count = -(-len(tokens) // size)
+        tables = [tuple(range(i * count, (i + 1) * count)) for i in range(num_tables)]
+        sizes = (num_tables * count, size, dtype, like.device, format)
+        whole = cast(AttentionBackend, backend)(spec, KvCache.allocate(spec, *sizes, layout=layout))
+        blocks, windows = tables[0], tuple(tables[1:])
 
         def attend(start: int, end: int) -> Attend:
-            return whole.prepare([Run(0, start, tuple(tokens[start:end]), blocks, None)])
+            part = tuple(tokens[start:end])
+            return whole.prepare([Run(0, start, part, blocks, None, windows=windows)])
 
         return attend
 
