@@ -126,23 +126,23 @@ def test_exact_layouts_have_the_bits_of_one_process(
 @pytest.mark.parametrize(
     ("collectives", "sequence_parallel"), [("shm", False), ("gloo", False), ("gloo", True)]
 )
-def test_context_ranks_have_the_bits_of_tensor_ranks_alone(
+def test_context_ranks_have_the_bits_of_one_process(
     collectives: str, sequence_parallel: bool
 ) -> None:
     """Four processes, on a text that reaches into the second rank's chunk of keys."""
     long = SETTINGS | {"max_model_len": 640, "max_num_seqs": 2, "kv_cache_memory_bytes": 6 << 20}
     plain: dict[str, Any] = {"quantization": "int8", **long}
-    layout = {"context_parallel_size": 2, "sequence_parallel": sequence_parallel}
-    plain |= {"tensor_parallel_size": 2, "collectives": collectives}
+    layout: dict[str, Any] = {"collectives": collectives, "sequence_parallel": sequence_parallel}
+    layout |= {"tensor_parallel_size": 2, "context_parallel_size": 2}
     with (
         Engine.open("demo", **(plain | layout)) as several,
-        Engine.open("demo", **plain) as tensor,
+        Engine.open("demo", layer_backend="torch", **plain) as single,
     ):
-        tokens = tensor.tokenizer.encode("def add(a, b):\n    return a + b\n" * 60)[:600]
-        prompts = [tensor.tokenizer.decode(tokens)]
+        tokens = single.tokenizer.encode("def add(a, b):\n    return a + b\n" * 60)[:600]
+        prompts = [single.tokenizer.decode(tokens)]
         with_logprobs = Sampling(temperature=0.0, max_tokens=12, logprobs=2)
         assert answers_of(several, prompts, with_logprobs) == answers_of(
-            tensor, prompts, with_logprobs
+            single, prompts, with_logprobs
         )
 
 
