@@ -42,11 +42,17 @@ import torch
 from ridgeline.compress.methods.mixed_precision import MixedPrecision
 from ridgeline.compress.quantize_model import HOLDERS, FormatWriter, quantize_model
 from ridgeline.compress.recipe import METHODS, NUMBERS, QuantizeRecipe
+from ridgeline.engine.attention import build_attention, choose
+from ridgeline.engine.attention.base import AttentionSite
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.sources import CPU
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.modelspec.checkpoints.load import load_spec
-from ridgeline.modelspec.format import BYTES_OF_KV, DIGITS
+from ridgeline.modelspec.cost.kv_layout import kv_layout
+from ridgeline.modelspec.format import BYTES_OF_KV, DIGITS, KV_GROUP
 from ridgeline.modelspec.rewrite import with_activations, with_dtype, with_kv_dtype
 from ridgeline.stats import mean_interval
 from ridgeline.workflows.quantize.quantize import FORMATS, MIXED_WIDTHS
@@ -130,7 +136,11 @@ def logprobs(
     if activations != "int8":
         spec = with_activations(spec, activations)
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
-    runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
+    site = AttentionSite.of(spec, CPU, torch.float32, KV_GROUP)
+    backend, _ = choose("auto", site)
+    sizes = (3, KV_GROUP, torch.float32, CPU, kv_format(kv_dtype))
+    cache = KvCache.allocate(spec, *sizes, layout=kv_layout(spec))
+    runner = TorchRunner(decoder, cache, build_attention(backend, spec, cache))
     rows = [runner.logits(tokens)[start - 1 : -1] for tokens, start in texts.needles]
     return Scores(
         [torch.log_softmax(runner.logits(ids), -1)[:-1] for ids in texts.windows],
@@ -311,7 +321,8 @@ def main() -> None:
     if args.methods is None:
         args.methods = ["rtn", "hqq", "gptq", "awq"] if args.numbers == ["int"] else ["rtn"]
     windows = held_out(args.model, args.windows, 256, args.fresh)
-    texts = Texts(windows, humaneval(args.model, args.humaneval), needles(args.model, args.needles))
+    problems = humaneval(args.model, args.humaneval) if args.humaneval else []
+    texts = Texts(windows, problems, needles(args.model, args.needles))
     before = logprobs(args.model, texts)
     rows: list[dict[str, Any]] = []
     for dtype in args.kv_dtypes:
