@@ -52,6 +52,8 @@ FORMATS = {
     ("ridgeline", "float16"): "--dtype float16",
     ("ridgeline", "int8"): "--quantization int8",
     ("ridgeline", "int4"): "--quantization int4",
+    ("ridgeline", "float8_e4m3"): "--quantization fp8",
+    ("ridgeline", "nvfp4"): "--quantization nvfp4",
     ("vllm", "float16"): "--dtype float16",
     ("vllm", "float8_e4m3"): "--quantization fp8",
     ("vllm", "int4"): "serve model-int4 ",
@@ -78,6 +80,7 @@ def test_commands_request_the_planned_weight_format(engine: str, weights: str) -
 
 CACHES = {
     ("ridgeline", "int8"): "--kv-cache-dtype int8",
+    ("ridgeline", "float8_e4m3"): "--kv-cache-dtype fp8",
     ("vllm", "float8_e4m3"): "--kv-cache-dtype fp8",
     ("tensorrt-llm", "float8_e4m3"): "--kv_cache_dtype fp8",
     ("sglang", "float8_e4m3"): "--kv-cache-dtype fp8_e4m3",
@@ -90,6 +93,12 @@ def test_commands_request_the_planned_kv_format(engine: str, kv: str) -> None:
     text = launch_commands(start(kv_dtype=kv))[engine]
     expected = CACHES.get((engine, kv))
     assert expected in text if expected else text.startswith("# ")
+
+
+def test_planned_kv_format_of_quantised_weights_is_named() -> None:
+    for kv, flag in (("int8", "int8"), ("bfloat16", "bfloat16")):
+        text = launch_commands(start(weight_dtype="int8", kv_dtype=kv))["ridgeline"]
+        assert f"--quantization int8 --kv-cache-dtype {flag}" in text
 
 
 def test_quantisation_commands_precede_the_server() -> None:

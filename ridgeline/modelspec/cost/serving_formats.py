@@ -45,6 +45,8 @@ from ridgeline.modelspec.model import ModelSpec
 
 WIDE_DTYPES = ("bfloat16", "float16", "float32")
 KV_DTYPES = (*BYTES_OF_DTYPE, "int4")
+SHORT_DTYPES = MappingProxyType({"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8"})
+"""The names by which reports call dtypes."""
 
 
 class ServingFormat(msgspec.Struct, frozen=True, kw_only=True):

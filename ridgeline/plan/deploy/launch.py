@@ -19,6 +19,8 @@ from ridgeline.plan.fleet.search import Candidate
 _WIDE = ("float32", "bfloat16", "float16")
 _BITS = MappingProxyType({"int8": 8, "int4": 4})
 _FP8 = "float8_e4m3"
+_OWN_FORMATS = MappingProxyType({"int8": "int8", "int4": "int4", _FP8: "fp8", "nvfp4": "nvfp4"})
+"""Ridgeline's names of the formats that it quantises to when loading."""
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,19 +80,17 @@ def _ridgeline(start: LaunchPlan) -> LaunchCommand:
     if candidate.layout.num_devices > 1:
         number = candidate.layout.num_devices
         raise CannotLaunch(f"Ridgeline runs on one device; this replica needs {number}")
-    if weights not in (*_WIDE, *_BITS):
+    if weights not in (*_WIDE, *_OWN_FORMATS):
         raise CannotLaunch(f"Ridgeline has no kernels for {weights} weights")
-    if kv == _FP8:
-        raise CannotLaunch(
-            "Ridgeline has no fp8 KV cache; int8 is as small: use --kv-cache-dtype int8"
-        )
     if start.device.vendor != "NVIDIA" and start.device.kind != "cpu":
         raise CannotLaunch(f"Ridgeline runs on CPUs and CUDA devices, not on {start.device.name}")
     words = ["ridgeline", "serve", start.folder]
     words += ["--device", "cpu" if start.device.kind == "cpu" else "cuda"]
     if weights != start.stored:
-        words += ["--quantization" if weights in _BITS else "--dtype", weights]
-    words += ["--kv-cache-dtype", kv] if kv != weights else []
+        own = _OWN_FORMATS.get(weights)
+        words += ["--dtype", weights] if own is None else ["--quantization", own]
+    if kv != weights or weights not in _WIDE:
+        words += ["--kv-cache-dtype", _OWN_FORMATS.get(kv, kv)]
     words += [
         "--max-model-len",
         str(start.max_model_len),

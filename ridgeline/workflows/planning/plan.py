@@ -14,6 +14,7 @@ from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.hardware.links import with_links
 from ridgeline.modelspec.checkpoints.planning import hub_name, load_planning_spec
 from ridgeline.modelspec.cost.serving_formats import (
+    SHORT_DTYPES,
     checkpoint_bytes,
     parse_kv_dtype,
     parse_weight_dtype,
@@ -72,7 +73,8 @@ class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
 
     Dollars. `terms`: commitment, provider and region of the device price. The API is the cheapest
     one known, without its discounts; its fields are None where no price of one is known.
-    `break_even_rate`: requests per second above which renting is cheaper, None if it never is.
+    `break_even_rate`: requests per second of one replica above which it costs less than the API,
+    None if it never does.
     """
 
     fleet: str
@@ -92,9 +94,13 @@ class FleetBill(msgspec.Struct, frozen=True, kw_only=True):
         )
         if self.api is None or self.api_per_month is None:
             return f"{rent} No price of an API with a model of this architecture is known."
-        verdict = "the API is cheaper at this load"
+        cheaper = "renting" if self.per_month < self.api_per_month else "the API"
+        verdict = f"{cheaper} is cheaper at this load"
         if self.break_even_rate is not None:
-            verdict = f"renting is cheaper from {rounded(self.break_even_rate)} requests/s on"
+            verdict += (
+                f"; a replica costs less than the API from {rounded(self.break_even_rate)} "
+                "requests/s on"
+            )
         return (
             f"{rent} By API the same requests cost ${self.api_per_month:,.0f} a month "
             f"({self.api}); {verdict}."
@@ -381,8 +387,9 @@ def _bill(
         return None
     price = catalogue[best.device].price(options.commitment)
     terms = "your price" if options.price_per_hour is not None or price is None else price.terms
+    weights = SHORT_DTYPES.get(best.weight_dtype, best.weight_dtype)
     bill = FleetBill(
-        fleet=f"{best.num_replicas} x {best.device} {best.layout}, {best.weight_dtype} weights",
+        fleet=f"{best.num_replicas} x {best.device} {best.layout}, {weights} weights",
         terms=terms,
         per_hour=hourly,
         per_month=hourly * HOURS_PER_MONTH,

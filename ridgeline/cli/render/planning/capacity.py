@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.render.console import print_prose
-from ridgeline.cli.render.planning.plan import SHORT_DTYPES
+from ridgeline.modelspec.cost.serving_formats import SHORT_DTYPES
 from ridgeline.workflows.planning.capacity import CapacityResult, DeviceCapacity
 
 

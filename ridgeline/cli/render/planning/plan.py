@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.render.console import print_prose
+from ridgeline.modelspec.cost.serving_formats import SHORT_DTYPES
 from ridgeline.plan.fleet.pareto_plot import draw_front
 from ridgeline.plan.fleet.search import Candidate
 from ridgeline.records import Slo
 from ridgeline.report.numbers import rounded
 from ridgeline.workflows.planning.plan import PlanResult
-
-SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8"}
 
 
 def print_plan(plan: PlanResult, out: Console) -> None:
