@@ -34,17 +34,18 @@ fields that differ.
 models: log-probabilities within 1e-4 and the same greedy tokens but for ties, in whole prompts, in
 chunks and in mixed batches. Native layers are compared with torch layers in every weight format of
 the engine. Batching, preemption, prefix caching and speculation are checked token by token on
-Llama, Mistral, Gemma 3, Gemma 3n (over an INT8 KV cache), dense Gemma 4, gpt-oss, GLM-4.5,
-DeepSeek-V3, Cohere 2, Llama 4 and the demo model, on Qwen3.5 without the last two. Latent
-attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one compressed row per token and layer, absorbs
-the projections in decode steps and expands them in long runs of a prompt; layers that predict
-further tokens (MTP) are left unread.
+Llama, Mistral, Gemma 3, Gemma 3n (over an INT8 KV cache), Gemma 4 (dense, and with experts next to
+the dense MLP), gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2, Llama 4 and the demo model, on Qwen3.5
+without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one compressed row
+per token and layer, absorbs the projections in decode steps and expands them in long runs of a
+prompt; layers that predict further tokens (MTP) are left unread.
 
 *Plan*: `plan`, `predict`, `simulate` and `inspect` know the family. *Quantised*: formats of other
 projects in which a random checkpoint of the family, every linear quantised, gave the logits of its
 dequantised weights (`tests/conformance/test_quantised_families.py`); stacked experts, as
-gpt-oss and Llama 4 store them, stay dense there, and gpt-oss' own MXFP4 experts are tested apart.
-All six are GPTQ, AWQ, FP8 in blocks, packed compressed-tensors, MXFP4 and bitsandbytes' NF4.
+gpt-oss, Llama 4 and Gemma 4 store them, stay dense there, and gpt-oss' own MXFP4 experts are
+tested apart. All six are GPTQ, AWQ, FP8 in blocks, packed compressed-tensors, MXFP4 and
+bitsandbytes' NF4.
 
 The names of published shapes work in `inspect`, `plan` and `predict` and, but for the largest, as
 `dummy:NAME` with random weights. Shapes of the families below `phi3` in the table and of the image

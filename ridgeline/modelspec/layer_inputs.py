@@ -19,6 +19,7 @@ def why_torch_only(spec: ModelSpec) -> str:
         "layers scale their output": any(layer.output_scale for layer in layers),
         "layers share KV caches": any(layer.attention.shares_kv for layer in layers),
         "values are normalised": any(layer.attention.v_norm for layer in layers),
+        "experts have separate norms": any(layer.mlp.own_norms for layer in layers),
         "gates are sparse": any(layer.mlp.sparsity for layer in layers),
     }
     return ", ".join(reason for reason, holds in checks.items() if holds)

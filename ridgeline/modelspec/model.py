@@ -204,7 +204,9 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     With `num_experts` > 0 a router picks `experts_per_token` of them for each token, by `routing`;
     every token also passes through the `shared` one. The three linears then describe ONE expert.
-    `norm_topk` renormalises the chosen experts' scores.
+    `norm_topk` renormalises the chosen experts' scores. With `own_norms` (Gemma 4) the shared
+    expert and the routed ones normalise their inputs and outputs apart, the router reads a third
+    norm of the same state, and a learned number per expert multiplies its weight.
 
     With a `sparsity` s > 0 the gate keeps the part of each row's values that exceeds the quantile s
     of a normal distribution with the row's mean and deviation (Gemma 3n).
@@ -221,6 +223,7 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingSpec = RoutingSpec()
     norm_topk: bool = True
     router: LinearSpec | None = None
+    own_norms: bool = False
     sparsity: float = 0.0
 
 

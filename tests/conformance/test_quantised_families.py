@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ridgeline.engine.checkpoints.load import load_decoder
@@ -69,6 +70,33 @@ def test_quantised_checkpoint_equals_its_dequantised_weights(
     assert quantise(source(family), quantised, dense, name) >= 12
     expected, found = logits(dense), logits(quantised)
     assert (found - expected).norm() < 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["GPTQ", "FP8 blocks"])
+@pytest.mark.parametrize("each", [False, True], ids=["stacked", "each"])
+def test_experts_next_to_a_dense_mlp(tmp_path: Path, name: str, each: bool) -> None:
+    """Gemma 4's experts stay dense where they are stacked, the MLP next to them is packed."""
+    directory = tmp_path / "source"
+    make_model("gemma4-moe", directory, **sizes_of("gemma4-moe"))
+    if each:
+        split_experts(directory / "model.safetensors")
+    quantised, dense = tmp_path / "quantised", tmp_path / "dense"
+    assert quantise(directory, quantised, dense, name) == 52 + each * 6 * 6 * 3
+    expected, found = logits(dense), logits(quantised)
+    assert (found - expected).norm() < 1e-3 * expected.norm()
+
+
+def split_experts(file: Path) -> None:
+    """Store stacked experts as one matrix per projection and expert."""
+    tensors = load_file(file)
+    for name in [name for name in tensors if ".experts." in name]:
+        stacked = tensors.pop(name)
+        keys = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
+        for expert, whole in enumerate(stacked):
+            for key, part in zip(keys, whole.chunk(len(keys)), strict=True):
+                module = name.rpartition(".")[0]
+                tensors[f"{module}.{expert}.{key}.weight"] = part.contiguous()
+    save_file(tensors, file, {"format": "pt"})
 
 
 @pytest.mark.parametrize("family", UNREAD)

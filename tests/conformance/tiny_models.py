@@ -59,6 +59,17 @@ _GEMMA4 = {
     **{key: v for key, v in _GEMMA_INPUTS.items() if key != "activation_sparsity_pattern"},
     "global_head_dim": 16,
 }
+GEMMA4_MOE = {
+    **_GEMMA4,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 20,
+}
 _LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 12,
@@ -148,6 +159,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4-wide": ("gemma4_text", {**_GEMMA4, "use_double_wide_mlp": True}),
+    "gemma4-moe": ("gemma4_text", GEMMA4_MOE),
+    "gemma4-moe-wide": (
+        "gemma4_text",
+        {
+            **GEMMA4_MOE,
+            "hidden_size_per_layer_input": 6,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "attention_k_eq_v": False,
+        },
+    ),
     "phi3": ("phi3", {"sliding_window": 11}),
     "phi3-longrope": (
         "phi3",
@@ -409,6 +431,7 @@ TORCH_ONLY: dict[str, str] = {
     **dict.fromkeys(
         ("gemma3n", "gemma3n-dense", "gemma4", "gemma4-keys-for-values", "gemma4-wide"), "layers"
     ),
+    **dict.fromkeys(("gemma4-moe", "gemma4-moe-wide"), "experts have separate norms"),
     "glm4-moe-groups": "experts are chosen within groups",
     "cohere": "parallel",
     "cohere-tied": "parallel",
@@ -460,6 +483,8 @@ def randomise(model: Any) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn_like(buffer))
+            if name.endswith("layer_scalar"):
+                buffer.add_(0.3 * torch.randn_like(buffer))
 
 
 @dataclass

@@ -73,6 +73,7 @@ KINDS = [
     "gemma3",
     "gemma3n-kv-int8",
     "gemma4-kv-fp8",
+    "gemma4-moe",
     "mistral",
     "llama4",
     "glm4-moe-native",

@@ -75,6 +75,7 @@ def test_parameters_of_published_shapes(shape: str) -> None:
         ("qwen3-30b-a3b", 30.5, 3.35),
         ("llama-1b-32k", 1.04, 1.04),
         ("gemma-3-27b", 27.0, 27.0),
+        ("gemma-4-26b-a4b", 25.2, 3.82),
     ],
 )
 def test_active_parameters(shape: str, all_b: float, active_b: float) -> None:
@@ -233,6 +234,7 @@ def test_pricing_a_step_is_cheap_enough_for_the_simulator() -> None:
         "gemma-3n-e2b",
         "gemma-4-e2b",
         "gemma-4-31b",
+        "gemma-4-26b-a4b",
         "gpt-oss-20b",
         "olmo-3-7b",
         "deepseek-v2-lite",

@@ -20,7 +20,7 @@ from ridgeline.engine.checkpoints.sources import (
     DummyWeights,
     WeightSource,
 )
-from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part
+from ridgeline.engine.checkpoints.tensor_names import EXPERT_NORMS, XIELU_PARTS, Part
 from ridgeline.engine.dtype import DTYPES, is_exact
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import layer_backend_of
@@ -61,7 +61,7 @@ from ridgeline.engine.model.layers import (
     no_norm,
     no_qk_norm,
 )
-from ridgeline.engine.model.moe import MoeMlp, SharedExpertMlp
+from ridgeline.engine.model.moe import MoeMlp, NormedExperts, SeparateMlps, SharedExpertMlp
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.shared_kv import NormedValueAttention, SharedKvAttention
 from ridgeline.engine.model.table import EmbeddingTable, PackedTable, PlainTable
@@ -236,13 +236,16 @@ class DecoderBuilder:
             return first, no_norm if layer.parallel else self._norm(mlp, (size,), index)
 
         before = norms("attention_norm", "mlp_norm", layer.norms != "after")
+        mlp = self._mlp(layer.mlp, index)
+        if layer.mlp.own_norms:
+            mlp, before = self._separate(mlp, layer.mlp, before[1], index), (before[0], no_norm)
         after = norms("after_attention_norm", "after_mlp_norm", layer.norms != "before")
         if layer.residual_scale != 1.0:
             factor = layer.residual_scale
             after = ScaledBranch(after[0], factor), ScaledBranch(after[1], factor)
         block = (ParallelBlock if layer.parallel else Block)(
             self._mixer(layer.attention, index),
-            self._mlp(layer.mlp, index),
+            mlp,
             before,
             after,
             ropes.index(layer.attention.rope),
@@ -465,6 +468,21 @@ class DecoderBuilder:
         shared, own = self._gated_mlp(spec.shared, index, act, "shared_"), spec.shared.router
         scale = None if own is None else self._linear(["shared_router"], [own], index)
         return SharedExpertMlp(routed, shared, scale)
+
+    def _separate(
+        self, mlp: Callable[[Tensor], Tensor], spec: MlpSpec, before: Norm, index: int
+    ) -> SeparateMlps:
+        """Experts and the MLP next to them, each with its norms; `before` is that of the MLP."""
+        assert isinstance(mlp, SharedExpertMlp)
+        size, routed = self.spec.hidden_size, mlp.routed
+        of_router, own, after, after_experts = (
+            self._norm(key, (size,), index) for key in EXPERT_NORMS
+        )
+        of_router.gain_C = of_router.gain_C * size**-0.5
+        scale_E = self._tensor("expert_scales", (spec.num_experts,), index).to(self.dtype)
+        self.nbytes += scale_E.nbytes
+        experts = NormedExperts(spec, routed.router, routed.experts, (of_router, own), scale_E)
+        return SeparateMlps(experts, mlp.shared, (before, after), after_experts)
 
     def _norm(self, key: str, shape: tuple[int, ...], layer: int | None) -> RmsNorm:
         norm = make_norm(self.spec, self._tensor(key, shape, layer), self.dtype)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ridgeline.engine.checkpoints.tensor_names import HARMLESS_TENSORS
+from ridgeline.engine.checkpoints.unread_tensors import HARMLESS_TENSORS
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.json_files import file_errors
 

@@ -17,15 +17,17 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.safetensors import TensorEntry, entries_of, open_tensors
 from ridgeline.engine.checkpoints.tensor_names import (
-    HARMLESS_TENSORS,
     Layout,
     LocatedTensor,
     Part,
     layouts_of,
     locate,
     parts,
-    prediction_layers,
     row_sizes,
+)
+from ridgeline.engine.checkpoints.unread_tensors import (
+    HARMLESS_TENSORS,
+    prediction_layers,
     unused_tensors,
 )
 from ridgeline.engine.dtype import DTYPES

@@ -8,7 +8,7 @@ the checkpoint shows which.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor
@@ -64,6 +64,10 @@ XIELU_PARTS: Mapping[str, Shape] = {
     "xielu_eps": (),
 }
 """Numbers of an xIELU activation, in the order of its class; checkpoints store all four."""
+
+
+EXPERT_NORMS = ("router_norm", "expert_norm", "after_shared_norm", "after_expert_norm")
+"""Gains of experts with separate norms, in addition to that of the shared expert's input."""
 
 
 def parts(spec: ModelSpec) -> Iterator[Part]:
@@ -140,6 +144,9 @@ def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part
     yield from _linear_parts("router", mlp.router, index)
     if mlp.routing.correction:
         yield Part("router_correction", (mlp.num_experts,), index)
+    if mlp.own_norms:
+        yield Part("expert_scales", (mlp.num_experts,), index)
+        yield from (Part(name, (spec.hidden_size,), index) for name in EXPERT_NORMS)
     if mlp.shared is not None:
         for name in ("gate", "up", "down", "router"):
             linear = getattr(mlp.shared, name)
@@ -240,6 +247,34 @@ def _layer_inputs() -> dict[str, TensorLocation]:
         "altup_correction": TensorLocation(f"{altup}correction_coefs.weight"),
         "altup_gain": TensorLocation(f"{altup}correct_output_scale"),
     }
+
+
+def _gemma4() -> tuple[Layout, ...]:
+    """A dense MLP, named as the shared expert where there are experts next to it."""
+    layer = "model.layers.{layer}."
+    gate_up = TensorLocation(
+        f"{layer}experts.gate_up_proj", ("expert_gate", "expert_up"), stacked=True
+    )
+    names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    around = {
+        **_layer_inputs(),
+        **_singles(f"{layer}mlp.", **{f"shared_{key}": name for key, name in names.items()}),
+        **_singles(layer, router="router.proj"),
+        "router_norm": TensorLocation(f"{layer}router.scale"),
+        "expert_scales": TensorLocation(f"{layer}router.per_expert_scale"),
+        "expert_norm": TensorLocation(f"{layer}pre_feedforward_layernorm_2.weight"),
+        "after_shared_norm": TensorLocation(f"{layer}post_feedforward_layernorm_1.weight"),
+        "after_expert_norm": TensorLocation(f"{layer}post_feedforward_layernorm_2.weight"),
+    }
+    stacked = {
+        "expert_gate": gate_up,
+        "expert_up": gate_up,
+        "expert_down": TensorLocation(f"{layer}experts.down_proj", stacked=True),
+    }
+    each = _singles(
+        f"{layer}experts." + "{expert}.", **{f"expert_{key}": names[key] for key in names}
+    )
+    return {**around, **stacked}, {**around, **each}
 
 
 def _normed_after() -> dict[str, TensorLocation]:
@@ -427,7 +462,8 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
     "gemma": (_llama(),),
     "gemma2": (_sandwiched(),),
     "gemma3_text": (_sandwiched(),),
-    **dict.fromkeys(("gemma3n_text", "gemma4_text"), (_layer_inputs(),)),
+    "gemma3n_text": (_layer_inputs(),),
+    "gemma4_text": _gemma4(),
     "gpt_oss": (_gpt_oss(),),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"), _latent()),
     "glm4": (_glm4(),),
@@ -454,57 +490,6 @@ _PREFIXES = (
     ("language_model.model.", "language_model.lm_head."),
     ("model.language_model.", "lm_head."),
 )
-
-HARMLESS_TENSORS: Mapping[str, str] = {
-    "rotary_emb.inv_freq": "old checkpoints store the rotary frequencies, which follow from config",
-    "rotary_emb.cos_cached": "a table of what follows from config",
-    "rotary_emb.sin_cached": "a table of what follows from config",
-    "vision_model.": "encodes images; only text is read",
-    "audio_tower.": "encodes sound; only text is read",
-    "embed_audio.": "projects sound into the text; only text is read",
-    "embed_vision.": "projects images into the text; only text is read",
-    "vision_tower.": "encodes images; only text is read",
-    "multi_modal_projector.": "projects images into the text; only text is read",
-    ".k_scale": "scales keys of an FP8 KV cache; Ridgeline computes its own scales",
-    ".v_scale": "scales values of an FP8 KV cache; Ridgeline computes its own scales",
-    ".k_zero_point": "shifts keys of an 8-bit KV cache; Ridgeline's own has no zero-points",
-    ".v_zero_point": "shifts values of an 8-bit KV cache; Ridgeline's own has no zero-points",
-    ".kv_scale": "scales an FP8 KV cache; Ridgeline computes its own scales",
-    ".q_scale": "scales queries for an FP8 KV cache",
-    ".prob_scale": "scales attention weights for an FP8 KV cache",
-    "proj.output_scale": "scales an FP8 KV cache; Ridgeline computes its own scales",
-    "visual.": "encodes images and video; only text is read",
-    "mtp.": "predicts several tokens at once; only the model itself is read",
-}
-"""Parts of the names of tensors that may be left unread, each with the reason."""
-
-
-def unused_tensors(spec: ModelSpec) -> tuple[str, ...]:
-    """Parts of names of tensors that are stored although the config leaves them without use."""
-    keys = tuple(
-        f"layers.{i}.self_attn.{key}_"
-        for i, layer in enumerate(spec.layers)
-        if layer.attention.shares_kv
-        for key in ("k", "v")
-    )
-    altup = spec.layers[0].altup
-    unscaled = altup is not None and not altup.scales_active
-    return (*keys, "altup.correct_output_scale") if unscaled else keys
-
-
-def prediction_layers(names: Iterable[str], num_layers: int) -> tuple[str, ...]:
-    """Prefixes of the layers that predict a further token, which follow the model's own.
-
-    DeepSeek-V3 and GLM-4.5 publish them (multi-token prediction, arXiv:2412.19437, section 2.2);
-    their configs do not count them. An `eh_proj` marks one: other layers have none.
-    """
-    mark = ".eh_proj.weight"
-    prefixes = [name.removesuffix(mark) for name in names if name.endswith(mark)]
-    return tuple(
-        f"{prefix}."
-        for prefix in prefixes
-        if (index := prefix.rpartition(".")[2]).isdigit() and int(index) >= num_layers
-    )
 
 
 def layouts_of(family: str, names: Container[str]) -> list[Layout]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.kernels.triton import load
-from ridgeline.engine.model.layers import Block, GatedMlp
+from ridgeline.engine.model.layers import Block, GatedMlp, Norm
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.modelspec.model import MlpSpec
@@ -100,7 +100,10 @@ class MoeMlp:
 
     def compute(self, x_TC: Tensor) -> Tensor:
         """The weighted sum of each token's experts."""
-        weight_TX, expert_TX = self.route(x_TC)
+        return self.of_experts(x_TC, *self.route(x_TC))
+
+    def of_experts(self, x_TC: Tensor, weight_TX: Tensor, expert_TX: Tensor) -> Tensor:
+        """The sum of the outputs of the experts with these indices and weights."""
         if self.stacked is not None and len(x_TC) <= GROUPED_TOKENS:
             experts_mlp = load("experts").experts_mlp
             grouped_TC: Tensor = experts_mlp(x_TC, weight_TX, expert_TX, *self.stacked)
@@ -160,6 +163,52 @@ class SharedExpertMlp:
     def _scale(self, y_TC: Tensor, x_TC: Tensor) -> Tensor:
         assert self.router is not None
         return y_TC * torch.sigmoid(self.router(x_TC))
+
+
+class NormedExperts(MoeMlp):
+    """Experts of a state that they normalise, and the router by another norm (Gemma 4).
+
+    `scale_E` multiplies the weights of the chosen experts.
+    """
+
+    __slots__ = ("norm", "router_norm", "scale_E")
+
+    def __init__(
+        self,
+        spec: MlpSpec,
+        router: Linear,
+        experts: Sequence[GatedMlp],
+        norms: tuple[Norm, Norm],
+        scale_E: Tensor,
+    ) -> None:
+        super().__init__(spec, router, experts)
+        (self.router_norm, self.norm), self.scale_E = norms, scale_E
+
+    def compute(self, x_TC: Tensor) -> Tensor:
+        weight_TX, expert_TX = self.route(self.router_norm(x_TC))
+        weight_TX = weight_TX * self.scale_E[expert_TX]
+        return self.of_experts(self.norm(x_TC), weight_TX, expert_TX)
+
+
+class SeparateMlps(SharedExpertMlp):
+    """A dense MLP and experts, each between norms of its kind (Gemma 4)."""
+
+    __slots__ = ("after_routed", "after_shared", "before_shared")
+
+    def __init__(
+        self,
+        routed: NormedExperts,
+        shared: GatedMlp,
+        around_shared: tuple[Norm, Norm],
+        after_routed: Norm,
+    ) -> None:
+        super().__init__(routed, shared, None)
+        self.before_shared, self.after_shared = around_shared
+        self.after_routed = after_routed
+
+    def __call__(self, x_TC: Tensor) -> Tensor:
+        shared_TC = self.after_shared(self.shared(self.before_shared(x_TC)))
+        return shared_TC + self.after_routed(self.routed(x_TC))
 
 
 def unscaled(y_TC: Tensor, x_TC: Tensor) -> Tensor:

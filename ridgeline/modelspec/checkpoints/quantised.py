@@ -124,6 +124,12 @@ _MODULES = {
     "router": ("mlp.gate", "block_sparse_moe.gate"),
     "shared_router": ("mlp.shared_expert_gate",),
 }
+_MODULES_NEXT_TO_EXPERTS = {
+    **{f"mlp.{key}": (f"experts.*.{key}_proj",) for key in ("gate", "up", "down")},
+    **{f"mlp.shared_{key}": (f"mlp.{key}_proj",) for key in ("gate", "up", "down")},
+    "router": ("router.proj",),
+}
+"""Where a dense MLP stands next to the experts (Gemma 4)."""
 
 
 def module_of(tensor: str) -> str | None:
@@ -160,7 +166,7 @@ def with_quantised_formats(
         path: foreign.at(module).format(linear.num_in, wide)
         for path, linear in linears(spec).items()
         for module in _near(modules, path)
-        if _is(module, path)
+        if _is(module, path, spec)
     }
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
@@ -186,11 +192,13 @@ def _near(modules: Iterable[str], path: str) -> list[str]:
     return [module for module in modules if layer in module]
 
 
-def _is(module: str, path: str) -> bool:
+def _is(module: str, path: str, spec: ModelSpec) -> bool:
     if path == "lm_head":
         return module == "lm_head" or module.endswith(".lm_head")
-    wanted = _MODULES[path.split(".", 2)[2]]
-    inner = module.split(f"layers.{path.split('.')[1]}.", 1)[1]
+    _, index, key = path.split(".", 2)
+    dense = _MODULES_NEXT_TO_EXPERTS if spec.layers[int(index)].mlp.own_norms else {}
+    wanted = dense.get(key) or _MODULES[key]
+    inner = module.split(f"layers.{index}.", 1)[1]
     return any(inner == name or fnmatchcase(inner, name) for name in wanted)
 
 

@@ -95,6 +95,7 @@ def num_norms(layer: LayerSpec) -> int:
     if layer.parallel:
         return 1
     extra = (layer.layer_input is not None) + 2 * (layer.altup is not None)
+    extra += 4 * layer.mlp.own_norms  # the router's, two of inputs and outputs of the experts
     return (4 if layer.norms == "both" else 2) + extra
 
 
@@ -123,7 +124,7 @@ def layer_params(layer: LayerSpec, *, active: bool = False) -> int:
     if (altup := layer.altup) is not None:
         size, streams = altup.laurel_up.num_out, altup.num_streams
         total += streams**2 + streams**3 + streams * size + altup.scales_active * size
-    total += mlp.num_experts if mlp.routing.correction else 0
+    total += mlp.num_experts * (mlp.routing.correction + mlp.own_norms)
     if (delta := layer.attention.delta) is not None:
         total += delta.conv_width * delta.conv_size + 2 * delta.num_value_heads + delta.value_dim
     return total + (layer.attention.num_heads if layer.attention.sinks else 0)

@@ -239,9 +239,9 @@ def _experts(values: ConfigFields, row: Family, fmt: Format) -> MlpSpec:
     assert moe is not None
     hidden_size, inner = values.count("hidden_size"), values.count(moe.expert_size_key)
     num_experts = values.count(moe.num_experts_key, at_most=MAX_EXPERTS)
-    top_k = values.count("num_experts_per_tok")
+    top_k = values.count(moe.top_k_key)
     if top_k > num_experts:
-        raise values.bad("num_experts_per_tok", f"at most {moe.num_experts_key} {num_experts}")
+        raise values.bad(moe.top_k_key, f"at most {moe.num_experts_key} {num_experts}")
     up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=moe.bias)
     return MlpSpec(
         activation=_activation(values, row),
@@ -264,10 +264,7 @@ def _routing(values: ConfigFields, moe: MoeFields, num_experts: int) -> RoutingS
         size = num_experts // num_groups
         if num_experts % num_groups or (size < 2 and num_groups > 1):
             raise values.bad("n_group", f"a divisor of the {num_experts} experts")
-        if (
-            not groups_kept <= num_groups
-            or values.count("num_experts_per_tok") > size * groups_kept
-        ):
+        if not groups_kept <= num_groups or values.count(moe.top_k_key) > size * groups_kept:
             raise values.bad("topk_group", f"at most n_group {num_groups}, with enough experts")
     return RoutingSpec(
         scoring=moe.scoring,

@@ -17,15 +17,17 @@ class MoeFields:
     """The config fields that describe a family's experts.
 
     `norm_topk_key` None: scores of the chosen experts are always renormalised, but where they
-    weigh the experts' inputs (`weighs_inputs`). `routed_layers`:
-    which layers have experts (None: all). `bias`: router and experts have biases. The shared expert
-    has the size `shared_size_key`, or that of `shared_count_key` experts; with `shared_router` a
-    sigmoid multiplies it. `scale_key` multiplies the weights; `groups`: fields `n_group` and
-    `topk_group` limit the choice where it holds. `scoring`, `correction`: as in `RoutingSpec`.
+    weigh the experts' inputs (`weighs_inputs`). `top_k_key`: how many a token uses.
+    `routed_layers`: which layers have experts (None: all). `bias`: router and experts have biases.
+    The shared expert has the size `shared_size_key`, or that of `shared_count_key` experts; with
+    `shared_router` a sigmoid multiplies it. `scale_key` multiplies the weights; `groups`: fields
+    `n_group` and `topk_group` limit the choice where it holds. `scoring`, `correction`: as in
+    `RoutingSpec`.
     """
 
     num_experts_key: str
     expert_size_key: str
+    top_k_key: str = "num_experts_per_tok"
     norm_topk_key: str | None = None
     routed_layers: Callable[[ConfigFields], list[bool]] | None = None
     bias: bool = False

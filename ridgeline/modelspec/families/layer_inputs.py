@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.config_fields import ConfigFields
-from ridgeline.modelspec.families.family import COMMON, Family
+from ridgeline.modelspec.families.family import COMMON, Family, MoeFields
 from ridgeline.modelspec.families.rope_config import RopeFields
 from ridgeline.modelspec.layer_inputs import MAX_STREAMS
 from ridgeline.modelspec.model import (
@@ -18,9 +18,12 @@ from ridgeline.modelspec.model import (
     LayerInputSpec,
     LayerSpec,
     LinearSpec,
+    MlpSpec,
+    SharedExpertSpec,
 )
 
 Layers = tuple[LayerSpec, ...]
+Gated = TypeVar("Gated", MlpSpec, SharedExpertSpec)
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 """Gemma 3n without an `activation_sparsity_pattern`: the first ten layers, if there are more."""
 
@@ -183,16 +186,23 @@ def _gemma4_layers(values: ConfigFields, layers: Layers) -> Layers:
     wide = values.flag("use_double_wide_mlp")
     out = []
     for layer in _with_inputs(values, layers):
-        mlp = layer.mlp
-        if wide and layer.attention.shares_kv:
-            mlp = replace(
-                mlp,
-                gate=replace(mlp.gate, num_out=2 * mlp.gate.num_out),
-                up=replace(mlp.up, num_out=2 * mlp.up.num_out),
-                down=replace(mlp.down, num_in=2 * mlp.down.num_in),
-            )
+        mlp, is_wide = layer.mlp, wide and layer.attention.shares_kv
+        if mlp.shared is not None:  # the MLP of dense layers, next to the experts
+            shared = _twice_as_wide(mlp.shared) if is_wide else mlp.shared
+            mlp = replace(mlp, shared=shared, own_norms=True)
+        elif is_wide:
+            mlp = _twice_as_wide(mlp)
         out.append(replace(layer, mlp=mlp, output_scale=True))
     return _shared_objects(out)
+
+
+def _twice_as_wide(mlp: Gated) -> Gated:
+    return replace(
+        mlp,
+        gate=replace(mlp.gate, num_out=2 * mlp.gate.num_out),
+        up=replace(mlp.up, num_out=2 * mlp.up.num_out),
+        down=replace(mlp.down, num_in=2 * mlp.down.num_in),
+    )
 
 
 def _shared_objects(layers: list[LayerSpec]) -> Layers:
@@ -278,6 +288,10 @@ LAYER_INPUT_FAMILIES: Mapping[str, Family] = {
             "global_head_dim": 512,
             "num_global_key_value_heads": None,
             "per_layer_config": None,
+            "enable_moe_block": False,
+            "num_experts": None,
+            "top_k_experts": None,
+            "moe_intermediate_size": None,
         },
         layer_kinds=_kinds_every(_GEMMA_4_INTERVAL),
         qkv_bias="attention_bias",
@@ -297,11 +311,16 @@ LAYER_INPUT_FAMILIES: Mapping[str, Family] = {
         scaled_embedding=True,
         adjust_attention=_gemma4_attention,
         adjust_layers=_gemma4_layers,
+        moe=MoeFields(
+            num_experts_key="num_experts",
+            expert_size_key="moe_intermediate_size",
+            top_k_key="top_k_experts",
+            routed_layers=lambda values: (
+                [values.flag("enable_moe_block")] * kinds.num_layers(values)
+            ),
+            shared_size_key="intermediate_size",
+        ),
         fixed={
-            "enable_moe_block": (False, None),
-            "num_experts": (None, 0),
-            "top_k_experts": (None, 0),
-            "moe_intermediate_size": (None, 0),
             # "vision": images see all of themselves; text stays causal
             "use_bidirectional_attention": (None, False, "vision"),
         },
