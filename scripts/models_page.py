@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ridgeline.compress.writers.gguf import WRITTEN
 from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.modelspec.checkpoints.gguf_architectures.rows import ARCHITECTURES
 from ridgeline.modelspec.cost import cost_model
@@ -39,6 +40,8 @@ the dense MLP), gpt-oss, GLM-4.5, DeepSeek-V3, Cohere 2, Llama 4 and the demo mo
 without the last two. Latent attention (DeepSeek, Kimi K2, GLM-4.7-Flash) caches one compressed row
 per token and layer, absorbs the projections in decode steps and expands them in long runs of a
 prompt; layers that predict further tokens (MTP) are left unread.
+
+*GGUF*: families that are only read, `quantize --format gguf` refuses by name before it computes.
 
 *Plan*: `plan`, `predict`, `simulate` and `inspect` know the family. *Quantised*: formats of other
 projects in which a random checkpoint of the family, every linear quantised, gave the logits of its
@@ -99,7 +102,8 @@ def models_page() -> str:
         against = f"transformers, {tests} configuration{'s' if tests > 1 else ''}"
         if not tests:
             against = f"as `{TESTED_AS[family]}`, which it is run as"
-        read = "yes" if family in gguf else NO_GGUF.get(family, "no")
+        known = "read, written" if family in WRITTEN else "read"
+        read = known if family in gguf else NO_GGUF.get(family, "no")
         cells = (f"`{family}`", _layers(family), _plans(family), read, _quantised(family))
         lines.append(f"| {' | '.join((*cells, against, _shapes(family)))} |")
     text = WRAPPED.splitlines()

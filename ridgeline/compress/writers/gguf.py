@@ -43,7 +43,7 @@ _ALIGN = 32
 ROPE_FREQS = "rope_freqs.weight"
 _ROWS = 4096  # of a table, written at once
 _K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
-_ARCHITECTURES = {
+WRITTEN = {
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "llama",
@@ -60,7 +60,7 @@ _ARCHITECTURES = {
     "arcee": "arcee",
     "gpt_oss": "gpt-oss",
 }
-"""Our name of a family and llama.cpp's of its architecture."""
+"""Families that are written, and llama.cpp's name of their architecture."""
 _WINDOWED = {"olmo3": 1, "gpt_oss": 1, "exaone4": 64}
 """Families whose windows llama.cpp computes layer by layer, and for how many layers it takes them
 at least."""
@@ -69,7 +69,7 @@ _TYPES_32 = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0"}
 
 
 def _architecture(spec: ModelSpec) -> Architecture:
-    return ARCHITECTURES[_ARCHITECTURES[spec.family]]
+    return ARCHITECTURES[WRITTEN[spec.family]]
 
 
 class _TensorEntry(NamedTuple):
@@ -127,11 +127,11 @@ def _entries(job: WriteJob) -> list[_TensorEntry]:
 
 
 def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
-    if spec.family not in _ARCHITECTURES:
+    if spec.family not in WRITTEN:
         raise CannotRun(
             "GGUF of this family is not written",
             value=spec.family,
-            limit=", ".join(_ARCHITECTURES),
+            limit=", ".join(WRITTEN),
         )
     routed = [layer.mlp for layer in spec.layers if layer.mlp.router is not None]
     if routed and (len(routed) < len(spec.layers) or not all(mlp.norm_topk for mlp in routed)):
@@ -322,7 +322,7 @@ def _value(value: Any) -> bytes:
 
 
 def _metadata(job: WriteJob) -> dict[str, Any]:
-    spec, name = job.spec, _ARCHITECTURES[job.spec.family]
+    spec, name = job.spec, WRITTEN[job.spec.family]
     attention, mlp, rope = spec.layers[0].attention, spec.layers[0].mlp, _rope(spec)
     return {
         "general.architecture": name,

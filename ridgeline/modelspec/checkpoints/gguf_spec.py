@@ -35,6 +35,7 @@ _OF_EXPERTS = ("mlp.gate", "mlp.up", "mlp.down")
 FUSED: Mapping[str, tuple[str, ...]] = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "attn_q_b": ("attn_q",),
+    "ssm_ba": ("ssm_beta", "ssm_alpha"),
     "ffn_up": ("ffn_gate", "ffn_up"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
 }
@@ -87,10 +88,13 @@ def _with_input_table(spec: ModelSpec, file: Gguf) -> ModelSpec:
 
 
 def _is_absent(spec: ModelSpec, path: str) -> bool:
-    """Whether a layer shares another one's keys and values, or has keys for values."""
-    if ".kv_up." in path:  # latent attention multiplies these as plain numbers
+    """Whether no tensor is computed as it is stored: a layer shares another one's keys and values,
+    has keys for values, or its projections are decoded (latent attention, delta nets)."""
+    if ".kv_up." in path or ".delta_" in path:  # multiplied as plain numbers
         return True
     _, _, inner = path.partition(".attention.")
+    if inner and spec.layers[int(path.split(".")[1])].attention.delta is not None:
+        return True
     if inner not in ("k", "v"):
         return False
     attention = spec.layers[int(path.split(".")[1])].attention

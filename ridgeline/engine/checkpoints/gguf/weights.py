@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.checkpoints.gguf.decode_blocks import decode_blocks, nibbles
+from ridgeline.engine.checkpoints.gguf.delta_heads import heads_of_groups
 from ridgeline.engine.checkpoints.gguf.pack_blocks import READERS, packed_blocks
 from ridgeline.engine.checkpoints.tensor_names import XIELU_PARTS, Part, parts
 from ridgeline.engine.kernels.native_linear import Packed
@@ -53,6 +54,17 @@ _NAMES = {
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
     "sinks": "blk.{}.attn_sinks",
+    "delta_q": "blk.{}.attn_q",
+    "delta_k": "blk.{}.attn_k",
+    "delta_v": "blk.{}.attn_v",
+    "delta_z": "blk.{}.attn_gate",
+    "delta_b": "blk.{}.ssm_beta",
+    "delta_a": "blk.{}.ssm_alpha",
+    "delta_o": "blk.{}.ssm_out",
+    "delta_conv": "blk.{}.ssm_conv1d",
+    "delta_a_log": "blk.{}.ssm_a",
+    "delta_dt_bias": "blk.{}.ssm_dt",
+    "delta_gain": "blk.{}.ssm_norm",
     "q_down": "blk.{}.attn_q_a",
     "q_down_norm": "blk.{}.attn_q_a_norm",
     "kv_down": "blk.{}.attn_kv_a_mqa",
@@ -87,6 +99,7 @@ _NAMES |= {
     "altup_correction": "blk.{}.altup_correct_coef",
     "altup_gain": "blk.{}.altup_correct_scale",
 }
+_BIASES = ("router_correction", "delta_dt_bias")
 _STACKED = {"stream": "altup_proj", "unstream": "altup_unembd_proj"}
 """Parts with a number, which one tensor holds after one another."""
 _SIZES = {name: (numbers, nbytes) for name, numbers, nbytes in TYPES.values()}
@@ -100,7 +113,9 @@ def name_of(part: Part, row: Architecture) -> str:
         return _STACKED[numbered] + ".weight"
     own = row.tensors.get(key)
     name = _NAMES[key].format(part.layer) if own is None else f"blk.{part.layer}.{own}"
-    return name + (".bias" if bias or key == "router_correction" else ".weight")
+    if key == "delta_a_log":
+        return name
+    return name + (".bias" if bias or key in _BIASES else ".weight")
 
 
 def stored_name(part: Part, file: Gguf) -> str:
@@ -212,6 +227,8 @@ class GgufWeights:
         """The shape of the tensor that holds a part."""
         if part.key.rstrip(digits) in _STACKED:
             return (len(self._stack(part)), *part.shape)
+        if part.key == "delta_conv":
+            return part.shape[::2]
         rows = sum(other.shape[0] for other in self._fused(part)), *part.shape[1:]
         if part.expert is None or part.layer is None:
             return rows
@@ -260,6 +277,30 @@ class GgufWeights:
         if self._is_split(part):  # rows of keys and values alternate by head
             k_HRK, v_HVR = (self.get(half) for half in self._halves(part))
             return torch.cat((k_HRK.transpose(1, 2), v_HVR), dim=1).reshape(part.shape)
+        if part.key.startswith("delta_"):
+            return self._delta(part)
+        return self._stored(part)
+
+    def _delta(self, part: Part) -> Tensor:
+        """A part of a delta net, with our order of its heads."""
+        assert part.layer is not None
+        delta = self._spec.layers[part.layer].attention.delta
+        assert delta is not None
+        if part.key in ("delta_a", "delta_b") and stored_name(part, self._file).endswith(
+            "ssm_ba.weight"
+        ):
+            places = [self._stored(other) for other in self._fused(part)]
+            groups = torch.cat(places).view(delta.num_key_heads, 2, -1, part.shape[1])
+            return groups[:, int(part.key == "delta_a")].reshape(part.shape).clone()
+        value = self._stored(part)
+        if part.key == "delta_a_log":  # stored as the decay itself
+            value = torch.log(-value)
+        if self._row.family == "qwen3_next":
+            return value
+        return heads_of_groups(value, part.key, delta)
+
+    def _stored(self, part: Part) -> Tensor:
+        """A part as the file has it, but for the order of q and k."""
         tensor = self._tensor(part)
         if tensor.kind in _PLAIN:
             flat = torch.frombuffer(

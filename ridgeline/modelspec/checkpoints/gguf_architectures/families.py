@@ -32,6 +32,8 @@ def special_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> di
         }
     if row.family in ("qwen2_moe", "glm4_moe", "minimax_m2"):
         return _expert_config(file, keys, row)
+    if row.family in DELTA_NETS:
+        return _delta_config(file, keys, row)
     if row.family == "apertus" and not frequency_factors(file) and not scaling_of(keys):
         return {"rope_scaling": {"rope_type": "default"}}  # the family's own default is llama3
     if row.family == "llama4_text":
@@ -77,6 +79,32 @@ def _expert_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> di
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
     }
+
+
+DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+def _delta_config(file: Gguf, keys: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """Which layers are delta nets, the size of their values, and the rotated part of a head."""
+    depth = count(file, keys, "block_count") - int(keys.get(PREDICTION) or 0)
+    inner, num = count(file, keys, "ssm.inner_size"), count(file, keys, "ssm.time_step_rank")
+    if depth < 1 or inner % num:
+        raise BadModel("the GGUF file's sizes of delta nets do not fit", value=inner, limit=num)
+    every = keys.get("full_attention_interval", 4)
+    layers = range(min(depth, 4096))
+    out: dict[str, Any] = {
+        "num_hidden_layers": depth,
+        "linear_value_head_dim": inner // num,
+        "layer_types": [
+            "linear_attention" if (i + 1) % every else "full_attention" for i in layers
+        ],
+        "partial_rotary_factor": count(file, keys, "rope.dimension_count")
+        / count(file, keys, "attention.key_length"),
+    }
+    if row.family == "qwen3_next":
+        plain = [i for i in layers if ROUTER.format(i) not in file.tensors]
+        out |= {"norm_topk_prob": True, "mlp_only_layers": plain}
+    return out
 
 
 _LARGEST_LLAMA4 = 128

@@ -53,6 +53,18 @@ _LAYER_INPUTS = {
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base_swa": "rope_local_base_freq",
 }
+_DELTA_NET = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_READ_OF_DELTA_NETS = frozenset(("ssm.inner_size", "full_attention_interval", PREDICTION))
+_QWEN_EXPERTS = {
+    **_EXPERTS,
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
 _NORM_AFTER_ATTENTION = {"mlp_norm": "post_attention_norm"}
 """The norm before the feed-forward layer under the name of one after the attention."""
 
@@ -147,6 +159,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone4": Architecture(family="exaone4", fields=_WINDOW),
     "ernie4_5": Architecture(family="ernie4_5"),
     "arcee": Architecture(family="arcee", paired_rows=True),
+    **{
+        name: Architecture(
+            family=family,
+            fields={**_DELTA_NET, **experts},
+            gain_includes_one=True,
+            tensors=_NORM_AFTER_ATTENTION,
+            read=_READ_OF_DELTA_NETS,
+        )
+        for name, family, experts in (
+            ("qwen35", "qwen3_5_text", {}),
+            ("qwen35moe", "qwen3_5_moe_text", _QWEN_EXPERTS),
+            ("qwen3next", "qwen3_next", _QWEN_EXPERTS),
+        )
+    },
     "deepseek2": Architecture(
         family="deepseek_v3",
         fields={
