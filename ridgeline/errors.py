@@ -3,6 +3,7 @@
     RidgelineError
     ├── UserError          the caller can fix it: carries the value, the limit and the fix
     │   ├── BadInput       an option, request, SLO or workload is malformed or out of range
+    │   │   └── BadGrammar a schema, regex, choice or grammar of a request cannot be used
     │   ├── BadModel       a model directory is missing, inconsistent, unsafe or unsupported
     │   ├── CannotRun      this model or machine cannot run the requested technique
     │   ├── DoesNotFit     weights or KV cache exceed the memory budget
@@ -59,6 +60,10 @@ def _shorten(text: str) -> str:
 
 class BadInput(UserError):
     """An option, request, SLO or workload is malformed or out of range."""
+
+
+class BadGrammar(BadInput):
+    """A schema, regex, choice or grammar for structured output cannot be used."""
 
 
 class BadModel(UserError):

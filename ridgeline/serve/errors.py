@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from ridgeline.errors import EngineFull, EngineUnavailable, UserError
+from ridgeline.errors import BadGrammar, EngineFull, EngineUnavailable, UserError
 from ridgeline.records import Failed, Sampling
 from ridgeline.serve.bodies.explain import MAX_STEPS, explain
 
@@ -62,7 +62,11 @@ _RESPONSES_NAMES = {
 }
 _FIELD_NAMES = {
     "/v1/chat/completions": {"prompt": "messages"},
-    "/v1/messages": {"prompt": "messages", "stop": "stop_sequences"},
+    "/v1/messages": {
+        "prompt": "messages",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+    },
     "/v1/messages/count_tokens": {"prompt": "messages"},
     "/v1/responses": _RESPONSES_NAMES,
     "/v1/responses/input_tokens": _RESPONSES_NAMES,
@@ -161,6 +165,11 @@ def failure_error(failed: Failed) -> ApiError:
     if failed.cause == "deadline":
         return ApiError(408, "the response was not complete within timeout_ms")
     return ApiError(400 if failed.cause == "request" else 500, redact(failed.error))
+
+
+def grammar_error(error: BadGrammar, field: str | None) -> ApiError:
+    """The error response for structured output that was asked for in `field`."""
+    return ApiError(400, redact(str(error)), param=field)
 
 
 def error_body(error: ApiError) -> ErrorResponse:

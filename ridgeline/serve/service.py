@@ -201,6 +201,7 @@ class Service:
             prediction=options.prediction,
             adapter=self._adapter(options),
             cache=options.cache,
+            grammar_field=options.grammar_field,
         )
         request = self._with_transfer(request, transfer)
         source, request = self._source_of(request, options.question)

@@ -129,6 +129,7 @@ async def test_scores_of_one_to_many_and_of_pairs(
         body = {"text_1": first, "text_2": DOCUMENTS}
         payload = (await client.post("/v1/score", json=body)).json()
         assert [entry["index"] for entry in payload["data"]] == [0, 1, 2]
+        assert payload["id"].startswith("score-")
         assert [entry["score"] for entry in payload["data"]] == pytest.approx(wanted, abs=1e-4)
 
 
@@ -143,6 +144,7 @@ async def test_scores_of_one_to_many_and_of_pairs(
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}),
         ("/v1/score", {"text_1": "a", "text_2": []}),
+        ("/v1/score", {"text_1": [], "text_2": ["a"]}),
     ],
 )
 async def test_bad_bodies_are_refused(

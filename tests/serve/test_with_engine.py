@@ -313,3 +313,37 @@ def test_bodies_of_load_generators_are_accepted(url: str) -> None:
     lines = [line for line in reply.text.split("\n\n") if line]
     assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 4
     assert "x-ridgeline-ignored-fields" not in reply.headers
+
+
+BAD_SCHEMA = {"type": "object", "properties": {"a": {"type": "nope"}}}
+BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD_SCHEMA}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMA}}
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("completions", {"prompt": "x", "guided_regex": "("}, "guided_regex"),
+        ("completions", {"prompt": "x", "guided_grammar": "start: x"}, "guided_grammar"),
+        ("completions", {"prompt": "x", "guided_choice": []}, "guided_choice"),
+        ("completions", {"prompt": "x", "structured_outputs": {"regex": "("}},
+         "structured_outputs"),
+        ("chat/completions", {**CHAT, "guided_json": BAD_SCHEMA}, "guided_json"),
+        ("chat/completions", {**CHAT, "response_format": BAD_FORMAT}, "response_format"),
+        ("chat/completions", {**CHAT, "response_format": BAD_FORMAT, "stream": True},
+         "response_format"),
+        ("chat/completions", {**CHAT, "tools": [BAD_TOOL], "tool_choice": "required"}, "tools"),
+        ("responses", {"input": "x", "text": {"format": {
+            "type": "json_schema", "name": "a", "schema": BAD_SCHEMA}}}, "text.format"),
+        ("messages", {**CHAT, "max_tokens": 4, "output_config": {"format": {
+            "type": "json_schema", "schema": BAD_SCHEMA}}}, "output_config.format"),
+    ],
+)  # fmt: skip
+def test_unusable_grammar_is_refused_with_the_name_of_its_field(
+    url: str, path: str, body: dict[str, object], field: str
+) -> None:
+    response = httpx.post(f"{url}/v1/{path}", json={"model": "demo", **body})
+    error = response.json()["error"]
+    assert response.status_code == 400 and "cannot be used: " in error["message"]
+    assert field in (error.get("param"), error["message"].partition(":")[0])

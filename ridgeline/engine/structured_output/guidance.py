@@ -59,7 +59,7 @@ from ridgeline.engine.structured_output.json_schema import (
     supported_schema,
 )
 from ridgeline.engine.structured_output.repeats import check_repeats, step_fuel
-from ridgeline.errors import BadInput, CannotRun
+from ridgeline.errors import BadGrammar, BadInput, CannotRun
 from ridgeline.records import OutputGrammar
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ class GuidanceMasks:
 
     def _compile(self, structured: OutputGrammar) -> _CompiledGrammar:
         if len(structured.text) > MAX_TEXT:
-            raise BadInput(
+            raise BadGrammar(
                 "the grammar is too long",
                 value=f"{len(structured.text)} characters",
                 limit=MAX_TEXT,
@@ -472,7 +472,14 @@ def _choices(text: str) -> str:
     return "start: CHOICE\nCHOICE: " + " | ".join(written).replace("\x7f", r"\u007f")
 
 
-def _unusable(structured: OutputGrammar, why: str) -> BadInput:
+_KIND_NAMES = {
+    "json": "JSON schema",
+    "call": "JSON schema of a tool",
+    "answer_or_calls": "response format",
+}
+
+
+def _unusable(structured: OutputGrammar, why: str) -> BadGrammar:
     lines = why.strip().splitlines() or ["it cannot be compiled"]
     # A regular expression's reason is on a later line, below the place that it points to.
     first = " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])
@@ -482,5 +489,5 @@ def _unusable(structured: OutputGrammar, why: str) -> BadInput:
     if "coerce_one_of" in first:  # names an option of the library that requests do not have
         first = "oneOf is only supported if no value matches two of its branches"
         fix = "use anyOf"
-    kind = structured.kind.replace("answer_or_calls", "response format")
-    return BadInput(f"the {kind} for structured output cannot be used", limit=first[:300], fix=fix)
+    kind = _KIND_NAMES.get(structured.kind, structured.kind)
+    return BadGrammar(f"the {kind} for structured output cannot be used: {first[:300]}", fix=fix)

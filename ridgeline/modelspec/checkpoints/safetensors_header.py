@@ -19,7 +19,7 @@ def dtype_of_weights(path: Path) -> str | None:
     for file in sorted(path.glob("*.safetensors")):
         for entry in read_header(file).values():
             dtype = entry.get("dtype") if isinstance(entry, dict) else None
-            if dtype in _SAFETENSORS_DTYPES:
+            if isinstance(dtype, str) and dtype in _SAFETENSORS_DTYPES:
                 return _SAFETENSORS_DTYPES[dtype]
     return None
 

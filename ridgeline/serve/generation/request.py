@@ -46,8 +46,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `ignored`: names of fields that have no effect. `prediction`: the output that the client
     expects, in tokens. `scoring_field`: the field that asked for log-probabilities of the prompt.
-    `model`: the served model or an adapter. `cache`: what the prefix cache keeps. `question`: what
-    an answer is looked up by, if similar ones will do. `headers` go with the response.
+    `grammar_field`: the one that asked for structured output. `model`: the served model or an
+    adapter. `cache`: what the prefix cache keeps. `question`: what an answer is looked up by, if
+    similar ones will do. `headers` go with the response.
     """
 
     priority: int | None = None
@@ -61,6 +62,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     cache: CachePolicy | None = None
     question: Question | None = None
+    grammar_field: str | None = None
     headers: Mapping[str, str] = {}
 
 
@@ -89,8 +91,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens of each step. `headers` go with the response. `seed` is that of a request without one
     which another server may have to continue, `resume` where that one broke off; `log` gets every
     token that is new. `prediction`: the output that the client expects. `adapter`: the name of an
-    adapter. `cache`: what the prefix cache keeps. `kv_source`: the server that has computed the
-    prompt; `handover`: this one computes it for another one.
+    adapter. `cache`: what the prefix cache keeps. `grammar_field`: the field that asks for
+    structured output. `kv_source`: the server that has computed the prompt; `handover`: this one
+    computes it for another one.
     """
 
     id: str
@@ -108,6 +111,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prediction: tuple[int, ...] = ()
     adapter: str = ""
     cache: CachePolicy | None = None
+    grammar_field: str | None = None
     kv_source: KvTransferParams | None = None
     handover: Handover | None = None
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ridgeline.errors import BadGrammar
 from ridgeline.records import (
     Event,
     Failed,
@@ -22,7 +23,7 @@ from ridgeline.records import (
     prediction_totals,
 )
 from ridgeline.serve.engine_protocol import EventSink
-from ridgeline.serve.errors import ApiError, failure_error
+from ridgeline.serve.errors import ApiError, failure_error, grammar_error
 from ridgeline.serve.generation.ids import new_id
 from ridgeline.serve.generation.request import GenerationRequest
 from ridgeline.serve.metrics.registry import Metrics
@@ -242,8 +243,10 @@ class ResponseStream:
                     **({"kv_source": request.kv_source} if request.kv_source else {}),
                     **({"lease": lease} if lease else {}),
                 )
-            except Exception:  # later prompts were never submitted: they do not count as aborted
+            except Exception as error:  # later prompts were never submitted, and are not aborted
                 self._unfinished = {i: n for i, n in self._unfinished.items() if i < index}
+                if isinstance(error, BadGrammar):
+                    raise grammar_error(error, request.grammar_field) from None
                 raise
             self._unsubscribe.append(unsubscribe)
             self._metrics.count_submitted(request.sampling)

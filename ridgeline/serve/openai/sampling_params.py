@@ -31,7 +31,7 @@ from ridgeline.serve.openai.schemas import (
     CompletionRequestBase,
     ignored_fields,
 )
-from ridgeline.serve.openai.structured_output import requested_grammar
+from ridgeline.serve.openai.structured_output import grammar_field, requested_grammar
 from ridgeline.serve.output_parsers.composed import after_thinking, answer_or_calls
 from ridgeline.serve.output_parsers.reasoning import (
     begins_in_reasoning,
@@ -141,6 +141,7 @@ def request_options(
         request_id=body.request_id,
         scoring_field=_scoring_field(body),
         model=body.model,
+        grammar_field=grammar_field(body),
         ignored=(*ignored_fields(body), *without_effect),
     )
 

@@ -20,15 +20,23 @@ from ridgeline.serve.output_parsers.select import check_grammar_size, json_gramm
 
 ANY_OBJECT = OutputGrammar("json", '{"type":"object"}')
 
-_FIELDS = {
+_FIELDS = (
     "response_format", "structured_outputs",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-}  # fmt: skip
+)  # fmt: skip
+
+
+def grammar_field(body: CompletionRequestBase) -> str | None:
+    """The field by which a body asks for structured output; tools are asked for with their own."""
+    for name in _FIELDS:
+        if getattr(body, name) is not None:
+            return name
+    return "tools" if getattr(body, "tools", None) else None
 
 
 def requested_grammar(body: CompletionRequestBase) -> OutputGrammar | None:
     """The grammar of the output; ApiError 400 for two of them, or one that is too large."""
-    if not _FIELDS & body.model_fields_set:
+    if not body.model_fields_set.intersection(_FIELDS):
         return None
     candidates = {
         "response_format": _response_format(body.response_format),

@@ -110,12 +110,16 @@ def _pairs(body: ScoreRequest) -> tuple[list[str], list[str]]:
     second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     check_limit("text_1", len(first), LIMITS.max_inputs, "texts")
     check_limit("text_2", len(second), LIMITS.max_inputs, "texts")
-    if len(first) == 1:
-        first = first * len(second)
-    if not second or len(first) != len(second):
-        message = f"text_2 has {len(second)} texts and text_1 {len(first)}; send one, or as many"
-        raise ApiError(400, message, param="text_2")
-    return first, second
+    for name, texts in (("text_1", first), ("text_2", second)):
+        if not texts:
+            raise ApiError(400, f"{name} has no text", param=name)
+    if len(first) not in (1, len(second)):
+        message = (
+            f"text_1 has {len(first)} texts and text_2 {len(second)}; "
+            "fix: send one text_1, or as many as text_2"
+        )
+        raise ApiError(400, message, param="text_1")
+    return first * (len(second) // len(first)), second
 
 
 async def _truncated(
@@ -140,6 +144,7 @@ async def _submit(
     pairs: Sequence[str],
 ) -> ResponseStream:
     limit = body.truncate_prompt_tokens if isinstance(body, ScoreRequest) else None
+    prefix = "score" if isinstance(body, ScoreRequest) else "rerank"
     prompts = []
     for text in pairs:
         read = await reader.read(text, add_special_tokens=False, is_cut=limit is not None)
@@ -161,7 +166,7 @@ async def _submit(
         ignored=tuple(sorted(body.model_extra or {})),
     )
     return service.submit(
-        request, "rerank", prompts, sampling, options, streamed=False, score_only=True
+        request, prefix, prompts, sampling, options, streamed=False, score_only=True
     )
 
 

@@ -21,6 +21,7 @@ from ridgeline.engine.tokenization.tokenizer import load_tokenizer
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
 from ridgeline.modelspec.checkpoints.locate import model_path
+from ridgeline.modelspec.checkpoints.safetensors_header import dtype_of_weights
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +108,14 @@ def test_safetensors_header_of_gigabytes_is_refused(claimed: int, tmp_path: Path
     sparse(tmp_path / "model.safetensors", claimed.to_bytes(8, "little"), 16 << 30)
     with pytest.raises(BadModel, match=r"limit: \d+"):
         entries_of(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [["F32"], {"F32": 1}, 32, None])
+def test_dtype_that_is_no_text_is_no_dtype(dtype: object, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": dtype, "shape": [1], "data_offsets": [0, 4]}}).encode()
+    data = len(header).to_bytes(8, "little") + header + bytes(4)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    assert dtype_of_weights(tmp_path) is None
 
 
 def gguf_head(tensors: int, keys: int) -> bytes:
