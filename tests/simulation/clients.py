@@ -170,6 +170,8 @@ def check_reply(
         assert code in possible_errors(world, generation, is_slow=is_slow), (
             f"status {code}: {reply.body[:300]!r} {generation}"
         )
+        if code == 400 and b"chat template" in reply.body:
+            world.sim.renderers.num_refused += 1
         return f"error {code}"
     assert leaves or is_slow or world.is_draining, f"the response breaks off: {reply}"
     return "cut"
@@ -181,6 +183,8 @@ def possible_errors(world: World, generation: Generation, *, is_slow: bool) -> s
         codes.add(500)
     if "timeout_ms" in generation.body or is_slow:
         codes.add(408)
+    if generation.is_chat and world.sim.renderers.num_failed:
+        codes.add(400)
     if len(generation.prompt) >= world.sim.engine.info.max_model_len:
         codes.add(400)
     options = world.sim.setup.options

@@ -29,6 +29,7 @@ from ridgeline.engine.build import EngineParts, make_scheduler
 from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization.chat import JinjaTemplate
+from ridgeline.engine.tokenization.template_process.client import ProcessTemplate
 from ridgeline.engine.tokenization.tokenizer import HfTokenizer, load_tokenizer
 from ridgeline.records import Event, Token
 from ridgeline.serve import server as server_module
@@ -38,6 +39,7 @@ from ridgeline.serve.batch.executor import background_engine
 from ridgeline.serve.batch.worker import BatchWorker
 from ridgeline.serve.server import GracefulServer, uvicorn_config
 from tests.simulation.model import Faults, HashRunner, NoMasks, Vocabulary
+from tests.simulation.renderers import Renderers
 from tests.simulation.virtual_time import VirtualLoop, VirtualThreads
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -59,6 +61,8 @@ class Setup:
     faults: Faults = field(default_factory=Faults)
     switches: float = 0.2
     store: Path | None = None
+    renderer_faults: float | None = None
+    """Of processes that render chats; None: chats are rendered in this process."""
 
 
 KEYS = ("key-of-alice", "key-of-bob", "key-of-carol")
@@ -143,6 +147,7 @@ class SimulatedServer:
         self.loop, self.setup, self.wall_s = loop, setup, 1_700_000_000.0
         self.logged: list[str] = []
         self.threads = VirtualThreads(loop, rng, setup.switches)
+        self.renderers = Renderers(loop, random.Random(rng.random()), setup.renderer_faults or 0.0)
         self.engine = self._open_engine(rng)
         self.counting = CountingEngine(self.engine)
         self.app = self._app(self.counting, setup.options)
@@ -178,6 +183,8 @@ class SimulatedServer:
     def _open_engine(self, rng: random.Random) -> Engine:
         resolved, tokenizer, vocabulary = demo()
         setup = self.setup
+        if setup.renderer_faults is not None:
+            tokenizer = HfTokenizer(tokenizer.inner, ProcessTemplate({"default": TEMPLATE}, {}))
         resolved = msgspec.structs.replace(
             resolved,
             num_blocks=setup.num_blocks,

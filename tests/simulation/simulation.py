@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 from ridgeline.config.server import ServerOptions
+from ridgeline.engine.tokenization.template_process import client
 from tests.invariants.checks import check_pool, check_registry
 from tests.simulation.clients import CLIENTS
 from tests.simulation.model import Faults
@@ -47,6 +48,7 @@ class Simulation:
         self.num_steps = 0
         self._orphans: dict[str, int] = {}  # requests without a listener, and for how many steps
         self.sim = SimulatedServer(self.loop, self.rng, random_setup(self.rng))
+        self.sim.renderers.note = self.note
         self._watch_steps()
 
     def note(self, text: str) -> None:
@@ -65,14 +67,21 @@ class Simulation:
         ]
         await asyncio.gather(*clients)
         if not self.is_draining:
-            await asyncio.sleep(4 if self.sim.setup.faults.slow else 0.5)  # for a slow step
+            await asyncio.sleep(self._settling_s())
             self.check_idle()
             self.drain()
         await serving
-        await asyncio.sleep(30)  # for a slow step
+        await asyncio.sleep(max(30, self._settling_s()))  # for a slow step
         self.check_idle()
+        self.sim.renderers.check()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         assert not rest, f"tasks that nobody awaits: {rest}"
+
+    def _settling_s(self) -> float:
+        """How long what a client left behind may go on: a slow step, or a renderer that hangs."""
+        if self.sim.setup.renderer_faults:
+            return 10 + client._START_TIMEOUT_S
+        return 4 if self.sim.setup.faults.slow else 0.5
 
     def _cut_connections(self) -> None:
         """The process ends, and its connections with it."""
@@ -226,6 +235,7 @@ def random_setup(rng: random.Random) -> Setup:
         ),
         faults=faults,
         switches=rng.choice((0.0, 0.2, 0.6)),
+        renderer_faults=rng.choice((0.0, 0.05, 0.2)),
     )
 
 
@@ -255,7 +265,8 @@ def simulate(seed: int) -> Simulation:
         simulation = Simulation(seed)
         loop = simulation.loop
         try:
-            loop.run_until_complete(simulation.run())
+            with simulation.sim.renderers.patched():
+                loop.run_until_complete(simulation.run())
             rules = simulation.broken_rules + simulation.sim.runner.violations
             assert not rules, rules[0]
             assert not loop.faults, loop.faults

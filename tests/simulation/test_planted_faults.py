@@ -12,9 +12,11 @@ from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
 from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.engine.tokenization.template_process.client import ProcessTemplate
 from ridgeline.records import Event, Finished, Token
 from ridgeline.serve.generation.stream import ResponseStream
 from ridgeline.serve.metrics.request_timer import RequestTimer
+from tests.simulation.renderers import VirtualProcess
 from tests.simulation.simulation import Violation, simulate
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -83,6 +85,17 @@ def started_requests_stay_in_the_queue(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QueueLimiter, "note_started", lambda self, request_id, now_s: None)
 
 
+def dead_renderer_is_used(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(VirtualProcess, "poll", lambda self: None)
+
+
+def hanging_renderer_is_left_behind(patch: pytest.MonkeyPatch) -> None:
+    def kill(self: ProcessTemplate) -> None:
+        self._process = None
+
+    patch.setattr(ProcessTemplate, "_kill", kill)
+
+
 PLANTS: list[tuple[Plant, str]] = [
     (abort_leaks_blocks, "reference counts|owned blocks"),
     (choice_finishes_twice, "finishes twice|completion_tokens"),
@@ -91,6 +104,8 @@ PLANTS: list[tuple[Plant, str]] = [
     (submitting_wakes_nobody, "no end after"),
     (disconnecting_aborts_nothing, "computes for a client"),
     (events_behind_a_delivery_are_lost, "wrong text|no end after"),
+    (dead_renderer_is_used, "renderers failed|status 400"),
+    (hanging_renderer_is_left_behind, "renderers are alive"),
     (started_requests_stay_in_the_queue, "started requests are counted"),
 ]
 

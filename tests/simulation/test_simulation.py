@@ -63,5 +63,9 @@ def test_random_setups_reach_every_kind_of_end() -> None:
         "error 429",
         "error 500",
         "malformed 400",
+        "error 400",
+        "a renderer dies",
+        "a renderer hangs",
+        "a renderer dies between conversations",
     ):
         assert end in traces, end

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import greenlet
@@ -30,6 +31,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.listeners: list[VirtualListener] = []
         self.transports: list[Any] = []
         self.faults: list[str] = []
+        self.spent_s = 0.0  # how long the function of `run_in_executor` that runs now has waited
         self._selector.close()
         self._selector = _JumpingSelector(self)
         self.set_exception_handler(self._note_fault)
@@ -47,13 +49,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
         def run() -> None:
             try:
-                result = function(*args)
+                end = partial(future.set_result, function(*args))
             except BaseException as error:
-                if not future.cancelled():
-                    future.set_exception(error)
-            else:
-                if not future.cancelled():
-                    future.set_result(result)
+                end = partial(future.set_exception, error)
+            waited_s, self.spent_s = self.spent_s, 0.0
+            if waited_s:
+                self.call_later(waited_s, lambda: None if future.cancelled() else end())
+            elif not future.cancelled():
+                end()
 
         self.call_later(self.rng.choice((0.0, 0.0002, 0.003)), run)
         return future

@@ -54,6 +54,15 @@ def test_process_renders_what_this_process_renders() -> None:
     assert ProcessTemplate(sources, names).render(conversation) == expected
 
 
+def test_a_process_that_died_unused_refuses_no_conversation() -> None:
+    template = ProcessTemplate({"default": GOOD}, {"bos": "<s>"})
+    template.render(chat("a"))
+    assert template._process is not None
+    template._process.kill()
+    template._process.wait()
+    assert template.render(chat("hello")) == "<user>hello<s>"
+
+
 def test_process_reports_the_errors_of_the_template() -> None:
     refusing = ProcessTemplate({"default": "{{ raise_exception('roles must alternate') }}"}, {})
     with pytest.raises(BadInput, match="roles must alternate"):

@@ -77,6 +77,8 @@ class ProcessTemplate:
         raise _ERRORS[reply["error"]](reply["what"], limit=reply["limit"], fix=reply["fix"])
 
     def _exchange(self, request: bytes) -> dict[str, Any]:
+        if self._process is not None and self._process.poll() is not None:
+            self._kill()  # it ended since the last conversation, which is no fault of this one
         try:
             process = self._process or self._start()
             assert process.stdin is not None
