@@ -10,8 +10,13 @@ import pytest
 import ridgeline
 from ridgeline.errors import CannotRun
 from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.plan.fleet.demand import Demand
+from ridgeline.plan.fleet.search import SearchSpace, enumerate_layouts, search
 from ridgeline.plan.step_time.memory import memory_budget
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import OperatingPoint, replica_of
+from ridgeline.records import Slo
 
 TP2_CP2 = {"tp": 2, "cp": 2}
 
@@ -59,3 +64,28 @@ def test_norms_of_a_part_of_the_rows_cost_messages_and_no_bytes() -> None:
     assert split.fixed_s == 2 * plain.fixed_s
     with pytest.raises(CannotRun, match="sequence parallelism"):
         ridgeline.predict("llama-3.1-8b", accelerator="h100-sxm", sequence_parallel=True)
+
+
+def test_plans_for_long_contexts_rank_layouts_beyond_the_kv_heads() -> None:
+    """Four KV heads: more tensor parallelism would hold every key twice."""
+    spec = load_planning_spec("qwen2.5-7b")
+    demand = Demand(rate=1, isl=100_000, osl=256, isl_p95=100_000, longest=100_256)
+    space = SearchSpace(
+        devices=("h100-sxm",),
+        weight_dtypes=("bfloat16",),
+        kv_dtypes=("bfloat16",),
+        token_budgets=(8192,),
+    )
+    fleets = search(spec, demand, Slo.parse("ttft:20000 tpot:30"), space, load_catalogue()).fleets
+    ranks = {fleet.layout: rank for rank, fleet in enumerate(fleets)}
+    assert ranks[Layout(tp=2, cp=4)] < ranks[Layout(tp=4)] and Layout(tp=4, cp=2) in ranks
+    prices = [fleet.dollars_per_hour for fleet in fleets]
+    assert prices == sorted(prices, key=float)  # type: ignore[arg-type]
+
+
+def test_context_layouts_are_searched_only_where_tensor_parallelism_repeats_keys() -> None:
+    dense, routed = load_planning_spec("llama-3.1-8b"), load_planning_spec("mixtral-8x7b")
+    assert all(layout.cp == 1 for layout in enumerate_layouts(dense, 16, 4096))
+    found = [layout for layout in enumerate_layouts(dense, 16, 32_768) if layout.cp > 1]
+    assert found == [Layout(tp=2, cp=8), Layout(tp=4, cp=4), Layout(tp=8, cp=2)]
+    assert Layout(tp=8, cp=2, ep=16) in list(enumerate_layouts(routed, 16, 32_768))

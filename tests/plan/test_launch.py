@@ -115,6 +115,8 @@ def test_layouts() -> None:
     assert "--tensor-parallel-size 2 --pipeline-parallel-size 2" in commands["vllm"]
     assert "--tp_size 2 --pp_size 2" in commands["tensorrt-llm"]
     assert "--tp-size 2 --pp-size 2" in commands["sglang"]
+    context = launch_commands(start(layout=Layout(tp=4, cp=2)))
+    assert all(text.startswith("# no command is known for tp4 cp2") for text in context.values())
     experts = start(layout=Layout(tp=2, ep=8))
     assert "--data-parallel-size 4" in launch_commands(experts)["vllm"]
     assert "--enable-dp-attention --dp-size 4" in launch_commands(experts)["sglang"]

@@ -66,10 +66,22 @@ def launch_commands(start: LaunchPlan) -> dict[str, str]:
 
 def _text(command_of: Callable[[LaunchPlan], LaunchCommand], start: LaunchPlan) -> str:
     try:
+        _check_context(start)
         command = command_of(start)
     except CannotLaunch as reason:
         return f"# {reason}"
     return "\n".join([*command.first, " ".join(command.words)])
+
+
+def _check_context(start: LaunchPlan) -> None:
+    """Raise CannotLaunch for context parallelism on accelerators."""
+    layout = start.candidate.layout
+    if layout.cp > 1 and start.device.kind != "cpu":
+        raise CannotLaunch(
+            f"no command is known for {layout}: vLLM and SGLang divide a KV cache by positions "
+            "within tensor parallelism (--decode-context-parallel-size, --dcp-size), and Ridgeline "
+            "on CPUs only"
+        )
 
 
 # ---- engines -----------------------------------------------------------------------------------
@@ -79,7 +91,7 @@ def _ridgeline(start: LaunchPlan) -> LaunchCommand:
     candidate, weights, kv = start.candidate, start.candidate.weight_dtype, start.candidate.kv_dtype
     if candidate.layout.num_devices > 1:
         number = candidate.layout.num_devices
-        raise CannotLaunch(f"Ridgeline runs on one device; this replica needs {number}")
+        raise CannotLaunch(f"Ridgeline never ran on several devices; this replica needs {number}")
     if weights not in (*_WIDE, *_OWN_FORMATS):
         raise CannotLaunch(f"Ridgeline has no kernels for {weights} weights")
     if start.device.vendor != "NVIDIA" and start.device.kind != "cpu":

@@ -20,6 +20,7 @@ import msgspec
 
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hardware.catalogue import Accelerator
+from ridgeline.modelspec.cost.parameters import num_kv_heads
 from ridgeline.modelspec.cost.serving_formats import quantised_as
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.published_efficiency import interval
@@ -47,6 +48,9 @@ they are up to 5 % of the rate off (tests/plan/test_plan_against_simulation.py).
 ABANDON_RATIO = 3.0  # latencies this many times over the SLO end the search for larger batches
 MAX_BATCH = 1024
 MAX_EXPERT_DEVICES = 32
+LONG_CONTEXT = 16_384
+"""Tokens of the longest request from which context parallel layouts are searched: with shorter
+ones, replicas with fewer devices divide the load as well, without messages."""
 Interval = tuple[float, float]
 
 
@@ -132,7 +136,7 @@ def search(
     _check_slo(slo, demand)
     left_out: dict[str, str] = {}
     everything: list[Candidate] = []
-    for machine in enumerate_replicas(spec, space, catalogue, left_out):
+    for machine in enumerate_replicas(spec, space, catalogue, left_out, demand.longest):
         before = len(everything)
         everything += _candidates(machine, demand, slo, space)
         if len(everything) == before:
@@ -187,11 +191,15 @@ def enumerate_replicas(
     space: SearchSpace,
     catalogue: Mapping[str, Accelerator],
     left_out: dict[str, str],
+    longest: int = 0,
 ) -> Iterator[Replica]:
-    """Yield every replica kind of the space; `left_out` receives the reasons for excluded kinds."""
+    """Yield every replica kind of the space; `left_out` receives the reasons for excluded kinds.
+
+    `longest`: tokens of the longest request.
+    """
     for name in space.devices:
         device = catalogue[name]
-        for layout in enumerate_layouts(spec, space.max_devices_per_replica):
+        for layout in enumerate_layouts(spec, space.max_devices_per_replica, longest):
             for weights in space.weight_dtypes or _weights(spec, device):
                 for kv in space.kv_dtypes or _kvs(spec, device, weights):
                     try:
@@ -203,9 +211,12 @@ def enumerate_replicas(
                         left_out[f"{name} {layout} {weights}"] = str(error)
 
 
-def enumerate_layouts(spec: ModelSpec, max_devices: int) -> Iterator[Layout]:
+def enumerate_layouts(spec: ModelSpec, max_devices: int, longest: int = 0) -> Iterator[Layout]:
     """Layouts with tp within a node and pp; for routed models, attention replicated `dp` times over
-    devices that share the experts: split, whole (ep), or whole within nodes and split beyond."""
+    devices that share the experts: split, whole (ep), or whole within nodes and split beyond. With
+    requests of `longest` tokens, from `LONG_CONTEXT` on, also the context parallel ones."""
+    if longest >= LONG_CONTEXT:
+        yield from _context_layouts(spec, max_devices)
     sizes = (1, 2, 4, 8)
     for tp in sizes:
         for pp in (1, 2, 4):
@@ -220,6 +231,18 @@ def enumerate_layouts(spec: ModelSpec, max_devices: int) -> Iterator[Layout]:
                 for ep in sorted({1, min(devices, NODE_DEVICES), devices}):
                     if devices > 1 and (dp, ep) != (1, 1):
                         yield Layout(tp=tp, ep=ep, dp=dp)
+
+
+def _context_layouts(spec: ModelSpec, max_devices: int) -> Iterator[Layout]:
+    """Layouts over more devices than the model has KV heads, where more tp would store keys twice;
+    the experts of routed models are split within a group, or whole on all devices."""
+    heads, is_routed = num_kv_heads(spec), any(layer.mlp.num_experts for layer in spec.layers)
+    for tp in (1, 2, 4, 8):
+        for cp in (2, 4, 8):
+            if tp <= heads < tp * cp <= max_devices:
+                yield Layout(tp=tp, cp=cp)
+                if is_routed:
+                    yield Layout(tp=tp, cp=cp, ep=tp * cp)
 
 
 def other_layouts(
