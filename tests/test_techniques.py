@@ -93,6 +93,15 @@ def test_a_technique_has_a_rung_or_a_reason_for_having_none() -> None:
     assert not both and not neither, (both, neither)
 
 
+def test_rungs_that_a_row_names_exist() -> None:
+    rungs = {rung.id for rung in load_default_ladder().rungs}
+    named = re.compile(r"the rung ([a-z0-9-]+)|the rungs ([a-z0-9-]+) and ([a-z0-9-]+)")
+    texts = [row["hurts_when"] + " " + row.get("no_rung", "") for row in ROWS]
+    found = {name for text in texts for match in named.findall(text) for name in match if name}
+    assert "kv-int4" in found
+    assert found <= rungs
+
+
 def test_every_policy_and_quantisation_has_a_row() -> None:
     switches = " ".join(row["switch"] for row in ROWS)
     for name in POLICIES:
