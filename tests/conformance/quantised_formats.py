@@ -37,6 +37,8 @@ SIZES = {
     "hidden_size_per_layer_input": 32,
     "laurel_rank": 32,
     "global_head_dim": 32,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
 }
 Module = tuple[dict[str, Tensor], Tensor]
 """The tensors of one quantised linear, by suffix, and the dense weight they stand for."""
@@ -199,12 +201,6 @@ FORMATS: dict[str, tuple[Callable[[tuple[int, int], int], Module], dict[str, Any
         },
     ),
 }
-UNREAD = {
-    "qwen3_next": "gated delta nets are not read",
-    "qwen3_5_text": "gated delta nets are not read",
-    "qwen3_5_moe_text": "gated delta nets are not read",
-}
-"""Families whose quantised checkpoints are refused, and a part of the reason."""
 
 
 def configuration_of(family: str) -> str | None:
@@ -221,11 +217,7 @@ def sizes_of(name: str) -> dict[str, int]:
 
 def matrix() -> dict[str, tuple[str, ...]]:
     """The formats tested for each family that runs."""
-    return {
-        family: tuple(FORMATS)
-        for family in FAMILIES
-        if family not in UNREAD and configuration_of(family) is not None
-    }
+    return {family: tuple(FORMATS) for family in FAMILIES if configuration_of(family) is not None}
 
 
 def quantise(source: Path, quantised: Path, dense: Path, name: str) -> int:
@@ -255,6 +247,7 @@ def quantise(source: Path, quantised: Path, dense: Path, name: str) -> int:
 _LEFT_DENSE = (
     *("embed_tokens", "lm_head", "norm", "mlp.gate.", "router", "shared_expert_gate"),
     "altup.",  # matrices of as many rows as hidden states, which no published checkpoint quantises
+    *("in_proj_b.", "in_proj_a."),  # as few rows as heads; Qwen3-Next's are one matrix, and tested
 )
 
 

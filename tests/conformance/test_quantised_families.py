@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
-from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.format import WHOLE_KINDS
 from ridgeline.modelspec.rewrite import (
@@ -22,8 +20,6 @@ from ridgeline.modelspec.rewrite import (
     with_dtype,
 )
 from tests.conformance.quantised_formats import (
-    FORMATS,
-    UNREAD,
     configuration_of,
     matrix,
     quantise,
@@ -97,21 +93,3 @@ def split_experts(file: Path) -> None:
                 module = name.rpartition(".")[0]
                 tensors[f"{module}.{expert}.{key}.weight"] = part.contiguous()
     save_file(tensors, file, {"format": "pt"})
-
-
-@pytest.mark.parametrize("family", UNREAD)
-def test_quantised_checkpoints_of_other_structures_are_refused(
-    source: Callable[[str], Path], tmp_path: Path, family: str
-) -> None:
-    directory = source(family)
-    config = directory / "config.json"
-    fields = json.loads(config.read_text("utf-8"))
-    quantised = tmp_path / "quantised"
-    quantised.mkdir()
-    for file in directory.iterdir():
-        (quantised / file.name).symlink_to(file)
-    (quantised / "config.json").unlink()
-    changed = {**fields, "quantization_config": FORMATS["GPTQ"][1]}
-    (quantised / "config.json").write_text(json.dumps(changed), "utf-8")
-    with pytest.raises((BadModel, CannotRun), match=UNREAD[family]):
-        logits(quantised)

@@ -124,10 +124,13 @@ class QuantizedWeights:
         if at.rows is None:
             return whole
         if isinstance(whole, Tensor):
-            return whole[at.rows]
-        zero = None if whole.zero_OG is None else whole.zero_OG[at.rows]
+            return at.select(whole)
+        zero = None if whole.zero_OG is None else at.select(whole.zero_OG)
         return replace(
-            whole, q_OI=whole.q_OI[at.rows], scale_OG=whole.scale_OG[at.rows], zero_OG=zero
+            whole,
+            q_OI=at.select(whole.q_OI),
+            scale_OG=at.select(whole.scale_OG),
+            zero_OG=zero,
         )
 
     def grid(self, part: Part) -> Grid | None:

@@ -524,6 +524,13 @@ class LocatedTensor(NamedTuple):
     transposed: bool = False
     num_groups: int = 1
 
+    def select(self, matrix: Tensor) -> Tensor:
+        """The rows of the part, of a matrix with a row per output of the whole tensor."""
+        rows = slice(None) if self.rows is None else self.rows
+        if self.num_groups == 1:
+            return matrix[rows]
+        return matrix.view(self.num_groups, -1, matrix.shape[1])[:, rows].flatten(0, 1)
+
     def read(self, tensors: Any) -> Tensor:
         """The part from an open safetensors file."""
         if not self.whole:
@@ -531,9 +538,7 @@ class LocatedTensor(NamedTuple):
         view = tensors.get_slice(self.name)
         rows = slice(None) if self.rows is None else self.rows
         if self.num_groups > 1:
-            matrix = cast(Tensor, view[:])
-            groups = matrix.view(self.num_groups, -1, matrix.shape[1])
-            return groups[:, rows].reshape(-1, matrix.shape[1])
+            return self.select(cast(Tensor, view[:]))
         if self.expert is None:
             return cast(Tensor, view[rows]).clone()
         if rows.step in (None, 1) and not self.transposed:

@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.cost import has_states
 from ridgeline.modelspec.format import Format, dense, format_for
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears, map_linears
@@ -132,6 +131,19 @@ _MODULES_NEXT_TO_EXPERTS = {
 """Where a dense MLP stands next to the experts (Gemma 4)."""
 
 
+_MODULES_OF_DELTA_NETS: dict[str, tuple[str, ...]] = {
+    **{
+        f"attention.{key}": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz")
+        for key in ("q", "k", "v")
+    },
+    "attention.z": ("linear_attn.in_proj_z", "linear_attn.in_proj_qkvz"),
+    "attention.o": ("linear_attn.out_proj",),
+    "delta_b": (),
+    "delta_a": (),
+}
+"""The small gates b and a have no module here: where they are quantised, they are dequantised."""
+
+
 def module_of(tensor: str) -> str | None:
     """The quantised module to which a tensor belongs; None if its name does not mark one."""
     for mark in MARKS:
@@ -148,7 +160,6 @@ def with_quantised_formats(
 
     `tensors`: the dtype of every tensor by name. Raises BadModel if no tensor is quantised.
     """
-    _refuse_states(spec)
     modules = {module for name in tensors if (module := module_of(name)) is not None}
     if not modules:
         raise BadModel(
@@ -176,15 +187,6 @@ def with_quantised_formats(
     return replace(map_linears(spec, on_linear), rewrites=(*spec.rewrites, line))
 
 
-def _refuse_states(spec: ModelSpec) -> None:
-    if has_states(spec):
-        raise BadModel(
-            "quantised checkpoints of models with gated delta nets are not read yet",
-            value=spec.family,
-            fix="use the unquantised checkpoint, and --quantization int8 or int4",
-        )
-
-
 def _near(modules: Iterable[str], path: str) -> list[str]:
     if not path.startswith("layers."):
         return [module for module in modules if module.endswith("lm_head")]
@@ -196,8 +198,12 @@ def _is(module: str, path: str, spec: ModelSpec) -> bool:
     if path == "lm_head":
         return module == "lm_head" or module.endswith(".lm_head")
     _, index, key = path.split(".", 2)
-    dense = _MODULES_NEXT_TO_EXPERTS if spec.layers[int(index)].mlp.own_norms else {}
-    wanted = dense.get(key) or _MODULES[key]
+    layer, names = spec.layers[int(index)], _MODULES
+    if layer.mlp.own_norms:
+        names = names | _MODULES_NEXT_TO_EXPERTS
+    if layer.attention.delta is not None:
+        names = names | _MODULES_OF_DELTA_NETS
+    wanted = names[key]
     inner = module.split(f"layers.{index}.", 1)[1]
     return any(inner == name or fnmatchcase(inner, name) for name in wanted)
 
