@@ -12,8 +12,11 @@ from rich.text import Text
 
 from ridgeline.cli.render.console import ReportConsole, print_prose
 from ridgeline.cli.render.improve.optimize import print_ladder
+from ridgeline.cli.render.serving import served_lines
 from ridgeline.optimize.result import Trial
+from ridgeline.records import EngineInfo
 from ridgeline.report.numbers import rounded
+from ridgeline.workflows.serving.serve import ServedModel
 
 SENTENCE = "Prompts are long: of 158 s left 78 s are kept for the closing measurement, says it."
 
@@ -92,3 +95,21 @@ def test_ladder_cuts_no_figure_off() -> None:
 )
 def test_rates_are_printed_without_exponents(value: float, shown: str) -> None:
     assert rounded(value) == shown
+
+
+@pytest.mark.parametrize(("dtype", "is_named"), [("float32", False), ("bfloat16", True)])
+def test_server_says_that_tokens_depend_on_the_batch(dtype: str, is_named: bool) -> None:
+    info = EngineInfo(
+        model="m",
+        settings={},
+        derivations={},
+        max_model_len=16,
+        num_blocks=1,
+        block_size=16,
+        weight_bytes=1,
+        kv_bytes_per_token=1,
+        device="cpu",
+        compute_dtype=dtype,
+    )
+    served = ServedModel(name="m", url="http://127.0.0.1:1", admin_url=None, engine=info)
+    assert any("can depend on the batch" in line for line in served_lines(served)) is is_named

@@ -21,6 +21,8 @@ def served_lines(served: ServedModel) -> list[str]:
     ]
     if (defaults := str(info.default_sampling)) != "none":
         lines.insert(2, f"sampling defaults of the model: {defaults}")
+    if info.compute_dtype != "float32":
+        lines.insert(1, f"computed in {info.compute_dtype}: tokens can depend on the batch")
     if served.admin_url is not None:
         lines.append(f"  operators              {served.admin_url}/admin/state")
     return lines
