@@ -364,7 +364,7 @@ class TwinFleet:
         await asyncio.sleep(start_s + request.at_s - self._loop.time())
         outcome = RequestOutcome(request)
         body = {
-            "prompt": [1 + number % 997, *[1 + i % 89 for i in range(request.num_prompt - 1)]],
+            "prompt": [*divmod(number, 997), *[i % 89 for i in range(request.num_prompt - 2)]],
             "max_tokens": request.num_output,
             "ignore_eos": True,
             "stream": True,
