@@ -14,6 +14,7 @@ import ridgeline.engine.import_torch  # noqa: F401  # before any import of torch
 
 # isort: split
 import asyncio
+import atexit
 import itertools
 import time
 import uuid
@@ -137,7 +138,10 @@ class Engine:
         resolved = resolve(settings)
         torch.set_num_threads(resolved.num_threads)
         parts = assemble(resolved, clock)
-        return Engine(resolved, parts, clock=clock, load_s=clock() - began_s)
+        engine = Engine(resolved, parts, clock=clock, load_s=clock() - began_s)
+        # Python ends its threads at exit, and C++ aborts the process if one of them is in a step.
+        atexit.register(engine.close)
+        return engine
 
     # -- requests
 
@@ -373,6 +377,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the engine; unfinished requests end as aborted. Closing twice does nothing."""
+        atexit.unregister(self.close)
         self._loop.close()
         self.transfers.close()
         self._tiers.close()

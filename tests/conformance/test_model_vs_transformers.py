@@ -3,6 +3,7 @@ batched."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 from pathlib import Path
@@ -31,6 +32,7 @@ TIE_GAP = 1e-4  # greedy tokens may differ only where the two best are nearer th
 # transformers' own two forms of a delta net, chunked and token by token, differ by up to 5e-4 here;
 # ours differ by up to 4e-4 from its chunked one where a token is fed alone
 RECURRENT_TOL = 1e-3
+ROUNDING = 3  # our error may be as many times that of transformers in float32, if that is larger
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -46,7 +48,7 @@ def reference_logits(model: Any, tokens: list[int]) -> Tensor:
     with torch.inference_mode():
         rope = model.config.get_text_config().rope_parameters
         if rope.get("rope_type") != "dynamic":
-            return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+            return model(torch.tensor([tokens]), use_cache=False).logits[0]
         kept = {cache_argument(model): transformers.DynamicCache(config=model.config)}
         pieces = [tokens[:16], *([token] for token in tokens[16:])]
         rows = [model(torch.tensor([piece]), use_cache=True, **kept).logits[0] for piece in pieces]
@@ -80,6 +82,18 @@ def tolerance(ours: Loaded) -> float:
     return RECURRENT_TOL if has_states(ours.runner.decoder.spec) else ABS_TOL
 
 
+def exact_log_softmax(model: Any, tokens: list[int]) -> tuple[Tensor, float]:
+    """transformers' log-probabilities in float64, and how far its own in float32 are from them.
+
+    Random weights make some models sensitive to rounding, which no implementation can help.
+    """
+    wide = copy.deepcopy(model).double()
+    wide.set_experts_implementation("eager")  # the others have no float64
+    exact = log_softmax(reference_logits(wide, tokens))
+    rounded = log_softmax(reference_logits(model, tokens))
+    return exact, float((rounded - exact).abs().max())
+
+
 def check_greedy(name: str, reference: Tensor, story: Story, tie_gap: float = TIE_GAP) -> None:
     """Every sampled token is the reference's best; a flip must be a near tie, and is printed."""
     best = torch.topk(reference, 2, dim=-1)
@@ -96,14 +110,15 @@ def test_logits_equal_transformers(pair: tuple[Any, Loaded, Path]) -> None:
     model, ours, directory = pair
     rng = random.Random(directory.name)
     tokens = [rng.randrange(VOCAB) for _ in range(61)]
-    reference = log_softmax(reference_logits(model, tokens))
+    reference, rounding = exact_log_softmax(model, tokens)
     assert float(reference.std()) > 0.5, "the model says nothing; the test would pass on anything"
+    assert rounding < RECURRENT_TOL, "the model says nothing about an implementation in float32"
     for chunks in ([61], [60, 1], cut(rng, 61), [1] * 61):
         got = ours.paged_logits(tokens, chunks, scattered(rng, 13, ours.num_blocks))
-        limit = tolerance(ours) if 1 in chunks else ABS_TOL
+        limit = max(tolerance(ours) if 1 in chunks else ABS_TOL, ROUNDING * rounding)
         assert float((log_softmax(got) - reference).abs().max()) < limit, chunks
     whole = log_softmax(ours.runner.logits(tokens))
-    assert float((whole - reference).abs().max()) < ABS_TOL
+    assert float((whole - reference).abs().max()) < max(ABS_TOL, ROUNDING * rounding)
 
 
 def test_greedy_tokens_in_mixed_plans(pair: tuple[Any, Loaded, Path]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -41,3 +43,19 @@ def test_closed_engine_frees_its_weights(more: dict[str, Any]) -> None:
         assert [each() for each in used()] == [None] * len(used())
     finally:
         gc.enable()
+
+
+LEAVES_A_REQUEST = """
+import ridgeline
+from ridgeline.records import Sampling
+engine = ridgeline.Engine.open("demo", max_model_len=2048)
+events = engine.iterate("def f(", Sampling(max_tokens=2000, ignore_eos=True))
+next(events)
+"""
+
+
+@pytest.mark.slow
+def test_program_that_ends_during_a_request_ends_cleanly() -> None:
+    command = [sys.executable, "-c", LEAVES_A_REQUEST]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
