@@ -147,7 +147,7 @@ def decode_chunk(data: bytes) -> Chunk:
         return _DECODER.decode(data)
     except msgspec.ValidationError:
         body = msgspec.json.decode(data)
-        if not isinstance(body, dict):
+        if not isinstance(body, dict) or not isinstance(body.get("choices", []), list | None):
             raise
         return msgspec.convert(_as_openai(body), Chunk)
 
