@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +14,8 @@ from ridgeline.plan.fleet.packing import pack as place_tenants
 from ridgeline.report.json_line import plain
 from ridgeline.report.result import Result
 from ridgeline.workflows.planning.device_catalogue import parse_stock, read_catalogue
+
+Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 class PackResult(Result, frozen=True, kw_only=True):
@@ -30,17 +33,20 @@ def pack(models: Path, stock: str, *, catalogue: Path | None = None) -> PackResu
     Raises UserError if they do not fit.
     """
     rows = read_catalogue(catalogue)
-    return PackResult(packing=place_tenants(_read_models(models), parse_stock(stock, rows), rows))
+    return PackResult(
+        packing=place_tenants(read_model_rows(models, Tenant), parse_stock(stock, rows), rows)
+    )
 
 
-def _read_models(path: Path) -> list[Tenant]:
+def read_model_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """The [[model]] rows of a TOML file. Raises BadInput if it cannot be read or has none."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-        models = msgspec.convert(document.get("model", []), list[Tenant])
+        rows = msgspec.convert(document.get("model", []), list[kind])  # type: ignore[valid-type]  # a type at run time
     except (OSError, *DECODE_ERRORS) as error:
         raise BadInput("cannot read the models", value=str(path), fix=str(error)) from None
-    if not models:
+    if not rows:
         raise BadInput(
             "the file names no models", value=str(path), fix="write [[model]] rows in it"
         )
-    return models
+    return rows

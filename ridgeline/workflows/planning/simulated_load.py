@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 
 import msgspec
@@ -10,13 +9,14 @@ import numpy as np
 
 from ridgeline.config.planning import SimulateOptions
 from ridgeline.config.units import MAX_REQUESTS
-from ridgeline.errors import DECODE_ERRORS, BadInput
+from ridgeline.errors import BadInput
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
 from ridgeline.plan.simulate.further_models import FurtherModel
 from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.simulate.records import SimulatedRequest
 from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
+from ridgeline.workflows.planning.pack import read_model_rows
 
 Lengths = tuple[int, int, tuple[int, ...]]
 """Prompt tokens, output tokens, and the ids of the prompt's shared leading blocks."""
@@ -37,18 +37,7 @@ def requests_of(options: SimulateOptions) -> list[SimulatedRequest]:
 def read_further_models(options: SimulateOptions) -> list[FurtherModel]:
     """The rows of `--further-models`; [] without it. Raises BadInput if they cannot be read."""
     path = options.further_models
-    if path is None:
-        return []
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        models = msgspec.convert(document.get("model", []), list[FurtherModel])
-    except (OSError, *DECODE_ERRORS) as error:
-        raise BadInput("cannot read the models", value=str(path), fix=str(error)) from None
-    if not models:
-        raise BadInput(
-            "the file names no models", value=str(path), fix="write [[model]] rows in it"
-        )
-    return models
+    return [] if path is None else read_model_rows(path, FurtherModel)
 
 
 def _further_requests(
